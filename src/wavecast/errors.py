@@ -1,0 +1,28 @@
+"""What can go wrong, as one small family.
+
+WavecastError
+├── UnknownName       a GPU, model or op that we do not know; names the nearest
+├── InvalidInput      a file or value that is not what it should be; says where and why
+├── CaptureError      the user's step could not be traced; names the op and the line
+└── MissingExtra      an optional dependency is not installed; says what to install
+"""
+
+
+class WavecastError(Exception):
+    """Anything wavecast refuses to do, with what was asked, what is known and what to do."""
+
+
+class UnknownName(WavecastError):
+    """A name that resolves to nothing, or to several things."""
+
+
+class InvalidInput(WavecastError):
+    """A file or a value that is not what it should be."""
+
+
+class CaptureError(WavecastError):
+    """A training step that could not be traced."""
+
+
+class MissingExtra(WavecastError):
+    """An optional dependency that this needs and that is not installed."""

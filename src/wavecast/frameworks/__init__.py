@@ -1,0 +1,1 @@
+"""Ways to get a Trace: one file, or folder, each."""

@@ -1,0 +1,168 @@
+"""What fake tensors cannot know: values, and shapes that depend on values.
+
+Values read back from the GPU are answered with a constant; data-dependent shapes with their
+upper bound. Both leave a note in the trace, with the line of user code that asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.blame import user_line
+
+_aten = torch.ops.aten
+
+
+class Answers:
+    """Stand-ins for results that only data could give."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, None] = {}
+        self._bounds: dict[str, Callable[..., Any]] = {
+            "aten.equal": lambda *_: self._assumed("torch.equal", False),
+            "aten.is_nonzero": lambda *_: self._assumed("a tensor's truth", False),
+            "aten.nonzero": self._nonzero,
+            "aten.masked_select": lambda tensor, mask: self._upper(tensor, (mask.numel(),)),
+            "aten.index": self._index,
+            "aten.index_put": self._index_put,
+            "aten.index_put_": self._index_put,
+            "aten._unique2": self._unique,
+            "aten.unique_dim": self._unique,
+            "aten.unique_consecutive": self._unique,
+            "aten.bincount": self._bincount,
+            "torchvision.nms": lambda boxes, *_: self._upper(
+                boxes, (boxes.shape[0],), torch.int64
+            ),
+        }
+        self._direct: dict[Any, Callable[..., Any]] = {
+            _aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
+            _aten._local_scalar_dense.default: self._scalar,
+            _aten._pack_padded_sequence.default: self._pack_padded_sequence,
+            # The CPU's refuses integers, CUDA's does not.
+            _aten.histc.default: lambda tensor, bins=100, *_, **__: tensor.new_empty(bins),
+        }
+        if hasattr(_aten, "_grouped_mm"):
+            self._direct[_aten._grouped_mm.default] = _grouped_mm
+        if hasattr(_aten, "_use_cudnn_ctc_loss"):
+            self._direct[_aten._use_cudnn_ctc_loss.default] = lambda *_: False
+            self._direct[_aten._use_cudnn_ctc_loss.Tensor] = lambda *_: False
+
+    def find(self, func: Any) -> Callable[..., Any] | None:
+        """The answer to an op for which torch has no fake implementation at all."""
+        return self._direct.get(func)
+
+    def knows(self, func: Any) -> bool:
+        """Whether this op may be answered here, with a note each time."""
+        return func in self._direct or _base(func) in self._bounds
+
+    def bound(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The upper bound of an op whose result depends on data."""
+        name = _base(func)
+        answer = self._bounds.get(name)
+        if answer is None:
+            raise CaptureError(
+                f"{name} at {user_line()} gives a result whose size depends on the data, and no "
+                "upper bound is known for it; use a fixed-size form (padding, masks) in the step"
+            )
+        return answer(*args, **kwargs)
+
+    def note(self, text: str) -> None:
+        """Remember something the reader of the trace must know, once."""
+        self.notes.setdefault(text)
+
+    def _assumed(self, what: str, value: Any) -> Any:
+        self.note(f"assumed: {what} is {value} at {user_line()}")
+        return value
+
+    def _scalar(self, tensor: Any) -> Any:
+        known = getattr(tensor, "constant", None)
+        if known is not None:
+            with no_dispatch():
+                return known.item()
+        if tensor.dtype is torch.bool:
+            return self._assumed("a value read back", False)
+        return self._assumed("a value read back", 1.0 if tensor.dtype.is_floating_point else 1)
+
+    def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        self.note(f"upper bound: a result of {shape[0]} elements at {user_line()}")
+        return like.new_empty(shape, dtype=dtype or like.dtype)
+
+    def _nonzero(self, tensor: Any) -> Any:
+        return self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64)
+
+    def _plain_indices(self, indices: Any) -> list[Any]:
+        """Boolean masks replaced by as many integer indices as they could select."""
+        plain: list[Any] = []
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                rows = self._upper(index, (index.numel(),), torch.int64)
+                plain += [rows] * index.dim()
+            else:
+                plain.append(index)
+        return plain
+
+    def _index(self, tensor: Any, indices: Any) -> Any:
+        return _aten.index.Tensor(tensor, self._plain_indices(indices))
+
+    def _index_put(self, tensor: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+        return tensor if values is not None else None
+
+    def _unique(self, tensor: Any, *args: Any, **_: Any) -> Any:
+        count = tensor.numel()
+        return (
+            self._upper(tensor, (count,)),
+            tensor.new_empty(tensor.shape, dtype=torch.int64),
+            tensor.new_empty((count,), dtype=torch.int64),
+        )
+
+    def _bincount(self, tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
+        size = max(minlength, 1)
+        self.note(f"assumed: bincount has {size} bins (minlength) at {user_line()}")
+        return tensor.new_empty((size,), dtype=weights.dtype if weights is not None else None)
+
+    def _pack_padded_sequence(self, padded: Any, lengths: Any, batch_first: bool) -> Any:
+        batch, longest = padded.shape[:2] if batch_first else padded.shape[1::-1]
+        known = getattr(lengths, "constant", None)
+        if known is None:
+            self.note(f"upper bound: all packed sequences {longest} long at {user_line()}")
+            sizes = [batch] * longest
+        else:
+            values = known.tolist()
+            sizes = [sum(n > step for n in values) for step in range(max(values))]
+        return padded.new_empty((sum(sizes), *padded.shape[2:])), torch.tensor(sizes)
+
+
+@cache
+def _base(func: Any) -> str:
+    return ".".join(str(func).split(".")[:2])
+
+
+def _grouped_mm(
+    a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """One product per group of rows (torch's fake version takes bf16 only, CUDA's all floats)."""
+    if a.dim() == 2 and b.dim() == 2:
+        shape = (offs.shape[0], a.shape[0], b.shape[1])
+    elif a.dim() == 3 and b.dim() == 3:
+        shape = (a.shape[0], a.shape[1], b.shape[2])
+    else:
+        shape = (a.shape[-2], b.shape[-1])
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
+def _cudnn_rnn_backward(*args: Any) -> Any:
+    """The gradients of input, states and weights (torch has a fake forward only)."""
+    source, weights, _, weight_buf, hidden, cell = args[:6]
+    mask = args[-1]
+    return (
+        torch.empty_like(source) if mask[0] else None,
+        torch.empty_like(hidden) if mask[1] else None,
+        torch.empty_like(cell) if mask[2] and cell is not None else None,
+        [torch.empty_like(w) for w in weights] if mask[3] else [],
+    )

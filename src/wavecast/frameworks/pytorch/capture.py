@@ -1,0 +1,122 @@
+"""A user's training step, written for CUDA, becomes a Trace on a machine with no GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
+
+from wavecast.errors import CaptureError, WavecastError
+from wavecast.frameworks.pytorch.answers import Answers
+from wavecast.frameworks.pytorch.autocast import cuda_autocast
+from wavecast.frameworks.pytorch.blame import failing_line
+from wavecast.frameworks.pytorch.kernels import cuda_kernels
+from wavecast.frameworks.pytorch.machine import cuda_machine
+from wavecast.frameworks.pytorch.placement import Placement, gpu_tensors
+from wavecast.frameworks.pytorch.recorder import Recorder
+from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.trace import Trace
+
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+DEFAULT_CAPABILITY = (9, 0)
+"""Kernels are chosen as on a Hopper GPU unless a target says otherwise."""
+
+
+def capture(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    capability: tuple[int, int] | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    warm_up: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
+    """The trace of one training step, without a GPU, arithmetic or weights in memory.
+
+    Args:
+        make_step: builds model, optimizer and inputs, and returns the function that runs one
+            step. Plain CUDA code: nothing in it needs to know about tracing.
+        capability: the compute capability whose kernels are chosen (attention).
+        samples: how many samples (or other `unit`) the step consumes.
+        warm_up: steps run before the recorded one; the first creates optimizer state.
+        progress: called with the number of ops recorded so far.
+    """
+    capability = capability or DEFAULT_CAPABILITY
+    answers, structure = Answers(), Structure()
+    recorder = Recorder(structure)
+    with _pretending(capability, recorder, answers), _explaining():
+        step = make_step()
+        if not callable(step):
+            raise CaptureError(
+                f"make_step returned {type(step).__name__}, not a function; "
+                "it should build model, optimizer and inputs and return step()"
+            )
+        for _ in range(warm_up):
+            with structure.watch():
+                step()
+        answers.notes.clear()
+        recorder.on_call = progress
+        with recorder.step():
+            step()
+        recording = recorder.recording()
+        if not recording.calls:
+            raise CaptureError(
+                "the step ran no op on the GPU; move model and inputs to it "
+                '(model.cuda(), device="cuda") as you would for training'
+            )
+        if structure.compiled_modules():
+            answers.note("eager: a module compiled by torch.compile is traced as eager PyTorch")
+        del step
+    return Trace(
+        calls=recording.calls,
+        allocations=recording.allocations,
+        framework=f"torch {torch.__version__.split('+')[0]}",
+        capability=capability,
+        samples=samples,
+        unit=unit,
+        notes=tuple(answers.notes),
+    )
+
+
+@contextmanager
+def _pretending(
+    capability: tuple[int, int], recorder: Recorder, answers: Answers
+) -> Iterator[None]:
+    """Fake tensors, CUDA's choice of kernels, and a CUDA machine around them."""
+    placement = Placement(answers, recorder)
+    with ExitStack() as stack:
+        stack.enter_context(cuda_kernels(capability, recorder))
+        stack.enter_context(cuda_autocast())
+        stack.enter_context(cuda_machine(capability, recorder, answers))
+        # What fake tensors refuse is raised as an error: no need to log it too.
+        stack.callback(_FAKE_LOG.setLevel, _FAKE_LOG.level)
+        _FAKE_LOG.setLevel(logging.CRITICAL)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake.cache_enabled = False  # Placement has its own, which is quicker
+        stack.enter_context(fake)
+        stack.enter_context(placement)
+        stack.enter_context(gpu_tensors(placement))
+        yield
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Turn what goes wrong inside the user's code into one error that names the line."""
+    try:
+        yield
+    except (WavecastError, KeyboardInterrupt, SystemExit):
+        raise
+    except UnsupportedFakeTensorException as error:
+        raise CaptureError(
+            f"{error} (at {failing_line(error.__traceback__)}): "
+            "this op cannot be traced without a GPU"
+        ) from error
+    except Exception as error:
+        line = failing_line(error.__traceback__)
+        message = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CaptureError(f"the step raised {type(error).__name__} at {line}: {message}") from error

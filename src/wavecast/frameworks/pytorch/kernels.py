@@ -1,0 +1,194 @@
+"""The ops a CUDA machine runs where torch decides by device.
+
+Composite operators such as `batch_norm`, `dropout`, `lstm` or `scaled_dot_product_attention`
+look at the device of their input and call one of several kernels. While tracing, their
+implementations are replaced in torch's dispatcher by ones that choose as CUDA does.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.attention import Attention
+from wavecast.frameworks.pytorch.placement import on_gpu
+from wavecast.frameworks.pytorch.recorder import Recorder
+from wavecast.frameworks.pytorch.recurrence import CUDNN_MODES, RecurrentLayer
+
+_aten = torch.ops.aten
+
+# cuDNN refuses larger batches in training and in evaluation (aten/native/Normalization.cpp).
+_CUDNN_BATCH_NORM_LARGEST = {True: 880_801, False: 65_535}
+_CUDNN_BATCH_NORM_EPSILON = 1e-5
+
+
+@contextmanager
+def cuda_kernels(capability: tuple[int, int], recorder: Recorder) -> Iterator[None]:
+    """Let composite operators choose the kernels of a GPU of this compute capability."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            # Replacing an implementation is announced by a warning; here it is the purpose.
+            warnings.simplefilter("ignore", UserWarning)
+            for name, implementation in _implementations(capability, recorder):
+                library.impl(name, implementation, "CompositeImplicitAutograd")
+        yield
+    finally:
+        library._destroy()
+
+
+def _implementations(
+    capability: tuple[int, int], recorder: Recorder
+) -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "dropout", dropout
+    yield "batch_norm", batch_norm
+    yield "group_norm", group_norm
+    yield "rms_norm", rms_norm
+    yield "scaled_dot_product_attention", Attention(capability)
+    yield "ctc_loss.IntList", ctc_loss
+    yield "ctc_loss.Tensor", ctc_loss
+    for name in CUDNN_MODES:
+        layer = RecurrentLayer(name, recorder)
+        yield f"{name}.input", layer.run_padded
+        yield f"{name}.data", layer.run_packed
+
+
+def dropout(source: Any, p: float, train: bool) -> Any:
+    """CUDA has one fused kernel for it (aten/native/Dropout.cpp)."""
+    if not train or p == 0 or source.numel() == 0:
+        return source
+    if p == 1:
+        return source * torch.zeros_like(source)
+    return _aten.native_dropout(source, p, train)[0]
+
+
+def batch_norm(
+    source: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    """cuDNN where it can (aten/native/Normalization.cpp, `_select_batch_norm_backend`)."""
+    affine = weight is not None and bias is not None
+    statistics = (running_mean is None) == (running_var is None)
+    use_cudnn = (
+        cudnn_enabled
+        and affine
+        and statistics
+        and (training or running_mean is not None)
+        and source.dtype is not torch.bfloat16
+        and weight.dtype is not torch.bfloat16
+        and (source.dtype is not torch.float16 or weight.dtype is torch.float32)
+        and source.dim() >= 3
+        and source.shape[0] <= _CUDNN_BATCH_NORM_LARGEST[training]
+        and eps >= _CUDNN_BATCH_NORM_EPSILON
+    )
+    if use_cudnn:
+        return _aten.cudnn_batch_norm(
+            source.contiguous(memory_format=_suggested(source)),
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            training,
+            momentum,
+            eps,
+        )[0]
+    return _aten.native_batch_norm(
+        source, weight, bias, running_mean, running_var, training, momentum, eps
+    )[0]
+
+
+def group_norm(
+    source: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    """CUDA's kernel wants plain contiguous input, the CPU's takes channels_last too."""
+    batch, channels = source.shape[:2]
+    spatial = math.prod(source.shape[2:])
+    return _aten.native_group_norm(
+        source.contiguous(),
+        None if weight is None else weight.contiguous(),
+        None if bias is None else bias.contiguous(),
+        batch,
+        channels,
+        spatial,
+        num_groups,
+        eps,
+    )[0]
+
+
+def rms_norm(source: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
+    """One fused kernel on CUDA; the CPU has only its pieces."""
+    return _FusedRmsNorm.apply(source, tuple(shape), weight, eps)
+
+
+class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]
+    """`_fused_rms_norm` and its backward, called below autograd: the CPU splits them above it."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Any, shape: tuple[int, ...], weight: Any, eps: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, rstd = _aten._fused_rms_norm(source, shape, weight, eps)
+        ctx.save_for_backward(source, rstd, weight)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        source, rstd, weight = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[2]]
+        with torch._C._AutoDispatchBelowAutograd():
+            d_source, d_weight = _aten._fused_rms_norm_backward(
+                gradients[0], source, ctx.shape, rstd, weight, mask
+            )
+        return d_source, None, d_weight, None
+
+
+def ctc_loss(
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    """torch's own kernel (aten/native/LossCTC.cpp); cuDNN's needs values to be chosen."""
+    loss = _aten._ctc_loss(
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    )[0]
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), torch.zeros_like(loss), loss)
+    if reduction == 1:
+        lengths = (
+            target_lengths.to(loss.dtype)
+            if isinstance(target_lengths, torch.Tensor)
+            else torch.tensor(target_lengths, dtype=loss.dtype)
+        )
+        if on_gpu(loss):
+            lengths = lengths.to(loss.device)
+        return (loss / lengths.clamp_min(1)).mean()
+    return loss.sum() if reduction == 2 else loss
+
+
+def _suggested(tensor: Any) -> Any:
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
+        return torch.channels_last_3d
+    return torch.contiguous_format

@@ -1,0 +1,298 @@
+"""A CUDA machine as user code sees it: `torch.cuda`, cuDNN's switches, GradScaler, compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # torch's optimizers import it on first use: not while torch.cuda is replaced
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils as foreach
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.answers import Answers
+from wavecast.frameworks.pytorch.blame import user_line
+from wavecast.frameworks.pytorch.placement import GPU, apply_to_parameters, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.recorder import Recorder
+
+# Small tensors made from Python values keep them, so that lengths and step counts are exact.
+_LARGEST_CONSTANT = 4096
+
+
+@contextmanager
+def cuda_machine(
+    capability: tuple[int, int], recorder: Recorder, answers: Answers
+) -> Iterator[None]:
+    """Let torch say that one GPU of this capability is there."""
+    with ExitStack() as stack:
+
+        def replace(owner: Any, **values: Any) -> None:
+            for name, value in values.items():
+                if hasattr(owner, name):
+                    stack.callback(setattr, owner, name, owner.__dict__.get(name, None))
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, value)
+
+        replace(torch.cuda, **_cuda_module(capability, recorder))
+        replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
+        replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
+        replace(torch.nn.Module, _apply=apply_to_parameters)
+        # The weights of a recurrent layer are taken for flat: their addresses do not exist.
+        replace(torch.nn.RNNBase, flatten_parameters=lambda _: None)
+        replace(torch.amp.GradScaler, _maybe_opt_step=_step_despite_unknown_overflow)
+        replace(torch, Generator=_Generator, compile=_eager(answers))
+        replace(
+            torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder)
+        )
+        replace(fake_tensor, CONSTANT_NUMEL_LIMIT=_LARGEST_CONSTANT)
+        replace(fake_tensor, init_gpu_context=lambda *_: None)
+        for module in (foreach, clip_grad, optimizers):
+            # torch groups by the device that C++ sees, and C++ sees the CPU.
+            grouping = _grouping(module._group_tensors_by_device_and_dtype)
+            replace(module, _group_tensors_by_device_and_dtype=grouping)
+            types = getattr(module, "_foreach_supported_types", None)
+            if types is not None and FakeTensor not in types:
+                # CUDA's default is the foreach form; torch checks the exact tensor type first.
+                types.append(FakeTensor)
+                stack.callback(types.remove, FakeTensor)
+        if hasattr(torch, "accelerator"):
+            replace(
+                torch.accelerator,
+                is_available=lambda: True,
+                device_count=lambda: 1,
+                current_accelerator=lambda check_available=False: torch.device("cuda"),
+                synchronize=lambda device=None: recorder.mark("cuda.synchronize"),
+                current_device_index=lambda: 0,
+                current_stream=lambda device=None: torch.cuda.current_stream(),
+            )
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _cuda_module(capability: tuple[int, int], recorder: Recorder) -> dict[str, Any]:
+    properties = SimpleNamespace(
+        name=f"a GPU of compute capability {capability[0]}.{capability[1]}",
+        major=capability[0],
+        minor=capability[1],
+        total_memory=80 << 30,
+        multi_processor_count=132,
+        warp_size=32,
+    )
+
+    zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
+    machine: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_tf32_supported": lambda: capability >= (8, 0),
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_properties": lambda device=None: properties,
+        "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
+        "Stream": _stream_class(recorder),
+        "Event": _event_class(recorder),
+        "CUDAGraph": _CudaGraph,
+        "graph": _CudaGraph,
+        "make_graphed_callables": lambda *_, **__: _CudaGraph(),
+        "device": _DeviceContext,
+        "device_of": _DeviceContext,
+        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "memory_stats": lambda device=None: {},
+        "memory_summary": lambda *_, **__: "",
+    }
+    streams = _Streams(recorder, machine["Stream"])
+    machine |= {
+        "stream": streams.use,
+        "current_stream": streams.current,
+        "default_stream": streams.default,
+        "set_stream": streams.set,
+    }
+    counters = """memory_allocated max_memory_allocated memory_reserved max_memory_reserved
+        max_memory_cached memory_cached utilization""".split()
+    silent = """set_device empty_cache reset_peak_memory_stats reset_max_memory_allocated
+        manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all init
+        set_per_process_memory_fraction ipc_collect _lazy_init""".split()
+    return machine | dict.fromkeys(counters, zero) | dict.fromkeys(silent, nothing)
+
+
+def _stream_class(recorder: Recorder) -> type:
+    class Stream:
+        """A CUDA stream: a number that ops carry."""
+
+        def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+            recorder.streams += 1
+            self.stream_id = recorder.streams
+            self.device = GPU
+            self.priority = priority
+
+        def synchronize(self) -> None:
+            recorder.mark("cuda.stream_synchronize")
+
+        def wait_stream(self, stream: Any) -> None:
+            recorder.mark("cuda.stream_wait")
+
+        def wait_event(self, event: Any) -> None:
+            recorder.mark("cuda.stream_wait")
+
+        def record_event(self, event: Any = None) -> Any:
+            return event if event is not None else torch.cuda.Event()
+
+        def query(self) -> bool:
+            return True
+
+        def is_capturing(self) -> bool:
+            return False
+
+    return Stream
+
+
+def _event_class(recorder: Recorder) -> type:
+    class Event:
+        """A CUDA event: it has no time, since nothing runs."""
+
+        def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+            self.enable_timing = enable_timing
+
+        def record(self, stream: Any = None) -> None:
+            recorder.mark("cuda.event_record")
+
+        def wait(self, stream: Any = None) -> None:
+            recorder.mark("cuda.stream_wait")
+
+        def synchronize(self) -> None:
+            recorder.mark("cuda.event_synchronize")
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, end_event: Any) -> float:
+            return 1.0
+
+    return Event
+
+
+class _Streams:
+    """The current stream, and the context managers that change it."""
+
+    def __init__(self, recorder: Recorder, stream_class: type) -> None:
+        self._recorder = recorder
+        self._default = stream_class()
+        self._default.stream_id = 0
+        recorder.streams = 0
+        self._current = self._default
+
+    def default(self, device: Any = None) -> Any:
+        return self._default
+
+    def current(self, device: Any = None) -> Any:
+        return self._current
+
+    def set(self, stream: Any) -> None:
+        if stream is not None:
+            self._current = stream
+            self._recorder.stream = stream.stream_id
+
+    @contextmanager
+    def use(self, stream: Any) -> Iterator[None]:
+        previous = self._current
+        self.set(stream)
+        try:
+            yield
+        finally:
+            self.set(previous)
+
+
+class _DeviceContext:
+    """`with torch.cuda.device(0)`: there is only one."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.idx = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _CudaGraph:
+    """CUDA graphs record real launches, of which there are none."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        raise CaptureError(
+            f"the step captures a CUDA graph at {user_line()}, which needs a GPU; "
+            "trace the step as it is before capture"
+        )
+
+
+class _Generator(torch._C.Generator):  # type: ignore[misc]
+    """A random generator that lives on the CPU, wherever it was asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls, "cpu")
+
+
+def _step_despite_unknown_overflow(
+    scaler: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """GradScaler reads back whether a gradient overflowed; the step that counts did not."""
+    for found_inf in state["found_inf_per_device"].values():
+        found_inf.item()
+    return optimizer.step(*args, **kwargs)
+
+
+def _from_data(make: Any, recorder: Recorder) -> Any:
+    """`torch.tensor`, whose C++ code would ask the GPU for memory."""
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:
+        made = make(data, device="cpu", **options)
+        if torch.device(device or torch.get_default_device()).type == "cuda":
+            put_on_gpu(made)
+            recorder.promote(made)
+        return made
+
+    return tensor
+
+
+def _as_tensor(recorder: Recorder) -> Any:
+    from_data = _from_data(torch.tensor, recorder)
+
+    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+        if isinstance(data, torch.Tensor):
+            return data.to(device=device or data.device, dtype=dtype or data.dtype)
+        return from_data(data, dtype=dtype, device=device)
+
+    return as_tensor
+
+
+def _grouping(group: Any) -> Any:
+    """Torch's grouping of tensors by device and dtype, with the device they claim to be on."""
+
+    def group_by_claimed_device(*args: Any, **kwargs: Any) -> Any:
+        groups = group(*args, **kwargs)
+        return {
+            (GPU if on_gpu(lists[0][0]) else device, dtype): (lists, indices)
+            for (device, dtype), (lists, indices) in groups.items()
+        }
+
+    return group_by_claimed_device
+
+
+def _eager(answers: Answers) -> Any:
+    def compile_nothing(model: Any = None, **_: Any) -> Any:
+        answers.note("eager: torch.compile was called; the step is traced as eager PyTorch")
+        return model if model is not None else (lambda function: function)
+
+    return compile_nothing

@@ -1,0 +1,114 @@
+"""LSTM, GRU and RNN layers as cuDNN runs them: one op each way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.recorder import Recorder
+
+_aten = torch.ops.aten
+
+CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+
+
+@dataclass(frozen=True)
+class RecurrentLayer:
+    """A cuDNN recurrent layer of one cell type (aten/native/cudnn/RNN.cpp)."""
+
+    cell: str
+    recorder: Recorder
+
+    def run_padded(
+        self,
+        source: Any,
+        states: Any,
+        weights: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        """The layer over a padded batch: `aten::lstm.input` and its siblings."""
+        settings = (num_layers, dropout, train, bidirectional)
+        return self._run(source, states, weights, has_biases, settings, batch_first, [])
+
+    def run_packed(
+        self,
+        source: Any,
+        batch_sizes: Any,
+        states: Any,
+        weights: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Any:
+        """The layer over a packed sequence: `aten::lstm.data` and its siblings."""
+        settings = (num_layers, dropout, train, bidirectional)
+        sizes = batch_sizes.constant.tolist()
+        return self._run(source, states, weights, has_biases, settings, False, sizes)
+
+    def _run(
+        self,
+        source: Any,
+        states: Any,
+        weights: list[Any],
+        has_biases: bool,
+        settings: tuple[int, float, bool, bool],
+        batch_first: bool,
+        batch_sizes: list[int],
+    ) -> Any:
+        num_layers, dropout, train, bidirectional = settings
+        hidden, cell = states if self.cell == "lstm" else (states, None)
+        size = weights[0].shape[0] // _GATES[self.cell]
+        per_layer = len(weights) // (num_layers * (2 if bidirectional else 1))
+        projected = per_layer == (5 if has_biases else 3)
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+            source, hidden = source.to(dtype), hidden.to(dtype)
+            cell = None if cell is None else cell.to(dtype)
+            buffer, weights = _flat_copies(weights, dtype)
+        else:
+            buffer = self._flat(weights)
+        output, hidden_n, cell_n, _, _ = _aten._cudnn_rnn(
+            source,
+            weights,
+            per_layer,
+            buffer,
+            hidden,
+            cell,
+            CUDNN_MODES[self.cell],
+            size,
+            hidden.shape[2] if projected else 0,
+            num_layers,
+            batch_first,
+            dropout,
+            train,
+            bidirectional,
+            batch_sizes,
+            self._dropout_state(source) if train and dropout > 0 else None,
+        )
+        return (output, hidden_n) if cell is None else (output, hidden_n, cell_n)
+
+    def _flat(self, weights: list[Any]) -> Any:
+        """The one buffer in which `flatten_parameters` keeps all weights of the layer."""
+        with torch.no_grad(), self.recorder.silence():
+            return weights[0].new_empty(sum(w.numel() for w in weights))
+
+    def _dropout_state(self, source: Any) -> Any:
+        """cuDNN's random state, made once and kept."""
+        with self.recorder.silence():
+            return torch.empty(0, dtype=torch.uint8, device=source.device)
+
+
+def _flat_copies(weights: list[Any], dtype: Any) -> tuple[Any, list[Any]]:
+    """Under autocast all weights are cast into one new buffer (`_cudnn_rnn_cast_reflatten`)."""
+    buffer = weights[0].new_zeros(sum(w.numel() for w in weights), dtype=dtype)
+    return buffer, [w.to(dtype) for w in weights]

@@ -1,0 +1,148 @@
+"""Where in a training step we are: the phase and the module; and whose each storage is."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from wavecast.trace import Phase, Role
+
+
+class Structure:
+    """Follows modules and optimizers through global hooks, without touching the user's code."""
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._roots: dict[str, Any] = {}
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._parameter_paths: dict[int, str] = {}
+        self._node_modules: dict[int, str] = {}
+        self._optimizers: dict[int, Any] = {}
+        self._optimizer_depth = 0
+        self.claim: Callable[[Role, int], None] = lambda role, key: None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Follow what runs inside."""
+        self._stack.clear()
+        self._node_modules.clear()
+        zero_grad = torch.optim.Optimizer.zero_grad
+
+        def counted_zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._optimizer_depth += 1
+            try:
+                zero_grad(optimizer, *args, **kwargs)
+            finally:
+                self._optimizer_depth -= 1
+
+        with ExitStack() as stack:
+            for handle in (
+                module_hooks.register_module_forward_pre_hook(self._enter_module),
+                module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+                optimizer_hooks.register_optimizer_step_pre_hook(self._enter_optimizer),
+                optimizer_hooks.register_optimizer_step_post_hook(self._leave_optimizer),
+            ):
+                stack.callback(handle.remove)
+            torch.optim.Optimizer.zero_grad = counted_zero_grad
+            stack.callback(setattr, torch.optim.Optimizer, "zero_grad", zero_grad)
+            yield
+
+    def place(self) -> tuple[Phase, str]:
+        """The phase and the module path of an op that is being dispatched now."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            if self._stack:  # activation checkpointing runs the forward again
+                return Phase.BACKWARD, self._stack[-1]
+            return Phase.BACKWARD, self._module_of(node)
+        module = self._stack[-1] if self._stack else ""
+        # The autograd node of this op exists already: it carries the last number given out.
+        self._node_modules.setdefault(torch.autograd._get_sequence_nr() - 1, module)
+        if self._stack:
+            return Phase.FORWARD, module
+        if self._optimizer_depth:
+            return Phase.OPTIMIZER, module
+        return (Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER), module
+
+    def roles(self) -> Iterator[tuple[Role, int]]:
+        """The role of each storage that belongs to a module or an optimizer seen so far."""
+        for optimizer in self._optimizers.values():
+            for state in list(optimizer.state.values()):
+                values = state.values() if isinstance(state, dict) else ()
+                for value in values:
+                    if isinstance(value, torch.Tensor):
+                        yield Role.OPTIMIZER_STATE, _key(value)
+        for root in self._roots.values():
+            for buffer in root.buffers():
+                yield Role.BUFFER, _key(buffer)
+        for parameter in self._parameters():
+            yield Role.PARAMETER, _key(parameter)
+            if parameter.grad is not None:
+                yield Role.GRADIENT, _key(parameter.grad)
+
+    def compiled_modules(self) -> tuple[str, ...]:
+        """Paths of modules that torch.compile has wrapped."""
+        return tuple(
+            root
+            for root, module in self._roots.items()
+            if any(type(m).__name__ == "OptimizedModule" for m in module.modules())
+        )
+
+    def _parameters(self) -> Iterator[Any]:
+        for root in self._roots.values():
+            yield from root.parameters()
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def _module_of(self, node: Any) -> str:
+        variable = getattr(node, "variable", None)  # AccumulateGrad
+        if variable is not None:
+            return self._parameter_paths.get(id(variable), "")
+        return self._node_modules.get(node._sequence_nr(), "")
+
+    def _enter_module(self, module: Any, _args: Any) -> None:
+        path = self._paths.get(module)
+        if path is None:
+            path = self._name(module)
+        self._stack.append(path)
+
+    def _leave_module(self, _module: Any, _args: Any, _output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _name(self, module: Any) -> str:
+        if self._stack:  # a module that no parent has registered
+            path = f"{self._stack[-1]}.{type(module).__name__}"
+            self._paths[module] = path
+            return path
+        root = type(module).__name__
+        count = sum(name.split("#")[0] == root for name in self._roots)
+        root = f"{root}#{count + 1}" if count else root
+        self._roots[root] = module
+        for name, child in module.named_modules():
+            self._paths.setdefault(child, f"{root}.{name}" if name else root)
+        for name, parameter in module.named_parameters():
+            owner = name.rpartition(".")[0]
+            self._parameter_paths[id(parameter)] = f"{root}.{owner}" if owner else root
+        return self._paths[module]
+
+    def _enter_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._optimizers[id(optimizer)] = optimizer
+        self._optimizer_depth += 1
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.claim(Role.GRADIENT, _key(parameter.grad))
+
+    def _leave_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._optimizer_depth -= 1
+
+
+def _key(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,1 @@
+"""The formulas behind `wavecast.ops`, one file per family of ops."""

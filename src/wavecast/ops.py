@@ -1,0 +1,173 @@
+"""The cost of each op from its shapes: its kind, FLOPs, memory traffic and arithmetic unit.
+
+Conventions:
+    A multiply-add is two FLOPs.
+    `Cost.flops` equals `torch.utils.flop_counter` wherever that has a formula, even where torch
+    counts what no GPU computes; `executed_flops` is what the GPU does.
+    Bytes are the least that must move: each tensor once per kernel that needs it, a broadcast
+    dimension once, only rows that are fetched. Tensors of the host do not count.
+    An op without a formula has no cost; nothing is guessed.
+
+The formulas are in `wavecast.op_costs`, one file per family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import reduce
+from operator import add
+
+from wavecast.op_costs import (  # noqa: F401  (importing them registers their formulas)
+    attention,
+    convolution,
+    indexing,
+    matmul,
+    movement,
+    normalization,
+    optimizer,
+    pointwise,
+    rnn,
+    spatial,
+)
+from wavecast.op_costs.registry import Cost, Kind, cost, counter_of, formula_of, kind_of
+from wavecast.trace import Op, Phase, Trace
+
+__all__ = [
+    "Cost",
+    "Kind",
+    "Totals",
+    "Unit",
+    "cost",
+    "cost_of",
+    "executed_flops",
+    "fallbacks",
+    "kind",
+    "launches",
+    "totals",
+    "unit",
+]
+
+
+def kind(op: Op) -> Kind | None:
+    """The kind of an op, or None when its name is not known."""
+    return kind_of(op.name)
+
+
+def cost_of(op: Op) -> Cost | None:
+    """FLOPs and bytes of one run of an op, or None when there is no formula for it."""
+    formula = formula_of(op.name)
+    return formula(op) if formula else None
+
+
+def executed_flops(op: Op) -> int | None:
+    """The FLOPs that a GPU executes, or None when there is no formula.
+
+    They differ from `Cost.flops` for attention, where kernels skip what a causal mask or a
+    window hides, and for the weight gradient of grouped convolutions, where torch's counter
+    forgets the groups.
+    """
+    counter = counter_of(op.name)
+    if counter:
+        return counter(op)
+    costs = cost_of(op)
+    return None if costs is None else costs.flops
+
+
+def launches(op: Op) -> bool:
+    """Whether the GPU has something to run: not for views, waiting, or tensors without elements."""
+    if kind(op) in (Kind.VIEW, Kind.SYNC):
+        return False
+    return any(t.device != "cpu" and t.numel for t in (*op.inputs, *op.outputs))
+
+
+class Unit(StrEnum):
+    """The part of a GPU that does the arithmetic."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    FP16 = "fp16"
+    TF32_TENSOR = "tf32_tensor"
+    FP16_TENSOR = "fp16_tensor"
+    BF16_TENSOR = "bf16_tensor"
+    FP8_TENSOR = "fp8_tensor"
+    INT8_TENSOR = "int8_tensor"
+
+
+_TENSOR_KINDS = {Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION, Kind.RNN}
+_TENSOR_UNITS = {
+    "float16": Unit.FP16_TENSOR,
+    "bfloat16": Unit.BF16_TENSOR,
+    "float8_e4m3fn": Unit.FP8_TENSOR,
+    "float8_e5m2": Unit.FP8_TENSOR,
+    "int8": Unit.INT8_TENSOR,
+}
+_FALLBACKS = {
+    Unit.FP16: (Unit.FP32,),
+    Unit.TF32_TENSOR: (Unit.FP32,),
+    Unit.FP16_TENSOR: (Unit.FP16, Unit.FP32),
+    Unit.BF16_TENSOR: (Unit.FP32,),
+}
+
+
+def unit(op: Op) -> Unit:
+    """The unit that an op's FLOPs ask for, by its kind, data type and float32 precision.
+
+    Outside of matrix products, half precision is computed in float32. So are depthwise
+    convolutions, which have no matrix product.
+    """
+    dtypes = [t.dtype for t in op.inputs or op.outputs]
+    dtype = dtypes[0] if dtypes else "float32"
+    if dtype in ("float64", "complex128"):
+        return Unit.FP64
+    if kind(op) not in _TENSOR_KINDS:
+        return Unit.FP32
+    if kind(op) is Kind.CONVOLUTION and convolution.depthwise(op):
+        return Unit.FP32
+    if op.attr("precision") == "tf32":
+        return Unit.TF32_TENSOR
+    return _TENSOR_UNITS.get(dtype, Unit.FP32)
+
+
+def fallbacks(unit: Unit) -> tuple[Unit, ...]:
+    """The units on which a GPU without this one runs the op, in order; none: it cannot."""
+    return _FALLBACKS.get(unit, ())
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a step costs, by phase and by kind, and what of it is not known."""
+
+    by_phase: Mapping[Phase, Cost]
+    by_kind: Mapping[Kind, Cost]
+    kernels: int
+    """Calls that give the GPU something to run."""
+    unknown: Mapping[str, int]
+    """Calls of ops for which there is no formula, by the op's name."""
+
+    @property
+    def cost(self) -> Cost:
+        """The whole step."""
+        return reduce(add, self.by_phase.values(), Cost())
+
+
+def totals(trace: Trace) -> Totals:
+    """The costs of all calls of a step."""
+    calls: dict[tuple[Op, Phase], int] = {}
+    for call in trace:
+        key = call.op, call.phase
+        calls[key] = calls.get(key, 0) + 1
+    by_phase: dict[Phase, Cost] = {}
+    by_kind: dict[Kind, Cost] = {}
+    unknown: dict[str, int] = {}
+    kernels = 0
+    for (op, phase), times in calls.items():
+        kernels += times * launches(op)
+        each, sort = cost_of(op), kind(op)
+        if each is None or sort is None:
+            unknown[op.name] = unknown.get(op.name, 0) + times
+            continue
+        by_phase[phase] = by_phase.get(phase, Cost()) + each * times
+        by_kind[sort] = by_kind.get(sort, Cost()) + each * times
+    return Totals(by_phase, by_kind, kernels, unknown)

@@ -1,0 +1,190 @@
+"""The benchmark suite: published models, trained as published, to predict and to measure.
+
+One file is one application domain; one line of `_BENCHMARKS` is one model. To add a model, write
+a function `name_of_the_model(batch, precision, *, device="cuda", ...)` that returns a
+`TrainingStep` in its domain's file, and add its line here.
+
+    step = benchmark("resnet50").make_step(batch=32, precision="bf16")
+    loss = step()
+
+Listing the suite does not import torch; making a step does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName
+
+if TYPE_CHECKING:
+    from wavecast.suite.training import TrainingStep
+
+__all__ = ["PRECISIONS", "Benchmark", "benchmark", "benchmarks"]
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+"""Plain float32, float32 with TF32 products, and autocast to bfloat16 or (with scaling) float16."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A model of the suite: what it is, where it comes from, and how to make its training step."""
+
+    name: str
+    title: str
+    domain: str
+    module: str
+    """The file of this folder that defines it, in a function of the same name."""
+    reference: str
+    published_parameters: int
+    """As published; where the papers give no count, by the formula in the model's docstring."""
+    default_batch: int
+    unit: Literal["samples", "tokens"]
+    """What its throughput is counted in."""
+    units_per_sample: int = 1
+    """How many of them one sample of the batch has, at the default options."""
+
+    def make_step(
+        self, batch: int | None = None, precision: str = "fp32", **options: object
+    ) -> TrainingStep:
+        """Build the model, its optimizer and a synthetic batch; return the step that trains it.
+
+        Args:
+            batch: samples in a batch; `default_batch` if not given.
+            precision: one of `PRECISIONS`.
+            options: `device` ("cuda" by default) and what else the model's function takes, such
+                as `image` or `sequence`.
+        """
+        batch = self.default_batch if batch is None else batch
+        if batch < 1:
+            raise InvalidInput(f"{self.name}: the batch must be at least 1, not {batch}")
+        if precision not in PRECISIONS:
+            raise InvalidInput(
+                f"{self.name}: unknown precision {precision!r}; known: {', '.join(PRECISIONS)}"
+            )
+        make = self._function()
+        known = list(inspect.signature(make).parameters)[2:]
+        if unknown := sorted(options.keys() - set(known)):
+            raise InvalidInput(
+                f"{self.name}: unknown option {', '.join(unknown)}; known: {', '.join(known)}"
+            )
+        return make(batch, precision, **options)
+
+    def _function(self) -> Callable[..., TrainingStep]:
+        try:
+            module = importlib.import_module(f"{__name__}.{self.module}")
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise MissingExtra(f"{self.name} needs torch: pip install 'wavecast[torch]'") from error
+        function: Callable[..., TrainingStep] = getattr(module, self.name.replace("-", "_"))
+        return function
+
+
+def benchmarks() -> tuple[Benchmark, ...]:
+    """Every model of the suite, by domain."""
+    return _BENCHMARKS
+
+
+def benchmark(name: str) -> Benchmark:
+    """The model of that name; raises `UnknownName` with the nearest names if there is none."""
+    known = {each.name: each for each in _BENCHMARKS}
+    wanted = name.strip().lower().replace("_", "-")
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted in known:
+        return known[wanted]
+    near = difflib.get_close_matches(wanted, [*known, *_ALIASES], n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    raise UnknownName(f"no suite model is named {name!r}; {hint}")
+
+
+_ALIASES = {
+    "bert": "bert-base",
+    "gpt2-small": "gpt2",
+    "gpt-2": "gpt2",
+    "resnet-50": "resnet50",
+    "seq2seq": "gnmt",
+}
+
+_BERT = "Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers ..., NAACL 2019"
+_GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
+
+_BENCHMARKS = (
+    Benchmark(
+        name="resnet50",
+        title="ResNet-50",
+        domain="image classification",
+        module="vision",
+        reference="He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
+        published_parameters=25_557_032,
+        default_batch=64,
+        unit="samples",
+    ),
+    Benchmark(
+        name="bert-base",
+        title="BERT base, pre-training",
+        domain="language modelling",
+        module="language",
+        reference=_BERT,
+        published_parameters=110_106_428,
+        default_batch=32,
+        unit="samples",
+    ),
+    Benchmark(
+        name="bert-large",
+        title="BERT large, pre-training",
+        domain="language modelling",
+        module="language",
+        reference=_BERT,
+        published_parameters=336_226_108,
+        default_batch=16,
+        unit="samples",
+    ),
+    Benchmark(
+        name="gpt2",
+        title="GPT-2 (124M)",
+        domain="language modelling",
+        module="language",
+        reference=_GPT2,
+        published_parameters=124_439_808,
+        default_batch=8,
+        unit="tokens",
+        units_per_sample=1024,
+    ),
+    Benchmark(
+        name="gpt2-medium",
+        title="GPT-2 medium (355M)",
+        domain="language modelling",
+        module="language",
+        reference=_GPT2,
+        published_parameters=354_823_168,
+        default_batch=4,
+        unit="tokens",
+        units_per_sample=1024,
+    ),
+    Benchmark(
+        name="gnmt",
+        title="GNMT, LSTM translator with attention",
+        domain="machine translation",
+        module="translation",
+        reference="Wu et al., Google's Neural Machine Translation System, arXiv:1609.08144, 2016",
+        published_parameters=160_014_592,
+        default_batch=128,
+        unit="tokens",
+        units_per_sample=50,
+    ),
+    Benchmark(
+        name="dcgan",
+        title="DCGAN, generator and discriminator",
+        domain="image generation",
+        module="generation",
+        reference="Radford et al., Unsupervised Representation Learning with DCGANs, ICLR 2016",
+        published_parameters=3_576_704 + 2_765_568,
+        default_batch=128,
+        unit="samples",
+    ),
+)

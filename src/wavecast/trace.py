@@ -1,0 +1,205 @@
+"""What one training step does: ops, shapes, phases, modules, lifetimes; kernels when measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+Scalar = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
+
+DTYPE_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+class Phase(StrEnum):
+    """The part of the training step in which an op runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
+class Role(StrEnum):
+    """What a piece of memory holds."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    INPUT = "input"
+    INTERMEDIATE = "intermediate"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor without its values. `strides` is None when the tensor is contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+    device: str = "cuda"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, each counted once."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes in memory behind the elements: a broadcast (stride 0) dimension is stored once."""
+        if self.strides is None:
+            return self.nbytes
+        stored = (n for n, stride in zip(self.shape, self.strides, strict=True) if stride)
+        return math.prod(stored) * DTYPE_BYTES[self.dtype] if self.numel else 0
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the channel dimension is the fastest (NHWC, NDHWC)."""
+        return (
+            self.strides is not None
+            and len(self.shape) in (4, 5)
+            and self.strides[1] == 1
+            and self.shape[1] > 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator and everything its time depends on. Equal ops are predicted once.
+
+    `inputs` are its tensor arguments in the order of the framework's schema (lists flattened,
+    absent ones left out); `outputs` are the tensors it writes, new or in place; `attrs` are its
+    other arguments by name.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    attrs: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def base(self) -> str:
+        """The name without its overload: `aten.add` of `aten.add.Tensor`."""
+        return ".".join(self.name.split(".")[:2])
+
+    def attr(self, name: str, default: Scalar | None = None) -> Scalar | None:
+        """The attribute of that name, or the default."""
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel as a profiler saw it."""
+
+    name: str
+    seconds: float
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of an op within the step. `syncs`: the host waits here until the GPU is done."""
+
+    op: Op
+    phase: Phase
+    module: str = ""
+    stream: int = 0
+    syncs: bool = False
+    kernels: tuple[Kernel, ...] = ()
+    host_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """GPU memory behind one or more tensors, from the call that made it to the one that freed it.
+
+    `born` and `freed` count calls: memory with `born == i` exists from call i on; with
+    `freed == j` it is gone before call j. None: before the step began; after it ended.
+    """
+
+    nbytes: int
+    born: int | None
+    freed: int | None
+    role: Role
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One training step, in the order in which the host issues it."""
+
+    calls: tuple[Call, ...]
+    allocations: tuple[Allocation, ...] = ()
+    framework: str = ""
+    capability: tuple[int, int] | None = None
+    """The compute capability for which kernels were chosen (attention); None: measured as is."""
+    samples: int | None = None
+    """Samples (or tokens: `unit`) that one step consumes, when known."""
+    unit: str = "samples"
+    notes: tuple[str, ...] = ()
+    """What the reader must know: upper bounds, compiled modules traced as eager, ..."""
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @cached_property
+    def counts(self) -> dict[Op, int]:
+        """How often each distinct op is called, in order of first appearance."""
+        counts: dict[Op, int] = {}
+        for call in self.calls:
+            counts[call.op] = counts.get(call.op, 0) + 1
+        return counts
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as gzipped JSON (`wavecast.trace_file` says how)."""
+        from wavecast import trace_file
+
+        trace_file.write(self, Path(path))
+
+
+def load_trace(path: str | Path) -> Trace:
+    """The trace in a file written by `Trace.save`; anything else is an InvalidInput."""
+    from wavecast import trace_file
+
+    return trace_file.read(Path(path))
