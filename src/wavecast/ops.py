@@ -141,6 +141,8 @@ class Totals:
 
     by_phase: Mapping[Phase, Cost]
     by_kind: Mapping[Kind, Cost]
+    executed_flops: int
+    """The FLOPs that the GPU does; torch's count of them is in the costs."""
     kernels: int
     """Calls that give the GPU something to run."""
     unknown: Mapping[str, int]
@@ -161,13 +163,14 @@ def totals(trace: Trace) -> Totals:
     by_phase: dict[Phase, Cost] = {}
     by_kind: dict[Kind, Cost] = {}
     unknown: dict[str, int] = {}
-    kernels = 0
+    executed = kernels = 0
     for (op, phase), times in calls.items():
         kernels += times * launches(op)
         each, sort = cost_of(op), kind(op)
         if each is None or sort is None:
             unknown[op.name] = unknown.get(op.name, 0) + times
             continue
+        executed += (executed_flops(op) or 0) * times
         by_phase[phase] = by_phase.get(phase, Cost()) + each * times
         by_kind[sort] = by_kind.get(sort, Cost()) + each * times
-    return Totals(by_phase, by_kind, kernels, unknown)
+    return Totals(by_phase, by_kind, executed, kernels, unknown)

@@ -67,6 +67,15 @@ def _embedding_bag_weights_backward(op: Op) -> Cost:
     return Cost(2 * elements, reads, written(op.outputs))
 
 
+@cost("aten.embedding_renorm", kind=Kind.EMBEDDING)
+def _embedding_renorm(op: Op) -> Cost:
+    """Rows that are too long are scaled, at most all that are looked up."""
+    table, indices = op.inputs
+    elements = indices.numel * table.shape[-1]
+    rows = _fetched(table, elements)
+    return Cost(3 * elements, stored(indices) + rows, rows)
+
+
 def _place(op: Op, elements: int, *, adds: bool) -> Cost:
     """Write (or add to) that many elements of the first input, of a copy if not in place."""
     target = op.inputs[0]

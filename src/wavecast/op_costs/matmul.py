@@ -71,6 +71,27 @@ def _cdist_backward(op: Op) -> Cost:
     return _whole(op, 4 * grad.numel * points.shape[-1])
 
 
+@cost("aten.linalg_solve_triangular", kind=Kind.LINEAR_ALGEBRA)
+def _solve_triangular(op: Op) -> Cost:
+    """n^2 for each right-hand side, whichever side the matrix is on."""
+    matrix, right = op.inputs[:2]
+    return _whole(op, right.numel * matrix.shape[-1])
+
+
+@cost("aten.linalg_cholesky_ex", "aten.cholesky", kind=Kind.LINEAR_ALGEBRA)
+def _cholesky(op: Op) -> Cost:
+    """n^3 / 3, as LAPACK counts."""
+    matrix = op.inputs[0]
+    return _whole(op, matrix.numel * matrix.shape[-1] // 3)
+
+
+@cost("aten.linalg_inv_ex", kind=Kind.LINEAR_ALGEBRA)
+def _inverse(op: Op) -> Cost:
+    """2 n^3, as LAPACK counts."""
+    matrix = op.inputs[0]
+    return _whole(op, 2 * matrix.numel * matrix.shape[-1])
+
+
 @cost("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r", kind=Kind.FFT)
 def _fft(op: Op) -> Cost:
     """5 N log2 n, n the points of one transform; half of it when one side is real."""

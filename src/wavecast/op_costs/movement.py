@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from wavecast.op_costs.registry import NONE, Cost, Kind, aten, cost, declare, read, streaming
-from wavecast.op_costs.registry import written as _written
+from wavecast.op_costs.registry import (
+    NONE,
+    Cost,
+    Kind,
+    aten,
+    cost,
+    declare,
+    read,
+    streaming,
+    written,
+)
 from wavecast.trace import Op
 
 _VIEWS = """
@@ -24,14 +33,14 @@ def _nothing(op: Op) -> Cost:
     return Cost()
 
 
-cost(*aten(_VIEWS), "_c10d_functional.wait_tensor", kind=Kind.VIEW)(_nothing)
+cost(*aten(_VIEWS), "_c10d_functional.wait_tensor", "profiler.*", kind=Kind.VIEW)(_nothing)
 cost("aten._local_scalar_dense", "cuda.*", kind=Kind.SYNC)(_nothing)
 
 
 @cost("c10d.*", "_c10d_functional.*", "c10d_functional.*", kind=Kind.COLLECTIVE)
 def _collective(op: Op) -> Cost:
     """This GPU's own memory; what travels between GPUs depends on how many there are."""
-    return Cost(0, read(op.inputs), _written(op.outputs))
+    return Cost(0, read(op.inputs), written(op.outputs))
 
 
 streaming(
@@ -93,10 +102,9 @@ declare(
     Kind.LINEAR_ALGEBRA,
     aten("""
         _cholesky_solve_helper _linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals
-        _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky cholesky_inverse cholesky_solve
-        geqrf linalg_cholesky_ex linalg_eig linalg_eigvals linalg_householder_product
-        linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu
-        linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular
-        lu_unpack ormqr triangular_solve
+        _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky_inverse cholesky_solve geqrf
+        linalg_eig linalg_eigvals linalg_householder_product linalg_ldl_factor_ex
+        linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve
+        linalg_matrix_exp linalg_qr lu_unpack ormqr triangular_solve
     """),
 )

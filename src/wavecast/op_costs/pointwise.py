@@ -6,7 +6,7 @@ a short formula, 10 where a transcendental function is evaluated, 40 for a speci
 
 from __future__ import annotations
 
-from wavecast.op_costs.registry import Cost, Kind, cost, largest, read, streaming, written
+from wavecast.op_costs.registry import Cost, Kind, aten, cost, largest, read, streaming, written
 from wavecast.trace import Op
 
 _ELEMENTWISE = {
@@ -101,16 +101,14 @@ streaming(
 
 def _loss(op: Op, flops: int, temporaries: int) -> Cost:
     """A loss that passes `temporaries` tensors of its input's size from kernel to kernel."""
-    passed = temporaries * read(op.inputs[:1])
     reduced = op.attr("reduction", _MEAN) != _UNREDUCED
-    if not reduced:
-        passed -= read(op.inputs[:1])
+    passed = read(op.inputs[:1]) * (temporaries if reduced else temporaries - 1)
     return Cost(flops * largest(op), read(op.inputs) + passed, written(op.outputs) + passed)
 
 
 for _flops, _names in _LOSSES.items():
 
-    @cost(*(f"aten.{name}" for name in _names.split()), kind=Kind.LOSS)
+    @cost(*aten(_names), kind=Kind.LOSS)
     def _pointwise_loss(op: Op, flops: int = _flops) -> Cost:
         return _loss(op, flops, temporaries=1)
 

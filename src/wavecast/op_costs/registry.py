@@ -96,6 +96,7 @@ def declare(kind: Kind, names: Iterable[str]) -> None:
         if name in _KINDS:
             raise InvalidInput(f"{name} is registered twice, as {_KINDS[name]} and as {kind}")
         _KINDS[name] = kind
+    _key.cache_clear()
 
 
 def streaming(kind: Kind, names: str, *, flops: int = 0, reads: slice = ALL) -> None:

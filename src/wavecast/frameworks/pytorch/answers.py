@@ -36,14 +36,16 @@ class Answers:
             "aten.unique_dim": self._unique,
             "aten.unique_consecutive": self._unique,
             "aten.bincount": self._bincount,
-            "torchvision.nms": lambda boxes, *_: self._upper(
-                boxes, (boxes.shape[0],), torch.int64
-            ),
+            "torchvision.nms": lambda boxes, *_: self._upper(boxes, (boxes.shape[0],), torch.int64),
         }
         self._direct: dict[Any, Callable[..., Any]] = {
             _aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
             _aten._local_scalar_dense.default: self._scalar,
             _aten._pack_padded_sequence.default: self._pack_padded_sequence,
+            _aten.native_batch_norm.default: _native_batch_norm,
+            _aten._cudnn_rnn.default: _cudnn_rnn,
+            # The CPU's takes the memory format of the input, CUDA's that of the gradient.
+            _aten.hardswish_backward.default: lambda grad, _: torch.empty_like(grad),
             # The CPU's refuses integers, CUDA's does not.
             _aten.histc.default: lambda tensor, bins=100, *_, **__: tensor.new_empty(bins),
         }
@@ -93,6 +95,15 @@ class Answers:
         self.note(f"upper bound: a result of {shape[0]} elements at {user_line()}")
         return like.new_empty(shape, dtype=dtype or like.dtype)
 
+    def _selected(self, mask: Any) -> Any:
+        """As many indices as a mask selects, or could select."""
+        known = getattr(mask, "constant", None)
+        if known is None:
+            return self._upper(mask, (mask.numel(),), torch.int64)
+        with no_dispatch():
+            count = int(known.sum())
+        return mask.new_empty((count,), dtype=torch.int64)
+
     def _nonzero(self, tensor: Any) -> Any:
         return self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64)
 
@@ -101,8 +112,7 @@ class Answers:
         plain: list[Any] = []
         for index in indices:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
-                rows = self._upper(index, (index.numel(),), torch.int64)
-                plain += [rows] * index.dim()
+                plain += [self._selected(index)] * index.dim()
             else:
                 plain.append(index)
         return plain
@@ -143,9 +153,17 @@ def _base(func: Any) -> str:
     return ".".join(str(func).split(".")[:2])
 
 
-def _grouped_mm(
-    a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+def _native_batch_norm(
+    source: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
 ) -> Any:
+    """CUDA keeps the statistics of a half-precision batch in float32, the CPU does not."""
+    count = source.shape[1] if training else 0
+    dtype = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
+    statistics = (source.new_empty(count, dtype=dtype) for _ in range(2))
+    return torch.empty_like(source), *statistics
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """One product per group of rows (torch's fake version takes bf16 only, CUDA's all floats)."""
     if a.dim() == 2 and b.dim() == 2:
         shape = (offs.shape[0], a.shape[0], b.shape[1])
@@ -156,13 +174,53 @@ def _grouped_mm(
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
-def _cudnn_rnn_backward(*args: Any) -> Any:
-    """The gradients of input, states and weights (torch has a fake forward only)."""
-    source, weights, _, weight_buf, hidden, cell = args[:6]
-    mask = args[-1]
+_RESERVED_PER_UNIT = {0: 1, 1: 1, 2: 5, 3: 6}
+"""Numbers cuDNN keeps per step and hidden unit for the backward pass, by cell (0, 1: plain RNN,
+2: LSTM, 3: GRU): read off the sizes it asked for on an H200."""
+
+
+def _cudnn_rnn(
+    source: Any,
+    weights: Any,
+    stride: int,
+    buffer: Any,
+    hidden: Any,
+    cell: Any,
+    mode: int,
+    size: int,
+    projected: int,
+    layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Any,
+    noise: Any,
+) -> Any:
+    """Output, states, and the memory reserved for the backward pass."""
+    directions = 2 if bidirectional else 1
+    output = source.new_empty((*source.shape[:-1], (projected or size) * directions))
+    positions = source.numel() // source.shape[-1]
+    units = positions * size * directions
+    numbers = units * (_RESERVED_PER_UNIT[mode] * layers + layers - 1)
+    masks = units * (layers - 1) // 4 + 256 if noise is not None else 0
+    reserve = numbers * source.element_size() + masks if train else 0
     return (
-        torch.empty_like(source) if mask[0] else None,
-        torch.empty_like(hidden) if mask[1] else None,
-        torch.empty_like(cell) if mask[2] and cell is not None else None,
-        [torch.empty_like(w) for w in weights] if mask[3] else [],
+        output,
+        torch.empty_like(hidden),
+        source.new_empty(0) if cell is None else torch.empty_like(cell),
+        source.new_empty(reserve, dtype=torch.uint8),
+        buffer,
+    )
+
+
+def _cudnn_rnn_backward(*args: Any) -> Any:
+    """The gradients of input and states, always, and of the weights if wanted."""
+    source, weights, _, _, hidden, cell = args[:6]
+    wants_weights = args[-1][3]
+    return (
+        torch.empty_like(source),
+        torch.empty_like(hidden),
+        None if cell is None else torch.empty_like(cell),
+        [torch.empty_like(w) for w in weights] if wants_weights else [],
     )

@@ -14,7 +14,6 @@ FLASH, EFFICIENT, CUDNN, MATH = "flash", "efficient", "cudnn", "math"
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_LARGEST_HEAD = 256
-_CUDNN_LARGEST_HEAD = 128
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,10 @@ def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str]) -
 
 
 def _order(capability: tuple[int, int]) -> tuple[str, ...]:
-    # Since torch 2.10 cuDNN comes first on Hopper and the data-centre Blackwells.
+    # `check_prefer_cudnn_attention`: cuDNN comes first on Hopper and data-centre Blackwell (seen
+    # on an H200 with torch 2.11).
+    if capability in ((9, 0), (10, 0)):
+        return (CUDNN, FLASH, EFFICIENT)
     return (FLASH, EFFICIENT, CUDNN)
 
 
@@ -89,7 +91,7 @@ def _cudnn(query: Query, capability: tuple[int, int]) -> bool:
         and query.four_d
         and query.dtype in _HALF
         and query.head_dim % 8 == 0
-        and query.head_dim <= _CUDNN_LARGEST_HEAD
+        and query.head_dim <= (256 if capability[0] == 9 else 128)
         and not query.mask_needs_grad
     )
 
@@ -132,11 +134,13 @@ class Attention:
                 scale=scale,
                 enable_gqa=enable_gqa,
             )[0]
-        mask = _expanded_mask(query, key, attn_mask)
+        mask = _additive_mask(query, attn_mask)
         needs_logsumexp = torch.is_grad_enabled() and any(
             t.requires_grad for t in (query, key, value)
         )
         if backend == EFFICIENT:
+            if mask is not None:
+                mask = mask.expand(*query.shape[:3], key.shape[2])
             return _aten._scaled_dot_product_efficient_attention(
                 query, key, value, mask, needs_logsumexp, dropout_p, is_causal, scale=scale
             )[0]
@@ -189,11 +193,9 @@ def _run_flash(
     return out.narrow(-1, 0, head_dim) if missing else out
 
 
-def _expanded_mask(query: Any, key: Any, mask: Any) -> Any:
-    """A boolean mask becomes an additive one; all masks are expanded to every head."""
-    if mask is None:
-        return None
-    if mask.dtype is torch.bool:
-        zeros = torch.zeros((), dtype=query.dtype, device=query.device)
-        mask = torch.where(mask, zeros, torch.full_like(zeros, -math.inf))
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+def _additive_mask(query: Any, mask: Any) -> Any:
+    """A boolean mask becomes one that is added to the scores (`convert_boolean_attn_mask`)."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    never = torch.scalar_tensor(-math.inf, dtype=query.dtype, device=query.device)
+    return torch.where(mask, 0.0, never)

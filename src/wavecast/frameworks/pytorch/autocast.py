@@ -127,8 +127,7 @@ def registered(key: str) -> set[str]:
     return {
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::")
-        and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
     }
 
 

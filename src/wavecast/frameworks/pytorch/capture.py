@@ -119,4 +119,6 @@ def _explaining() -> Iterator[None]:
     except Exception as error:
         line = failing_line(error.__traceback__)
         message = str(error).strip().split("\n")[0] or type(error).__name__
-        raise CaptureError(f"the step raised {type(error).__name__} at {line}: {message}") from error
+        raise CaptureError(
+            f"the step raised {type(error).__name__} at {line}: {message}"
+        ) from error

@@ -104,6 +104,7 @@ def batch_norm(
             momentum,
             eps,
         )[0]
+    torch.empty(0, dtype=torch.uint8, device=source.device)  # cuDNN's reserve, left empty
     return _aten.native_batch_norm(
         source, weight, bias, running_mean, running_var, training, momentum, eps
     )[0]
@@ -169,9 +170,9 @@ def ctc_loss(
     zero_infinity: bool = False,
 ) -> Any:
     """torch's own kernel (aten/native/LossCTC.cpp); cuDNN's needs values to be chosen."""
-    loss = _aten._ctc_loss(
-        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
-    )[0]
+    loss = _aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[
+        0
+    ]
     if zero_infinity:
         loss = torch.where(loss == float("inf"), torch.zeros_like(loss), loss)
     if reduction == 1:

@@ -18,11 +18,14 @@ from torch.utils import _foreach_utils as foreach
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.blame import user_line
-from wavecast.frameworks.pytorch.placement import GPU, apply_to_parameters, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.placement import (
+    GPU,
+    LARGEST_CONSTANT,
+    apply_to_parameters,
+    on_gpu,
+    put_on_gpu,
+)
 from wavecast.frameworks.pytorch.recorder import Recorder
-
-# Small tensors made from Python values keep them, so that lengths and step counts are exact.
-_LARGEST_CONSTANT = 4096
 
 
 @contextmanager
@@ -34,8 +37,8 @@ def cuda_machine(
 
         def replace(owner: Any, **values: Any) -> None:
             for name, value in values.items():
-                if hasattr(owner, name):
-                    stack.callback(setattr, owner, name, owner.__dict__.get(name, None))
+                if name in vars(owner):
+                    stack.callback(setattr, owner, name, vars(owner)[name])
                 else:
                     stack.callback(delattr, owner, name)
                 setattr(owner, name, value)
@@ -48,10 +51,10 @@ def cuda_machine(
         replace(torch.nn.RNNBase, flatten_parameters=lambda _: None)
         replace(torch.amp.GradScaler, _maybe_opt_step=_step_despite_unknown_overflow)
         replace(torch, Generator=_Generator, compile=_eager(answers))
-        replace(
-            torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder)
-        )
-        replace(fake_tensor, CONSTANT_NUMEL_LIMIT=_LARGEST_CONSTANT)
+        replace(torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder))
+        replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
+        # Libraries take other branches for fake tensors; here they should do what they do for real.
+        replace(torch._subclasses, FakeTensor=_NoFakeTensor)
         replace(fake_tensor, init_gpu_context=lambda *_: None)
         for module in (foreach, clip_grad, optimizers):
             # torch groups by the device that C++ sees, and C++ sees the CPU.
@@ -212,6 +215,10 @@ class _Streams:
             yield
         finally:
             self.set(previous)
+
+
+class _NoFakeTensor:
+    """What no tensor is an instance of."""
 
 
 class _DeviceContext:

@@ -9,6 +9,7 @@ all Python code, the user's and torch's own, sees `cuda:0`. C++ code sees the CP
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
 )
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wavecast.frameworks.pytorch.answers import Answers
@@ -29,6 +31,11 @@ from wavecast.frameworks.pytorch.recorder import Recorder, is_composite
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _MARK = "_wavecast_on_gpu"
+_FROM_SCALAR = "_wavecast_from_scalar"
+"""C++ turned a number into a tensor: a 0-dimensional one, but on the device of the others."""
+
+LARGEST_CONSTANT = 4096
+"""Tensors up to this size keep values that are known, so that lengths and masks are exact."""
 _prim_device = torch.ops.prim.device.default
 _aten = torch.ops.aten
 
@@ -46,12 +53,19 @@ _MIXES = {
     _aten._ctc_loss_backward.Tensor,
 }
 
-# Ops that change the shape of their argument: their result is not made anew.
-_CHANGES_SHAPE = {
-    op
-    for name in ("squeeze_", "unsqueeze_", "t_", "transpose_", "resize_", "set_", "as_strided_")
-    for op in (getattr(getattr(_aten, name), o) for o in getattr(_aten, name).overloads())
-}
+
+def _overloads(names: str) -> set[Any]:
+    packets = [getattr(_aten, name) for name in names.split()]
+    return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
+
+
+# Ops whose values are known from their arguments alone.
+_CONSTANTS = _overloads("ones zeros full arange")
+
+# Ops that change the shape of their argument, or whose results carry values.
+_NEVER_REPEATED = _CONSTANTS | _overloads(
+    "scalar_tensor squeeze_ unsqueeze_ t_ transpose_ resize_ set_ as_strided_"
+)
 
 
 def on_gpu(tensor: Any) -> bool:
@@ -119,10 +133,12 @@ class Placement(TorchDispatchMode):
         if gpu:
             for tensor in _tensors(out):
                 put_on_gpu(tensor)
+        elif func is _aten.scalar_tensor.default:
+            setattr(out, _FROM_SCALAR, True)
         repeatable = (
             key is not None
             and promoted == self._promotions
-            and func not in _CHANGES_SHAPE
+            and func not in _NEVER_REPEATED
             and not self.answers.knows(func)
         )
         return out, self._memo.learn(key, args, kwargs, out, gpu) if repeatable else None
@@ -136,12 +152,27 @@ class Placement(TorchDispatchMode):
         answer = self.answers.find(func)
         if answer is not None:
             return answer(*args, **kwargs)
+        if func in _CONSTANTS:
+            return self._make_constant(func, args, kwargs)
         if _only_writes(func) and not any(_has_values(t) for t in _tensors(args)):
             return None
         try:
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self.answers.bound(func, args, kwargs)
+
+    def _make_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A tensor that keeps its values if it is a small one of whole numbers or truths.
+
+        Masks and lengths are made of such, and code branches on them.
+        """
+        out = func(*args, **kwargs)
+        if out.dtype.is_floating_point or not 0 < out.numel() <= LARGEST_CONSTANT:
+            return out
+        with no_dispatch():
+            values = func(*args, **kwargs)
+        mode = out.fake_mode
+        return mode.fake_tensor_converter.from_real_tensor(mode, values, make_constant=True)
 
     def _placed_on_gpu(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -163,9 +194,10 @@ class Placement(TorchDispatchMode):
             # The first tensor is where the result goes.
             return bool(tensors) and on_gpu(tensors[0]), kwargs
         if not any(on_gpu(t) for t in tensors):
-            return False, kwargs
+            # Autograd fills in missing gradients "on the device of the output".
+            return not tensors and torch._C._current_autograd_node() is not None, kwargs
         for tensor in tensors:
-            if tensor.dim() and not on_gpu(tensor):
+            if not on_gpu(tensor) and (tensor.dim() or hasattr(tensor, _FROM_SCALAR)):
                 put_on_gpu(tensor)
                 self.recorder.promote(tensor)
                 self._promotions += 1
@@ -208,6 +240,8 @@ def gpu_tensors(placement: Placement) -> Iterator[None]:
         "pin_memory": lambda self, device=None: self,
         "is_pinned": lambda self, device=None: False,
         "record_stream": lambda self, stream: None,
+        "data_ptr": _address,
+        "__deepcopy__": _deep_copy,
     }
     with ExitStack() as stack:
         for name, value in replacements.items():
@@ -245,6 +279,26 @@ def _replace(tensor: Any, changed: Any) -> None:
     setattr(tensor, _MARK, on_gpu(changed))
 
 
+def _address(tensor: Any) -> int:
+    """A number that is equal for tensors that share memory: code asks for nothing else of it."""
+    return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
+
+
+def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    with torch.no_grad():
+        copied = tensor.clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        copied = torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    else:
+        copied.requires_grad_(tensor.requires_grad)
+    for name in tensor.__dict__.keys() - copied.__dict__.keys():
+        setattr(copied, name, copy.deepcopy(tensor.__dict__[name], memo))
+    memo[id(tensor)] = copied
+    return copied
+
+
 class _Mover:
     """The methods of a tensor that change its place, in all their spellings."""
 
@@ -260,18 +314,18 @@ class _Mover:
         )
 
     def _to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        copy = kwargs.pop("copy", False)
+        clone = kwargs.pop("copy", False)
         other = args[0] if args else kwargs.pop("other", None)
         if isinstance(other, torch.Tensor):
             rest = dict(zip(("non_blocking", "copy"), args[1:], strict=False)) | kwargs
-            copy = copy or rest.get("copy", False)
+            clone = clone or rest.get("copy", False)
             non_blocking, memory_format = rest.get("non_blocking", False), rest.get("memory_format")
             device, dtype = other.device, other.dtype
         else:
             if len(args) > 1 and isinstance(args[-1], bool) and isinstance(args[-2], bool):
-                args, copy = args[:-1], args[-1]
+                args, clone = args[:-1], args[-1]
             device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        return self._move(tensor, device, dtype, non_blocking, copy, memory_format)
+        return self._move(tensor, device, dtype, non_blocking, clone, memory_format)
 
     def _move(
         self,
@@ -279,7 +333,7 @@ class _Mover:
         device: Any,
         dtype: Any,
         non_blocking: bool,
-        copy: bool,
+        clone: bool,
         memory_format: Any,
     ) -> Any:
         keywords: dict[str, Any] = {}
@@ -288,10 +342,10 @@ class _Mover:
         if dtype is not None and dtype != tensor.dtype:
             keywords["dtype"] = dtype
         if memory_format is not None and memory_format is not torch.preserve_format:
-            if not keywords and not copy and tensor.is_contiguous(memory_format=memory_format):
+            if not keywords and not clone and tensor.is_contiguous(memory_format=memory_format):
                 return tensor
             keywords["memory_format"] = memory_format
-        elif not keywords and not copy:
+        elif not keywords and not clone:
             return tensor
         self._placement.moving = True
         try:

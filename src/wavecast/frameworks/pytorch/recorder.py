@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wavecast.frameworks.pytorch.structure import Structure
-from wavecast.trace import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec
+from wavecast.trace import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
 
 # Questions about a tensor, and autograd's bookkeeping: they reach a dispatch mode but are no
 # operations of the step.
@@ -89,8 +90,12 @@ class Recording:
     allocations: tuple[Allocation, ...]
 
 
+LABEL = "wavecast#"
+"""Prefix of the profiler range around each recorded op; its number is the op's position."""
+
+
 class RecordingMode(TorchDispatchMode):
-    """Has the ops of a real GPU written down as they run."""
+    """Has the ops of a real GPU written down as they run, each in a profiler range of its own."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -101,12 +106,15 @@ class RecordingMode(TorchDispatchMode):
     ) -> Any:
         """Run the op, then write it down."""
         kwargs = kwargs or {}
+        if _signature(func) is None:
+            return func(*args, **kwargs)
         if is_composite(func):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        out = func(*args, **kwargs)
+        with torch.profiler.record_function(f"{LABEL}{len(self.recorder)}"):
+            out = func(*args, **kwargs)
         self.recorder.write_down(func, args, kwargs, out)
         return out
 
@@ -131,6 +139,9 @@ class Recorder:
         self._live: dict[int, tuple[_Memory, weakref.ref[Any]]] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
         self._ops: dict[Op, Op] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def write_down(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any, known: Op | None = None
@@ -199,14 +210,20 @@ class Recorder:
             yield
             self._assign_roles()
 
-    def recording(self) -> Recording:
-        """The recorded step. Host-only ops are left out; indices count what remains."""
+    def recording(
+        self, kernels: Mapping[int, tuple[Kernel, ...]] = MappingProxyType({})
+    ) -> Recording:
+        """The recorded step. Host-only ops are left out; indices count what remains.
+
+        Args:
+            kernels: those that ran, by the position of their op when they were measured.
+        """
         kept = [i for i, entry in enumerate(self._entries) if not entry.host]
         # position[i]: how many kept calls precede entry i
         position = [0] * (len(self._entries) + 1)
         for index, entry in enumerate(self._entries):
             position[index + 1] = position[index] + (not entry.host)
-        calls = tuple(self._call(self._entries[i]) for i in kept)
+        calls = tuple(self._call(self._entries[i], kernels.get(i, ())) for i in kept)
         allocations = tuple(
             Allocation(
                 nbytes=memory.nbytes,
@@ -288,8 +305,8 @@ class Recorder:
         return spec
 
     @staticmethod
-    def _call(entry: _Entry) -> Call:
-        return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs)
+    def _call(entry: _Entry, kernels: tuple[Kernel, ...]) -> Call:
+        return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels)
 
 
 @cache
@@ -346,11 +363,11 @@ def _on_host(op: Op) -> bool:
 
 
 def _tensors_of(value: Any) -> list[Any] | None:
-    """The tensors of an argument, or None if it is not made of tensors."""
+    """The tensors of an argument or result, or None if there is none in it."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
-        return [v for v in value if isinstance(v, torch.Tensor)]
+    if isinstance(value, list | tuple):
+        return [t for item in value for t in _tensors_of(item) or ()] or None
     return None
 
 
@@ -380,22 +397,23 @@ def _waits(op: Op) -> bool:
 
 
 _MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv"}
-_CUDNN = {
-    "aten.convolution",
-    "aten.convolution_backward",
-    "aten._cudnn_rnn",
-    "aten._cudnn_rnn_backward",
-}
+_CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
+_RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
 
 
 def _with_precision(op: Op) -> Op:
     """Say whether float32 products may be rounded to TF32 under the switches now in force."""
-    if op.base not in _MATMULS and op.base not in _CUDNN:
+    if op.base in _MATMULS:
+        switch = torch.backends.cuda.matmul
+    elif op.base in _CONVOLUTIONS:
+        switch = torch.backends.cudnn.conv
+    elif op.base in _RNNS:
+        switch = torch.backends.cudnn.rnn
+    else:
         return op
     if not op.inputs or op.inputs[0].dtype != "float32":
         return op
-    switch = torch.backends.cuda.matmul if op.base in _MATMULS else torch.backends.cudnn
-    return _marked(op, "tf32" if switch.allow_tf32 else "ieee")
+    return _marked(op, "tf32" if switch.fp32_precision == "tf32" else "ieee")
 
 
 @cache

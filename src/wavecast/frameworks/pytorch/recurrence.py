@@ -70,13 +70,13 @@ class RecurrentLayer:
         size = weights[0].shape[0] // _GATES[self.cell]
         per_layer = len(weights) // (num_layers * (2 if bidirectional else 1))
         projected = per_layer == (5 if has_biases else 3)
+        buffer = self._flat(weights)
         if torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
-            source, hidden = source.to(dtype), hidden.to(dtype)
-            cell = None if cell is None else cell.to(dtype)
-            buffer, weights = _flat_copies(weights, dtype)
-        else:
-            buffer = self._flat(weights)
+            # `_cudnn_rnn_cast_reflatten` knows one precision, whatever autocast asks for.
+            buffer, weights = _flat_copies(weights, torch.float16)
+            hidden = hidden.to(torch.float16)
+            cell = None if cell is None else cell.to(torch.float16)
+            source = source.to(torch.float16)
         output, hidden_n, cell_n, _, _ = _aten._cudnn_rnn(
             source,
             weights,
@@ -99,8 +99,11 @@ class RecurrentLayer:
 
     def _flat(self, weights: list[Any]) -> Any:
         """The one buffer in which `flatten_parameters` keeps all weights of the layer."""
-        with torch.no_grad(), self.recorder.silence():
-            return weights[0].new_empty(sum(w.numel() for w in weights))
+        with torch.no_grad():
+            with self.recorder.silence():
+                whole = weights[0].new_empty(sum(w.numel() for w in weights))
+            flat = torch.empty(0, dtype=whole.dtype, device=whole.device)
+            return flat.set_(whole.untyped_storage())
 
     def _dropout_state(self, source: Any) -> Any:
         """cuDNN's random state, made once and kept."""
@@ -109,6 +112,17 @@ class RecurrentLayer:
 
 
 def _flat_copies(weights: list[Any], dtype: Any) -> tuple[Any, list[Any]]:
-    """Under autocast all weights are cast into one new buffer (`_cudnn_rnn_cast_reflatten`)."""
-    buffer = weights[0].new_zeros(sum(w.numel() for w in weights), dtype=dtype)
-    return buffer, [w.to(dtype) for w in weights]
+    """Under autocast all weights are cast into one new buffer: matrices first, then biases."""
+    place = {"dtype": dtype, "device": weights[0].device}
+    buffer = torch.zeros(sum(w.numel() for w in weights), **place)
+    offset, offsets = 0, {}
+    for index in sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1):
+        offsets[index] = offset
+        offset += weights[index].numel()
+    parts = []
+    for index, weight in enumerate(weights):
+        part = torch.empty(0, **place)
+        with torch.no_grad():
+            part.set_(buffer.untyped_storage(), offsets[index], (weight.numel(), 1))
+        parts.append(part)
+    return buffer, [p.copy_(w.view(p.shape)) for p, w in zip(parts, weights, strict=True)]

@@ -1,0 +1,303 @@
+"""Traces made without a GPU against the same steps run on one.
+
+On a GPU:   python -m benchmarks.reality OUT     records real steps, compares, measures
+Elsewhere:  python -m benchmarks.reality         compares with the recorded ones in measurements/
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import itertools
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from benchmarks.steps import LIBRARY_STEPS, PRECISIONS, STEPS
+from torch.profiler import ProfilerActivity, profile
+
+from wavecast.frameworks.pytorch import capture
+from wavecast.frameworks.pytorch.autocast import registered
+from wavecast.frameworks.pytorch.recorder import LABEL, Recorder, RecordingMode
+from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.trace import Call, Kernel, TensorSpec, Trace, load_trace
+
+RECORDED = Path(__file__).parent.parent / "measurements" / "h200" / "steps"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How much of a real step a trace has: shares of its ops and of its GPU time."""
+
+    real_ops: int
+    traced_ops: int
+    by_count: float
+    by_gpu_time: float
+    only_real: Counter[Any]
+    only_traced: Counter[Any]
+
+
+def compare(real: Trace, traced: Trace) -> Agreement:
+    """Match ops by phase, name, shapes and dtypes, each as often as it occurs."""
+    expected, got = Counter(map(identity, real)), Counter(map(identity, traced))
+    left = Counter(got)
+    matched_s = total_s = 0.0
+    for call in real:
+        seconds = sum(kernel.seconds for kernel in call.kernels)
+        total_s += seconds
+        if left[identity(call)] > 0:
+            left[identity(call)] -= 1
+            matched_s += seconds
+    common = sum((expected & got).values())
+    return Agreement(
+        real_ops=len(real),
+        traced_ops=len(traced),
+        by_count=common / max(len(real), len(traced)),
+        by_gpu_time=matched_s / total_s if total_s else 1.0,
+        only_real=expected - got,
+        only_traced=got - expected,
+    )
+
+
+def identity(call: Call) -> tuple[Any, ...]:
+    """What two ops must share to be the same (sizes of cuDNN's opaque buffers are its own)."""
+
+    def tensors(specs: tuple[TensorSpec, ...]) -> tuple[Any, ...]:
+        opaque = call.op.base.startswith("aten._cudnn_rnn")
+        return tuple((t.shape, t.dtype) for t in specs if not (opaque and t.dtype == "uint8"))
+
+    return call.phase, call.op.name, tensors(call.op.inputs), tensors(call.op.outputs)
+
+
+def record(make_step: Callable[[], Any]) -> Trace:
+    """The trace of a step that really runs, with the GPU time of each op."""
+    step = make_step()
+    for _ in range(3):
+        step()
+    recorder = Recorder(Structure())
+    with RecordingMode(recorder):
+        with recorder.structure.watch():
+            step()  # names the modules
+        torch.cuda.synchronize()
+        with (
+            profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler,
+            recorder.step(),
+        ):
+            step()
+            torch.cuda.synchronize()
+    recording = recorder.recording(_kernels_by_op(profiler))
+    del step
+    return Trace(
+        recording.calls,
+        recording.allocations,
+        framework=f"torch {torch.__version__.split('+')[0]}",
+        capability=torch.cuda.get_device_capability(),
+    )
+
+
+def _kernels_by_op(profiler: Any) -> dict[int, tuple[Kernel, ...]]:
+    """The kernels that were launched within each op's range, in the profiler's own file."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    ranges: dict[int, list[tuple[float, float, int]]] = {}
+    launches: dict[int, tuple[int, float]] = {}
+    for event in events:
+        if event.get("cat") == "user_annotation" and event["name"].startswith(LABEL):
+            position = int(event["name"].removeprefix(LABEL))
+            span = (event["ts"], event["ts"] + event["dur"], position)
+            ranges.setdefault(event["tid"], []).append(span)
+        elif event.get("cat") in ("cuda_runtime", "cuda_driver"):
+            launches[event["args"]["correlation"]] = (event["tid"], event["ts"])
+    for spans in ranges.values():
+        spans.sort()
+    found: dict[int, list[Kernel]] = {}
+    for event in events:
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        thread, issued = launches[event["args"]["correlation"]]
+        spans = ranges.get(thread, [])
+        index = bisect.bisect_right(spans, (issued, float("inf"), 0)) - 1
+        if index >= 0 and issued <= spans[index][1]:
+            kernel = Kernel(event["name"][:120], round(event["dur"] * 1e-6, 10))
+            found.setdefault(spans[index][2], []).append(kernel)
+    return {position: tuple(kernels) for position, kernels in found.items()}
+
+
+def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]:
+    """Wall time, host time to issue and GPU-busy time of a step, and its peak memory."""
+    step = make_step()
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    walls, issues = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        step()
+        issued = time.perf_counter()
+        torch.cuda.synchronize()
+        walls.append(time.perf_counter() - start)
+        issues.append(issued - start)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    torch.cuda.synchronize()
+    steady_s = (time.perf_counter() - start) / repeats
+    peak = torch.cuda.max_memory_allocated()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    busy_s = sum(e.self_device_time_total for e in profiler.key_averages()) * 1e-6 / 3
+    return {
+        "steady_s": steady_s,
+        "synced_s": statistics.median(walls),
+        "issue_s": statistics.median(issues),
+        "gpu_busy_s": busy_s,
+        "peak_bytes": float(peak),
+    }
+
+
+def attention_choices() -> list[dict[str, Any]]:
+    """Which attention kernel torch chooses here, over what the choice depends on."""
+    rows = []
+    options = itertools.product(
+        ("float32", "float16", "bfloat16"), (32, 60, 64, 80, 128, 192, 256, 288),
+        (False, True), (0.0, 0.1), ("none", "bool", "float"), (False, True), (False, True),
+    )  # fmt: skip
+    for dtype, head, causal, dropout, mask, grouped, grad in options:
+        if causal and mask != "none":
+            continue
+        make = {"dtype": getattr(torch, dtype), "device": "cuda", "requires_grad": grad}
+        query = torch.randn(2, 8, 64, head, **make)
+        key, value = (torch.randn(2, 2 if grouped else 8, 64, head, **make) for _ in range(2))
+        given = None
+        if mask != "none":
+            given = torch.ones(2, 1, 64, 64, device="cuda", dtype=torch.bool)
+            given = given if mask == "bool" else given.to(query.dtype)
+        choice = torch._fused_sdp_choice(
+            query, key, value, given, dropout, causal, enable_gqa=grouped
+        )
+        rows.append(
+            {
+                "dtype": dtype, "head": head, "causal": causal, "dropout": dropout, "mask": mask,
+                "grouped": grouped, "grad": grad, "choice": choice,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def probe() -> dict[str, Any]:
+    """Facts about this torch and GPU that the tracer imitates."""
+    x = torch.randn(4, 64, 64, device="cuda", dtype=torch.float16)
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "gpu": torch.cuda.get_device_name(),
+        "python": platform.python_version(),
+        "autocast_cuda": sorted(registered("AutocastCUDA")),
+    }
+    with torch.autocast("cuda", torch.float16):
+        found["rms_norm"] = str(F.rms_norm(x, (64,)).dtype)
+        found["layer_norm"] = str(F.layer_norm(x, (64,)).dtype)
+        found["group_norm"] = str(F.group_norm(x, 4).dtype)
+        found["sum"] = str(x.sum().dtype)
+    return found
+
+
+def time_issue(count: int = 2000) -> dict[str, float]:
+    """Host seconds to issue one op of a few sorts, and the GPU's rates, on this machine."""
+    small = torch.zeros(8, device="cuda")
+    grad = torch.zeros(8, device="cuda", requires_grad=True)
+    matrix = torch.zeros(64, 64, device="cuda")
+    cases: dict[str, Callable[[], Any]] = {
+        "view": lambda: small.view(2, 4),
+        "add_": lambda: small.add_(1),
+        "mul": lambda: small * small,
+        "mul_grad": lambda: grad * grad,
+        "mm": lambda: matrix @ matrix,
+        "sum": lambda: small.sum(),
+        "empty": lambda: torch.empty(8, device="cuda"),
+        "item": lambda: small[0].item(),
+    }
+    seconds = {}
+    for name, run in cases.items():
+        for _ in range(200):
+            run()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        seconds[name] = (time.perf_counter() - start) / count
+        torch.cuda.synchronize()
+    return seconds
+
+
+def run_on_gpu(out: Path) -> None:
+    """Record, compare and measure everything; a short table last."""
+    out.mkdir(parents=True, exist_ok=True)
+    steps = out / "steps"
+    steps.mkdir()
+    (out / "probe.json").write_text(json.dumps({**probe(), "issue_s": time_issue()}, indent=1))
+    (out / "attention.json").write_text(json.dumps(attention_choices()))
+    rows, lines = [], []
+    for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
+        real = record(lambda make=make, batch=batch, p=precision: make(batch, p))
+        real.save(steps / f"{name}-{precision}.json.gz")
+        traced = capture(lambda make=make, batch=batch, p=precision: make(batch, p))
+        lines.append(describe(f"{name} {precision}", compare(real, traced)))
+        for size in (2, batch):
+            row = measure(lambda make=make, size=size, p=precision: make(size, p))
+            rows.append({"model": name, "precision": precision, "batch": size, **row})
+        torch.cuda.empty_cache()
+        print(lines[-1], flush=True)
+    for (name, make), precision in itertools.product(LIBRARY_STEPS.items(), PRECISIONS):
+        real = record(lambda make=make, p=precision: make(p))
+        lines.append(describe(name, compare(real, capture(lambda make=make, p=precision: make(p)))))
+        print(lines[-1], flush=True)
+    with (out / "steps.csv").open("w") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    for row in rows:
+        print({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    print("\n".join(lines))
+
+
+def describe(name: str, agreement: Agreement) -> str:
+    """One line, and the ops that differ."""
+    line = (
+        f"{name:22} real {agreement.real_ops:5} traced {agreement.traced_ops:5} "
+        f"count {agreement.by_count:7.2%} gpu time {agreement.by_gpu_time:7.2%}"
+    )
+    for title, counter in (("real", agreement.only_real), ("traced", agreement.only_traced)):
+        for (phase, op, inputs, outputs), count in counter.most_common(6):
+            shapes = " ".join(f"{s}{d[-4:]}" for s, d in inputs[:3])
+            line += f"\n    only {title}: {count}x {phase} {op} {shapes} -> {outputs[:2]}"
+    return line
+
+
+def compare_with_recorded() -> None:
+    """Compare traces made here with the steps recorded on the GPU."""
+    for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
+        real = load_trace(RECORDED / f"{name}-{precision}.json.gz")
+        traced = capture(lambda make=make, batch=batch, p=precision: make(batch, p))
+        print(describe(f"{name} {precision}", compare(real, traced)))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run_on_gpu(Path(sys.argv[1]))
+    else:
+        compare_with_recorded()
