@@ -1,0 +1,103 @@
+"""How long training a neural network takes, on GPUs you do not have.
+
+    import wavecast as wc
+
+    trace = wc.trace(make_step)                  # make_step builds a CUDA training step; no GPU needed
+    prediction = wc.predict(trace, "h100-sxm-80gb")
+    prediction.seconds, prediction.low_s, prediction.high_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from wavecast.devices import Device, device, devices
+from wavecast.errors import CaptureError, InvalidInput, MissingExtra, UnknownName, WavecastError
+from wavecast.prices import Price, price
+from wavecast.trace import Trace, load_trace
+
+if TYPE_CHECKING:
+    from wavecast.prediction import Estimate, Prediction, Predictor, predict
+    from wavecast.timeline import Host
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "Device",
+    "Estimate",
+    "Host",
+    "InvalidInput",
+    "MissingExtra",
+    "Prediction",
+    "Predictor",
+    "Price",
+    "Trace",
+    "UnknownName",
+    "WavecastError",
+    "device",
+    "devices",
+    "load_trace",
+    "predict",
+    "price",
+    "trace",
+]
+
+# Loaded when first used: they need numpy, and importing wavecast should cost next to nothing.
+_LAZY = {
+    "Estimate": "wavecast.prediction",
+    "Host": "wavecast.timeline",
+    "Prediction": "wavecast.prediction",
+    "Predictor": "wavecast.prediction",
+    "predict": "wavecast.prediction",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'wavecast' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def trace(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    gpu: Device | str | None = None,
+    capability: tuple[int, int] | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
+    """The trace of one training step: no GPU, no arithmetic, no weights in memory.
+
+    Args:
+        make_step: builds model, optimizer and inputs as for CUDA, and returns the function that
+            runs one training step.
+        gpu: the GPU for which kernels are chosen; a recent data-centre GPU if not given. It
+            matters for attention, of which older GPUs have other kernels.
+        capability: the same by compute capability alone.
+        samples: how many samples (or other `unit`) one step consumes, for throughput.
+        unit: what `samples` counts.
+        progress: called now and then with the number of ops traced so far.
+    """
+    try:
+        from wavecast.frameworks.pytorch import capture
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("tracing needs torch: pip install 'wavecast[torch]'") from error
+    target = device(gpu) if isinstance(gpu, str) else gpu
+    return capture(
+        make_step,
+        capability=capability if target is None else target.compute_capability,
+        samples=samples,
+        unit=unit,
+        progress=progress,
+    )

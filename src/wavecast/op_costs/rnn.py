@@ -113,3 +113,23 @@ def _rnn_backward(op: Op) -> Cost:
     weights = Cost(flops, item * (gates + net.inputs + net.outputs), item * net.weights)
     wants = integers(op, "output_mask") or (1, 1, 1, 1)
     return data + weights * wants[-1]
+
+
+def cell_steps(op: Op) -> int:
+    """How many times a cell is applied one after the other: time steps by layers by directions."""
+    network = _network(op)
+    packed = op.attr("batch_sizes")
+    shape = op.inputs[0].shape
+    if isinstance(packed, tuple):
+        steps = len(packed)
+    elif len(shape) == 3:
+        steps = shape[1] if op.attr("batch_first", False) else shape[0]
+    else:
+        # A long packed batch drops its sizes from the trace; the first states tell its width.
+        steps = -(-shape[0] // max(1, _batch(op)))
+    return steps * network.layers * network.directions
+
+
+def _batch(op: Op) -> int:
+    states = [t.shape for t in op.inputs[1:] if len(t.shape) == 3]
+    return states[0][1] if states else 1

@@ -24,14 +24,26 @@ def resnet50(
     width: int = 64,
 ) -> TrainingStep:
     """ResNet-50 on ImageNet: SGD with momentum, as in section 3.4 of He et al."""
-    model = ResNet(layers, width, classes).to(device)
+    model = ResNet(layers, width, classes)
+    return classifier_step(model, (batch, 3, image, image), precision, device, classes)
+
+
+def classifier_step(
+    model: nn.Module,
+    shape: Sequence[int],
+    precision: str,
+    device: str = "cuda",
+    classes: int = 1000,
+) -> TrainingStep:
+    """Any image classifier trained on random images of a shape, by SGD with momentum."""
+    model = model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(images), labels)
 
-    images = torch.randn(batch, 3, image, image, device=device)
-    labels = torch.randint(classes, (batch,), device=device)
+    images = torch.randn(*shape, device=device)
+    labels = torch.randint(classes, (shape[0],), device=device)
     return TrainingStep(model, (images, labels), Minimizer(loss, optimizer, precision, device))
 
 

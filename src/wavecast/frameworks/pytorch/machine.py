@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
+from torch.utils._device import DeviceContext, _device_constructors
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.answers import Answers
@@ -265,12 +266,20 @@ def _from_data(make: Any, recorder: Recorder) -> Any:
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:
         made = make(data, device="cpu", **options)
-        if torch.device(device or torch.get_default_device()).type == "cuda":
+        if torch.device(device if device is not None else _default_device()).type == "cuda":
             put_on_gpu(made)
             recorder.promote(made)
         return made
 
     return tensor
+
+
+def _default_device() -> Any:
+    """What `torch.get_default_device` tells, which asks `torch.tensor` for it."""
+    for mode in reversed(torch.overrides._get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return "cpu"
 
 
 def _as_tensor(recorder: Recorder) -> Any:

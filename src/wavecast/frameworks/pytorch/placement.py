@@ -1,17 +1,13 @@
-"""Fake tensors that say they are on a GPU.
+"""Fake tensors that are on a GPU, or not.
 
 Every tensor of a traced step is a `FakeTensor` on the CPU: torch's CPU build can run autograd
 on nothing else. Which of them the user put on the GPU is a mark on the tensor, set by the
-dispatch mode `Placement`; the methods that tell or change a tensor's place (`device`,
-`is_cuda`, `to`, `cuda`, `cpu`, ...) are replaced on the FakeTensor class while tracing, so that
-all Python code, the user's and torch's own, sees `cuda:0`. C++ code sees the CPU.
+dispatch mode `Placement`; `wavecast.frameworks.pytorch.tensors` lets Python code see it.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -24,12 +20,15 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.answers import Answers
+from wavecast.frameworks.pytorch.blame import user_line
 from wavecast.frameworks.pytorch.memo import Entry, Memo
-from wavecast.frameworks.pytorch.recorder import Recorder, is_composite
+from wavecast.frameworks.pytorch.recorder import Recorder
+from wavecast.frameworks.pytorch.signature import is_composite
 
 GPU = torch.device("cuda", 0)
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
 _MARK = "_wavecast_on_gpu"
 _FROM_SCALAR = "_wavecast_from_scalar"
 """C++ turned a number into a tensor: a 0-dimensional one, but on the device of the others."""
@@ -60,7 +59,7 @@ def _overloads(names: str) -> set[Any]:
 
 
 # Ops whose values are known from their arguments alone.
-_CONSTANTS = _overloads("ones zeros full arange")
+_CONSTANTS = _overloads("ones zeros full arange linspace eye")
 
 # Ops that change the shape of their argument, or whose results carry values.
 _NEVER_REPEATED = _CONSTANTS | _overloads(
@@ -76,6 +75,11 @@ def on_gpu(tensor: Any) -> bool:
 def put_on_gpu(tensor: Any) -> None:
     """Mark a tensor as the GPU's."""
     setattr(tensor, _MARK, True)
+
+
+def mark(tensor: Any, is_on_gpu: bool) -> None:
+    """Mark a tensor as the GPU's or the host's."""
+    setattr(tensor, _MARK, is_on_gpu)
 
 
 class Placement(TorchDispatchMode):
@@ -101,7 +105,7 @@ class Placement(TorchDispatchMode):
     ) -> Any:
         """Run the op on fake CPU tensors and mark what it makes."""
         if func is _prim_device:
-            return _CPU
+            return CPU
         kwargs = kwargs or {}
         if is_composite(func):
             # Inference mode hands composite ops to the mode; autograd would have split them.
@@ -130,9 +134,18 @@ class Placement(TorchDispatchMode):
             out = self._run(func, args, kwargs)
         finally:
             self._depth -= 1
+        for tensor in tensors_in(out):
+            if tensor.layout is not torch.strided:
+                raise CaptureError(
+                    f"{func} at {user_line()} makes a sparse tensor, which cannot be traced; "
+                    "use the dense form (sparse=False)"
+                )
         if gpu:
-            for tensor in _tensors(out):
+            for tensor in tensors_in(out):
                 put_on_gpu(tensor)
+                if tensor.dtype.is_floating_point:
+                    # Code branches on whole numbers and truths; weights need no values.
+                    tensor.constant = None
         elif func is _aten.scalar_tensor.default:
             setattr(out, _FROM_SCALAR, True)
         repeatable = (
@@ -154,7 +167,7 @@ class Placement(TorchDispatchMode):
             return answer(*args, **kwargs)
         if func in _CONSTANTS:
             return self._make_constant(func, args, kwargs)
-        if _only_writes(func) and not any(_has_values(t) for t in _tensors(args)):
+        if _only_writes(func) and not any(_has_values(t) for t in tensors_in(args)):
             return None
         try:
             return func(*args, **kwargs)
@@ -162,12 +175,12 @@ class Placement(TorchDispatchMode):
             return self.answers.bound(func, args, kwargs)
 
     def _make_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A tensor that keeps its values if it is a small one of whole numbers or truths.
+        """A tensor that keeps its values if it is small.
 
-        Masks and lengths are made of such, and code branches on them.
+        Lengths, masks and the widths of layers are made of such, and code branches on them.
         """
         out = func(*args, **kwargs)
-        if out.dtype.is_floating_point or not 0 < out.numel() <= LARGEST_CONSTANT:
+        if not 0 < out.numel() <= LARGEST_CONSTANT:
             return out
         with no_dispatch():
             values = func(*args, **kwargs)
@@ -183,13 +196,13 @@ class Placement(TorchDispatchMode):
             if func is _aten._to_copy.default:
                 del kwargs["device"]  # "to where it is" would return the tensor itself
             else:
-                kwargs["device"] = _CPU
+                kwargs["device"] = CPU
             if torch.device(device).type == "cuda":
                 return True, kwargs
             if func is _aten._to_copy.default and self.moving:
                 return False, kwargs
             # Else it is C++ that says "on the device of that tensor", meaning the GPU's if so.
-        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
         if func in _MIXES:
             # The first tensor is where the result goes.
             return bool(tensors) and on_gpu(tensors[0]), kwargs
@@ -218,145 +231,9 @@ def _has_values(tensor: Any) -> bool:
     return getattr(tensor, "constant", None) is not None
 
 
-@contextmanager
-def gpu_tensors(placement: Placement) -> Iterator[None]:
-    """Make FakeTensors tell and change their place as tensors on a CUDA machine do."""
-    fake_device = FakeTensor.device.fget
-    mover = _Mover(placement)
-
-    def device(self: Any) -> Any:
-        if placement.inside or not on_gpu(self):
-            return fake_device(self)
-        return GPU
-
-    replacements = {
-        "device": property(device),
-        "is_cuda": property(lambda self: not placement.inside and on_gpu(self)),
-        "is_cpu": property(lambda self: placement.inside or not on_gpu(self)),
-        "get_device": lambda self: 0 if on_gpu(self) else -1,
-        "to": mover.to,
-        "cuda": mover.cuda,
-        "cpu": mover.cpu,
-        "pin_memory": lambda self, device=None: self,
-        "is_pinned": lambda self, device=None: False,
-        "record_stream": lambda self, stream: None,
-        "data_ptr": _address,
-        "__deepcopy__": _deep_copy,
-    }
-    with ExitStack() as stack:
-        for name, value in replacements.items():
-            if name in FakeTensor.__dict__:
-                stack.callback(setattr, FakeTensor, name, FakeTensor.__dict__[name])
-            else:
-                stack.callback(delattr, FakeTensor, name)
-            setattr(FakeTensor, name, value)
-        yield
-
-
-def apply_to_parameters(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """What `nn.Module._apply` does, for fake tensors: parameters keep their identity."""
-    if recurse:
-        for child in module.children():
-            child._apply(fn)
-    for parameter in module._parameters.values():
-        if parameter is None:
-            continue
-        with torch.no_grad():
-            changed = fn(parameter)
-            _replace(parameter, changed)
-            if parameter.grad is not None:
-                _replace(parameter.grad, fn(parameter.grad))
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = fn(buffer)
-    return module
-
-
-def _replace(tensor: Any, changed: Any) -> None:
-    if changed is tensor:
-        return
-    tensor.data = changed
-    setattr(tensor, _MARK, on_gpu(changed))
-
-
-def _address(tensor: Any) -> int:
-    """A number that is equal for tensors that share memory: code asks for nothing else of it."""
-    return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
-
-
-def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
-    if id(tensor) in memo:
-        return memo[id(tensor)]
-    with torch.no_grad():
-        copied = tensor.clone()
-    if isinstance(tensor, torch.nn.Parameter):
-        copied = torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
-    else:
-        copied.requires_grad_(tensor.requires_grad)
-    for name in tensor.__dict__.keys() - copied.__dict__.keys():
-        setattr(copied, name, copy.deepcopy(tensor.__dict__[name], memo))
-    memo[id(tensor)] = copied
-    return copied
-
-
-class _Mover:
-    """The methods of a tensor that change its place, in all their spellings."""
-
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
-        # Functions, not bound methods: on a class they become methods of the tensor.
-        self.to = lambda tensor, *args, **kwargs: self._to(tensor, *args, **kwargs)
-        self.cuda = lambda tensor, device=None, non_blocking=False, memory_format=None: self._move(
-            tensor, GPU, None, non_blocking, False, memory_format
-        )
-        self.cpu = lambda tensor, memory_format=None: self._move(
-            tensor, _CPU, None, False, False, memory_format
-        )
-
-    def _to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        clone = kwargs.pop("copy", False)
-        other = args[0] if args else kwargs.pop("other", None)
-        if isinstance(other, torch.Tensor):
-            rest = dict(zip(("non_blocking", "copy"), args[1:], strict=False)) | kwargs
-            clone = clone or rest.get("copy", False)
-            non_blocking, memory_format = rest.get("non_blocking", False), rest.get("memory_format")
-            device, dtype = other.device, other.dtype
-        else:
-            if len(args) > 1 and isinstance(args[-1], bool) and isinstance(args[-2], bool):
-                args, clone = args[:-1], args[-1]
-            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        return self._move(tensor, device, dtype, non_blocking, clone, memory_format)
-
-    def _move(
-        self,
-        tensor: Any,
-        device: Any,
-        dtype: Any,
-        non_blocking: bool,
-        clone: bool,
-        memory_format: Any,
-    ) -> Any:
-        keywords: dict[str, Any] = {}
-        if device is not None and torch.device(device).type != tensor.device.type:
-            keywords = {"device": torch.device(device), "non_blocking": non_blocking}
-        if dtype is not None and dtype != tensor.dtype:
-            keywords["dtype"] = dtype
-        if memory_format is not None and memory_format is not torch.preserve_format:
-            if not keywords and not clone and tensor.is_contiguous(memory_format=memory_format):
-                return tensor
-            keywords["memory_format"] = memory_format
-        elif not keywords and not clone:
-            return tensor
-        self._placement.moving = True
-        try:
-            return _aten._to_copy.default(tensor, **keywords)
-        finally:
-            self._placement.moving = False
-
-
-def _tensors(value: Any) -> Iterator[Any]:
+def tensors_in(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)

@@ -6,50 +6,23 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wavecast.frameworks.pytorch.signature import (
+    bind,
+    is_composite,
+    on_host,
+    signature_of,
+    tensors_of,
+    waits,
+    with_precision,
+)
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.trace import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
-
-# Questions about a tensor, and autograd's bookkeeping: they reach a dispatch mode but are no
-# operations of the step.
-_QUERIES = (
-    "prim::",
-    "profiler::",
-    "aten::is_",
-    "aten::sym_",
-    "aten::size",
-    "aten::stride",
-    "aten::detach",
-)
-
-# Split by the dispatcher for the CPU only; CUDA has a kernel.
-_WHOLE = {"aten::_fused_rms_norm"}
-
-# Longer lists (one number per parameter, in foreach optimizers) say nothing about time.
-_LONGEST_LIST = 16
-
-# Ops after which the host holds a value that the GPU had to compute first.
-_READS_BACK = {
-    "aten._local_scalar_dense",
-    "aten.nonzero",
-    "aten.masked_select",
-    "aten._unique2",
-    "aten.unique_consecutive",
-    "aten.unique_dim",
-    "aten.equal",
-    "aten.bincount",
-    "aten.repeat_interleave.Tensor",
-    "cuda.synchronize",
-    "cuda.stream_synchronize",
-    "cuda.event_synchronize",
-}
-
 
 @dataclass
 class _Entry:
@@ -72,14 +45,6 @@ class _Memory:
     born: int
     freed: int | None = None
     role: Role = Role.INTERMEDIATE
-
-
-@dataclass(frozen=True)
-class _Signature:
-    """An op's name, and its arguments: their names and whether they are written to."""
-
-    name: str
-    arguments: tuple[tuple[str, bool], ...]
 
 
 @dataclass
@@ -106,7 +71,7 @@ class RecordingMode(TorchDispatchMode):
     ) -> Any:
         """Run the op, then write it down."""
         kwargs = kwargs or {}
-        if _signature(func) is None:
+        if signature_of(func) is None:
             return func(*args, **kwargs)
         if is_composite(func):
             with self:
@@ -147,25 +112,25 @@ class Recorder:
         self, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any, known: Op | None = None
     ) -> Op | None:
         """Write an op down that has run; `known` is what it is if the same was seen before."""
-        signature = _signature(func)
+        signature = signature_of(func)
         if signature is None:
             return None
-        returned = _tensors_of(out) or []
+        returned = tensors_of(out) or []
         for tensor in returned:
             if tensor.device.type != "cpu":
                 self._remember(tensor)
         if not self._recording:
             return known
-        if known is not None and not _on_host(known):
-            self._append(_with_precision(known), host=False, reads=())
+        if known is not None and not on_host(known):
+            self._append(with_precision(known), host=False, reads=())
             return known
-        inputs, written, attrs = _bind(signature, args, kwargs)
+        inputs, written, attrs = bind(signature, args, kwargs)
         seen = {id(t) for t in written}
         outputs = written + [t for t in returned if id(t) not in seen]
         op = self._intern(signature.name, inputs, outputs, attrs)
-        host = _on_host(op)
+        host = on_host(op)
         reads = tuple(t.untyped_storage()._cdata for t in inputs) if host else ()
-        self._append(_with_precision(op), host, reads)
+        self._append(with_precision(op), host, reads)
         if host:
             for tensor in outputs:
                 key = tensor.untyped_storage()._cdata
@@ -237,7 +202,7 @@ class Recorder:
 
     def _append(self, op: Op, host: bool, reads: tuple[int, ...]) -> None:
         phase, module = self.structure.place()
-        syncs = not host and _waits(op)
+        syncs = not host and waits(op)
         self._entries.append(_Entry(op, phase, module, self.stream, syncs, host, reads))
         if self.on_call is not None:
             self.on_call(len(self._entries))
@@ -307,115 +272,3 @@ class Recorder:
     @staticmethod
     def _call(entry: _Entry, kernels: tuple[Kernel, ...]) -> Call:
         return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels)
-
-
-@cache
-def is_composite(func: Any) -> bool:
-    """Whether the dispatcher splits this op by itself above autograd."""
-    name = func.name()
-    return bool(
-        func._can_decompose()
-        and name not in _WHOLE
-        and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
-    )
-
-
-@cache
-def _signature(func: Any) -> _Signature | None:
-    """What to write down of an op; None if it is only a question about a tensor."""
-    schema = func._schema
-    if schema.name.startswith(_QUERIES):
-        return None
-    name = str(schema.name).replace("::", ".", 1)
-    if schema.overload_name:
-        name = f"{name}.{schema.overload_name}"
-    arguments = tuple(
-        (a.name, a.alias_info is not None and a.alias_info.is_write) for a in schema.arguments
-    )
-    return _Signature(name, arguments)
-
-
-def _bind(
-    signature: _Signature, args: tuple[Any, ...], kwargs: Any
-) -> tuple[list[Any], list[Any], list[tuple[str, Scalar]]]:
-    """The tensors an op reads, those it writes to, and its other arguments by name."""
-    given = list(zip(signature.arguments, args, strict=False))
-    given += [(a, kwargs[a[0]]) for a in signature.arguments[len(args) :] if a[0] in kwargs]
-    inputs: list[Any] = []
-    written: list[Any] = []
-    attrs: list[tuple[str, Scalar]] = []
-    for (name, is_written), value in given:
-        tensors = _tensors_of(value)
-        if tensors is not None:
-            inputs += tensors
-            if is_written:
-                written += tensors
-        else:
-            attribute = _attribute(value)
-            if attribute is not None:
-                attrs.append((name, attribute))
-    return inputs, written, attrs
-
-
-def _on_host(op: Op) -> bool:
-    return all(t.device == "cpu" for t in (*op.inputs, *op.outputs))
-
-
-def _tensors_of(value: Any) -> list[Any] | None:
-    """The tensors of an argument or result, or None if there is none in it."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [t for item in value for t in _tensors_of(item) or ()] or None
-    return None
-
-
-def _attribute(value: Any) -> Scalar | None:
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, torch.dtype | torch.memory_format):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, list | tuple) and 0 < len(value) <= _LONGEST_LIST:
-        if all(isinstance(v, int) for v in value):
-            return tuple(value)
-        if all(isinstance(v, int | float) for v in value):
-            return tuple(float(v) for v in value)
-    return None
-
-
-def _waits(op: Op) -> bool:
-    """Whether the host stands still until the GPU has run this op."""
-    if op.name in _READS_BACK or op.base in _READS_BACK:
-        return True
-    if op.base in ("aten.index", "aten.index_put", "aten.index_put_"):
-        return any(t.dtype in ("bool", "uint8") and t.device == "cuda" for t in op.inputs[1:])
-    if op.base in ("aten._to_copy", "aten.copy_") and not op.attr("non_blocking", False):
-        source = op.inputs[-1 if op.base == "aten.copy_" else 0]
-        return bool(op.outputs) and source.device != op.outputs[0].device
-    return False
-
-
-_MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv"}
-_CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
-_RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
-
-
-def _with_precision(op: Op) -> Op:
-    """Say whether float32 products may be rounded to TF32 under the switches now in force."""
-    if op.base in _MATMULS:
-        switch = torch.backends.cuda.matmul
-    elif op.base in _CONVOLUTIONS:
-        switch = torch.backends.cudnn.conv
-    elif op.base in _RNNS:
-        switch = torch.backends.cudnn.rnn
-    else:
-        return op
-    if not op.inputs or op.inputs[0].dtype != "float32":
-        return op
-    return _marked(op, "tf32" if switch.fp32_precision == "tf32" else "ieee")
-
-
-@cache
-def _marked(op: Op, precision: str) -> Op:
-    return replace(op, attrs=(*op.attrs, ("precision", precision)))

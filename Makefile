@@ -1,0 +1,50 @@
+# Each of these makes its own environment (.venv) on first use. Needs Python 3.11 or later.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
+
+.PHONY: help demo test lint types docs check bench fix clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+demo: $(READY) ## predict two training steps on several GPUs; no GPU needed
+	$(BIN)/wavecast predict resnet50 --batch 64 --precision bf16 $(GPUS:%=--gpu %)
+	$(BIN)/wavecast predict examples/train.py:make_step --batch 256 $(GPUS:%=--gpu %)
+
+test: $(READY) ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy --strict
+	$(BIN)/mypy
+
+docs: $(READY) ## the site, strictly, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+check: lint types test docs ## everything CI runs
+
+bench: $(READY) ## the benchmarks there are, and our own speed
+	@for file in benchmarks/*.py; do \
+	  grep -q __main__ $$file && echo "python -m benchmarks.$$(basename $$file .py)"; done; true
+	$(BIN)/python -m benchmarks.speed
+
+fix: $(READY) ## format, and repair what can be repaired
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and everything generated
+	rm -rf .venv site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+
+# pip 25.1 is the first that knows --group.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "wavecast needs Python 3.11 or later; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]' --group dev
+	touch $(READY)

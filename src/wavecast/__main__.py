@@ -1,0 +1,5 @@
+"""python -m wavecast"""
+
+from wavecast.cli import main
+
+main()

@@ -1,0 +1,165 @@
+"""What is written down of an op: its name, tensors and other arguments, and whether it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from wavecast.trace import Op, Scalar
+
+# Questions about a tensor, and autograd's bookkeeping: they reach a dispatch mode but are no
+# operations of the step.
+_QUERIES = (
+    "prim::",
+    "profiler::",
+    "aten::is_",
+    "aten::sym_",
+    "aten::size",
+    "aten::stride",
+    "aten::detach",
+)
+
+# Split by the dispatcher for the CPU only; CUDA has a kernel.
+_WHOLE = {"aten::_fused_rms_norm"}
+
+# Longer lists (one number per parameter, in foreach optimizers) say nothing about time.
+_LONGEST_LIST = 16
+
+# Ops after which the host holds a value that the GPU had to compute first.
+_READS_BACK = {
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten._unique2",
+    "aten.unique_consecutive",
+    "aten.unique_dim",
+    "aten.equal",
+    "aten.bincount",
+    "aten.repeat_interleave.Tensor",
+    "cuda.synchronize",
+    "cuda.stream_synchronize",
+    "cuda.event_synchronize",
+}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An op's name, and its arguments: their names and whether they are written to."""
+
+    name: str
+    arguments: tuple[tuple[str, bool], ...]
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    """Whether the dispatcher splits this op by itself above autograd."""
+    name = func.name()
+    return bool(
+        func._can_decompose()
+        and name not in _WHOLE
+        and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+    )
+
+
+@cache
+def signature_of(func: Any) -> Signature | None:
+    """What to write down of an op; None if it is only a question about a tensor."""
+    schema = func._schema
+    if schema.name.startswith(_QUERIES):
+        return None
+    name = str(schema.name).replace("::", ".", 1)
+    if schema.overload_name:
+        name = f"{name}.{schema.overload_name}"
+    arguments = tuple(
+        (a.name, a.alias_info is not None and a.alias_info.is_write) for a in schema.arguments
+    )
+    return Signature(name, arguments)
+
+
+def bind(
+    signature: Signature, args: tuple[Any, ...], kwargs: Any
+) -> tuple[list[Any], list[Any], list[tuple[str, Scalar]]]:
+    """The tensors an op reads, those it writes to, and its other arguments by name."""
+    given = list(zip(signature.arguments, args, strict=False))
+    given += [(a, kwargs[a[0]]) for a in signature.arguments[len(args) :] if a[0] in kwargs]
+    inputs: list[Any] = []
+    written: list[Any] = []
+    attrs: list[tuple[str, Scalar]] = []
+    for (name, is_written), value in given:
+        tensors = tensors_of(value)
+        if tensors is not None:
+            inputs += tensors
+            if is_written:
+                written += tensors
+        else:
+            attribute = _attribute(value)
+            if attribute is not None:
+                attrs.append((name, attribute))
+    return inputs, written, attrs
+
+
+def on_host(op: Op) -> bool:
+    return all(t.device == "cpu" for t in (*op.inputs, *op.outputs))
+
+
+def tensors_of(value: Any) -> list[Any] | None:
+    """The tensors of an argument or result, or None if there is none in it."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [t for item in value for t in tensors_of(item) or ()] or None
+    return None
+
+
+def _attribute(value: Any) -> Scalar | None:
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype | torch.memory_format):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, list | tuple) and 0 < len(value) <= _LONGEST_LIST:
+        if all(isinstance(v, int) for v in value):
+            return tuple(value)
+        if all(isinstance(v, int | float) for v in value):
+            return tuple(float(v) for v in value)
+    return None
+
+
+def waits(op: Op) -> bool:
+    """Whether the host stands still until the GPU has run this op."""
+    if op.name in _READS_BACK or op.base in _READS_BACK:
+        return True
+    if op.base in ("aten.index", "aten.index_put", "aten.index_put_"):
+        return any(t.dtype in ("bool", "uint8") and t.device == "cuda" for t in op.inputs[1:])
+    if op.base in ("aten._to_copy", "aten.copy_") and not op.attr("non_blocking", False):
+        source = op.inputs[-1 if op.base == "aten.copy_" else 0]
+        return bool(op.outputs) and source.device != op.outputs[0].device
+    return False
+
+
+_MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv"}
+_CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
+_RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
+
+
+def with_precision(op: Op) -> Op:
+    """Say whether float32 products may be rounded to TF32 under the switches now in force."""
+    if op.base in _MATMULS:
+        switch = torch.backends.cuda.matmul
+    elif op.base in _CONVOLUTIONS:
+        switch = torch.backends.cudnn.conv
+    elif op.base in _RNNS:
+        switch = torch.backends.cudnn.rnn
+    else:
+        return op
+    if not op.inputs or op.inputs[0].dtype != "float32":
+        return op
+    return _marked(op, "tf32" if switch.fp32_precision == "tf32" else "ieee")
+
+
+@cache
+def _marked(op: Op, precision: str) -> Op:
+    return replace(op, attrs=(*op.attrs, ("precision", precision)))

@@ -1,0 +1,1 @@
+"""Ways to predict the time of an op on a GPU: one file each."""

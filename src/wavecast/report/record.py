@@ -1,0 +1,76 @@
+"""Results as plain data, for JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from wavecast import ops
+from wavecast.devices import Device
+from wavecast.prediction import Prediction
+from wavecast.prices import price
+from wavecast.trace import Trace
+
+
+def prediction(found: Prediction) -> dict[str, Any]:
+    """A prediction on one GPU. Times in seconds; unknown is null."""
+    offer, rate = price(found.device), found.throughput
+    return {
+        "gpu": found.device.id,
+        "seconds": found.seconds,
+        "low_s": found.low_s,
+        "high_s": found.high_s,
+        "gpu_s": found.gpu_s,
+        "host_s": found.host_s,
+        "bound_by": found.bound_by,
+        "throughput_per_s": rate,
+        "unit": found.trace.unit,
+        "usd_per_hour": None if offer is None else offer.usd_per_hour,
+        "price": None if offer is None else asdict(offer),
+        "throughput_per_usd": (
+            None if offer is None or rate is None else rate * 3600 / offer.usd_per_hour
+        ),
+        "by_phase_s": {str(phase): seconds for phase, seconds in found.by_phase().items()},
+        "by_op": [asdict(share) for share in found.by_op()],
+        "by_module": [asdict(share) for share in found.by_module()],
+        "by_source": [asdict(share) for share in found.sources()],
+        "unpredicted": dict(found.unpredicted),
+        "host": found.host.name,
+    }
+
+
+def trace(found: Trace) -> dict[str, Any]:
+    """What a step does, in totals."""
+    totals = ops.totals(found)
+    return {
+        "calls": len(found),
+        "distinct_ops": len(found.counts),
+        "kernels": totals.kernels,
+        "flops": totals.cost.flops,
+        "executed_flops": totals.executed_flops,
+        "bytes": totals.cost.bytes,
+        "by_phase": {str(phase): asdict(cost) for phase, cost in totals.by_phase.items()},
+        "by_kind": {str(kind): asdict(cost) for kind, cost in totals.by_kind.items()},
+        "unknown_ops": dict(totals.unknown),
+        "samples": found.samples,
+        "unit": found.unit,
+        "framework": found.framework,
+        "capability": found.capability,
+        "notes": list(found.notes),
+    }
+
+
+def device(found: Device) -> dict[str, Any]:
+    """The facts of a GPU; unknown ones are left out."""
+    return {
+        "id": found.id,
+        "name": found.name,
+        "vendor": found.vendor,
+        "architecture": found.architecture,
+        "aliases": list(found.aliases),
+        "nominal": {
+            name: {"value": getattr(found, name), "source": source}
+            for name, source in found.sources.items()
+        },
+        "measured": {name: asdict(fact) for name, fact in found.measured.items()},
+    }
