@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
 
-.PHONY: help demo test lint types docs check bench fix clean
+.PHONY: help demo test lint types docs check bench outputs fix clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -25,7 +25,7 @@ types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
 docs: $(READY) ## the site, strictly, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: lint types test docs ## everything CI runs
 
@@ -33,6 +33,9 @@ bench: $(READY) ## the benchmarks there are, and our own speed
 	@for file in benchmarks/*.py; do \
 	  grep -q __main__ $$file && echo "python -m benchmarks.$$(basename $$file .py)"; done; true
 	$(BIN)/python -m benchmarks.speed
+
+outputs: $(READY) ## rewrite the command output that the documents show
+	$(BIN)/python tests/test_docs.py
 
 fix: $(READY) ## format, and repair what can be repaired
 	$(BIN)/ruff check --fix .

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps import STEPS
-
 import wavecast
+from benchmarks.steps import STEPS
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import Roofline
 
@@ -54,11 +53,14 @@ def h200() -> None:
 
 def timm(table: Path) -> None:
     """One model of each family of timm's published training times on an RTX 3090."""
+    from benchmarks.zoo import import_timm
+
+    library = import_timm()
     errors: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     inside = 0
     for row in _one_per_family(csv.DictReader(table.open())):
         try:
-            trace = wavecast.trace(_timm_step(row))
+            trace = wavecast.trace(_timm_step(library, row))
         except wavecast.WavecastError as error:
             print(f"{row['model']}: {error}")
             continue
@@ -84,18 +86,11 @@ def _one_per_family(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     return list(first.values())
 
 
-def _timm_step(row: dict[str, str]) -> Callable[[], Any]:
+def _timm_step(timm: Any, row: dict[str, str]) -> Callable[[], Any]:
     import torch
     import torch.nn.functional as F
 
-    lib = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            lib.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
     def make_step() -> Callable[[], None]:
-        import timm
-
         size, batch = int(row["img_size"]), int(row["batch"])
         layout = torch.channels_last if row["layout"] == "nhwc" else torch.contiguous_format
         torch.backends.cuda.matmul.allow_tf32 = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import csv
+import gc
 import itertools
 import json
 import platform
@@ -23,9 +24,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.steps import LIBRARY_STEPS, PRECISIONS, STEPS
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.steps import LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch import capture
 from wavecast.frameworks.pytorch.autocast import registered
 from wavecast.frameworks.pytorch.recorder import LABEL, Recorder, RecordingMode
@@ -76,7 +78,9 @@ def identity(call: Call) -> tuple[Any, ...]:
         opaque = call.op.base.startswith("aten._cudnn_rnn")
         return tuple((t.shape, t.dtype) for t in specs if not (opaque and t.dtype == "uint8"))
 
-    return call.phase, call.op.name, tensors(call.op.inputs), tensors(call.op.outputs)
+    # Which of the two names torch uses for the same view changes between its releases.
+    name = call.op.name.replace("_unsafe_view", "view")
+    return call.phase, name, tensors(call.op.inputs), tensors(call.op.outputs)
 
 
 def record(make_step: Callable[[], Any]) -> Trace:
@@ -136,6 +140,9 @@ def _kernels_by_op(profiler: Any) -> dict[int, tuple[Kernel, ...]]:
 
 def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]:
     """Wall time, host time to issue and GPU-busy time of a step, and its peak memory."""
+    gc.collect()  # what an earlier step left in reference cycles
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
     step = make_step()
     for _ in range(5):
         step()
@@ -154,7 +161,7 @@ def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]
         step()
     torch.cuda.synchronize()
     steady_s = (time.perf_counter() - start) / repeats
-    peak = torch.cuda.max_memory_allocated()
+    peak = torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
             step()
@@ -195,6 +202,34 @@ def attention_choices() -> list[dict[str, Any]]:
                 "grouped": grouped, "grad": grad, "choice": choice,
             }
         )  # fmt: skip
+    return rows
+
+
+def reserved_sizes() -> list[dict[str, Any]]:
+    """The memory cuDNN reserves between the passes of a recurrent layer."""
+    rows = []
+    options = itertools.product(
+        (nn.RNN, nn.LSTM, nn.GRU), (1, 3), (False, True), (0.0, 0.2), (torch.float32, torch.float16)
+    )
+    for cell, layers, bidirectional, dropout, dtype in options:
+        if dropout and layers == 1:
+            continue
+        layer = cell(96, 160, layers, bidirectional=bidirectional, dropout=dropout)
+        layer = layer.to("cuda", dtype)
+        recorder = Recorder(Structure())
+        source = torch.randn(20, 8, 96, device="cuda", dtype=dtype)
+        with RecordingMode(recorder), recorder.step():
+            layer(source)
+        for call in recorder.recording().calls:
+            if call.op.name == "aten._cudnn_rnn":
+                rows.append(
+                    {
+                        "cell": cell.__name__, "layers": layers, "bidirectional": bidirectional,
+                        "dropout": dropout, "dtype": str(dtype),
+                        "reserve_bytes": call.op.outputs[3].nbytes,
+                        "noise_bytes": sum(t.nbytes for t in call.op.inputs if t.dtype == "uint8"),
+                    }
+                )  # fmt: skip
     return rows
 
 
@@ -251,6 +286,7 @@ def run_on_gpu(out: Path) -> None:
     steps.mkdir()
     (out / "probe.json").write_text(json.dumps({**probe(), "issue_s": time_issue()}, indent=1))
     (out / "attention.json").write_text(json.dumps(attention_choices()))
+    (out / "rnn_reserve.json").write_text(json.dumps(reserved_sizes()))
     rows, lines = [], []
     for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
         real = record(lambda make=make, batch=batch, p=precision: make(batch, p))

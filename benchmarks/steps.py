@@ -66,7 +66,9 @@ def _huggingface(architecture: str, config: Any, **extra: Any) -> Callable[[str]
             images = torch.randn(4, 3, 224, 224, device="cuda")
             inputs = {"pixel_values": images, "labels": torch.zeros(4, device="cuda").long()}
         if "attention_mask" in inputs:
-            inputs["attention_mask"] = torch.ones(4, 64, dtype=torch.long, device="cuda")
+            shown = torch.ones(4, 64, dtype=torch.long, device="cuda")
+            shown[1:, extra["attention_mask"] :] = 0
+            inputs["attention_mask"] = shown
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         minimize = Minimizer(lambda: model(**inputs).loss, optimizer, precision, "cuda", 1.0)
         return TrainingStep(model, (), minimize)
@@ -75,8 +77,11 @@ def _huggingface(architecture: str, config: Any, **extra: Any) -> Callable[[str]
 
 
 LIBRARY_STEPS: dict[str, Callable[[str], TrainingStep]] = {
-    "hf bert, masked": _huggingface(
-        "BertForMaskedLM", lambda t: t.BertConfig(num_hidden_layers=4), attention_mask=True
+    "hf bert, full": _huggingface(
+        "BertForMaskedLM", lambda t: t.BertConfig(num_hidden_layers=4), attention_mask=64
+    ),
+    "hf bert, padded": _huggingface(
+        "BertForMaskedLM", lambda t: t.BertConfig(num_hidden_layers=4), attention_mask=40
     ),
     "hf gpt2": _huggingface("GPT2LMHeadModel", lambda t: t.GPT2Config(n_layer=4)),
     "hf t5": _huggingface(

@@ -27,15 +27,15 @@ BATCH = 4
 
 # Convolutional networks, trained in channels_last as their authors advise.
 CONVOLUTIONAL = """
-    resnet18 resnet50 resnet50d resnet101 ecaresnet50t seresnet50 resnetrs50 resnetaa50 resnetblur50
-    resnext50_32x4d seresnext50_32x4d skresnet18 skresnext50_32x4d resnest14d resnest50d
-    res2net50_26w_4s res2next50 resnetv2_50 resnetv2_50d_gn resnetv2_50x1_bit resnetv2_50d_evos
-    legacy_seresnet50 wide_resnet50_2 tresnet_m gcresnet50t bat_resnext26ts eca_botnext26ts_256
-    halonet26t lambda_resnet26t sebotnet33ts_256 densenet121 densenetblur121d dla34 dla60_res2net
-    dpn68 dpn92 vgg16 vgg16_bn hrnet_w18 hrnet_w18_small inception_v3 inception_v4
-    inception_resnet_v2 inception_next_tiny legacy_xception xception41 xception65p nasnetalarge
-    pnasnet5large regnetx_008 regnety_008 regnety_032 regnetz_c16 regnetv_040 dm_nfnet_f0
-    nf_resnet50 nf_regnet_b1 eca_nfnet_l0 repvgg_a0 repvgg_b0 mobileone_s1 gernet_s
+    resnet18 resnet50 resnet50d resnet101 ecaresnet50t seresnet50 resnetrs50 resnetaa50
+    resnetblur50 resnext50_32x4d seresnext50_32x4d skresnet18 skresnext50_32x4d resnest14d
+    resnest50d res2net50_26w_4s res2next50 resnetv2_50 resnetv2_50d_gn resnetv2_50x1_bit
+    resnetv2_50d_evos legacy_seresnet50 wide_resnet50_2 tresnet_m gcresnet50t bat_resnext26ts
+    eca_botnext26ts_256 halonet26t lambda_resnet26t sebotnet33ts_256 densenet121 densenetblur121d
+    dla34 dla60_res2net dpn68 dpn92 vgg16 vgg16_bn hrnet_w18 hrnet_w18_small inception_v3
+    inception_v4 inception_resnet_v2 inception_next_tiny legacy_xception xception41 xception65p
+    nasnetalarge pnasnet5large regnetx_008 regnety_008 regnety_032 regnetz_c16 regnetv_040
+    dm_nfnet_f0 nf_resnet50 nf_regnet_b1 eca_nfnet_l0 repvgg_a0 repvgg_b0 mobileone_s1 gernet_s
     cspresnet50 cspdarknet53 cs3darknet_m vovnet39a ese_vovnet19b_dw selecsls42b hardcorenas_a
     efficientnet_b0 efficientnet_b3 efficientnet_lite0 efficientnet_es tf_efficientnet_b0
     efficientnetv2_s tf_efficientnetv2_b0 efficientnet_b0_gn mixnet_s mnasnet_100 spnasnet_100
@@ -55,17 +55,17 @@ ATTENTION = """
     deit_tiny_patch16_224 deit_tiny_distilled_patch16_224 deit3_small_patch16_224
     beit_base_patch16_224 beitv2_base_patch16_224 eva02_tiny_patch14_224 eva02_small_patch14_224
     flexivit_small swin_tiny_patch4_window7_224 swin_s3_tiny_224 swinv2_tiny_window8_256
-    swinv2_cr_tiny_224 mixer_s16_224 gmixer_12_224 gmlp_s16_224 resmlp_12_224
-    coatnet_0_rw_224 coatnet_nano_cc_224 coatnext_nano_rw_224 maxvit_tiny_rw_224
-    maxxvit_rmlp_nano_rw_256 maxvit_tiny_tf_224 coat_tiny coat_lite_tiny cait_xxs24_224
-    convit_tiny crossvit_9_240 crossvit_9_dagger_240 davit_tiny efficientformer_l1
-    efficientformerv2_s0 caformer_s18 gcvit_xxtiny hiera_tiny_224 sam2_hiera_tiny
-    samvit_base_patch16_224 levit_128s levit_conv_128s levit_256d mobilevit_s mobilevitv2_050
-    mvitv2_tiny nest_tiny nest_base nest_tiny_jx nextvit_small pit_ti_224 pit_ti_distilled_224
-    pvt_v2_b0 pvt_v2_b2_li sequencer2d_s swiftformer_xs tiny_vit_5m_224 tnt_s_patch16_224
-    twins_pcpvt_small twins_svt_small visformer_tiny visformer_small vitamin_small_224
-    volo_d1_224 xcit_nano_12_p16_224 xcit_tiny_12_p8_224 naflexvit_base_patch16_gap
-    efficientvim_m1 iformer_t lowformer_b0 qwen3_vit_88m gemma4_vit_167m aimv2_large_patch14_224
+    swinv2_cr_tiny_224 mixer_s16_224 gmixer_12_224 gmlp_s16_224 resmlp_12_224 coatnet_0_rw_224
+    coatnet_nano_cc_224 coatnext_nano_rw_224 maxvit_tiny_rw_224 maxxvit_rmlp_nano_rw_256
+    maxvit_tiny_tf_224 coat_tiny coat_lite_tiny cait_xxs24_224 convit_tiny crossvit_9_240
+    crossvit_9_dagger_240 davit_tiny efficientformer_l1 efficientformerv2_s0 caformer_s18
+    gcvit_xxtiny hiera_tiny_224 sam2_hiera_tiny samvit_base_patch16_224 levit_128s levit_conv_128s
+    levit_256d mobilevit_s mobilevitv2_050 mvitv2_tiny nest_tiny nest_base nest_tiny_jx
+    nextvit_small pit_ti_224 pit_ti_distilled_224 pvt_v2_b0 pvt_v2_b2_li sequencer2d_s
+    swiftformer_xs tiny_vit_5m_224 tnt_s_patch16_224 twins_pcpvt_small twins_svt_small
+    visformer_tiny visformer_small vitamin_small_224 volo_d1_224 xcit_nano_12_p16_224
+    xcit_tiny_12_p8_224 naflexvit_base_patch16_gap efficientvim_m1 iformer_t lowformer_b0
+    qwen3_vit_88m gemma4_vit_167m aimv2_large_patch14_224
 """.split()
 
 

@@ -1,107 +1,142 @@
-"""Fit the shares of the roofline that ops attain, from the steps measured on our H200.
+"""Fit the shares of the roofline that ops attain.
 
-    python -m training.attainable
+    python -m training.attainable FOLDER
 
-For each kind of op and limit: the share s in (0, 1] that fits best seconds = floor + bound / s,
-ops weighted by their time, and between which factors of the estimate the kind's time lay in steps with
-90% of it. Writes data/models/attainable.toml.
+on the steps measured on our H200 (measurements/h200/steps) and, from FOLDER, on single ops that
+others measured on ten more GPUs (training/public.py). For each kind of op and limit: the floor and
+the share s in (0, 1] that fit best seconds = floor + bound / s, every GPU counting the same; and
+the range of measured over estimated time that holds 90% of it, leaving out each GPU in turn.
+Writes data/models/attainable.toml.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 from collections import defaultdict
-from datetime import date
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast import device, load_trace, ops
 from wavecast.predictors.attainable import group_of
 from wavecast.predictors.roofline import bound
+from wavecast.trace import Op
 
 ROOT = Path(__file__).parent.parent
 STEPS = ROOT / "measurements" / "h200" / "steps"
 CARD = ROOT / "src" / "wavecast" / "data" / "models" / "attainable.toml"
-GPU = "h200-sxm"
-SMALL_BYTES = 100_000
+OUR_GPU = "h200-sxm"
 LEAST_OPS = 4
-# A few steps on one GPU do not show how far apart GPUs are: no range is narrower than this.
-LEAST_LOW, LEAST_HIGH = 0.8, 1.25
+SHARES = np.geomspace(0.02, 1.0, 120)
+FLOORS = np.geomspace(0.5e-6, 30e-6, 40)
+# One GPU does not show how far apart GPUs are: no range is narrower than this.
+LEAST_LOW, LEAST_HIGH = 0.5, 1.8
 
 
-Row = tuple[float, float, int, int]
+@dataclass(frozen=True)
+class Observed:
+    """Ops of one group: their bounds, measured times, kernels and GPUs."""
+
+    bound_s: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    kernels: NDArray[np.float64]
+    gpus: NDArray[np.str_]
+
+    def where(self, mask: NDArray[np.bool_]) -> Observed:
+        """Those of the ops that a mask selects."""
+        return Observed(*(getattr(self, f.name)[mask] for f in fields(self)))
 
 
-def observations() -> dict[str, list[Row]]:
-    """(bound, measured seconds, kernels, step) of every op that ran, by kind and limit."""
-    found: dict[str, list[Row]] = defaultdict(list)
-    for step, path in enumerate(sorted(STEPS.glob("*.json.gz"))):
+def observations(folder: Path | None) -> dict[str, Observed]:
+    """Everything measured, by group."""
+    found: dict[str, list[tuple[float, float, int, str]]] = defaultdict(list)
+
+    def add(op: Op, gpu: str, seconds: float) -> None:
+        least = bound(op, device(gpu)) if ops.launches(op) else None
+        if least is not None and seconds > 0:
+            row = (least.seconds, seconds, ops.kernels(op), gpu)
+            found[group_of(op, least)].append(row)
+            found["other"].append(row)
+
+    for path in sorted(STEPS.glob("*.json.gz")):
         for call in load_trace(path):
-            seconds = sum(kernel.seconds for kernel in call.kernels)
-            least = bound(call.op, device(GPU)) if ops.launches(call.op) else None
-            if least is not None and seconds > 0:
-                found[group_of(call.op, least)].append(
-                    (least.seconds, seconds, ops.kernels(call.op), step)
-                )
-    return found
+            add(call.op, OUR_GPU, sum(kernel.seconds for kernel in call.kernels))
+    if folder is not None:
+        from training.public import rows
+
+        for op, gpu, seconds in rows(folder):
+            add(op, gpu, seconds)
+    return {
+        name: Observed(*(np.array(column) for column in zip(*group, strict=True)))
+        for name, group in found.items()
+        if len(group) >= LEAST_OPS
+    }
 
 
-def smallest_kernel_s() -> float:
-    """What elementwise ops take that move next to nothing."""
-    times = [
-        sum(kernel.seconds for kernel in call.kernels)
-        for path in sorted(STEPS.glob("*.json.gz"))
-        for call in load_trace(path)
-        if len(call.kernels) == 1
-        and ops.kind(call.op) == "elementwise"
-        and sum(t.nbytes for t in (*call.op.inputs, *call.op.outputs)) < SMALL_BYTES
+def fit(observed: Observed) -> tuple[float, float]:
+    """The share and the floor with the least mean error in the logarithm."""
+    # Long ops matter more, but by the root of their time: the short ones are many and add up.
+    weights = np.sqrt(observed.seconds)
+    for gpu in np.unique(observed.gpus):
+        weights[observed.gpus == gpu] /= weights[observed.gpus == gpu].sum()
+    errors = [
+        np.abs(
+            np.log(
+                (floor * observed.kernels + observed.bound_s / SHARES[:, None]) / observed.seconds
+            )
+        )
+        @ weights
+        for floor in FLOORS
     ]
-    return float(np.median(times))
+    at_floor, at_share = np.unravel_index(int(np.argmin(errors)), np.shape(errors))
+    return float(SHARES[at_share]), float(FLOORS[at_floor])
 
 
-def fit(rows: list[Row], floor_s: float) -> tuple[float, float, float]:
-    """The share, and the range of measured over estimated time that holds 90% of the steps."""
-    bounds, seconds, kernels, steps = (
-        np.array(column, float) for column in zip(*rows, strict=True)
-    )
-    shares = np.geomspace(0.01, 1.0, 400)
-    estimates = floor_s * kernels + bounds / shares[:, None]
-    errors = np.abs(np.log(estimates / seconds)) @ seconds
-    best = int(errors.argmin())
-    measured, estimated = (
-        np.array([times[steps == step].sum() for step in np.unique(steps)])
-        for times in (seconds, estimates[best])
-    )
-    ratios = measured / estimated
-    order = np.argsort(ratios)
-    # Steps in which the kind hardly matters say little about its range.
-    time_below = np.cumsum(measured[order]) / measured.sum()
-    low, high = (ratios[order][np.searchsorted(time_below, q)] for q in (0.05, 0.95))
-    return float(shares[best]), float(min(low, LEAST_LOW)), float(max(high, LEAST_HIGH))
+def spread(observed: Observed) -> tuple[float, float]:
+    """Measured over estimated time on GPUs left out of the fit: from where to where 90% of it."""
+    ratios, weights = [], []
+    gpus = np.unique(observed.gpus)
+    for gpu in gpus:
+        out = observed.gpus == gpu
+        share, floor_s = fit(observed.where(~out if len(gpus) > 1 else out))
+        rest = observed.where(out)
+        ratios.append(rest.seconds / (floor_s * rest.kernels + rest.bound_s / share))
+        weights.append(rest.seconds / rest.seconds.sum())
+    ratio, weight = np.concatenate(ratios), np.concatenate(weights)
+    order = np.argsort(ratio)
+    below = np.cumsum(weight[order]) / weight.sum()
+    low, high = (ratio[order][np.searchsorted(below, q)] for q in (0.05, 0.95))
+    return min(float(low), LEAST_LOW), max(float(high), LEAST_HIGH)
 
 
 def main() -> None:
-    """Fit all kinds and write the card."""
-    found = observations()
-    floor_s = smallest_kernel_s()
+    """Fit all groups and write the card."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    found = observations(folder)
+    gpus = sorted({str(gpu) for observed in found.values() for gpu in observed.gpus})
     digest = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(STEPS.glob("*.json.gz"))))
     lines = [
         "# Shares of the roofline that ops attain. Made by training/attainable.py.",
-        f'fitted = "{date.today()}"',
-        'data = "16 training steps on our H200, torch 2.11 (measurements/h200/steps)"',
-        f'data_sha256 = "{digest.hexdigest()}"',
-        f"floor_s = {floor_s:.3e}  # the smallest kernel",
+        f'fitted = "{datetime.now(UTC).date()}"',
+        'data = "16 training steps on our H200 (measurements/h200/steps); single ops published by '
+        'NeuSight, aiconfigurator and DeepBench (training/public.py)"',
+        f"gpus = {json.dumps(gpus)}",
+        f'steps_sha256 = "{digest.hexdigest()}"',
         "",
         "[shares]",
     ]
-    groups = {name: rows for name, rows in found.items() if len(rows) >= LEAST_OPS}
-    groups["other"] = [row for rows in found.values() for row in rows]
-    for name in sorted(groups):
-        share, low, high = fit(groups[name], floor_s)
+    for name in sorted(found):
+        share, floor_s = fit(found[name])
+        low, high = spread(found[name])
+        count, on = len(found[name].seconds), len(np.unique(found[name].gpus))
         lines.append(
-            f'"{name}" = {{ share = {share:.3f}, low = {low:.2f}, high = {high:.2f}, '
-            f"ops = {len(groups[name])} }}"
+            f'"{name}" = {{ share = {share:.3f}, floor_s = {floor_s:.2e}, low = {low:.2f}, '
+            f"high = {high:.2f}, ops = {count}, gpus = {on} }}"
         )
     CARD.parent.mkdir(exist_ok=True)
     CARD.write_text("\n".join(lines) + "\n")

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+import typer.core
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 import wavecast
 from wavecast.devices import Device
-from wavecast.errors import InvalidInput, WavecastError
+from wavecast.errors import CaptureError, InvalidInput, WavecastError
 from wavecast.report import record, text
 from wavecast.targets import FORMS, Target, resolve
 from wavecast.trace import Trace
 
-_PIPE_WIDTH = 200
+if TYPE_CHECKING:
+    from wavecast import Host, Predictor
+
+_PIPE_WIDTH = 10_000
 """Columns for a pipe: nothing is cut off or wrapped there."""
+
+
+class _Group(typer.core.TyperGroup):
+    """The commands; errors of ours are one line and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except WavecastError as error:
+            line = " ".join(str(error).split())
+            console = Console(stderr=True, soft_wrap=True, highlight=False)
+            console.print(f"error: {line}", markup=False, style="red")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
 
 app = typer.Typer(
     name="wavecast",
+    cls=_Group,
     help="How long training takes, on GPUs you do not have.",
     no_args_is_help=True,
     add_completion=False,
@@ -55,14 +77,8 @@ class PredictorName(StrEnum):
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one line and exit code 1."""
-    try:
-        app()
-    except WavecastError as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, style="red")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Run the command line."""
+    app()
 
 
 @app.callback(invoke_without_command=True)
@@ -81,22 +97,21 @@ def devices(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the GPUs that are known, or every fact of some with its source.
+    """List the known GPUs, or every fact of some.
 
     \b
     wavecast devices
     wavecast devices "NVIDIA H100 80GB HBM3"
     wavecast devices h100-sxm-80gb --json
     """
-    found = [wavecast.device(name) for name in names] if names else list(wavecast.devices())
-    console = _console()
+    found = _gpus(names) if names else list(wavecast.devices())
     if as_json:
         _print_json([record.device(each) for each in found])
     elif names:
-        for each in found:
-            console.print(text.device_facts(each))
+        for index, each in enumerate(found):
+            _show("" if index else None, text.device_facts(each))
     else:
-        console.print(text.devices(found, console.width))
+        _show(text.devices(found, _width()))
 
 
 @app.command()
@@ -112,26 +127,28 @@ def trace(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace a training step without a GPU: what it does, and a file for later.
+    """Trace a training step; no GPU needed.
 
     \b
     wavecast trace gpt2 --batch 8 --precision bf16 -o gpt2.json.gz
     wavecast trace train.py:make_step
     """
-    if out is not None and not out.name.endswith(".json.gz"):
-        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out}")
+    if out is not None:
+        _refuse_unwritable(out)
     chosen = wavecast.device(gpu) if gpu is not None else None
     wanted = resolve(target, batch, precision)
-    found = _trace(wanted, _family(chosen) if chosen is not None else None)
+    if chosen is not None and wanted.trace is not None:
+        raise InvalidInput(
+            f"{target} is a trace: its kernels are chosen; trace the step itself for {chosen.id}"
+        )
+    found = _trace(wanted, None if chosen is None else _family(chosen))
     if out is not None:
-        found.save(out)
+        _save(found, out)
     if as_json:
         _print_json({"target": wanted.name, **record.trace(found)})
         return
-    console = _console()
-    console.print(text.trace_summary(wanted.name, found))
-    if out is not None:
-        console.print(f"saved as {out}", style="dim", highlight=False)
+    saved = None if out is None else Text(f"saved as {out}", style="dim")
+    _show(text.trace_summary(wanted.name, found), saved)
 
 
 @app.command()
@@ -143,9 +160,7 @@ def predict(
     ],
     batch: BatchOption = None,
     precision: PrecisionOption = None,
-    by: Annotated[
-        By | None, typer.Option("--by", help="Break the GPU's time down, too.")
-    ] = None,
+    by: Annotated[By | None, typer.Option("--by", help="Break the GPU's time down, too.")] = None,
     predictor: Annotated[
         PredictorName, typer.Option("--predictor", help="Who predicts the ops.")
     ] = PredictorName.ATTAINABLE,
@@ -162,12 +177,8 @@ def predict(
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
     wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
     """
-    from wavecast.timeline import REFERENCE_HOST
-
-    if host_factor < 0:
-        raise InvalidInput(f"the host factor must not be negative, but is {host_factor}")
-    host = REFERENCE_HOST if host_factor == 1 else REFERENCE_HOST.scaled(host_factor)
-    chosen = list(wavecast.devices()) if "all" in gpu else [wavecast.device(name) for name in gpu]
+    host = _host(host_factor)
+    chosen = list(wavecast.devices()) if "all" in gpu else _gpus(gpu)
     wanted = resolve(target, batch, precision)
     traces = _traces(wanted, chosen)
     answering = _predictor(predictor)
@@ -176,42 +187,74 @@ def predict(
         for each in chosen
     ]
     if "all" in gpu:
-        found.sort(key=lambda prediction: prediction.seconds)
+        found.sort(key=lambda each: (not each.fits_persistent, each.seconds))
+    notes = _foreign_kernels(wanted, chosen)
     if as_json:
-        summary = record.trace(found[0].trace)
         _print_json(
             {
                 "target": wanted.name,
-                "trace": summary,
+                "trace": record.trace(found[0].trace),
                 "predictions": [record.prediction(each) for each in found],
+                "notes": notes,
             }
         )
         return
-    console = _console()
-    console.print(text.predictions(wanted.name, found, console.width))
+    _show(text.predictions(wanted.name, found, _width(), notes))
     for each in found if by is not None else ():
         parts = each.by_op() if by is By.OP else each.by_module()
-        console.print(text.shares(f"{each.device.id}, by {by}", parts, each.gpu_s))
+        _show(text.shares(f"{each.device.id}, by {by}", parts, each.gpu_s))
+
+
+def _gpus(names: list[str]) -> list[Device]:
+    """The devices of these names, each once."""
+    return list({each.id: each for each in map(wavecast.device, names)}.values())
+
+
+def _host(factor: float) -> Host:
+    from wavecast.timeline import REFERENCE_HOST
+
+    return REFERENCE_HOST if factor == 1 else REFERENCE_HOST.scaled(factor)
 
 
 def _traces(target: Target, chosen: list[Device]) -> dict[tuple[int, int], Trace]:
     """A trace for each family of GPUs: attention has other kernels on some than on others."""
     families = list(dict.fromkeys(_family(each) for each in chosen))
     first = _trace(target, families[0])
-    # `_safe_softmax` is what attention is made of where a GPU has no kernel for it.
-    attends = any("attention" in op.name or op.base == "aten._safe_softmax" for op in first.counts)
-    if target.trace is not None or not attends:
+    if target.trace is not None or not _attends(first):
         return dict.fromkeys(families, first)
     return {families[0]: first} | {each: _trace(target, each) for each in families[1:]}
 
 
+def _attends(trace: Trace) -> bool:
+    """Whether a step has attention, whose kernels depend on the GPU."""
+    # `_safe_softmax` is what attention is made of where a GPU has no kernel for it.
+    return any("attention" in op.name or op.base == "aten._safe_softmax" for op in trace.counts)
+
+
+def _foreign_kernels(target: Target, chosen: list[Device]) -> list[str]:
+    """A warning where a saved trace has attention kernels that a GPU would not choose."""
+    trace = target.trace
+    if trace is None or trace.capability is None or not _attends(trace):
+        return []
+    others = [each.id for each in chosen if _family(each) != _nearest_family(trace.capability)]
+    if not others:
+        return []
+    names = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+    made = ".".join(map(str, trace.capability))
+    return [
+        f"{target.name} has the attention kernels of compute capability {made}; {names} would "
+        "choose others: predict from the step itself"
+    ]
+
+
 def _family(gpu: Device) -> tuple[int, int]:
     """The compute capability that stands for all GPUs that choose the same kernels."""
-    capability = gpu.compute_capability
-    if capability is None:  # AMD and others: flash attention, as on an A100
-        return (8, 0)
-    known = ((9, 0), (10, 0))
-    if capability in known:
+    # AMD and others: flash attention, as on an A100.
+    return _nearest_family(gpu.compute_capability or (8, 0))
+
+
+def _nearest_family(capability: tuple[int, int]) -> tuple[int, int]:
+    if capability in ((9, 0), (10, 0)):
         return capability
     steps = ((8, 0), (7, 5), (7, 0), (5, 0), (0, 0))
     return next(step for step in steps if capability >= step)
@@ -221,16 +264,39 @@ def _trace(target: Target, capability: tuple[int, int] | None) -> Trace:
     if target.trace is not None or target.make_step is None:
         return target.trace or Trace(())
     with _progress(target.name) as progress:
-        return wavecast.trace(
-            target.make_step,
-            capability=capability,
-            samples=target.samples,
-            unit=target.unit,
-            progress=progress,
-        )
+        try:
+            return wavecast.trace(
+                target.make_step,
+                capability=capability,
+                samples=target.samples,
+                unit=target.unit,
+                progress=progress,
+            )
+        except SystemExit as error:
+            raise CaptureError(
+                f"the step of {target.name} called sys.exit({error.code!r}); "
+                "it should run one training step and return"
+            ) from error
 
 
-def _predictor(name: PredictorName) -> Any:
+def _refuse_unwritable(out: Path) -> None:
+    """Before tracing, which may take long."""
+    if not out.name.endswith(".json.gz"):
+        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out}")
+    if out.is_dir():
+        raise InvalidInput(f"cannot write {out}: it is a directory; name a file in it")
+    if not out.parent.is_dir():
+        raise InvalidInput(f"cannot write {out}: there is no directory {out.parent}; make it first")
+
+
+def _save(found: Trace, out: Path) -> None:
+    try:
+        found.save(out)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {out}: {error.strerror}; choose another place") from error
+
+
+def _predictor(name: PredictorName) -> Predictor:
     from wavecast.predictors.attainable import Attainable
     from wavecast.predictors.roofline import Roofline
 
@@ -253,13 +319,26 @@ def _progress(name: str) -> Iterator[Callable[[int], None] | None]:
         yield show
 
 
-def _console() -> Console:
+def _width() -> int:
     console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+    return console.width if console.is_terminal else _PIPE_WIDTH
+
+
+def _show(*parts: RenderableType | None) -> None:
+    """Print to a terminal as wide as it is; to a pipe in full, without blanks at line ends."""
+    console = Console(highlight=False)
+    shown = [part for part in parts if part is not None]
+    if console.is_terminal:
+        console.print(*shown, sep="\n")
+        return
+    console = Console(width=_PIPE_WIDTH, highlight=False)
+    with console.capture() as capture:
+        console.print(*shown, sep="\n")
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 if __name__ == "__main__":

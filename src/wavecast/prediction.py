@@ -1,22 +1,29 @@
-"""From a trace and a GPU to the time of a step: every op predicted, then played against the host."""
+"""From a trace and a GPU to the time of a step: each op predicted, then played against the host."""
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast import ops
 from wavecast.devices import Device, device
 from wavecast.errors import InvalidInput
 from wavecast.timeline import REFERENCE_HOST, Host, Seconds, Step, issue_times, play
-from wavecast.trace import Op, Phase, Trace
+from wavecast.trace import Allocation, Call, Op, Phase, Role, Trace
 
 HOST_SPREAD = 0.25
 """Host-bound steps vary by this much from run to run (measurements/README.md)."""
+
+PERSISTENT_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE)
+"""Memory that training cannot do without, whatever happens to activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +58,20 @@ class Prediction:
 
     trace: Trace
     device: Device
-    estimates: Mapping[Op, Estimate | None]
-    """For each distinct op that runs on the GPU; None where nobody knows."""
+    answers: tuple[Estimate | None, ...]
+    """For each op of `trace.counts`, in its order; None where nobody knows, or nothing runs."""
     host: Host
+
+    @cached_property
+    def estimates(self) -> Mapping[Op, Estimate | None]:
+        """For each distinct op that runs on the GPU; None where nobody knows."""
+        found = zip(self.trace.counts, self.answers, self._columns.launches, strict=True)
+        return {op: answer for op, answer, launches in found if launches}
 
     @cached_property
     def step(self) -> Step:
         """The steady state of many iterations."""
-        return self._play(np.array([self._op_s(call.op) for call in self.trace]), self._issue_s)
+        return self._play()
 
     @property
     def seconds(self) -> float:
@@ -93,54 +106,78 @@ class Prediction:
     @property
     def throughput(self) -> float | None:
         """Samples (the trace's `unit`) per second; None when the trace does not say how many."""
-        return None if self.trace.samples is None else self.trace.samples / self.seconds
+        if self.trace.samples is None or not self.seconds:
+            return None
+        return self.trace.samples / self.seconds
+
+    @property
+    def persistent_bytes(self) -> int:
+        """The least memory that training needs: weights, gradients and optimizer state.
+
+        A lower bound: activations, buffers and the framework's own memory come on top.
+        """
+        return self._columns.persistent_bytes
+
+    @property
+    def fits_persistent(self) -> bool:
+        """Whether the GPU holds `persistent_bytes`. If not, the step cannot run there."""
+        return self.persistent_bytes <= self.device.memory_bytes
 
     @cached_property
     def unpredicted(self) -> Mapping[str, int]:
         """Ops whose time nobody could predict, with their number of calls. Never hidden."""
         missing: dict[str, int] = {}
-        for op, estimate in self.estimates.items():
-            if estimate is None:
-                missing[op.name] = missing.get(op.name, 0) + self.trace.counts[op]
+        calls = self.trace.counts.items()
+        for (op, count), answer, launches in zip(
+            calls, self.answers, self._columns.launches, strict=True
+        ):
+            if launches and answer is None:
+                missing[op.name] = missing.get(op.name, 0) + count
         return missing
 
     def by_op(self) -> tuple[Share, ...]:
         """The GPU's time by op name, longest first."""
-        return _shares((call.op.base, self._op_s(call.op)) for call in self.trace)
+        columns = self._columns
+        return _shares(columns.names, columns.name[columns.op], self._call_s)
 
     def by_module(self, depth: int = 2) -> tuple[Share, ...]:
         """The GPU's time by module, `depth` names deep, longest first."""
-        return _shares(
-            (".".join(call.module.split(".")[:depth]) or "(no module)", self._op_s(call.op))
-            for call in self.trace
-        )
+        names, codes = _modules(self._columns, depth)
+        return _shares(names, codes, self._call_s)
 
     def by_phase(self) -> Mapping[Phase, float]:
         """The GPU's time of each phase."""
-        times = dict.fromkeys(Phase, 0.0)
-        for call in self.trace:
-            times[call.phase] += self._op_s(call.op)
-        return times
+        seconds = np.bincount(self._columns.phase, weights=self._call_s, minlength=len(Phase))
+        return dict(zip(Phase, map(float, seconds), strict=True))
 
     def sources(self) -> tuple[Share, ...]:
         """The GPU's time by who predicted it."""
-        return _shares(
-            (estimate.source, estimate.seconds)
-            for call in self.trace
-            if (estimate := self.estimates.get(call.op)) is not None
-        )
+        calls: dict[str, int] = {}
+        seconds: dict[str, float] = {}
+        for answer, count in zip(self.answers, self._columns.counts.tolist(), strict=True):
+            if answer is not None:
+                calls[answer.source] = calls.get(answer.source, 0) + count
+                seconds[answer.source] = seconds.get(answer.source, 0.0) + count * answer.seconds
+        return _longest_first(Share(name, calls[name], seconds[name]) for name in calls)
 
     @cached_property
-    def _issue_s(self) -> Seconds:
-        return issue_times(self.trace.calls, self.host)
+    def _columns(self) -> _Columns:
+        return _columns_of(self.trace)
 
-    def _op_s(self, op: Op) -> float:
-        estimate = self.estimates.get(op)
-        return 0.0 if estimate is None else estimate.seconds
+    @cached_property
+    def _op_s(self) -> NDArray[np.float64]:
+        """Seconds, low and high of each distinct op."""
+        nothing = (0.0, 0.0, 0.0)
+        return np.array([(a.seconds, a.low_s, a.high_s) if a else nothing for a in self.answers])
 
-    def _play(self, gpu_s: Seconds, issue_s: Seconds) -> Step:
-        syncs = [i for i, call in enumerate(self.trace) if call.syncs]
-        return play(issue_s, gpu_s, syncs, self.host.sync_s)
+    @cached_property
+    def _call_s(self) -> Seconds:
+        seconds: Seconds = self._op_s[self._columns.op, 0]
+        return seconds
+
+    def _play(self, gpu_factor: float = 1.0, host_factor: float = 1.0) -> Step:
+        issue_s = _issue_s(self._columns, self.host) * host_factor
+        return play(issue_s, self._call_s * gpu_factor, self._columns.syncs, self.host.sync_s)
 
     @cached_property
     def _range(self) -> tuple[float, float]:
@@ -149,21 +186,16 @@ class Prediction:
         So the distances to the low and high ends add up within a kind, and in squares between
         kinds; host times are moved by `HOST_SPREAD`.
         """
-        below: dict[str, float] = {}
-        above: dict[str, float] = {}
-        for op, count in self.trace.counts.items():
-            estimate = self.estimates.get(op)
-            if estimate is not None:
-                kind = str(ops.kind(op))
-                below[kind] = below.get(kind, 0.0) + count * (estimate.seconds - estimate.low_s)
-                above[kind] = above.get(kind, 0.0) + count * (estimate.high_s - estimate.seconds)
-        gpu_s = np.array([self._op_s(call.op) for call in self.trace])
-        total = float(gpu_s.sum()) or 1.0
-        low = 1 - float(np.linalg.norm(list(below.values()))) / total
-        high = 1 + float(np.linalg.norm(list(above.values()))) / total
+        columns = self._columns
+        seconds, low, high = self._op_s.T * columns.counts
+        below, above = (
+            float(np.linalg.norm(np.bincount(columns.kind, weights=distances)))
+            for distances in (seconds - low, high - seconds)
+        )
+        total = float(seconds.sum()) or 1.0
         return (
-            self._play(gpu_s * low, self._issue_s * (1 - HOST_SPREAD)).seconds,
-            self._play(gpu_s * high, self._issue_s * (1 + HOST_SPREAD)).seconds,
+            self._play(1 - below / total, 1 - HOST_SPREAD).seconds,
+            self._play(1 + above / total, 1 + HOST_SPREAD).seconds,
         )
 
 
@@ -182,14 +214,25 @@ def predict(
         predictor: who predicts each op; the best shipped one if not given.
         host: what it costs to issue ops.
     """
+    if not isinstance(trace, Trace):
+        raise InvalidInput(
+            f"predict takes a Trace, not {type(trace).__name__}; "
+            "make one with wavecast.trace(make_step) or wavecast.load_trace(path)"
+        )
     if not trace.calls:
-        raise InvalidInput("the trace has no ops to predict")
+        raise InvalidInput("the trace has no ops to predict; trace a step that runs on the GPU")
     target = device(gpu) if isinstance(gpu, str) else gpu
+    if not isinstance(target, Device):
+        raise InvalidInput(
+            f"predict takes one GPU, a Device or its name, not {type(target).__name__}; "
+            "call it once for each GPU"
+        )
     answering = predictor if predictor is not None else default_predictor()
-    estimates = {
-        op: answering.predict(op, target) for op in trace.counts if ops.launches(op)
-    }
-    return Prediction(trace, target, estimates, host)
+    answers = tuple(
+        _checked(answering.predict(op, target), op, answering) if launches else None
+        for op, launches in zip(trace.counts, _columns_of(trace).launches, strict=True)
+    )
+    return Prediction(trace, target, answers, host)
 
 
 def default_predictor() -> Predictor:
@@ -199,11 +242,108 @@ def default_predictor() -> Predictor:
     return Attainable.shipped()
 
 
-def _shares(parts: Iterable[tuple[str, float]]) -> tuple[Share, ...]:
-    calls: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    for name, gpu_s in parts:
-        calls[name] = calls.get(name, 0) + 1
-        seconds[name] = seconds.get(name, 0.0) + gpu_s
-    rows: Sequence[Share] = [Share(name, calls[name], seconds[name]) for name in calls]
-    return tuple(sorted(rows, key=lambda share: -share.gpu_s))
+def _checked(answer: Estimate | None, op: Op, predictor: Predictor) -> Estimate | None:
+    """The answer of a predictor, which may be a user's own."""
+    if answer is None:
+        return None
+    who = type(predictor).__name__
+    if not isinstance(answer, Estimate):
+        raise InvalidInput(
+            f"{who}.predict answered {answer!r} for {op.name}; "
+            "it should return an Estimate, or None for an op it does not know"
+        )
+    if not 0 < answer.low_s <= answer.seconds <= answer.high_s < math.inf:
+        raise InvalidInput(
+            f"{who}.predict answered {answer.low_s:g} <= {answer.seconds:g} <= {answer.high_s:g} s "
+            f"for {op.name}; times must be positive, finite and in this order"
+        )
+    return answer
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """A trace as arrays, made once for all GPUs."""
+
+    calls: tuple[Call, ...]
+    launches: tuple[bool, ...]
+    """Of each distinct op: whether the GPU has something to run."""
+    counts: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    names: tuple[str, ...]
+    name: NDArray[np.int64]
+    """Of each distinct op: the position of its name in `names`."""
+    op: NDArray[np.int64]
+    """Of each call: the position of its op among the distinct ones."""
+    phase: NDArray[np.int64]
+    syncs: tuple[int, ...]
+    persistent_bytes: int
+
+
+# By identity: a trace is large, and hashing it costs more than what is kept here saves.
+_COLUMNS: dict[int, _Columns] = {}
+
+
+def _columns_of(trace: Trace) -> _Columns:
+    known = _COLUMNS.get(id(trace))
+    if known is None:
+        known = _COLUMNS[id(trace)] = _columns(trace)
+        weakref.finalize(trace, _COLUMNS.pop, id(trace), None)
+    return known
+
+
+def _columns(trace: Trace) -> _Columns:
+    distinct = tuple(trace.counts)
+    position = {op: i for i, op in enumerate(distinct)}
+    phases = list(Phase)
+    names, name = _codes([op.base for op in distinct])
+    return _Columns(
+        calls=trace.calls,
+        launches=tuple(ops.launches(op) for op in distinct),
+        counts=np.array(list(trace.counts.values())),
+        kind=_codes([str(ops.kind(op)) for op in distinct])[1],
+        names=names,
+        name=name,
+        op=np.array([position[call.op] for call in trace]),
+        phase=np.array([phases.index(call.phase) for call in trace]),
+        syncs=tuple(i for i, call in enumerate(trace) if call.syncs),
+        persistent_bytes=_peak_bytes(a for a in trace.allocations if a.role in PERSISTENT_ROLES),
+    )
+
+
+@lru_cache(maxsize=16)
+def _modules(columns: _Columns, depth: int) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    paths = [call.module.split(".")[:depth] for call in columns.calls]
+    return _codes([".".join(path) or "(no module)" for path in paths])
+
+
+@lru_cache(maxsize=16)
+def _issue_s(columns: _Columns, host: Host) -> Seconds:
+    return issue_times(columns.calls, host)
+
+
+def _codes(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The different values, and the position of each value among them."""
+    known: dict[str, int] = {}
+    codes = np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)
+    return tuple(known), codes
+
+
+def _peak_bytes(allocations: Iterable[Allocation]) -> int:
+    """The most memory that these take together at any time of the step."""
+    changes: dict[int, int] = {}
+    for each in allocations:
+        born = -1 if each.born is None else each.born
+        changes[born] = changes.get(born, 0) + each.nbytes
+        if each.freed is not None:
+            changes[each.freed] = changes.get(each.freed, 0) - each.nbytes
+    return max(accumulate(changes[time] for time in sorted(changes)), default=0)
+
+
+def _shares(names: Sequence[str], codes: NDArray[np.int64], seconds: Seconds) -> tuple[Share, ...]:
+    calls = np.bincount(codes, minlength=len(names)).tolist()
+    times = np.bincount(codes, weights=seconds, minlength=len(names)).tolist()
+    return _longest_first(map(Share, names, calls, times))
+
+
+def _longest_first(shares: Iterable[Share]) -> tuple[Share, ...]:
+    return tuple(sorted(shares, key=lambda share: -share.gpu_s))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wavecast import suite
-from wavecast.errors import InvalidInput, MissingExtra, UnknownName
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError
 from wavecast.trace import Trace, load_trace
 
 MakeStep = Callable[[], Callable[[], Any]]
@@ -45,17 +47,19 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
     if batch is not None and batch < 1:
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if precision is not None and precision not in suite.PRECISIONS:
-        raise InvalidInput(
-            f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}"
-        )
+        raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
     if text.endswith(".gz"):
         return _saved(text, batch, precision)
     if text.startswith("timm:"):
         return _timm(text.removeprefix("timm:"), batch or 32, precision or "fp32")
     if ":" in text:
         return _function(text, batch, precision)
+    if not text.strip():
+        raise InvalidInput(f"the target is empty; a target is {FORMS}")
     if text.endswith(".py"):
         raise InvalidInput(f"which function of {text}? write {text}:make_step")
+    if Path(text).is_dir() and not _is_suite_model(text):
+        raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
     return _suite_model(text, batch, precision or "fp32")
 
 
@@ -65,7 +69,17 @@ def _saved(path: str, batch: int | None, precision: str | None) -> Target:
             f"{path} is a trace: its batch and precision are fixed; trace the step again to change"
         )
     trace = load_trace(path)
+    if not trace.calls:
+        raise InvalidInput(f"the trace {path} is empty: no op ran in it; trace the step again")
     return Target(Path(path).name, trace=trace, samples=trace.samples, unit=trace.unit)
+
+
+def _is_suite_model(name: str) -> bool:
+    try:
+        suite.benchmark(name)
+    except UnknownName:
+        return False
+    return True
 
 
 def _suite_model(name: str, batch: int | None, precision: str) -> Target:
@@ -84,62 +98,115 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
 
 def _function(text: str, batch: int | None, precision: str | None) -> Target:
     place, _, name = text.rpartition(":")
+    if not place or not name or place.startswith("."):
+        raise InvalidInput(f"{text!r} names no function of a file or module; a target is {FORMS}")
     if place.endswith(".py") and not Path(place).is_file():
-        raise InvalidInput(f"there is no file {place}")
+        raise InvalidInput(f"there is no file {place} (looked in {Path.cwd()})")
 
     def make_step() -> Callable[[], Any]:
         # Imported while tracing: the file may put tensors on the GPU as it is read.
         make = _attribute(_import(place), name, text)
         step: Callable[[], Any] = make(**_arguments(make, text, batch, precision))
+        _refuse_async(step, f"the step that {text} returned")
         return step
 
     return Target(text, make_step=make_step, samples=batch)
 
 
 def _import(place: str) -> Any:
-    if not place.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name != place.partition(".")[0] and error.name != place:
-                raise
-            raise InvalidInput(f"there is no module {place}; a target is {FORMS}") from error
-        finally:
-            sys.path.remove(str(Path.cwd()))
+    is_file = place.endswith(".py")
+    folder = str(Path(place).resolve().parent if is_file else Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        return _import_file(place) if is_file else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if is_file or error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise InvalidInput(f"{place} fails on import: {error}; install it first") from error
+        raise InvalidInput(
+            f"there is no module {place} (no {error.name!r} here or installed); a target is {FORMS}"
+        ) from error
+    except WavecastError:
+        raise
+    except SystemExit as error:
+        raise InvalidInput(
+            f"{place} fails on import: it calls sys.exit({error.code!r}); a target is imported, so "
+            "put what the script runs under: if __name__ == '__main__'"
+        ) from error
+    except Exception as error:
+        raise InvalidInput(
+            f"{place} fails on import: {type(error).__name__}: {_first_line(error)} "
+            f"({_where(error, folder)})"
+        ) from error
+    finally:
+        sys.path.remove(folder)
+
+
+def _import_file(place: str) -> Any:
     path = Path(place).resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{place} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
+    spec.loader.exec_module(module)
     return module
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "no message")
+
+
+def _where(error: Exception, folder: str) -> str:
+    """The innermost line of the user's own code that an error went through."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename.startswith(folder) and "site-packages" not in f.filename]
+    last = (own or frames)[-1]
+    return f"{last.filename}:{last.lineno}"
 
 
 def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if found is None:
-        functions = [n for n, v in vars(module).items() if inspect.isfunction(v)]
-        known = f"; it has {', '.join(sorted(functions))}" if functions else ""
-        raise UnknownName(f"{text}: there is no function {name!r}{known}")
+        functions = sorted(n for n, v in vars(module).items() if inspect.isfunction(v))
+        known = ", ".join(functions) if functions else "no function at all"
+        raise UnknownName(f"{text}: there is no function {name!r}; it has {known}")
     if not callable(found):
-        raise InvalidInput(f"{text} is a {type(found).__name__}, not a function")
+        raise InvalidInput(
+            f"{text} is a {type(found).__name__}, not a function; name one that builds model, "
+            "optimizer and inputs and returns the function of one step"
+        )
+    _refuse_async(found, text)
     make: Callable[..., Any] = found
     return make
+
+
+def _refuse_async(function: Any, text: str) -> None:
+    """Functions whose body does not run when they are called would trace as nothing."""
+    sorts = {
+        "an async function": inspect.iscoroutinefunction,
+        "a generator": inspect.isgeneratorfunction,
+        "an async generator": inspect.isasyncgenfunction,
+    }
+    for sort, is_that in sorts.items():
+        if is_that(function):
+            raise InvalidInput(f"{text} is {sort}; write a plain function: def, return, no yield")
 
 
 def _arguments(
     make: Callable[..., Any], text: str, batch: int | None, precision: str | None
 ) -> dict[str, Any]:
     """Batch and precision, if the function takes them."""
-    known = inspect.signature(make).parameters
+    try:
+        known = inspect.signature(make).parameters
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{text}: cannot tell which arguments it takes; wrap it in a def") from (
+            error
+        )
     given = {"batch": batch, "precision": precision}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for name, value in given.items():
-        if value is not None and name not in known:
+        if value is not None and name not in known and not takes_any:
             raise InvalidInput(
                 f"{text} takes no {name!r}: give it a parameter of that name, or leave --{name} out"
             )
@@ -147,12 +214,16 @@ def _arguments(
         name
         for name, p in known.items()
         if p.default is p.empty
-        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        and given.get(name) is None
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (given.get(name) is None or p.kind is p.POSITIONAL_ONLY)
     ]
     if missing:
-        hint = " (use --batch and --precision)" if set(missing) <= set(given) else ""
-        raise InvalidInput(f"{text} needs a value for {', '.join(missing)}{hint}")
+        hint = (
+            "use --batch and --precision"
+            if set(missing) <= set(given)
+            else "a target may only need batch and precision; give the others a default"
+        )
+        raise InvalidInput(f"{text} needs a value for {', '.join(missing)}; {hint}")
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -162,12 +233,12 @@ def _timm(name: str, batch: int, precision: str) -> Target:
             import timm
         except ModuleNotFoundError as error:
             raise MissingExtra(
-                f"timm:{name} needs timm: pip install 'wavecast[models]'"
+                f"timm:{name} needs {error.name}: pip install 'wavecast[models]'"
             ) from error
         if not timm.is_model(name):
-            near = timm.list_models(f"*{name}*")[:5]
-            hint = f"; near: {', '.join(near)}" if near else ""
-            raise UnknownName(f"timm has no model {name!r}{hint}")
+            near = difflib.get_close_matches(name, timm.list_models(), n=5)
+            hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them"
+            raise UnknownName(f"timm has no model {name!r}; {hint}")
         from wavecast.suite.vision import classifier_step
 
         model = timm.create_model(name)

@@ -7,6 +7,7 @@ synchronisation the host already issues the next while the GPU works on this one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast import ops
+from wavecast.errors import InvalidInput
 from wavecast.ops import Kind
 from wavecast.trace import Call, Op
 
@@ -39,7 +41,12 @@ class Host:
     """A return trip to the GPU."""
 
     def scaled(self, factor: float) -> Host:
-        """A host that takes `factor` times as long for everything."""
+        """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""
+        if not 0 <= factor < math.inf:
+            raise InvalidInput(
+                f"the host factor must be a number from 0 on, not {factor}: 2 is a host half as "
+                "fast as the reference, 0 one that costs nothing"
+            )
         times = {
             name: getattr(self, name) * factor
             for name in ("op_s", "view_s", "convolution_s", "kernel_s", "tensor_s", "sync_s")
@@ -107,7 +114,7 @@ def play(issue_s: Seconds, gpu_s: Seconds, sync_after: Sequence[int], sync_s: fl
     Streams are taken as one: work that overlaps on several is counted one after the other.
     """
     host_total, gpu_total = float(issue_s.sum()), float(gpu_s.sum())
-    if not len(sync_after):
+    if not sync_after:
         # Two servers in a row, each in order: the slower sets the pace.
         return Step(max(host_total, gpu_total), gpu_total, host_total)
     # Between two waits both start together; the last piece runs into the next iteration's first.
@@ -123,10 +130,9 @@ def play(issue_s: Seconds, gpu_s: Seconds, sync_after: Sequence[int], sync_s: fl
 
 def _meet(issue_s: Seconds, gpu_s: Seconds) -> float:
     """When the GPU is done with calls of which it may start each only once issued."""
-    if not len(issue_s):
+    if not len(issue_s):  # two waits at one call
         return 0.0
     issued = np.cumsum(issue_s)
     # done = max over k of (issued[k] + everything the GPU still has to do from k on)
     remaining = np.cumsum(gpu_s[::-1])[::-1]
-    return float(max((issued + remaining).max(), issued[-1]))
-
+    return float((issued + remaining).max())

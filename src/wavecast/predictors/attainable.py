@@ -1,9 +1,11 @@
 """The roofline at the share of it that ops of each kind attain, and a floor for small ones.
 
-seconds = floor + bound / share
+seconds = max over limits of (floor * kernels + bound / share)
 
-The shares are constants per kind and limit (compute by unit, or memory), fitted by
-`training/attainable.py`; they know nothing of the GPU, so they carry over to one never seen.
+The limits are memory and an arithmetic unit, and each has its own share and floor, constants per
+kind of op, fitted by `training/attainable.py`; they know nothing of the GPU, so they carry over
+to one never seen. The largest counts, and not the share of the limit that sets the bound: else
+an op would get slower on a better GPU where the other limit takes over.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from wavecast import ops
 from wavecast.devices import Device
+from wavecast.ops import is_depthwise
 from wavecast.prediction import Estimate
-from wavecast.predictors.roofline import Bound, bound
+from wavecast.predictors.roofline import Bound, demand, limits
 from wavecast.trace import Op
 
 
@@ -26,11 +28,15 @@ class Attained:
     """The share of the bound that ops of a kind reach, and the range of their real times."""
 
     share: float
+    floor_s: float
+    """What the smallest of them take."""
     low: float
-    """In steps with 90% of their time these ops together took `low` to `high` of the estimate."""
+    """90% of the time on GPUs left out of the fit was `low` to `high` times the estimate."""
     high: float
     ops: int
     """How many measured ops this rests on."""
+    gpus: int
+    """On how many GPUs."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,8 @@ class Attainable:
     """Constant efficiencies per kind of op."""
 
     shares: Mapping[str, Attained]
-    """By "kind/limit", such as "matmul/bf16_tensor" or "norm/memory"; "other" for the rest."""
-    floor_s: float
-    """What the smallest kernel takes."""
+    """By "kind/limit": tensor cores, other cores or memory, as in "matmul/tensor"; "other" for
+    kinds that nobody measured."""
 
     @classmethod
     def shipped(cls) -> Attainable:
@@ -48,25 +53,29 @@ class Attainable:
         return _shipped()
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
-        """The bound of the op at the share its kind attains."""
-        least = bound(op, device)
-        if least is None:
+        """The slowest of the op's limits, each at the share its kind attains."""
+        least, wanted = limits(op, device), demand(op)
+        if not least or wanted is None:
             return None
-        attained = self._share(op, least)
-        seconds = self.floor_s * ops.kernels(op) + least.seconds / attained.share
+        seconds, attained = 0.0, self.shares["other"]
+        for limit in least:
+            share = self._share(_group(wanted.depthwise, limit))
+            needed = share.floor_s * wanted.kernels + limit.seconds / share.share
+            if needed > seconds:
+                seconds, attained = needed, share
+        if seconds <= 0:
+            return None
         return Estimate(
             seconds=seconds,
-            low_s=max(least.seconds, seconds * attained.low),
-            high_s=max(seconds, seconds * attained.high),
+            low_s=max(seconds * min(attained.low, 1.0), *(limit.seconds for limit in least)),
+            high_s=seconds * max(attained.high, 1.0),
             source="attainable",
         )
 
-    def _share(self, op: Op, least: Bound) -> Attained:
-        """The nearest that was measured: this unit, another of its sort, this kind, anything."""
-        group = group_of(op, least)
-        kind, _, limit = group.partition("/")
-        sibling = "bf16_tensor" if limit.endswith("_tensor") else "fp32"
-        for name in (group, f"{kind}/{sibling}", f"{kind}/memory"):
+    def _share(self, group: str) -> Attained:
+        """The nearest that was measured: this limit, another of the kind, anything."""
+        kind = group.partition("/")[0]
+        for name in (group, f"{kind}/cores", f"{kind}/memory"):
             if name in self.shares:
                 return self.shares[name]
         return self.shares["other"]
@@ -74,8 +83,14 @@ class Attainable:
 
 def group_of(op: Op, least: Bound) -> str:
     """The ops an op is counted with: its kind and what limits it."""
-    kind = "depthwise" if ops.is_depthwise(op) else str(least.kind)
-    return f"{kind}/{least.unit or 'memory'}"
+    return _group(is_depthwise(op), least)
+
+
+def _group(depthwise: bool, limit: Bound) -> str:
+    kind = "depthwise" if depthwise else limit.kind
+    if limit.unit is None:
+        return f"{kind}/memory"
+    return f"{kind}/tensor" if limit.unit.endswith("_tensor") else f"{kind}/cores"
 
 
 @cache
@@ -83,4 +98,4 @@ def _shipped() -> Attainable:
     text = resources.files("wavecast").joinpath("data/models/attainable.toml").read_text("utf-8")
     card = tomllib.loads(text)
     shares = {name: Attained(**values) for name, values in card["shares"].items()}
-    return Attainable(shares, card["floor_s"])
+    return Attainable(shares)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from wavecast import ops
-from wavecast.devices import Device
+from wavecast.devices import RATE_UNITS, Device
 from wavecast.ops import Kind, Unit
 from wavecast.prediction import Estimate
 from wavecast.trace import Op
@@ -20,6 +19,10 @@ class Demand:
     unit: Unit
     flops: int
     nbytes: int
+    crossing_bytes: int
+    """Bytes that move between the host's memory and the GPU's."""
+    kernels: int
+    depthwise: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,50 +35,74 @@ class Bound:
     """The arithmetic unit that sets it; None: moving bytes does."""
 
 
-@lru_cache(maxsize=65536)
 def demand(op: Op) -> Demand | None:
     """What an op asks for, or None when there is no formula for it."""
+    known = _DEMANDS.get(id(op))
+    if known is None:
+        if len(_DEMANDS) >= _MOST_DEMANDS:
+            _DEMANDS.clear()
+        known = _DEMANDS[id(op)] = op, _demand(op)
+    return known[1]
+
+
+_MOST_DEMANDS = 65536
+# By identity: hashing an optimizer's op on a thousand tensors takes longer than predicting it.
+# An op is kept with its entry, so no other can get its id.
+_DEMANDS: dict[int, tuple[Op, Demand | None]] = {}
+
+
+def _demand(op: Op) -> Demand | None:
     cost, kind, flops = ops.cost_of(op), ops.kind(op), ops.executed_flops(op)
     if cost is None or kind is None or flops is None:
         return None
-    return Demand(kind, ops.unit(op), flops, cost.bytes)
+    return Demand(
+        kind=kind,
+        unit=ops.unit(op),
+        flops=flops,
+        nbytes=cost.bytes,
+        crossing_bytes=_crossing_bytes(op),
+        kernels=ops.kernels(op),
+        depthwise=ops.is_depthwise(op),
+    )
+
+
+def _crossing_bytes(op: Op) -> int:
+    if not op.outputs or op.base not in ("aten._to_copy", "aten.copy_"):
+        return 0
+    places = {t.device for t in (*op.inputs, *op.outputs)}
+    return op.outputs[0].nbytes if len(places) > 1 else 0
 
 
 def bound(op: Op, device: Device) -> Bound | None:
     """The roofline of an op on a GPU; None where formula or facts are missing."""
+    return max(limits(op, device), key=lambda limit: limit.seconds, default=None)
+
+
+def limits(op: Op, device: Device) -> tuple[Bound, ...]:
+    """What memory, then arithmetic needs for an op; empty where formula or facts are missing."""
     wanted = demand(op)
     if wanted is None:
-        return None
-    if crossing_bytes := _crossing_bytes(op):
+        return ()
+    if wanted.crossing_bytes:
         if device.pcie_bytes_per_s is None:
-            return None
-        return Bound(crossing_bytes / device.pcie_bytes_per_s, wanted.kind, None)
-    memory_s = wanted.nbytes / device.memory_bytes_per_s
+            return ()
+        return (Bound(wanted.crossing_bytes / device.pcie_bytes_per_s, wanted.kind, None),)
+    memory = Bound(wanted.nbytes / device.memory_bytes_per_s, wanted.kind, None)
     if not wanted.flops:
-        return Bound(memory_s, wanted.kind, None)
+        return (memory,)
     unit = available(wanted.unit, device)
-    if unit is None:
-        return None
-    compute_s = wanted.flops / (device.rate(unit) or 1.0)
-    if compute_s > memory_s:
-        return Bound(compute_s, wanted.kind, unit)
-    return Bound(memory_s, wanted.kind, None)
+    rate = None if unit is None else device.rate(unit)
+    if rate is None:
+        return ()
+    return memory, Bound(wanted.flops / rate, wanted.kind, unit)
 
 
 def available(unit: Unit, device: Device) -> Unit | None:
     """The unit on which this GPU runs what asks for `unit`: itself, or what stands in for it."""
     for candidate in (unit, *ops.fallbacks(unit)):
-        if device.rate(candidate) is not None:
+        if candidate in RATE_UNITS and device.rate(candidate) is not None:
             return candidate
     return None
-
-
-def _crossing_bytes(op: Op) -> int:
-    """Bytes that an op moves between host and GPU memory."""
-    if not op.outputs or op.base not in ("aten._to_copy", "aten.copy_"):
-        return 0
-    places = {t.device for t in (*op.inputs, *op.outputs)}
-    return op.outputs[0].nbytes if len(places) > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from wavecast import ops
@@ -26,10 +26,12 @@ def prediction(found: Prediction) -> dict[str, Any]:
         "throughput_per_s": rate,
         "unit": found.trace.unit,
         "usd_per_hour": None if offer is None else offer.usd_per_hour,
-        "price": None if offer is None else asdict(offer),
+        "price": None if offer is None else asdict(offer) | {"date": offer.date.isoformat()},
         "throughput_per_usd": (
             None if offer is None or rate is None else rate * 3600 / offer.usd_per_hour
         ),
+        "persistent_bytes": found.persistent_bytes,
+        "fits_persistent": found.fits_persistent,
         "by_phase_s": {str(phase): seconds for phase, seconds in found.by_phase().items()},
         "by_op": [asdict(share) for share in found.by_op()],
         "by_module": [asdict(share) for share in found.by_module()],
@@ -61,7 +63,7 @@ def trace(found: Trace) -> dict[str, Any]:
 
 
 def device(found: Device) -> dict[str, Any]:
-    """The facts of a GPU; unknown ones are left out."""
+    """The facts of a GPU; unknown ones are left out, a source that is not given is null."""
     return {
         "id": found.id,
         "name": found.name,
@@ -69,8 +71,18 @@ def device(found: Device) -> dict[str, Any]:
         "architecture": found.architecture,
         "aliases": list(found.aliases),
         "nominal": {
-            name: {"value": getattr(found, name), "source": source}
-            for name, source in found.sources.items()
+            name: {"value": value, "source": found.sources.get(name)}
+            for name, value in nominal_facts(found).items()
         },
         "measured": {name: asdict(fact) for name, fact in found.measured.items()},
     }
+
+
+def nominal_facts(found: Device) -> dict[str, Any]:
+    """The numbers of a GPU that are known, in the order of its file."""
+    names = dict.fromkeys((*found.sources, *(field.name for field in fields(found))))
+    values = {name: getattr(found, name) for name in names if name not in _NOT_FACTS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+_NOT_FACTS = ("id", "name", "vendor", "architecture", "aliases", "sources", "measured")

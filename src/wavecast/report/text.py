@@ -2,159 +2,214 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from wavecast import ops
 from wavecast.devices import Device
 from wavecast.prediction import Prediction, Share
 from wavecast.prices import price
-from wavecast.report.units import duration, memory, quantity, three_digits
+from wavecast.report.record import nominal_facts
+from wavecast.report.tables import Column, empty, fitting, table, width_of
+from wavecast.report.units import count, duration, fact, memory, quantity
 from wavecast.trace import Phase, Role, Trace
 
 _NOTES_SHOWN = 5
+_NAMES_SHOWN = 4
 
 
-def predictions(title: str, found: Sequence[Prediction], width: int) -> RenderableType:
-    """One row per GPU; columns that do not fit the width are left out, the least needed first."""
+def predictions(
+    title: str, found: Sequence[Prediction], width: int, notes: Iterable[str] = ()
+) -> RenderableType:
+    """One row per GPU; columns that do not fit the width are left out, the least needed first.
+
+    Args:
+        title: what was predicted.
+        found: the predictions, in the order of the rows.
+        width: columns of the terminal.
+        notes: what the reader should know besides, each in one line.
+    """
+    columns = _prediction_columns(found)
+    if not all(p.fits_persistent for p in found):
+        columns.append(_memory_column(found, width - width_of(fitting(columns, 10**6))))
+    styles = ["" if p.fits_persistent else "dim" for p in found]
+    return Group(
+        Text(title, style="bold"),
+        "",
+        table(fitting(columns, width), styles),
+        "",
+        *_footnotes(found),
+        *_notes([*notes, *dict.fromkeys(note for p in found for note in p.trace.notes)]),
+    )
+
+
+def _prediction_columns(found: Sequence[Prediction]) -> list[Column]:
     unit = found[0].trace.unit
-    columns: list[tuple[int, str, list[str]]] = [
-        (0, "GPU", [p.device.id for p in found]),
-        (0, "step", [duration(p.seconds) for p in found]),
-        (4, "range", [f"{duration(p.low_s)} - {duration(p.high_s)}" for p in found]),
-        (1, f"{unit}/s", [_rate(p) for p in found]),
-        (3, "GPU busy", [_share_of_step(p, p.gpu_s) for p in found]),
-        (5, "host", [_share_of_step(p, p.host_s) for p in found]),
-        (2, "bound by", [p.bound_by for p in found]),
-        (3, "$/h", [_price(p.device) for p in found]),
-        (2, f"{unit}/$", [_per_dollar(p) for p in found]),
+    return [
+        Column("GPU", [p.device.id for p in found], left=True),
+        Column("step", [duration(p.seconds) for p in found]),
+        Column("range", [f"{duration(p.low_s)} - {duration(p.high_s)}" for p in found], 4),
+        Column(f"{unit}/s", [_rate(p) for p in found], 1),
+        Column("GPU busy", [_share_of_step(p, p.gpu_s) for p in found], 3),
+        Column("host busy", [_share_of_step(p, p.host_s) for p in found], 5),
+        Column("bound by", [p.bound_by for p in found], 2, left=True),
+        Column("$/h", [_price(p.device) for p in found], 3),
+        Column(f"{unit}/$", [_per_dollar(p) for p in found], 2),
     ]
-    while len(columns) > 2 and _width(columns) > width:
-        columns.remove(max(columns, key=lambda column: column[0]))
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    for _, name, _ in columns:
-        table.add_column(name, justify="left" if name in ("GPU", "bound by") else "right", no_wrap=True)
-    for row in zip(*(cells for _, _, cells in columns), strict=True):
-        table.add_row(*row)
-    return Group(table, *_footnotes(found))
+
+
+def _memory_column(found: Sequence[Prediction], room: int) -> Column:
+    """Which GPUs are too small; in full where there is room."""
+    in_full = [
+        ""
+        if p.fits_persistent
+        else f"does not fit: needs at least {memory(p.persistent_bytes)} "
+        f"of {memory(p.device.memory_bytes)}"
+        for p in found
+    ]
+    if max(map(len, in_full)) + 3 <= room:
+        return Column("memory", in_full, left=True)
+    return Column("memory", [cell.partition(":")[0] for cell in in_full], left=True)
 
 
 def shares(title: str, found: Iterable[Share], total_s: float, limit: int = 15) -> RenderableType:
-    """Where the GPU's time goes, longest first."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    table.add_column("", overflow="fold")
+    """Where the GPU's time goes, longest first; what is not listed is summed up."""
+    parts = list(found)
+    rest = parts[limit:]
+    if len(rest) > 1:
+        calls, seconds = sum(part.calls for part in rest), sum(part.gpu_s for part in rest)
+        parts = [*parts[:limit], Share(f"{len(rest)} others", calls, seconds)]
+    shown = empty()
+    shown.add_column("", overflow="fold")
     for name in ("calls", "GPU time", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for share in list(found)[:limit]:
-        part = share.gpu_s / total_s if total_s else 0.0
-        table.add_row(share.name, str(share.calls), duration(share.gpu_s), f"{part:.1%}")
-    return table
+        shown.add_column(name, justify="right", no_wrap=True)
+    for part in parts:
+        share = part.gpu_s / total_s if total_s else 0.0
+        shown.add_row(Text(part.name), count(part.calls), duration(part.gpu_s), f"{share:.1%}")
+    return Group("", Text(title, style="bold"), "", shown)
 
 
 def trace_summary(title: str, trace: Trace) -> RenderableType:
     """What a step does, by phase, and what of it has no formula."""
     totals = ops.totals(trace)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    shown = empty()
     for name in ("phase", "calls", "FLOPs", "memory traffic"):
-        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
+        shown.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     for phase in Phase:
         calls = sum(call.phase is phase for call in trace)
         if calls:
             cost = totals.by_phase.get(phase, ops.Cost())
-            table.add_row(phase, str(calls), quantity(cost.flops, "FLOP"), memory(cost.bytes))
+            shown.add_row(phase, count(calls), quantity(cost.flops, "FLOP"), memory(cost.bytes))
     cost = totals.cost
-    table.add_row("all", str(len(trace)), quantity(cost.flops, "FLOP"), memory(cost.bytes))
+    shown.add_row("all", count(len(trace)), quantity(cost.flops, "FLOP"), memory(cost.bytes))
     weights = sum(a.nbytes for a in trace.allocations if a.role is Role.PARAMETER)
     lines = [
-        f"{len(trace.counts)} distinct ops, {totals.kernels} launch kernels; "
-        f"weights {memory(weights)}; {trace.framework}"
+        f"{len(trace.counts)} distinct ops, {count(totals.kernels)} calls launch kernels; "
+        f"weights {memory(weights)}; {trace.framework or 'framework unknown'}"
     ]
     if totals.unknown:
         lines.append("no formula for: " + _counted(totals.unknown))
-    return Group(table, *map(Text, lines), *_notes(trace))
+    return Group(Text(title, style="bold"), "", shown, "", *map(Text, lines), *_notes(trace.notes))
 
 
 def devices(found: Sequence[Device], width: int) -> RenderableType:
     """One row per GPU with the facts that decide."""
-    columns: list[tuple[int, str, list[str]]] = [
-        (0, "name", [d.id for d in found]),
-        (2, "architecture", [d.architecture for d in found]),
-        (1, "memory", [memory(d.memory_bytes) for d in found]),
-        (1, "bandwidth", [quantity(d.memory_bytes_per_s, "B/s") for d in found]),
-        (1, "FP32", [_flops(d.fp32_flops) for d in found]),
-        (3, "TF32", [_flops(d.tf32_tensor_flops) for d in found]),
-        (2, "FP16", [_flops(d.fp16_tensor_flops) for d in found]),
-        (3, "BF16", [_flops(d.bf16_tensor_flops) for d in found]),
-        (4, "SMs", ["?" if d.sm_count is None else str(d.sm_count) for d in found]),
-        (4, "TDP", ["?" if d.tdp_w is None else f"{d.tdp_w:.0f} W" for d in found]),
-        (3, "$/h", [_price(d) for d in found]),
+    columns = [
+        Column("name", [d.id for d in found], left=True),
+        Column("architecture", [d.architecture for d in found], 2, left=True),
+        Column("memory", [memory(d.memory_bytes) for d in found], 1),
+        Column("bandwidth", [quantity(d.memory_bytes_per_s, "B/s") for d in found], 1),
+        Column("FP32", [_flops(d.fp32_flops) for d in found], 1),
+        Column("TF32", [_flops(d.tf32_tensor_flops) for d in found], 3),
+        Column("FP16", [_flops(d.fp16_tensor_flops) for d in found], 2),
+        Column("BF16", [_flops(d.bf16_tensor_flops) for d in found], 3),
+        Column("SMs", ["?" if d.sm_count is None else str(d.sm_count) for d in found], 4),
+        Column("TDP", ["?" if d.tdp_w is None else f"{d.tdp_w:.0f} W" for d in found], 4),
+        Column("$/h", [_price(d) for d in found], 3),
     ]
-    while len(columns) > 2 and _width(columns) > width:
-        columns.remove(max(columns, key=lambda column: column[0]))
-    table = Table(box=box.SIMPLE_HEAD)
-    for _, name, _ in columns:
-        table.add_column(name, justify="left" if name in ("name", "architecture") else "right", no_wrap=True)
-    for row in zip(*(cells for _, _, cells in columns), strict=True):
-        table.add_row(*row)
-    note = Text(f"{len(found)} GPUs; rates dense, FLOP/s; tensor cores for TF32, FP16, BF16; ? unknown")
-    return Group(table, note)
+    kept = fitting(columns, width)
+    lines = [
+        f"{count(len(found))} GPUs. Rates are dense FLOP/s; TF32, FP16 and BF16 on tensor cores. "
+        "? is unknown or absent.",
+        'All facts of one, with their sources: "wavecast devices NAME".',
+    ]
+    if len(kept) < len(columns):
+        lines.append("A wider terminal shows more columns.")
+    return Group(table(kept), "", *(Text(line, style="dim") for line in lines))
 
 
 def device_facts(found: Device) -> RenderableType:
     """Every number of a GPU with its source."""
-    table = Table(
-        title=f"{found.name} ({found.id})", title_justify="left", box=box.SIMPLE_HEAD, title_style="bold"
-    )
-    table.add_column("fact", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("source", overflow="fold")
-    for name, source in found.sources.items():
-        value = getattr(found, name)
-        shown = ".".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
-        table.add_row(name, shown, source)
-    for name, fact in found.measured.items():
-        table.add_row(f"measured {name}", f"{fact.value:g}", fact.source)
-    return table
+    shown = empty()
+    shown.add_column("fact", no_wrap=True)
+    shown.add_column("value", justify="right", no_wrap=True)
+    shown.add_column("source", overflow="fold")
+    for name, value in nominal_facts(found).items():
+        shown.add_row(name, fact(name, value), Text(found.sources.get(name, "not given")))
+    for name, measured in found.measured.items():
+        shown.add_row(f"measured {name}", fact(name, measured.value), Text(measured.source))
+    lines = [f"{found.vendor} {found.architecture}"]
+    if found.aliases:
+        lines.append("also called " + ", ".join(found.aliases))
+    if (offer := price(found)) is not None:
+        host = "" if offer.includes_host else ", without the machine around it"
+        name = " ".join(filter(None, (offer.provider, offer.instance)))
+        lines.append(f"{offer.usd_per_hour:.2f} $/h on demand{host} ({name}, {offer.date})")
+    title = Text.assemble((found.name, "bold"), f" ({found.id})")
+    return Group(title, *(Text(line, style="dim") for line in lines), "", shown)
 
 
 def _footnotes(found: Sequence[Prediction]) -> list[Text]:
-    lines = []
-    missing: dict[str, int] = {}
-    for prediction in found:
-        missing |= prediction.unpredicted
-    if missing:
-        lines.append(Text(f"not predicted, counted as 0: {_counted(missing)}", style="yellow"))
+    lines = [Text(line, style="yellow") for line in _missing(found)]
+    if not all(p.fits_persistent for p in found):
+        needed = memory(max(p.persistent_bytes for p in found))
+        lines.append(
+            Text(
+                f"does not fit: weights, gradients and optimizer state alone need {needed}; "
+                "activations come on top and are not counted yet",
+                style="yellow",
+            )
+        )
+    if all(p.throughput is None for p in found):
+        lines.append(Text("no throughput: how many samples a step takes is not known (--batch)"))
     offers = [offer for p in found if (offer := price(p.device)) is not None]
     if offers:
         newest = max(offer.date for offer in offers)
-        lines.append(
-            Text(f"$/h: cheapest on-demand offer known, USD per GPU, as of {newest}", style="dim")
-        )
-    by = ", ".join(sorted({share.name for p in found for share in p.sources()}))
+        lines.append(Text(f"$/h: cheapest on-demand offer known, USD per GPU, as of {newest}"))
+    by = ", ".join(sorted({share.name for p in found for share in p.sources()})) or "nobody"
     lines.append(
-        Text(f"op times: {by}; issued by the {found[0].host.name}; ranges are not yet calibrated", style="dim")
+        Text(f"op times: {by}; issued by the {found[0].host.name}; ranges are not yet calibrated")
     )
-    return lines + _notes(found[0].trace)
+    for line in lines:
+        line.style = line.style or "dim"
+    return lines
 
 
-def _notes(trace: Trace) -> list[Text]:
-    shown = [Text(f"note: {note}", style="yellow") for note in trace.notes[:_NOTES_SHOWN]]
-    if len(trace.notes) > _NOTES_SHOWN:
-        shown.append(Text(f"note: and {len(trace.notes) - _NOTES_SHOWN} more (--json has all)"))
+def _missing(found: Sequence[Prediction]) -> list[str]:
+    """What could not be predicted, and where: GPUs differ in the units they have."""
+    gpus: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for each in found:
+        if each.unpredicted:
+            gpus.setdefault(tuple(sorted(each.unpredicted.items())), []).append(each.device.id)
+    return [
+        f"not predicted{'' if len(names) == len(found) else f' on {_listed(names)}'}, "
+        f"counted as 0: {_counted(dict(missing))}"
+        for missing, names in gpus.items()
+    ]
+
+
+def _notes(notes: Sequence[str]) -> list[Text]:
+    shown = [Text(f"note: {note}", style="yellow") for note in notes[:_NOTES_SHOWN]]
+    if len(notes) > _NOTES_SHOWN:
+        shown.append(Text(f"note: and {len(notes) - _NOTES_SHOWN} more (--json has all)"))
     return shown
-
-
-def _width(columns: list[tuple[int, str, list[str]]]) -> int:
-    return sum(max(map(len, (name, *cells))) + 3 for _, name, cells in columns)
 
 
 def _rate(prediction: Prediction) -> str:
     rate = prediction.throughput
-    return "?" if rate is None else three_digits(rate)
+    return "?" if rate is None else quantity(rate)
 
 
 def _share_of_step(prediction: Prediction, seconds: float) -> str:
@@ -177,6 +232,10 @@ def _flops(rate: float | None) -> str:
     return "?" if rate is None else quantity(rate)
 
 
-def _counted(names: dict[str, int] | object) -> str:
-    counts = dict(names)  # type: ignore[call-overload]
-    return ", ".join(f"{name} ({count}x)" for name, count in counts.items())
+def _counted(names: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({times}x)" for name, times in names.items())
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more

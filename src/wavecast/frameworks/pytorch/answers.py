@@ -44,6 +44,8 @@ class Answers:
             _aten._pack_padded_sequence.default: self._pack_padded_sequence,
             _aten.native_batch_norm.default: _native_batch_norm,
             _aten._cudnn_rnn.default: _cudnn_rnn,
+            _aten._ctc_loss.default: _ctc_loss,
+            _aten._ctc_loss_backward.default: lambda _, log_probs, *__: torch.empty_like(log_probs),
             # The CPU's takes the memory format of the input, CUDA's that of the gradient.
             _aten.hardswish_backward.default: lambda grad, _: torch.empty_like(grad),
             # The CPU's refuses integers, CUDA's does not.
@@ -51,9 +53,6 @@ class Answers:
         }
         if hasattr(_aten, "_grouped_mm"):
             self._direct[_aten._grouped_mm.default] = _grouped_mm
-        if hasattr(_aten, "_use_cudnn_ctc_loss"):
-            self._direct[_aten._use_cudnn_ctc_loss.default] = lambda *_: False
-            self._direct[_aten._use_cudnn_ctc_loss.Tensor] = lambda *_: False
 
     def find(self, func: Any) -> Callable[..., Any] | None:
         """The answer to an op for which torch has no fake implementation at all."""
@@ -87,9 +86,13 @@ class Answers:
         if known is not None:
             with no_dispatch():
                 return known.item()
-        if tensor.dtype is torch.bool:
+        return self.assume_value(tensor.dtype)
+
+    def assume_value(self, dtype: Any) -> Any:
+        """The value that stands for one that only data could give."""
+        if dtype is torch.bool:
             return self._assumed("a value read back", False)
-        return self._assumed("a value read back", 1.0 if tensor.dtype.is_floating_point else 1)
+        return self._assumed("a value read back", 1.0 if dtype.is_floating_point else 1)
 
     def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
         self.note(f"upper bound: a result of {shape[0]} elements at {user_line()}")
@@ -137,15 +140,19 @@ class Answers:
         return tensor.new_empty((size,), dtype=weights.dtype if weights is not None else None)
 
     def _pack_padded_sequence(self, padded: Any, lengths: Any, batch_first: bool) -> Any:
-        batch, longest = padded.shape[:2] if batch_first else padded.shape[1::-1]
-        known = getattr(lengths, "constant", None)
-        if known is None:
-            self.note(f"upper bound: all packed sequences {longest} long at {user_line()}")
-            sizes = [batch] * longest
-        else:
-            values = known.tolist()
-            sizes = [sum(n > step for n in values) for step in range(max(values))]
+        longest = padded.shape[1 if batch_first else 0]
+        values = self.lengths(lengths, longest, "packed sequences")
+        sizes = [sum(n > step for n in values) for step in range(max(values))]
         return padded.new_empty((sum(sizes), *padded.shape[2:])), torch.tensor(sizes)
+
+    def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:
+        """The whole numbers in a tensor, or an upper bound for each if they are not known."""
+        known = getattr(tensor, "constant", None)
+        if known is None:
+            self.note(f"upper bound: all {what} {bound} long at {user_line()}")
+            return [bound] * tensor.numel()
+        with no_dispatch():
+            return [int(n) for n in known.tolist()]
 
 
 @cache
@@ -161,6 +168,13 @@ def _native_batch_norm(
     dtype = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
     statistics = (source.new_empty(count, dtype=dtype) for _ in range(2))
     return torch.empty_like(source), *statistics
+
+
+def _ctc_loss(log_probs: Any, targets: Any, _lengths: Any, target_lengths: Any, *_: Any) -> Any:
+    """The losses, and the table of the forward pass over all states of the longest target."""
+    steps, batch = log_probs.shape[:2]
+    states = 2 * max(target_lengths) + 1
+    return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, states))
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

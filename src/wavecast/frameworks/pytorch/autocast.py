@@ -14,16 +14,21 @@ from typing import Any
 
 import torch
 
-LOWER_PRECISION = """
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+LOWER_PRECISION = _words("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution
     cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
     addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
     scaled_dot_product_attention
-""".split()
+""")
 
-FLOAT32 = """
+FLOAT32 = _words("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm
     group_norm rms_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
@@ -34,19 +39,19 @@ FLOAT32 = """
     _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
     upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
     _upsample_bicubic2d_aa linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
-""".split()
+""")
 
 # These take an optional dtype: float32 is passed unless the caller chose one.
-FLOAT32_DTYPE = (
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList".split()
+FLOAT32_DTYPE = _words(
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
 )
 
 # These are redirected to an overload that takes a dtype.
 FLOAT32_OVERLOAD = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
-WIDEST = """
+WIDEST = _words("""
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-""".split()
+""")
 
 BANNED = ["binary_cross_entropy"]
 
@@ -94,14 +99,22 @@ def cuda_autocast() -> Iterator[None]:
     """Make `torch.autocast("cuda")` act on fake tensors as it does on a CUDA machine."""
     casts = Casts()
     library = torch.library.Library("aten", "IMPL")
-    set_enabled = torch.set_autocast_enabled
+    set_enabled, is_enabled = torch.set_autocast_enabled, torch.is_autocast_enabled
     clear_cache = torch.clear_autocast_cache
+    enabled_on_cpu = is_enabled("cpu")
 
     def set_both(*args: Any) -> None:
-        set_enabled(*args)
-        if args[0] == "cuda" or len(args) == 1:
-            # The kernels below hang on the CPU's autocast key: switch it with CUDA's.
-            set_enabled("cpu", args[-1])
+        nonlocal enabled_on_cpu
+        device = args[0] if len(args) == 2 else "cuda"
+        if device == "cpu":
+            enabled_on_cpu = args[-1]
+        else:
+            set_enabled(device, args[-1])
+        # The kernels below hang on the CPU's autocast key: it is on if CUDA's is.
+        set_enabled("cpu", enabled_on_cpu or is_enabled("cuda"))
+
+    def is_either_enabled(device: str = "cuda") -> bool:
+        return bool(enabled_on_cpu if device == "cpu" else is_enabled(device))
 
     def clear_both() -> None:
         casts.clear()
@@ -109,12 +122,15 @@ def cuda_autocast() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.callback(library._destroy)
+        stack.callback(set_enabled, "cpu", enabled_on_cpu)
+        stack.callback(set_enabled, "cuda", is_enabled("cuda"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # replacing kernels is the purpose
             for name, kernel in _kernels(casts):
                 library.impl(name, kernel, "AutocastCPU")
         for name, value in {
             "set_autocast_enabled": set_both,
+            "is_autocast_enabled": is_either_enabled,
             "clear_autocast_cache": clear_both,
         }.items():
             stack.callback(setattr, torch, name, getattr(torch, name))
@@ -153,12 +169,12 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel with autocast off inside, as CUDA's are."""
+def _guarded(run: Callable[..., Any], op: Any) -> Callable[..., Any]:
+    """The kernel with autocast off inside, as CUDA's are; the plain op if only the CPU's is on."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
-            return run(*args, **kwargs)
+            return (run if torch.is_autocast_enabled("cuda") else op)(*args, **kwargs)
 
     return kernel
 
@@ -175,7 +191,7 @@ def _to_lower(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
         args, kwargs = _cast_all(casts, args, kwargs, torch.get_autocast_dtype("cuda"))
         return op(*args, **kwargs)
 
-    return _guarded(run)
+    return _guarded(run, op)
 
 
 def _to_float32(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
@@ -183,7 +199,7 @@ def _to_float32(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
         args, kwargs = _cast_all(casts, args, kwargs, torch.float32)
         return op(*args, **kwargs)
 
-    return _guarded(run)
+    return _guarded(run, op)
 
 
 def _with_dtype(_name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
@@ -197,7 +213,7 @@ def _with_dtype(_name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
             return op(*args, **kwargs, dtype=torch.float32)
         return op(*args, **kwargs)
 
-    return _guarded(run)
+    return _guarded(run, op)
 
 
 def _to_overload(name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
@@ -207,7 +223,7 @@ def _to_overload(name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
         widened = _overload(f"norm.{FLOAT32_OVERLOAD[name]}")
         return widened(*args, **kwargs, dtype=torch.float32)
 
-    return _guarded(run)
+    return _guarded(run, op)
 
 
 def _to_widest(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
@@ -219,17 +235,17 @@ def _to_widest(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
         args, kwargs = _cast_all(casts, args, kwargs, dtype)
         return op(*args, **kwargs)
 
-    return _guarded(run)
+    return _guarded(run, op)
 
 
-def _refuse(_name: str, _op: Any, _casts: Casts) -> Callable[..., Any]:
+def _refuse(_name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
     def run(*_args: Any, **_kwargs: Any) -> Any:
         raise RuntimeError(
             "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast; "
             "use binary_cross_entropy_with_logits"
         )
 
-    return run
+    return _guarded(run, op)
 
 
 def _eligible(value: Any) -> bool:

@@ -11,14 +11,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
 
 from wavecast.errors import CaptureError, WavecastError
+from wavecast.frameworks.pytorch.adoption import Adoption
 from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.autocast import cuda_autocast
 from wavecast.frameworks.pytorch.blame import failing_line
 from wavecast.frameworks.pytorch.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.machine import cuda_machine
-from wavecast.frameworks.pytorch.placement import Placement, gpu_tensors
+from wavecast.frameworks.pytorch.placement import LARGEST_CONSTANT, Placement
 from wavecast.frameworks.pytorch.recorder import Recorder
 from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.frameworks.pytorch.tensors import gpu_tensors
 from wavecast.trace import Trace
 
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -89,18 +92,23 @@ def _pretending(
 ) -> Iterator[None]:
     """Fake tensors, CUDA's choice of kernels, and a CUDA machine around them."""
     placement = Placement(answers, recorder)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake.cache_enabled = False  # Placement has its own, which is quicker
+    adoption = Adoption(fake, LARGEST_CONSTANT)
+    recorder.structure.adopt = adoption.optimizer
     with ExitStack() as stack:
-        stack.enter_context(cuda_kernels(capability, recorder))
+        # torch keeps replaced kernels, and so the recorder, until it gets other ones.
+        stack.callback(recorder.structure.forget)
+        stack.enter_context(switches_restored())
+        stack.enter_context(cuda_kernels(capability, recorder, answers))
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_machine(capability, recorder, answers))
         # What fake tensors refuse is raised as an error: no need to log it too.
         stack.callback(_FAKE_LOG.setLevel, _FAKE_LOG.level)
         _FAKE_LOG.setLevel(logging.CRITICAL)
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        fake.cache_enabled = False  # Placement has its own, which is quicker
         stack.enter_context(fake)
         stack.enter_context(placement)
-        stack.enter_context(gpu_tensors(placement))
+        stack.enter_context(gpu_tensors(placement, adoption))
         yield
 
 

@@ -11,14 +11,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.attention import Attention
-from wavecast.frameworks.pytorch.placement import on_gpu
 from wavecast.frameworks.pytorch.recorder import Recorder
 from wavecast.frameworks.pytorch.recurrence import CUDNN_MODES, RecurrentLayer
+from wavecast.frameworks.pytorch.sequences import sequence_kernels
 
 _aten = torch.ops.aten
 
@@ -28,14 +30,16 @@ _CUDNN_BATCH_NORM_EPSILON = 1e-5
 
 
 @contextmanager
-def cuda_kernels(capability: tuple[int, int], recorder: Recorder) -> Iterator[None]:
+def cuda_kernels(
+    capability: tuple[int, int], recorder: Recorder, answers: Answers
+) -> Iterator[None]:
     """Let composite operators choose the kernels of a GPU of this compute capability."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             # Replacing an implementation is announced by a warning; here it is the purpose.
             warnings.simplefilter("ignore", UserWarning)
-            for name, implementation in _implementations(capability, recorder):
+            for name, implementation in _implementations(capability, recorder, answers):
                 library.impl(name, implementation, "CompositeImplicitAutograd")
         yield
     finally:
@@ -43,15 +47,16 @@ def cuda_kernels(capability: tuple[int, int], recorder: Recorder) -> Iterator[No
 
 
 def _implementations(
-    capability: tuple[int, int], recorder: Recorder
+    capability: tuple[int, int], recorder: Recorder, answers: Answers
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "dropout", dropout
     yield "batch_norm", batch_norm
     yield "group_norm", group_norm
     yield "rms_norm", rms_norm
     yield "scaled_dot_product_attention", Attention(capability)
-    yield "ctc_loss.IntList", ctc_loss
-    yield "ctc_loss.Tensor", ctc_loss
+    yield "softmax.int", Softmax(_aten._softmax)
+    yield "log_softmax.int", Softmax(_aten._log_softmax)
+    yield from sequence_kernels(answers)
     for name in CUDNN_MODES:
         layer = RecurrentLayer(name, recorder)
         yield f"{name}.input", layer.run_padded
@@ -160,31 +165,17 @@ class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]
         return d_source, None, d_weight, None
 
 
-def ctc_loss(
-    log_probs: Any,
-    targets: Any,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> Any:
-    """torch's own kernel (aten/native/LossCTC.cpp); cuDNN's needs values to be chosen."""
-    loss = _aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[
-        0
-    ]
-    if zero_infinity:
-        loss = torch.where(loss == float("inf"), torch.zeros_like(loss), loss)
-    if reduction == 1:
-        lengths = (
-            target_lengths.to(loss.dtype)
-            if isinstance(target_lengths, torch.Tensor)
-            else torch.tensor(target_lengths, dtype=loss.dtype)
-        )
-        if on_gpu(loss):
-            lengths = lengths.to(loss.device)
-        return (loss / lengths.clamp_min(1)).mean()
-    return loss.sum() if reduction == 2 else loss
+@dataclass(frozen=True)
+class Softmax:
+    """`softmax` or `log_softmax` (aten/native/SoftMax.cpp)."""
+
+    kernel: Any
+
+    def __call__(self, source: Any, dim: int, dtype: Any = None) -> Any:
+        """CUDA's kernel widens float16 itself; other types are cast before."""
+        if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
+            return self.kernel(source, dim, True)
+        return self.kernel(source if dtype is None else source.to(dtype), dim, False)
 
 
 def _suggested(tensor: Any) -> Any:

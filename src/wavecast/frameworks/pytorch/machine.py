@@ -22,7 +22,6 @@ from wavecast.frameworks.pytorch.blame import user_line
 from wavecast.frameworks.pytorch.placement import (
     GPU,
     LARGEST_CONSTANT,
-    apply_to_parameters,
     on_gpu,
     put_on_gpu,
 )
@@ -44,10 +43,11 @@ def cuda_machine(
                     stack.callback(delattr, owner, name)
                 setattr(owner, name, value)
 
+        _device_constructors()  # remembers torch's functions: they must be the true ones
         replace(torch.cuda, **_cuda_module(capability, recorder))
+        replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
-        replace(torch.nn.Module, _apply=apply_to_parameters)
         # The weights of a recurrent layer are taken for flat: their addresses do not exist.
         replace(torch.nn.RNNBase, flatten_parameters=lambda _: None)
         replace(torch.amp.GradScaler, _maybe_opt_step=_step_despite_unknown_overflow)
@@ -123,12 +123,18 @@ def _cuda_module(capability: tuple[int, int], recorder: Recorder) -> dict[str, A
         "default_stream": streams.default,
         "set_stream": streams.set,
     }
-    counters = """memory_allocated max_memory_allocated memory_reserved max_memory_reserved
-        max_memory_cached memory_cached utilization""".split()
-    silent = """set_device empty_cache reset_peak_memory_stats reset_max_memory_allocated
-        manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all init
-        set_per_process_memory_fraction ipc_collect _lazy_init""".split()
-    return machine | dict.fromkeys(counters, zero) | dict.fromkeys(silent, nothing)
+    return machine | dict.fromkeys(_COUNTERS, zero) | dict.fromkeys(_SILENT, nothing)
+
+
+_COUNTERS = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("max_memory_cached", "memory_cached", "utilization"),
+)
+_SILENT = (
+    *("set_device", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated"),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
+    *("init", "set_per_process_memory_fraction", "ipc_collect", "_lazy_init"),
+)
 
 
 def _stream_class(recorder: Recorder) -> type:
@@ -304,6 +310,31 @@ def _grouping(group: Any) -> Any:
         }
 
     return group_by_claimed_device
+
+
+_LEGACY = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+
+
+def _legacy_type(dtype: Any) -> Any:
+    """`torch.cuda.FloatTensor` and its siblings: of sizes, or of data."""
+
+    def make(*arguments: Any) -> Any:
+        if arguments and not isinstance(arguments[0], int):
+            return torch.as_tensor(arguments[0], dtype=dtype, device=GPU)
+        return torch.empty(arguments or (0,), dtype=dtype, device=GPU)
+
+    return make
 
 
 def _eager(answers: Answers) -> Any:

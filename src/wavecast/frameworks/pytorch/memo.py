@@ -1,4 +1,4 @@
-"""Results of fake ops by the look of their arguments: a transformer runs the same few over and over.
+"""Results of fake ops by the look of their arguments: a step runs the same few over and over.
 
 torch's own cache of fake results spends most of its time on its keys. What an op returns for
 tensors of given shapes, strides and dtypes is learnt once, from torch, and repeated cheaply.
@@ -67,7 +67,7 @@ class Memo:
         inputs = list(_flatten((args, tuple(kwargs.values()))))
         try:
             entry = Entry(_recipe(out, inputs, set()), on_gpu)
-        except _CannotRepeat:
+        except _UnrepeatableError:
             return None
         self._entries[key] = entry
         for fake in _flatten((out,)):
@@ -140,8 +140,8 @@ class Memo:
         return True
 
 
-class _CannotRepeat(Exception):
-    pass
+class _UnrepeatableError(Exception):
+    """A result that cannot be made again from its look."""
 
 
 def _flatten(value: Any) -> Any:
@@ -158,7 +158,7 @@ def _recipe(out: Any, inputs: list[Any], fresh: set[int]) -> Any:
     if not isinstance(out, torch.Tensor):
         return (_PLAIN, out)
     if not isinstance(out, FakeTensor) or out.__dict__.get("constant") is not None:
-        raise _CannotRepeat
+        raise _UnrepeatableError
     for index, tensor in enumerate(inputs):
         if out is tensor:
             return (_SAME, index)
@@ -169,6 +169,6 @@ def _recipe(out: Any, inputs: list[Any], fresh: set[int]) -> Any:
             offset = out.storage_offset() - tensor.storage_offset()
             return (_VIEW, index, shape, stride, offset, out.dtype)
     if storage in fresh:
-        raise _CannotRepeat
+        raise _UnrepeatableError
     fresh.add(storage)
     return (_FRESH, shape, stride, out.dtype)

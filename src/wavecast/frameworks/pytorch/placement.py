@@ -33,7 +33,7 @@ _MARK = "_wavecast_on_gpu"
 _FROM_SCALAR = "_wavecast_from_scalar"
 """C++ turned a number into a tensor: a 0-dimensional one, but on the device of the others."""
 
-LARGEST_CONSTANT = 4096
+LARGEST_CONSTANT = 1 << 16
 """Tensors up to this size keep values that are known, so that lengths and masks are exact."""
 _prim_device = torch.ops.prim.device.default
 _aten = torch.ops.aten
@@ -51,6 +51,9 @@ _MIXES = {
     _aten._ctc_loss.Tensor,
     _aten._ctc_loss_backward.Tensor,
 }
+
+# Ops of which only the first result is where the input is.
+_REST_ON_HOST = {_aten._pack_padded_sequence.default}
 
 
 def _overloads(names: str) -> set[Any]:
@@ -141,7 +144,7 @@ class Placement(TorchDispatchMode):
                     "use the dense form (sparse=False)"
                 )
         if gpu:
-            for tensor in tensors_in(out):
+            for tensor in tensors_in(out[0] if func in _REST_ON_HOST else out):
                 put_on_gpu(tensor)
                 if tensor.dtype.is_floating_point:
                     # Code branches on whole numbers and truths; weights need no values.
@@ -211,6 +214,12 @@ class Placement(TorchDispatchMode):
             return not tensors and torch._C._current_autograd_node() is not None, kwargs
         for tensor in tensors:
             if not on_gpu(tensor) and (tensor.dim() or hasattr(tensor, _FROM_SCALAR)):
+                if isinstance(tensor, torch.nn.Parameter) or not isinstance(tensor, FakeTensor):
+                    raise CaptureError(
+                        f"{func} at {user_line()} runs on the GPU, but one of its inputs, of "
+                        f"shape {tuple(tensor.shape)}, is not on the GPU; move it there, as "
+                        "with model.cuda(), or build it inside make_step"
+                    )
                 put_on_gpu(tensor)
                 self.recorder.promote(tensor)
                 self._promotions += 1
@@ -232,6 +241,7 @@ def _has_values(tensor: Any) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
+    """The tensors of an argument, within lists too."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -24,6 +24,7 @@ from wavecast.frameworks.pytorch.signature import (
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.trace import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
 
+
 @dataclass
 class _Entry:
     """A call as it is being recorded: it may still turn out to run on the GPU."""
@@ -35,6 +36,7 @@ class _Entry:
     syncs: bool
     host: bool
     reads: tuple[int, ...] = ()
+    """Positions of the entries that wrote its inputs, if it is the host's."""
 
 
 @dataclass
@@ -129,12 +131,10 @@ class Recorder:
         outputs = written + [t for t in returned if id(t) not in seen]
         op = self._intern(signature.name, inputs, outputs, attrs)
         host = on_host(op)
-        reads = tuple(t.untyped_storage()._cdata for t in inputs) if host else ()
-        self._append(with_precision(op), host, reads)
+        self._append(with_precision(op), host, self._writers_of(inputs) if host else ())
         if host:
             for tensor in outputs:
-                key = tensor.untyped_storage()._cdata
-                self._host_writers.setdefault(key, []).append(len(self._entries) - 1)
+                self._remember_writer(tensor.untyped_storage())
         return op
 
     def mark(self, name: str) -> None:
@@ -158,7 +158,7 @@ class Recorder:
         tensors is the host. A later op that mixes it with GPU tensors shows where it was.
         """
         self._remember(tensor)
-        self._promote_writers(tensor.untyped_storage()._cdata)
+        self._promote(self._writers_of([tensor]))
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -207,13 +207,27 @@ class Recorder:
         if self.on_call is not None:
             self.on_call(len(self._entries))
 
-    def _promote_writers(self, key: int) -> None:
-        for index in self._host_writers.pop(key, ()):
+    def _writers_of(self, tensors: list[Any]) -> tuple[int, ...]:
+        """Positions of the ops of the host that wrote what these tensors hold."""
+        keys = (t.untyped_storage()._cdata for t in tensors)
+        return tuple(index for key in keys for index in self._host_writers.get(key, ()))
+
+    def _remember_writer(self, storage: Any) -> None:
+        key = storage._cdata
+        if key not in self._host_writers:
+            self._host_writers[key] = []
+            # Another storage may get the same address later.
+            weakref.finalize(storage, self._host_writers.pop, key, None).atexit = False
+        self._host_writers[key].append(len(self._entries) - 1)
+
+    def _promote(self, positions: tuple[int, ...]) -> None:
+        for index in positions:
             entry = self._entries[index]
-            entry.host = False
-            entry.op = self._on_gpu(entry.op)
-            for read in entry.reads:
-                self._promote_writers(read)
+            if entry.host:
+                entry.host = False
+                entry.op = self._on_gpu(entry.op)
+                entry.syncs = waits(entry.op)
+                self._promote(entry.reads)
 
     def _on_gpu(self, op: Op) -> Op:
         moved = replace(

@@ -39,6 +39,7 @@ _READS_BACK = {
     "aten.equal",
     "aten.bincount",
     "aten.repeat_interleave.Tensor",
+    "aten.lift_fresh",  # torch.tensor(data, device="cuda"): a copy that waits precedes it
     "cuda.synchronize",
     "cuda.stream_synchronize",
     "cuda.event_synchronize",
@@ -103,6 +104,7 @@ def bind(
 
 
 def on_host(op: Op) -> bool:
+    """Whether all tensors of an op are the host's."""
     return all(t.device == "cpu" for t in (*op.inputs, *op.outputs))
 
 

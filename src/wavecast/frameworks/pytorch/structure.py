@@ -26,6 +26,8 @@ class Structure:
         self._optimizers: dict[int, Any] = {}
         self._optimizer_depth = 0
         self.claim: Callable[[Role, int], None] = lambda role, key: None
+        self.adopt: Callable[[Any], None] = lambda optimizer: None
+        """Called with each optimizer before it is used."""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -35,6 +37,7 @@ class Structure:
         zero_grad = torch.optim.Optimizer.zero_grad
 
         def counted_zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.adopt(optimizer)
             self._optimizer_depth += 1
             try:
                 zero_grad(optimizer, *args, **kwargs)
@@ -52,6 +55,12 @@ class Structure:
             torch.optim.Optimizer.zero_grad = counted_zero_grad
             stack.callback(setattr, torch.optim.Optimizer, "zero_grad", zero_grad)
             yield
+
+    def forget(self) -> None:
+        """Let go of the user's modules and optimizers."""
+        self._roots.clear()
+        self._optimizers.clear()
+        self.adopt = lambda optimizer: None
 
     def place(self) -> tuple[Phase, str]:
         """The phase and the module path of an op that is being dispatched now."""
@@ -133,6 +142,7 @@ class Structure:
         return self._paths[module]
 
     def _enter_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.adopt(optimizer)
         self._optimizers[id(optimizer)] = optimizer
         self._optimizer_depth += 1
         for group in optimizer.param_groups:

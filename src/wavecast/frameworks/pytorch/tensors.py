@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
 
+from wavecast.frameworks.pytorch.adoption import Adoption
+from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.placement import CPU, GPU, Placement, mark, on_gpu
 
 _aten = torch.ops.aten
+_NOT_AN_ADDRESS = 1 << 62
 
 
 @contextmanager
-def gpu_tensors(placement: Placement) -> Iterator[None]:
-    """Make FakeTensors tell and change their place as tensors on a CUDA machine do."""
+def gpu_tensors(placement: Placement, adoption: Adoption) -> Iterator[None]:
+    """Make tensors tell and change their place as they do on a CUDA machine."""
     fake_device = FakeTensor.device.fget
     mover = _Mover(placement)
 
@@ -43,19 +47,55 @@ def gpu_tensors(placement: Placement) -> Iterator[None]:
         "is_pinned": lambda self, device=None: False,
         "record_stream": lambda self, stream: None,
         "data_ptr": _address,
+        "numpy": lambda self, *, force=False: _numpy(self, placement.answers, force),
+        "__array__": lambda self, dtype=None: _array(_numpy(self, placement.answers), dtype),
+        "tolist": lambda self: _read_back(self, placement.answers, lambda t: t.tolist()),
         "__deepcopy__": _deep_copy,
     }
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if placement.inside or not _names_gpu((*args, *kwargs.values())):
+            return torch._C.TensorBase.to(self, *args, **kwargs)
+        return mover.to(adoption.tensor(self), *args, **kwargs)
+
+    # Real tensors, made before tracing, become fake ones when they are put on the GPU.
+    adopted = {
+        "to": to,
+        "cuda": lambda self, *args, **kwargs: mover.cuda(adoption.tensor(self), *args, **kwargs),
+        "pin_memory": lambda self, device=None: self,
+    }
     with ExitStack() as stack:
-        for name, value in replacements.items():
-            if name in FakeTensor.__dict__:
-                stack.callback(setattr, FakeTensor, name, FakeTensor.__dict__[name])
-            else:
-                stack.callback(delattr, FakeTensor, name)
-            setattr(FakeTensor, name, value)
+        stack.callback(adoption.undo)
+        for owner, methods in ((FakeTensor, replacements), (torch.Tensor, adopted)):
+            for name, value in methods.items():
+                if name in owner.__dict__:
+                    stack.callback(setattr, owner, name, owner.__dict__[name])
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, value)
+        stack.callback(setattr, torch.nn.Module, "_apply", torch.nn.Module._apply)
+        torch.nn.Module._apply = _applying(adoption)
         yield
 
 
-def apply_to_parameters(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+def _names_gpu(arguments: tuple[Any, ...]) -> bool:
+    """Whether the arguments of `to` say GPU: by name, as a device, or by a tensor that is there."""
+    return any(
+        on_gpu(a) if isinstance(a, torch.Tensor) else torch.device(a).type == "cuda"
+        for a in arguments
+        if isinstance(a, torch.Tensor | torch.device | str)
+    )
+
+
+def _applying(adoption: Adoption) -> Callable[..., Any]:
+    def apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        adoption.module(module)
+        return _apply_to_tensors(module, fn, recurse)
+
+    return apply
+
+
+def _apply_to_tensors(module: Any, fn: Callable[[Any], Any], recurse: bool) -> Any:
     """What `nn.Module._apply` does, for fake tensors: parameters keep their identity."""
     if recurse:
         for child in module.children():
@@ -82,8 +122,37 @@ def _replace(tensor: Any, changed: Any) -> None:
 
 
 def _address(tensor: Any) -> int:
-    """A number that is equal for tensors that share memory: code asks for nothing else of it."""
-    return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
+    """A number that is equal for tensors that share memory: code asks for nothing else of it.
+
+    No address: code that writes to it must fault before it spoils the memory of this process.
+    """
+    offset = tensor.storage_offset() * tensor.element_size()
+    return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
+
+
+def _numpy(tensor: Any, answers: Answers, force: bool = False) -> Any:
+    """An array on the host, as only tensors of the host can become one."""
+    if on_gpu(tensor) and not force:
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+            "tensor to host memory first."
+        )
+    return _read_back(tensor, answers, lambda real: real.numpy())
+
+
+def _array(array: Any, dtype: Any) -> Any:
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def _read_back(tensor: Any, answers: Answers, convert: Callable[[Any], Any]) -> Any:
+    """A tensor's values as something of Python: those it has if known, else assumed ones."""
+    host = tensor.detach().cpu()
+    known = host.constant if host.constant is not None else tensor.constant
+    value = answers.assume_value(host.dtype) if known is None else None
+    with no_dispatch():
+        if known is None:
+            return convert(torch.full(host.shape, value, dtype=host.dtype))
+        return convert(known.clone())
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:

@@ -1,0 +1,88 @@
+"""Fake stand-ins for what was made before tracing began.
+
+A model, an optimizer or a tensor built outside `make_step` holds real tensors. When it is put
+on the GPU, its tensors are replaced by fake ones, each by the same one everywhere; when tracing
+ends they are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.blame import user_line
+
+
+class Adoption:
+    """The stand-ins of one trace, and how to undo them."""
+
+    def __init__(self, mode: FakeTensorMode, largest_constant: int) -> None:
+        self._mode = mode
+        self._largest_constant = largest_constant
+        # The real tensor is kept too: its id is the key only as long as it lives.
+        self._fakes: dict[int, tuple[Any, Any]] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def tensor(self, real: Any) -> Any:
+        """The fake tensor that stands for a real one; a fake one stands for itself."""
+        if isinstance(real, FakeTensor):
+            return real
+        if id(real) not in self._fakes:
+            self._fakes[id(real)] = (real, self._convert(real))
+        return self._fakes[id(real)][1]
+
+    def module(self, module: Any) -> None:
+        """Let a module use stand-ins for its own parameters and buffers."""
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and not isinstance(tensor, FakeTensor):
+                    self._put(tensors, name, self.tensor(tensor))
+
+    def optimizer(self, optimizer: Any) -> None:
+        """Let an optimizer update the stand-ins of its parameters."""
+        for group in optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                if isinstance(parameter, FakeTensor):
+                    continue
+                if id(parameter) not in self._fakes:
+                    raise CaptureError(
+                        f"the optimizer stepped at {user_line()} holds parameters of a model that "
+                        "was never moved to the GPU; build both inside make_step"
+                    )
+                self._put(group["params"], index, self.tensor(parameter))
+                if parameter in optimizer.state:
+                    self._move_state(optimizer.state, parameter)
+
+    def undo(self) -> None:
+        """Put the real tensors back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _put(self, container: Any, key: Any, value: Any) -> None:
+        self._undo.append(lambda old=container[key]: container.__setitem__(key, old))
+        container[key] = value
+
+    def _move_state(self, state: Any, parameter: Any) -> None:
+        """State of a real parameter becomes state of its stand-in (a count of steps stays)."""
+        fake = self.tensor(parameter)
+        state[fake] = {
+            name: self.tensor(value).cuda()
+            if isinstance(value, torch.Tensor) and value.dim()
+            else value
+            for name, value in state[parameter].items()
+        }
+        self._undo.append(lambda: state.pop(fake, None))
+
+    def _convert(self, real: Any) -> Any:
+        converter = self._mode.fake_tensor_converter
+        if isinstance(real, torch.nn.Parameter) or not 0 < real.numel() <= self._largest_constant:
+            return converter.from_real_tensor(self._mode, real)
+        with no_dispatch():
+            # A copy, for what the step writes to it must not reach the user's.
+            values = real.detach().clone()
+        return converter.from_real_tensor(self._mode, values, make_constant=True)

@@ -1,0 +1,159 @@
+"""What the documents say is true: examples run, shown output is printed, links and versions hold.
+
+After a change that moves numbers, `make outputs` rewrites what is shown.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+import wavecast
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OURS = [*PAGES, ROOT / "Makefile", ROOT / "mkdocs.yml", ROOT / "constraints.txt", ROOT / ".ci/run"]
+
+RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
+SHOWN = re.compile(
+    r"(<!-- output: wavecast (?P<command>.*?) -->\n```text\n)(?P<output>.*?)```", re.DOTALL
+)
+SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def commands() -> Iterator[str]:
+    """The arguments of every `wavecast` command that a page shows."""
+    for page in PAGES:
+        for block in SHELL.findall(page.read_text(encoding="utf-8")):
+            for line in block.splitlines():
+                if line.startswith("wavecast "):
+                    yield line.removeprefix("wavecast ")
+
+
+def printed(command: str) -> str:
+    """What a command prints into a pipe."""
+    pytest.importorskip("torch")
+    from wavecast.cli import app
+
+    out = io.StringIO()
+    with redirect_stdout(out):
+        app(shlex.split(command), standalone_mode=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
+
+
+@every_page
+def test_runnable_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = RUNNABLE.findall(page.read_text(encoding="utf-8"))
+    if blocks:
+        pytest.importorskip("torch")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    example = ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", example)  # where dataclasses look themselves up
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), vars(example))
+
+
+@every_page
+def test_shown_output_is_what_the_command_prints(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for shown in SHOWN.finditer(page.read_text(encoding="utf-8")):
+        assert shown["output"] == printed(shown["command"]), "run make outputs"
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_shown_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments parse, GPUs are known, and files are there; nothing long is run."""
+    import typer
+    from typer.main import get_command
+
+    from wavecast.cli import app
+
+    word, *arguments = shlex.split(command)
+    group = get_command(app)
+    assert word in group.commands, f"there is no command {word}"  # type: ignore[attr-defined]
+    found: typer.core.TyperCommand = group.commands[word]  # type: ignore[attr-defined]
+    context = found.make_context(word, arguments)
+    gpus = context.params.get("gpu") or context.params.get("names") or ()
+    for gpu in [gpus] if isinstance(gpus, str) else gpus:
+        assert gpu == "all" or gpu.endswith(".toml") or wavecast.device(gpu)
+    target = str(context.params.get("target", ""))
+    if target.startswith("examples/"):
+        assert (ROOT / target.partition(":")[0]).is_file()
+
+
+@every_page
+def test_links_lead_to_files(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_readme_names_make_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", page.read_text(), re.MULTILINE))
+        assert {a or b for a, b in named} <= targets, page.name
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert wavecast.__version__ == version
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
+
+
+def test_the_number_of_gpus_is_right() -> None:
+    shipped = len(list((ROOT / "src/wavecast/data/devices").glob("*.toml")))
+    for page in ("README.md", "CHANGELOG.md"):
+        said = re.findall(r"(\d+)\s+GPUs(?: from|, each)", (ROOT / page).read_text())
+        assert said == [str(shipped)], page
+
+
+def test_the_site_has_every_page() -> None:
+    def pages(nav: object) -> Iterator[str]:
+        if isinstance(nav, str):
+            yield nav
+        elif isinstance(nav, list | dict):
+            for item in nav.values() if isinstance(nav, dict) else nav:
+                yield from pages(item)
+
+    listed = set(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    written = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    assert written == listed
+
+
+def test_no_file_of_ours_knows_a_machine() -> None:
+    for file in OURS:
+        for place in ("/root/", "/home/", "/work/", "/opt/", "/tmp/", "index-url", "find-links"):
+            assert place not in file.read_text(encoding="utf-8"), f"{file.name}: {place}"
+
+
+def rewrite() -> None:
+    """Put what the commands print now into the pages."""
+
+    def refreshed(shown: re.Match[str]) -> str:
+        return f"{shown[1]}{printed(shown['command'])}```"
+
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(SHOWN.sub(refreshed, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    rewrite()
