@@ -31,7 +31,7 @@ CONVOLUTIONAL = """
     resnetblur50 resnext50_32x4d seresnext50_32x4d skresnet18 skresnext50_32x4d resnest14d
     resnest50d res2net50_26w_4s res2next50 resnetv2_50 resnetv2_50d_gn resnetv2_50x1_bit
     resnetv2_50d_evos legacy_seresnet50 wide_resnet50_2 tresnet_m gcresnet50t bat_resnext26ts
-    eca_botnext26ts_256 halonet26t lambda_resnet26t sebotnet33ts_256 densenet121 densenetblur121d
+    eca_botnext26ts_256 halonet26t sebotnet33ts_256 densenet121 densenetblur121d
     dla34 dla60_res2net dpn68 dpn92 vgg16 vgg16_bn hrnet_w18 hrnet_w18_small inception_v3
     inception_v4 inception_resnet_v2 inception_next_tiny legacy_xception xception41 xception65p
     nasnetalarge pnasnet5large regnetx_008 regnety_008 regnety_032 regnetz_c16 regnetv_040
@@ -49,7 +49,7 @@ CONVOLUTIONAL = """
 """.split()
 
 ATTENTION = """
-    vit_tiny_patch16_224 vit_base_patch16_224 vit_base_patch32_clip_224 vit_small_patch14_dinov2
+    lambda_resnet26t vit_tiny_patch16_224 vit_base_patch16_224 vit_base_patch32_clip_224 vit_small_patch14_dinov2
     vit_base_patch16_siglip_224 vit_little_patch16_reg4_gap_256 vit_relpos_small_patch16_224
     vit_srelpos_small_patch16_224 vit_small_r26_s32_224 vit_small_resnet26d_224
     deit_tiny_patch16_224 deit_tiny_distilled_patch16_224 deit3_small_patch16_224

@@ -5,9 +5,11 @@ After a change that moves numbers, `make outputs` rewrites what is shown.
 
 from __future__ import annotations
 
+import inspect
 import io
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
 SHOWN = re.compile(
     r"(<!-- output: wavecast (?P<command>.*?) -->\n```text\n)(?P<output>.*?)```", re.DOTALL
 )
+MADE = re.compile(r"(<!-- output: python -m (?P<module>[\w.]+) -->\n```text\n).*?```", re.DOTALL)
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
@@ -118,6 +121,12 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
 
 
+def test_the_reference_names_every_parameter_of_trace() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    for name in inspect.signature(wavecast.trace).parameters:
+        assert f"| `{name}` |" in reference
+
+
 def test_the_number_of_gpus_is_right() -> None:
     shipped = len(list((ROOT / "src/wavecast/data/devices").glob("*.toml")))
     for page in ("README.md", "CHANGELOG.md"):
@@ -150,9 +159,14 @@ def rewrite() -> None:
     def refreshed(shown: re.Match[str]) -> str:
         return f"{shown[1]}{printed(shown['command'])}```"
 
+    def made(shown: re.Match[str]) -> str:
+        command = [sys.executable, "-m", shown["module"]]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return f"{shown[1]}{run.stdout.rstrip()}\n```"
+
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        page.write_text(SHOWN.sub(refreshed, text), encoding="utf-8")
+        page.write_text(MADE.sub(made, SHOWN.sub(refreshed, text)), encoding="utf-8")
 
 
 if __name__ == "__main__":

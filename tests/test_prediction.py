@@ -182,6 +182,7 @@ def test_a_prediction_is_the_same_twice_and_does_not_change_its_trace() -> None:
 
 
 def test_equal_traces_are_kept_apart_and_forgotten_with_their_trace() -> None:
+    gc.collect()
     known = len(prediction_module._COLUMNS)
     one, other = step(state_bytes=1), step(state_bytes=2)
     assert predict(one, L4).persistent_bytes == 4

@@ -1,11 +1,11 @@
-"""Fit what it costs a host to issue ops, from the host-bound steps measured on our H200.
+"""Fit what it costs a host to issue ops, from the host-bound steps measured on our H200 in two runs.
 
     python -m training.host
 
 Seconds to issue a step at batch 2 = op_s * launches + view_s * views + convolution_s * convolutions
 + kernel_s * kernels of recurrent layers + tensor_s * tensors in lists, all non-negative, relative
 errors. Views are held at 0.4 of an op (alone they cost 1.4 us of 7.9 on that host, but their
-backward runs through autograd as well; the 16 steps cannot tell them apart).
+backward runs through autograd as well; these steps cannot tell them apart).
 Prints the constants for `wavecast.timeline.REFERENCE_HOST`.
 """
 
@@ -52,8 +52,8 @@ def main() -> None:
     for name, cost in zip(NAMES, costs, strict=True):
         print(f"{name:14} {cost * 1e6:6.1f} us")
     print(f"{'view_s':14} {costs[0] * VIEW_PER_OP * 1e6:6.1f} us")
-    for name, error, seconds in zip(names, errors, issued, strict=True):
-        print(f"{name:20} {seconds * 1e3:6.1f} ms {error:+.0%}")
+    for row, name, error, seconds in zip(rows, names, errors, issued, strict=True):
+        print(f"run {row['run']} {name:20} {seconds * 1e3:6.1f} ms {error:+.0%}")
     print(f"mean absolute error {np.abs(errors).mean():.1%}, worst {np.abs(errors).max():.0%}")
 
 

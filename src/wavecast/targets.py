@@ -86,7 +86,8 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
     try:
         model = suite.benchmark(name)
     except UnknownName as error:
-        raise UnknownName(f"{error}. A target is {FORMS}") from error
+        stop = "" if str(error).endswith("?") else "."
+        raise UnknownName(f"{error}{stop} A target is {FORMS}") from error
     size = batch or model.default_batch
     return Target(
         f"{model.name}, batch {size}, {precision}",
@@ -98,9 +99,10 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
 
 def _function(text: str, batch: int | None, precision: str | None) -> Target:
     place, _, name = text.rpartition(":")
-    if not place or not name or place.startswith("."):
+    is_file = place.endswith(".py")
+    if not place or not name or (place.startswith(".") and not is_file):
         raise InvalidInput(f"{text!r} names no function of a file or module; a target is {FORMS}")
-    if place.endswith(".py") and not Path(place).is_file():
+    if is_file and not Path(place).is_file():
         raise InvalidInput(f"there is no file {place} (looked in {Path.cwd()})")
 
     def make_step() -> Callable[[], Any]:
@@ -168,13 +170,13 @@ def _where(error: Exception, folder: str) -> str:
 def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if found is None:
-        functions = sorted(n for n, v in vars(module).items() if inspect.isfunction(v))
-        known = ", ".join(functions) if functions else "no function at all"
+        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
+        known = ", ".join(sorted(functions)) if functions else "no function at all"
         raise UnknownName(f"{text}: there is no function {name!r}; it has {known}")
     if not callable(found):
         raise InvalidInput(
-            f"{text} is a {type(found).__name__}, not a function; name one that builds model, "
-            "optimizer and inputs and returns the function of one step"
+            f"{text} is no function but of type {type(found).__name__}; name one that builds "
+            "model, optimizer and inputs and returns the function of one step"
         )
     _refuse_async(found, text)
     make: Callable[..., Any] = found

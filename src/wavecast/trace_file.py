@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import math
+import reprlib
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ FORMAT = "wavecast-trace"
 VERSION = 1
 
 # Far beyond any real step; a file that needs more is a mistake or an attack.
-_LARGEST_JSON_BYTES = 1 << 30
+LARGEST_JSON_BYTES = 1 << 28
 _LARGEST_DIMENSION = 1 << 48
 _PHASES = tuple(Phase)
 _ROLES = tuple(Role)
@@ -40,7 +41,10 @@ def write(trace: Trace, path: Path) -> None:
         "sha256": _digest(body),
         "trace": body,
     }
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    try:
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise InvalidInput(f"cannot write the trace {path}: {error}") from error
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
@@ -49,10 +53,11 @@ def read(path: Path) -> Trace:
     document = _parse(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "it is not a wavecast trace")
-    if document.get("version") != VERSION:
+    version = document.get("version")
+    if version != VERSION or type(version) is not int:
         _refuse(
             path,
-            f"it has trace format version {document.get('version')!r}, this wavecast reads "
+            f"it has trace format version {_short(version)}, this wavecast reads "
             f"version {VERSION}; trace the step again, or use the wavecast that wrote it",
         )
     if set(document) != {"format", "version", "sha256", "trace"}:
@@ -61,17 +66,19 @@ def read(path: Path) -> Trace:
         _refuse(path, "its checksum does not match: the file was altered")
     try:
         return _decode(document["trace"])
-    except (_Malformed, ValueError, OverflowError) as error:
+    except _Malformed as error:
         _refuse(path, str(error))
 
 
 def _parse(path: Path) -> Any:
     try:
         with gzip.open(path) as file:
-            text = file.read(_LARGEST_JSON_BYTES + 1)
-        if len(text) > _LARGEST_JSON_BYTES:
-            _refuse(path, f"it is larger than {_LARGEST_JSON_BYTES >> 20} MiB when unpacked")
-        return json.loads(text, parse_constant=_no_constants)
+            text = file.read(LARGEST_JSON_BYTES + 1)
+        if len(text) > LARGEST_JSON_BYTES:
+            _refuse(path, f"it is larger than {LARGEST_JSON_BYTES >> 20} MiB when unpacked")
+        return json.loads(
+            text, parse_constant=_no_constants, parse_float=_finite, object_pairs_hook=_unique
+        )
     except FileNotFoundError as error:
         raise InvalidInput(f"there is no trace file {path}") from error
     except OSError as error:
@@ -84,6 +91,25 @@ def _parse(path: Path) -> Any:
 
 def _no_constants(name: str) -> NoReturn:
     raise ValueError(f"{name} is not allowed")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large")
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field is given twice")
+    return fields
+
+
+def _short(value: Any) -> str:
+    """A value as an error shows it."""
+    return reprlib.repr(value)
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:
@@ -233,7 +259,7 @@ def _allocations(value: Any, calls: int) -> tuple[Allocation, ...]:
     def time(value: Any, name: str) -> int | None:
         return None if value is None else _int(value, f"allocations.{name}", high=calls)
 
-    return tuple(
+    allocations = tuple(
         Allocation(
             nbytes=_int(size, "allocations.nbytes"),
             born=time(start, "born"),
@@ -242,14 +268,17 @@ def _allocations(value: Any, calls: int) -> tuple[Allocation, ...]:
         )
         for size, start, end, role in zip(sizes, born, freed, roles, strict=True)
     )
+    if any(a.freed is not None and a.freed < (a.born or 0) for a in allocations):
+        raise _Malformed("allocations: memory is freed before it is made")
+    return allocations
 
 
 def _spec(row: Any, where: str) -> TensorSpec:
     shape, dtype, strides, device = _row(row, 4, where)
-    if dtype not in DTYPE_BYTES:
-        raise _Malformed(f"{where}: unknown dtype {dtype!r}")
+    if _text(dtype, where) not in DTYPE_BYTES:
+        raise _Malformed(f"{where}: unknown dtype {_short(dtype)}")
     if device not in ("cuda", "cpu"):
-        raise _Malformed(f"{where}: unknown device {device!r}")
+        raise _Malformed(f"{where}: unknown device {_short(device)}")
     sizes = _ints(shape, where)
     steps = None if strides is None else _ints(strides, where)
     if steps is not None and len(steps) != len(sizes):
@@ -269,12 +298,13 @@ def _op(row: Any, specs: Sequence[TensorSpec], where: str) -> Op:
 
 def _attribute(pair: Any, where: str) -> tuple[str, Any]:
     name, value = _row(pair, 2, where)
+    name = _text(name, where)
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(v, bool | int | float | str) for v in items):
-        raise _Malformed(f"{where}: attribute {name!r} has a value of an unknown type")
+        raise _Malformed(f"{where}: attribute {_short(name)} has a value of an unknown type")
     if isinstance(value, list) and any(isinstance(v, str) for v in value):
-        raise _Malformed(f"{where}: attribute {name!r} is a list of texts")
-    return _text(name, where), tuple(value) if isinstance(value, list) else value
+        raise _Malformed(f"{where}: attribute {_short(name)} is a list of texts")
+    return name, tuple(value) if isinstance(value, list) else value
 
 
 def _kernel(row: Any, where: str) -> Kernel:
@@ -319,7 +349,7 @@ def _dense(value: Any, where: str, length: int, read: Callable[[Any, str], Any])
 
 def _int(value: Any, where: str, low: int = 0, high: int = 1 << 62) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _Malformed(f"{where}: {value!r} is not a whole number from {low} to {high}")
+        raise _Malformed(f"{where}: {_short(value)} is not a whole number from {low} to {high}")
     return value
 
 
@@ -339,15 +369,15 @@ def _triple(value: Any, where: str) -> tuple[int, int, int]:
 
 def _seconds(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Malformed(f"{where}: {value!r} is not a time")
+        raise _Malformed(f"{where}: {_short(value)} is not a time")
     if not (math.isfinite(value) and value >= 0):
-        raise _Malformed(f"{where}: {value!r} is not a time in seconds")
+        raise _Malformed(f"{where}: {_short(value)} is not a time in seconds")
     return float(value)
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise _Malformed(f"{where}: {value!r} is not a text")
+        raise _Malformed(f"{where}: {_short(value)} is not a text")
     return value
 
 

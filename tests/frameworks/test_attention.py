@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from frameworks.networks import Step, calls_of, names, training
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from frameworks.networks import Step, calls_of, names, training
 from wavecast.frameworks.pytorch import capture
 from wavecast.frameworks.pytorch.attention import CUDNN, EFFICIENT, FLASH, MATH, Query, choose
 

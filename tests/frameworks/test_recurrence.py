@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from frameworks.networks import Step, calls_of, names, training
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
+from frameworks.networks import Step, calls_of, names, training
 from wavecast.frameworks.pytorch import capture
 from wavecast.trace import Phase, Trace
 

@@ -24,6 +24,8 @@ class Answers:
 
     def __init__(self) -> None:
         self.notes: dict[str, None] = {}
+        self.compiled = False
+        """Whether the step runs something that torch.compile would compile."""
         self._bounds: dict[str, Callable[..., Any]] = {
             "aten.equal": lambda *_: self._assumed("torch.equal", False),
             "aten.is_nonzero": lambda *_: self._assumed("a tensor's truth", False),
@@ -217,8 +219,8 @@ def _cudnn_rnn(
     positions = source.numel() // source.shape[-1]
     units = positions * size * directions
     numbers = units * (_RESERVED_PER_UNIT[mode] * layers + layers - 1)
-    masks = units * (layers - 1) // 4 + 256 if noise is not None else 0
-    reserve = numbers * source.element_size() + masks if train else 0
+    masks = units * (layers - 1) * directions // 8 if noise is not None else 0
+    reserve = numbers * source.element_size() + masks + 256 if train else 0
     return (
         output,
         torch.empty_like(hidden),

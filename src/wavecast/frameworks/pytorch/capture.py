@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
-from wavecast.errors import CaptureError, WavecastError
+from wavecast.errors import CaptureError, InvalidInput, WavecastError
 from wavecast.frameworks.pytorch.adoption import Adoption
 from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.autocast import cuda_autocast
@@ -24,6 +29,7 @@ from wavecast.frameworks.pytorch.switches import switches_restored
 from wavecast.frameworks.pytorch.tensors import gpu_tensors
 from wavecast.trace import Trace
 
+_UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 DEFAULT_CAPABILITY = (9, 0)
@@ -49,7 +55,8 @@ def capture(
         warm_up: steps run before the recorded one; the first creates optimizer state.
         progress: called with the number of ops recorded so far.
     """
-    capability = capability or DEFAULT_CAPABILITY
+    capability = DEFAULT_CAPABILITY if capability is None else capability
+    _check_arguments(make_step, capability, samples, warm_up)
     answers, structure = Answers(), Structure()
     recorder = Recorder(structure)
     with _pretending(capability, recorder, answers), _explaining():
@@ -70,10 +77,11 @@ def capture(
         if not recording.calls:
             raise CaptureError(
                 "the step ran no op on the GPU; move model and inputs to it "
-                '(model.cuda(), device="cuda") as you would for training'
+                '(model.cuda(), device="cuda") as you would for training, and choose the device '
+                "inside make_step, where there is a GPU"
             )
-        if structure.compiled_modules():
-            answers.note("eager: a module compiled by torch.compile is traced as eager PyTorch")
+        if answers.compiled:
+            answers.note("eager: what torch.compile would compile is traced as eager PyTorch")
         del step
     return Trace(
         calls=recording.calls,
@@ -86,6 +94,20 @@ def capture(
     )
 
 
+def _check_arguments(make_step: Any, capability: Any, samples: Any, warm_up: Any) -> None:
+    if isinstance(make_step, torch.nn.Module) or not callable(make_step):
+        raise InvalidInput(
+            f"make_step is a {type(make_step).__name__}; it should be a function that builds "
+            "model, optimizer and inputs and returns step()"
+        )
+    if not (isinstance(capability, tuple) and [type(n) for n in capability] == [int, int]):
+        raise InvalidInput(f"capability is {capability!r}; it should be a pair such as (9, 0)")
+    if samples is not None and not (isinstance(samples, int) and samples > 0):
+        raise InvalidInput(f"samples is {samples!r}; a step consumes at least one")
+    if not (isinstance(warm_up, int) and warm_up >= 0):
+        raise InvalidInput(f"warm_up is {warm_up!r}; it is a number of steps")
+
+
 @contextmanager
 def _pretending(
     capability: tuple[int, int], recorder: Recorder, answers: Answers
@@ -94,6 +116,7 @@ def _pretending(
     placement = Placement(answers, recorder)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False  # Placement has its own, which is quicker
+    fake._allow_unsafe_data_ptr_access = False  # there is no data: an error, not a null pointer
     adoption = Adoption(fake, LARGEST_CONSTANT)
     recorder.structure.adopt = adoption.optimizer
     with ExitStack() as stack:
@@ -103,6 +126,9 @@ def _pretending(
         stack.enter_context(cuda_kernels(capability, recorder, answers))
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_machine(capability, recorder, answers))
+        # torch warns that global hooks also see the wrapper of a compiled module; they may.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
         # What fake tensors refuse is raised as an error: no need to log it too.
         stack.callback(_FAKE_LOG.setLevel, _FAKE_LOG.level)
         _FAKE_LOG.setLevel(logging.CRITICAL)
@@ -119,14 +145,17 @@ def _explaining() -> Iterator[None]:
         yield
     except (WavecastError, KeyboardInterrupt, SystemExit):
         raise
-    except UnsupportedFakeTensorException as error:
-        raise CaptureError(
-            f"{error} (at {failing_line(error.__traceback__)}): "
-            "this op cannot be traced without a GPU"
-        ) from error
     except Exception as error:
         line = failing_line(error.__traceback__)
         message = str(error).strip().split("\n")[0] or type(error).__name__
+        if isinstance(error, UnsupportedOperatorException):
+            message = f"{error.func} has no fake implementation"
+        if isinstance(error, _UNTRACEABLE) or "no fake impl registered" in message:
+            message = message.split(". ")[0]
+            raise CaptureError(
+                f"{message} (at {line}): this op cannot be traced without a GPU; a custom op "
+                "needs torch.library.register_fake"
+            ) from error
         raise CaptureError(
             f"the step raised {type(error).__name__} at {line}: {message}"
         ) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # torch's optimizers import it on first use: not while torch.cuda is replaced
+from torch._dynamo import eval_frame
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import clip_grad
@@ -77,6 +78,9 @@ def cuda_machine(
                 current_stream=lambda device=None: torch.cuda.current_stream(),
             )
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if hasattr(eval_frame, "_callback_from_stance"):
+            noticing = _noticing(eval_frame._callback_from_stance, answers)
+            replace(eval_frame, _callback_from_stance=noticing)
         yield
 
 
@@ -339,7 +343,18 @@ def _legacy_type(dtype: Any) -> Any:
 
 def _eager(answers: Answers) -> Any:
     def compile_nothing(model: Any = None, **_: Any) -> Any:
-        answers.note("eager: torch.compile was called; the step is traced as eager PyTorch")
+        answers.compiled = True
         return model if model is not None else (lambda function: function)
 
     return compile_nothing
+
+
+def _noticing(callback_from_stance: Any, answers: Answers) -> Any:
+    """What torch calls whenever something compiled runs, made to tell us."""
+
+    def callback(compiler: Any) -> Any:
+        # None and False: torch itself asks for code that is not compiled.
+        answers.compiled = answers.compiled or callable(compiler)
+        return callback_from_stance(compiler)
+
+    return callback

@@ -75,6 +75,16 @@ def on_gpu(tensor: Any) -> bool:
     return getattr(tensor, _MARK, False)
 
 
+def is_gpu(device: Any) -> bool:
+    """Whether a device is the GPU; another one than the first is an error."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index:
+        raise CaptureError(
+            f"a tensor is put on {device} at {user_line()}; steps of one GPU can be traced"
+        )
+    return bool(device.type == "cuda")
+
+
 def put_on_gpu(tensor: Any) -> None:
     """Mark a tensor as the GPU's."""
     setattr(tensor, _MARK, True)
@@ -200,7 +210,7 @@ class Placement(TorchDispatchMode):
                 del kwargs["device"]  # "to where it is" would return the tensor itself
             else:
                 kwargs["device"] = CPU
-            if torch.device(device).type == "cuda":
+            if is_gpu(device):
                 return True, kwargs
             if func is _aten._to_copy.default and self.moving:
                 return False, kwargs

@@ -119,7 +119,7 @@ class Recorder:
             return None
         returned = tensors_of(out) or []
         for tensor in returned:
-            if tensor.device.type != "cpu":
+            if tensor.device.type == "cuda":
                 self._remember(tensor)
         if not self._recording:
             return known

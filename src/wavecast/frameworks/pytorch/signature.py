@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -105,7 +106,7 @@ def bind(
 
 def on_host(op: Op) -> bool:
     """Whether all tensors of an op are the host's."""
-    return all(t.device == "cpu" for t in (*op.inputs, *op.outputs))
+    return all(t.device != "cuda" for t in (*op.inputs, *op.outputs))
 
 
 def tensors_of(value: Any) -> list[Any] | None:
@@ -118,6 +119,8 @@ def tensors_of(value: Any) -> list[Any] | None:
 
 
 def _attribute(value: Any) -> Scalar | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # so that equal ops are equal (nan) and can be saved
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.dtype | torch.memory_format):
@@ -125,7 +128,7 @@ def _attribute(value: Any) -> Scalar | None:
     if isinstance(value, list | tuple) and 0 < len(value) <= _LONGEST_LIST:
         if all(isinstance(v, int) for v in value):
             return tuple(value)
-        if all(isinstance(v, int | float) for v in value):
+        if all(isinstance(v, int | float) and math.isfinite(v) for v in value):
             return tuple(float(v) for v in value)
     return None
 

@@ -94,14 +94,6 @@ class Structure:
             if parameter.grad is not None:
                 yield Role.GRADIENT, _key(parameter.grad)
 
-    def compiled_modules(self) -> tuple[str, ...]:
-        """Paths of modules that torch.compile has wrapped."""
-        return tuple(
-            root
-            for root, module in self._roots.items()
-            if any(type(m).__name__ == "OptimizedModule" for m in module.modules())
-        )
-
     def _parameters(self) -> Iterator[Any]:
         for root in self._roots.values():
             yield from root.parameters()
@@ -130,15 +122,14 @@ class Structure:
             path = f"{self._stack[-1]}.{type(module).__name__}"
             self._paths[module] = path
             return path
-        root = type(module).__name__
+        root = type(getattr(module, "_orig_mod", module)).__name__  # as before torch.compile
         count = sum(name.split("#")[0] == root for name in self._roots)
         root = f"{root}#{count + 1}" if count else root
         self._roots[root] = module
         for name, child in module.named_modules():
-            self._paths.setdefault(child, f"{root}.{name}" if name else root)
+            self._paths.setdefault(child, _join(root, name))
         for name, parameter in module.named_parameters():
-            owner = name.rpartition(".")[0]
-            self._parameter_paths[id(parameter)] = f"{root}.{owner}" if owner else root
+            self._parameter_paths[id(parameter)] = _join(root, name.rpartition(".")[0])
         return self._paths[module]
 
     def _enter_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -152,6 +143,10 @@ class Structure:
 
     def _leave_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._optimizer_depth -= 1
+
+
+def _join(root: str, name: str) -> str:
+    return ".".join(part for part in (root, *name.split(".")) if part not in ("", "_orig_mod"))
 
 
 def _key(tensor: Any) -> int:

@@ -18,7 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.adoption import Adoption
 from wavecast.frameworks.pytorch.answers import Answers
-from wavecast.frameworks.pytorch.placement import CPU, GPU, Placement, mark, on_gpu
+from wavecast.frameworks.pytorch.placement import CPU, GPU, Placement, is_gpu, mark, on_gpu
 
 _aten = torch.ops.aten
 _NOT_AN_ADDRESS = 1 << 62
@@ -170,6 +170,11 @@ def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
     return copied
 
 
+def _gpu(device: Any) -> Any:
+    """The argument of `cuda()`: a number, a device or nothing."""
+    return torch.device("cuda", device) if isinstance(device, int) else device or GPU
+
+
 class _Mover:
     """The methods of a tensor that change its place, in all their spellings."""
 
@@ -178,7 +183,7 @@ class _Mover:
         # Functions, not bound methods: on a class they become methods of the tensor.
         self.to = lambda tensor, *args, **kwargs: self._to(tensor, *args, **kwargs)
         self.cuda = lambda tensor, device=None, non_blocking=False, memory_format=None: self._move(
-            tensor, GPU, None, non_blocking, False, memory_format
+            tensor, _gpu(device), None, non_blocking, False, memory_format
         )
         self.cpu = lambda tensor, memory_format=None: self._move(
             tensor, CPU, None, False, False, memory_format
@@ -208,7 +213,7 @@ class _Mover:
         memory_format: Any,
     ) -> Any:
         keywords: dict[str, Any] = {}
-        if device is not None and torch.device(device).type != tensor.device.type:
+        if device is not None and is_gpu(device) != on_gpu(tensor):
             keywords = {"device": torch.device(device), "non_blocking": non_blocking}
         if dtype is not None and dtype != tensor.dtype:
             keywords["dtype"] = dtype
