@@ -1,0 +1,1 @@
+"""How good and how fast we are: one command each, run on demand."""

@@ -13,17 +13,19 @@ import argparse
 import csv
 import statistics
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import wavecast
 from benchmarks.steps import STEPS
+from wavecast import Predictor
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import Roofline
 
 MEASURED = Path(__file__).parent.parent / "measurements" / "h200" / "steps.csv"
 TIMES = ("steady_s", "gpu_busy_s")
-PREDICTORS = {"roofline": Roofline(), "attainable": Attainable.shipped()}
+PREDICTORS: dict[str, Predictor] = {"roofline": Roofline(), "attainable": Attainable.shipped()}
 
 
 def h200() -> None:
@@ -35,7 +37,7 @@ def h200() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         make, batch = STEPS[row["model"]][0], int(row["batch"])
-        trace = wavecast.trace(lambda make=make, b=batch, p=row["precision"]: make(b, p))
+        trace = wavecast.trace(partial(make, batch, row["precision"]))
         wall_s, gpu_s = float(row["steady_s"]), float(row["gpu_busy_s"])
         for name, predictor in PREDICTORS.items():
             found = wavecast.predict(trace, "h200-sxm", predictor=predictor)

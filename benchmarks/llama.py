@@ -1,7 +1,5 @@
 """A Llama-like decoder (Touvron et al., 2023) in plain PyTorch, of any size."""
 
-# mypy: allow-subclassing-any
-
 from __future__ import annotations
 
 from typing import Any

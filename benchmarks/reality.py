@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,18 +290,18 @@ def run_on_gpu(out: Path) -> None:
     (out / "rnn_reserve.json").write_text(json.dumps(reserved_sizes()))
     rows, lines = [], []
     for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
-        real = record(lambda make=make, batch=batch, p=precision: make(batch, p))
+        real = record(partial(make, batch, precision))
         real.save(steps / f"{name}-{precision}.json.gz")
-        traced = capture(lambda make=make, batch=batch, p=precision: make(batch, p))
+        traced = capture(partial(make, batch, precision))
         lines.append(describe(f"{name} {precision}", compare(real, traced)))
         for size in (2, batch):
-            row = measure(lambda make=make, size=size, p=precision: make(size, p))
+            row = measure(partial(make, size, precision))
             rows.append({"model": name, "precision": precision, "batch": size, **row})
         torch.cuda.empty_cache()
         print(lines[-1], flush=True)
     for (name, make), precision in itertools.product(LIBRARY_STEPS.items(), PRECISIONS):
-        real = record(lambda make=make, p=precision: make(p))
-        lines.append(describe(name, compare(real, capture(lambda make=make, p=precision: make(p)))))
+        real = record(partial(make, precision))
+        lines.append(describe(name, compare(real, capture(partial(make, precision)))))
         print(lines[-1], flush=True)
     with (out / "steps.csv").open("w") as file:
         writer = csv.DictWriter(file, rows[0])
@@ -328,7 +329,7 @@ def compare_with_recorded() -> None:
     """Compare traces made here with the steps recorded on the GPU."""
     for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
         real = load_trace(RECORDED / f"{name}-{precision}.json.gz")
-        traced = capture(lambda make=make, batch=batch, p=precision: make(batch, p))
+        traced = capture(partial(make, batch, precision))
         print(describe(f"{name} {precision}", compare(real, traced)))
 
 

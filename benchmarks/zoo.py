@@ -49,7 +49,8 @@ CONVOLUTIONAL = """
 """.split()
 
 ATTENTION = """
-    lambda_resnet26t vit_tiny_patch16_224 vit_base_patch16_224 vit_base_patch32_clip_224 vit_small_patch14_dinov2
+    lambda_resnet26t vit_tiny_patch16_224 vit_base_patch16_224 vit_base_patch32_clip_224
+    vit_small_patch14_dinov2
     vit_base_patch16_siglip_224 vit_little_patch16_reg4_gap_256 vit_relpos_small_patch16_224
     vit_srelpos_small_patch16_224 vit_small_r26_s32_224 vit_small_resnet26d_224
     deit_tiny_patch16_224 deit_tiny_distilled_patch16_224 deit3_small_patch16_224

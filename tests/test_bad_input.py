@@ -1,4 +1,4 @@
-"""Wrong uses, each with its message: what was asked, why it is refused, what to do. No traceback."""
+"""Wrong uses, each with its message: what was asked, why it is refused, what to do."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ import wavecast
 from wavecast.trace import Trace
 
 GPUS = ("--gpu", "a100-sxm-80gb", "--gpu", "l4", "--gpu", "t4")
+PHYSICS = ("--predictor", "roofline", "--host-factor", "0")
+"""Golden files must not change when shares or host times are fitted again."""
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 NETWORK = """
@@ -62,19 +64,19 @@ def network(tmp_path: Path) -> Path:
 
 
 def test_predictions_are_a_table_with_footnotes(saved: Path) -> None:
-    done = run("predict", saved, *GPUS, "--predictor", "roofline")
+    done = run("predict", saved, *GPUS, *PHYSICS)
     assert (done.code, done.err) == (0, "")
     check_golden("predict.txt", done.out)
 
 
 def test_a_breakdown_follows_the_table(saved: Path) -> None:
     for by in ("op", "module"):
-        done = run("predict", saved, "--gpu", "l4", "--predictor", "roofline", "--by", by)
+        done = run("predict", saved, "--gpu", "l4", *PHYSICS, "--by", by)
         check_golden(f"predict-by-{by}.txt", done.out)
 
 
 def test_json_has_every_number(saved: Path) -> None:
-    done = run("predict", saved, *GPUS, "--predictor", "roofline", "--json")
+    done = run("predict", saved, *GPUS, *PHYSICS, "--json")
     assert (done.code, done.err) == (0, "")
     check_golden("predict.json", done.out)
 
@@ -283,8 +285,11 @@ def test_attention_is_traced_for_each_family_of_gpus(network: Path, tmp_path: Pa
 
 def test_progress_is_shown_on_a_terminal_only(network: Path) -> None:
     target = f"{network}:make_step"
-    assert "tracing" in run_in_terminal("trace", target, "--json")
-    assert "tracing" not in run("trace", target).err
+    # FORCE_COLOR is rich's way to be told that it writes to a terminal.
+    shown = run("trace", target, "--json", env={"FORCE_COLOR": "1"})
+    assert f"tracing {target}" in shown.err
+    assert "tracing" not in shown.out
+    assert run("trace", target, "--json").err == ""
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

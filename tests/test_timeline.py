@@ -1,4 +1,4 @@
-"""Host and GPU played against each other: by hand, and against a simulator that knows no formula."""
+"""Host and GPU played against each other: by hand, and against a plain simulator."""
 
 from __future__ import annotations
 

@@ -162,10 +162,11 @@ def test_an_altered_byte_is_refused_or_changes_nothing(path: Path) -> None:
         altered[position] ^= 0x55
         path.write_bytes(altered)
         try:
-            assert load_trace(path) == EXAMPLE  # the time stamp of gzip, for one
-        except InvalidInput as error:
-            assert "\n" not in str(error)
+            unharmed = load_trace(path) == EXAMPLE  # the time stamp of gzip, for one
+        except InvalidInput:
             refused += 1
+        else:
+            assert unharmed
     assert refused > len(whole) - 16
 
 

@@ -3,10 +3,9 @@
     python -m training.attainable FOLDER
 
 on the steps measured on our H200 (measurements/h200/steps) and, from FOLDER, on single ops that
-others measured on ten more GPUs (training/public.py). For each kind of op and limit: the floor and
+others measured on more GPUs (training/public.py). For each kind of op and limit: the floor and
 the share s in (0, 1] that fit best seconds = floor + bound / s, every GPU counting the same; and
-the range of measured over estimated time that holds 90% of it, leaving out each GPU in turn.
-Writes data/models/attainable.toml.
+how far the group's time was off on each GPU when that one was left out. Writes data/models/attainable.toml.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def observations(folder: Path | None) -> dict[str, Observed]:
     }
 
 
-def fit(observed: Observed) -> tuple[float, float]:
+def fit(observed: Observed, floors: NDArray[np.float64] = FLOORS) -> tuple[float, float]:
     """The share and the floor with the least mean error in the logarithm."""
     # Long ops matter more, but by the root of their time: the short ones are many and add up.
     weights = np.sqrt(observed.seconds)
@@ -91,27 +90,26 @@ def fit(observed: Observed) -> tuple[float, float]:
             )
         )
         @ weights
-        for floor in FLOORS
+        for floor in floors
     ]
     at_floor, at_share = np.unravel_index(int(np.argmin(errors)), np.shape(errors))
-    return float(SHARES[at_share]), float(FLOORS[at_floor])
+    return float(SHARES[at_share]), float(floors[at_floor])
 
 
-def spread(observed: Observed) -> tuple[float, float]:
-    """Measured over estimated time on GPUs left out of the fit: from where to where 90% of it."""
-    ratios, weights = [], []
+def spread(observed: Observed, floor_s: float) -> tuple[float, float]:
+    """The least and the most that a group took in all, over its estimate, on a GPU left out.
+
+    The floor stays: only our own measurements separate the GPU from the host that issues.
+    """
+    ratios = []
     gpus = np.unique(observed.gpus)
     for gpu in gpus:
         out = observed.gpus == gpu
-        share, floor_s = fit(observed.where(~out if len(gpus) > 1 else out))
+        share, _ = fit(observed.where(~out if len(gpus) > 1 else out), np.array([floor_s]))
         rest = observed.where(out)
-        ratios.append(rest.seconds / (floor_s * rest.kernels + rest.bound_s / share))
-        weights.append(rest.seconds / rest.seconds.sum())
-    ratio, weight = np.concatenate(ratios), np.concatenate(weights)
-    order = np.argsort(ratio)
-    below = np.cumsum(weight[order]) / weight.sum()
-    low, high = (ratio[order][np.searchsorted(below, q)] for q in (0.05, 0.95))
-    return min(float(low), LEAST_LOW), max(float(high), LEAST_HIGH)
+        estimate_s = floor_s * rest.kernels + rest.bound_s / share
+        ratios.append(float(rest.seconds.sum() / estimate_s.sum()))
+    return min(*ratios, LEAST_LOW, 1.0), max(*ratios, LEAST_HIGH, 1.0)
 
 
 def main() -> None:
@@ -132,7 +130,7 @@ def main() -> None:
     ]
     for name in sorted(found):
         share, floor_s = fit(found[name])
-        low, high = spread(found[name])
+        low, high = spread(found[name], floor_s)
         count, on = len(found[name].seconds), len(np.unique(found[name].gpus))
         lines.append(
             f'"{name}" = {{ share = {share:.3f}, floor_s = {floor_s:.2e}, low = {low:.2f}, '

@@ -1,4 +1,4 @@
-"""Fit what it costs a host to issue ops, from the host-bound steps measured on our H200 in two runs.
+"""Fit what it costs a host to issue ops, from host-bound steps measured on our H200 in two runs.
 
     python -m training.host
 

@@ -1,10 +1,10 @@
 """How long training a neural network takes, on GPUs you do not have.
 
-    import wavecast as wc
+import wavecast as wc
 
-    trace = wc.trace(make_step)                  # make_step builds a CUDA training step; no GPU needed
-    prediction = wc.predict(trace, "h100-sxm-80gb")
-    prediction.seconds, prediction.low_s, prediction.high_s
+trace = wc.trace(make_step)  # make_step builds a training step for CUDA; no GPU needed
+prediction = wc.predict(trace, "h100-sxm-80gb")
+prediction.seconds, prediction.low_s, prediction.high_s
 """
 
 from __future__ import annotations

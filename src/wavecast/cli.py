@@ -22,7 +22,7 @@ from wavecast.targets import FORMS, Target, resolve
 from wavecast.trace import Trace
 
 if TYPE_CHECKING:
-    from wavecast import Host, Predictor
+    from wavecast import Host, Prediction, Predictor
 
 _PIPE_WIDTH = 10_000
 """Columns for a pipe: nothing is cut off or wrapped there."""
@@ -180,29 +180,27 @@ def predict(
     host = _host(host_factor)
     chosen = list(wavecast.devices()) if "all" in gpu else _gpus(gpu)
     wanted = resolve(target, batch, precision)
-    traces = _traces(wanted, chosen)
-    answering = _predictor(predictor)
-    found = [
-        wavecast.predict(traces[_family(each)], each, predictor=answering, host=host)
-        for each in chosen
-    ]
+    found = _predictions(wanted, chosen, _predictor(predictor), host)
     if "all" in gpu:
         found.sort(key=lambda each: (not each.fits_persistent, each.seconds))
     notes = _foreign_kernels(wanted, chosen)
     if as_json:
-        _print_json(
-            {
-                "target": wanted.name,
-                "trace": record.trace(found[0].trace),
-                "predictions": [record.prediction(each) for each in found],
-                "notes": notes,
-            }
-        )
+        _print_json(record.predictions(wanted.name, found, notes))
         return
     _show(text.predictions(wanted.name, found, _width(), notes))
     for each in found if by is not None else ():
         parts = each.by_op() if by is By.OP else each.by_module()
         _show(text.shares(f"{each.device.id}, by {by}", parts, each.gpu_s))
+
+
+def _predictions(
+    target: Target, chosen: list[Device], predictor: Predictor, host: Host
+) -> list[Prediction]:
+    traces = _traces(target, chosen)
+    return [
+        wavecast.predict(traces[_family(each)], each, predictor=predictor, host=host)
+        for each in chosen
+    ]
 
 
 def _gpus(names: list[str]) -> list[Device]:

@@ -13,7 +13,7 @@ import json
 import math
 import reprlib
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -130,7 +130,7 @@ class _Table:
     def add(self, value: Any) -> int:
         return self._index.setdefault(value, len(self._index))
 
-    def __iter__(self) -> Iterable[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._index)
 
 

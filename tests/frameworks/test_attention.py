@@ -107,7 +107,7 @@ def test_each_generation_runs_the_kernels_it_has(
 )
 def test_a_backend_chosen_by_context_is_taken(backends: list[Any], expected: str) -> None:
     def make_step() -> Step:
-        step = _attend(torch.bfloat16)()
+        step: Step = _attend(torch.bfloat16)()
 
         def chosen() -> None:
             with sdpa_kernel(backends):
@@ -122,7 +122,8 @@ def test_flags_switch_backends_off() -> None:
     def make_step() -> Step:
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.enable_flash_sdp(False)
-        return _attend(torch.bfloat16)()
+        step: Step = _attend(torch.bfloat16)()
+        return step
 
     assert _backend(make_step, HOPPER) == EFFICIENT
 

@@ -152,13 +152,13 @@ def test_the_old_spellings_work() -> None:
 def test_functions_that_choose_their_own_precision_do() -> None:
     class Product(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
         def forward(ctx: Any, x: Any) -> Any:
             ctx.save_for_backward(x)
             return x @ x
 
         @staticmethod
-        @torch.amp.custom_bwd(device_type="cuda")
+        @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
         def backward(ctx: Any, grad: Any) -> Any:
             (x,) = ctx.saved_tensors
             return grad @ x

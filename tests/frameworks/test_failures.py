@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frameworks.networks import Step, mlp, training
-from wavecast.errors import CaptureError
+from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch import capture
 
 
@@ -126,14 +126,10 @@ def test_the_user_can_stop_it(error: type[BaseException]) -> None:
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
-    from wavecast.errors import InvalidInput
-
     with pytest.raises(InvalidInput, match=message):
         capture(training(mlp), **options)
 
 
 def test_a_target_that_is_not_callable_is_named() -> None:
-    from wavecast.errors import InvalidInput
-
-    with pytest.raises(InvalidInput, match="make_step is a Sequential.*function"):
+    with pytest.raises(InvalidInput, match=r"make_step is a Sequential.*function"):
         capture(mlp())

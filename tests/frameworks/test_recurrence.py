@@ -133,7 +133,7 @@ def test_cells_run_step_by_step(cell: Any) -> None:
         model, x = cell(8, 16).cuda(), torch.randn(SHAPE, device="cuda")
 
         def step() -> None:
-            state = None
+            state: Any = None
             for item in x:
                 state = model(item, state)
             (state[0] if isinstance(state, tuple) else state).sum().backward()

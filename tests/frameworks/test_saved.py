@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from frameworks.networks import Step, capture, forward, minimize
+from frameworks.networks import Step, forward, minimize
+from wavecast.frameworks.pytorch import capture
 from wavecast.trace import load_trace
 
 

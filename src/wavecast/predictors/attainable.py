@@ -31,7 +31,7 @@ class Attained:
     floor_s: float
     """What the smallest of them take."""
     low: float
-    """90% of the time on GPUs left out of the fit was `low` to `high` times the estimate."""
+    """On GPUs left out of the fit these ops took `low` to `high` times the estimate in all."""
     high: float
     ops: int
     """How many measured ops this rests on."""

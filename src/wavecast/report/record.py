@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -10,6 +11,18 @@ from wavecast.devices import Device
 from wavecast.prediction import Prediction
 from wavecast.prices import price
 from wavecast.trace import Trace
+
+
+def predictions(
+    target: str, found: Sequence[Prediction], notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The predictions of one target on several GPUs."""
+    return {
+        "target": target,
+        "trace": trace(found[0].trace),
+        "predictions": [prediction(each) for each in found],
+        "notes": list(notes),
+    }
 
 
 def prediction(found: Prediction) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Image generation: DCGAN."""
 
-# mypy: allow-subclassing-any
-
 from __future__ import annotations
 
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Language modelling: BERT (masked words) and GPT-2 (next words), on one Transformer."""
 
-# mypy: allow-subclassing-any
-
 from __future__ import annotations
 
 import math

@@ -1,7 +1,5 @@
 """Machine translation: GNMT, recurrent networks joined by attention."""
 
-# mypy: allow-subclassing-any
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """Image classification: ResNet-50."""
 
-# mypy: allow-subclassing-any
-
 from __future__ import annotations
 
 from collections.abc import Sequence

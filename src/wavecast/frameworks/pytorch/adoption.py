@@ -8,6 +8,7 @@ ends they are put back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Adoption:
             self._undo.pop()()
 
     def _put(self, container: Any, key: Any, value: Any) -> None:
-        self._undo.append(lambda old=container[key]: container.__setitem__(key, old))
+        self._undo.append(partial(container.__setitem__, key, container[key]))
         container[key] = value
 
     def _move_state(self, state: Any, parameter: Any) -> None:

@@ -181,6 +181,7 @@ def _ctc_loss(log_probs: Any, targets: Any, _lengths: Any, target_lengths: Any, 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """One product per group of rows (torch's fake version takes bf16 only, CUDA's all floats)."""
+    shape: tuple[int, ...]
     if a.dim() == 2 and b.dim() == 2:
         shape = (offs.shape[0], a.shape[0], b.shape[1])
     elif a.dim() == 3 and b.dim() == 3:

@@ -143,7 +143,7 @@ def rms_norm(source: Any, shape: list[int], weight: Any = None, eps: float | Non
     return _FusedRmsNorm.apply(source, tuple(shape), weight, eps)
 
 
-class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]
+class _FusedRmsNorm(torch.autograd.Function):
     """`_fused_rms_norm` and its backward, called below autograd: the CPU splits them above it."""
 
     @staticmethod

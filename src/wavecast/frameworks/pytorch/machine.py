@@ -255,7 +255,7 @@ class _CudaGraph:
         )
 
 
-class _Generator(torch._C.Generator):  # type: ignore[misc]
+class _Generator(torch._C.Generator):
     """A random generator that lives on the CPU, wherever it was asked for."""
 
     def __new__(cls, device: Any = "cpu") -> Any:

@@ -40,9 +40,7 @@ def gpu_tensors(placement: Placement, adoption: Adoption) -> Iterator[None]:
         "is_cuda": property(lambda self: not placement.inside and on_gpu(self)),
         "is_cpu": property(lambda self: placement.inside or not on_gpu(self)),
         "get_device": lambda self: 0 if on_gpu(self) else -1,
-        "to": mover.to,
-        "cuda": mover.cuda,
-        "cpu": mover.cpu,
+        **mover.methods(),
         "pin_memory": lambda self, device=None: self,
         "is_pinned": lambda self, device=None: False,
         "record_stream": lambda self, stream: None,
@@ -180,16 +178,25 @@ class _Mover:
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
-        # Functions, not bound methods: on a class they become methods of the tensor.
-        self.to = lambda tensor, *args, **kwargs: self._to(tensor, *args, **kwargs)
-        self.cuda = lambda tensor, device=None, non_blocking=False, memory_format=None: self._move(
-            tensor, _gpu(device), None, non_blocking, False, memory_format
-        )
-        self.cpu = lambda tensor, memory_format=None: self._move(
-            tensor, CPU, None, False, False, memory_format
-        )
 
-    def _to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """Functions, not bound methods: on a class they become methods of the tensor."""
+        return {
+            "to": lambda tensor, *args, **kwargs: self.to(tensor, *args, **kwargs),
+            "cuda": lambda tensor, *args, **kwargs: self.cuda(tensor, *args, **kwargs),
+            "cpu": lambda tensor, memory_format=None: self._move(
+                tensor, CPU, None, False, False, memory_format
+            ),
+        }
+
+    def cuda(
+        self, tensor: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+    ) -> Any:
+        """`tensor.cuda()`."""
+        return self._move(tensor, _gpu(device), None, non_blocking, False, memory_format)
+
+    def to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """`tensor.to()`."""
         clone = kwargs.pop("copy", False)
         other = args[0] if args else kwargs.pop("other", None)
         if isinstance(other, torch.Tensor):

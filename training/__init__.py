@@ -1,0 +1,1 @@
+"""How the shipped fits came to be: one command each."""
