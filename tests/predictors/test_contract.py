@@ -158,7 +158,8 @@ def changed(gpu: Device, factors: dict[str, float]) -> Device:
 def devices(draw: Any) -> Device:
     """A shipped GPU with some of its numbers moved, and some unknown."""
     gpu = changed(draw(gpus), draw(changes))
-    return dataclasses.replace(gpu, **dict.fromkeys(draw(losses)))
+    lost: dict[str, Any] = dict.fromkeys(draw(losses))
+    return dataclasses.replace(gpu, **lost)
 
 
 @every_predictor

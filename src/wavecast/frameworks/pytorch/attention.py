@@ -123,16 +123,9 @@ class Attention:
         if backend == FLASH:
             return _run_flash(query, key, value, dropout_p, is_causal, scale)
         if backend == MATH:
+            options = {"scale": scale, "enable_gqa": enable_gqa}
             return _aten._scaled_dot_product_attention_math(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p,
-                is_causal,
-                None,
-                scale=scale,
-                enable_gqa=enable_gqa,
+                query, key, value, attn_mask, dropout_p, is_causal, None, **options
             )[0]
         mask = _additive_mask(query, attn_mask)
         needs_logsumexp = torch.is_grad_enabled() and any(

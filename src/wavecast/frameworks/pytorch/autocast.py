@@ -94,27 +94,39 @@ class Casts:
         return self._cache[id(tensor)][1]
 
 
+class _Switches:
+    """Autocast's switches. The kernels below hang on the CPU's, which is on if CUDA's is."""
+
+    def __init__(self) -> None:
+        self._set, self._is_enabled = torch.set_autocast_enabled, torch.is_autocast_enabled
+        self._on_cpu = self._before = self._is_enabled("cpu")
+        self._on_cuda_before = self._is_enabled("cuda")
+
+    def set(self, *args: Any) -> None:
+        """`torch.set_autocast_enabled`."""
+        device = args[0] if len(args) == 2 else "cuda"
+        if device == "cpu":
+            self._on_cpu = args[-1]
+        else:
+            self._set(device, args[-1])
+        self._set("cpu", self._on_cpu or self._is_enabled("cuda"))
+
+    def is_enabled(self, device: str = "cuda") -> bool:
+        """`torch.is_autocast_enabled`."""
+        return bool(self._on_cpu if device == "cpu" else self._is_enabled(device))
+
+    def restore(self) -> None:
+        """Leave them as they were."""
+        self._set("cpu", self._before)
+        self._set("cuda", self._on_cuda_before)
+
+
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """Make `torch.autocast("cuda")` act on fake tensors as it does on a CUDA machine."""
-    casts = Casts()
+    casts, switches = Casts(), _Switches()
     library = torch.library.Library("aten", "IMPL")
-    set_enabled, is_enabled = torch.set_autocast_enabled, torch.is_autocast_enabled
     clear_cache = torch.clear_autocast_cache
-    enabled_on_cpu = is_enabled("cpu")
-
-    def set_both(*args: Any) -> None:
-        nonlocal enabled_on_cpu
-        device = args[0] if len(args) == 2 else "cuda"
-        if device == "cpu":
-            enabled_on_cpu = args[-1]
-        else:
-            set_enabled(device, args[-1])
-        # The kernels below hang on the CPU's autocast key: it is on if CUDA's is.
-        set_enabled("cpu", enabled_on_cpu or is_enabled("cuda"))
-
-    def is_either_enabled(device: str = "cuda") -> bool:
-        return bool(enabled_on_cpu if device == "cpu" else is_enabled(device))
 
     def clear_both() -> None:
         casts.clear()
@@ -122,17 +134,16 @@ def cuda_autocast() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.callback(library._destroy)
-        stack.callback(set_enabled, "cpu", enabled_on_cpu)
-        stack.callback(set_enabled, "cuda", is_enabled("cuda"))
+        stack.callback(switches.restore)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # replacing kernels is the purpose
             for name, kernel in _kernels(casts):
                 library.impl(name, kernel, "AutocastCPU")
-        for name, value in {
-            "set_autocast_enabled": set_both,
-            "is_autocast_enabled": is_either_enabled,
-            "clear_autocast_cache": clear_both,
-        }.items():
+        for name, value in (
+            ("set_autocast_enabled", switches.set),
+            ("is_autocast_enabled", switches.is_enabled),
+            ("clear_autocast_cache", clear_both),
+        ):
             stack.callback(setattr, torch, name, getattr(torch, name))
             setattr(torch, name, value)
         yield

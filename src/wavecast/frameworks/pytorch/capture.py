@@ -23,7 +23,7 @@ from wavecast.frameworks.pytorch.blame import failing_line
 from wavecast.frameworks.pytorch.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.machine import cuda_machine
 from wavecast.frameworks.pytorch.placement import LARGEST_CONSTANT, Placement
-from wavecast.frameworks.pytorch.recorder import Recorder
+from wavecast.frameworks.pytorch.recorder import Recorder, Recording
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.frameworks.pytorch.switches import switches_restored
 from wavecast.frameworks.pytorch.tensors import gpu_tensors
@@ -60,12 +60,7 @@ def capture(
     answers, structure = Answers(), Structure()
     recorder = Recorder(structure)
     with _pretending(capability, recorder, answers), _explaining():
-        step = make_step()
-        if not callable(step):
-            raise CaptureError(
-                f"make_step returned {type(step).__name__}, not a function; "
-                "it should build model, optimizer and inputs and return step()"
-            )
+        step = _made(make_step)
         for _ in range(warm_up):
             with structure.watch():
                 step()
@@ -73,13 +68,7 @@ def capture(
         recorder.on_call = progress
         with recorder.step():
             step()
-        recording = recorder.recording()
-        if not recording.calls:
-            raise CaptureError(
-                "the step ran no op on the GPU; move model and inputs to it "
-                '(model.cuda(), device="cuda") as you would for training, and choose the device '
-                "inside make_step, where there is a GPU"
-            )
+        recording = _not_empty(recorder.recording())
         if answers.compiled:
             answers.note("eager: what torch.compile would compile is traced as eager PyTorch")
         del step
@@ -106,6 +95,26 @@ def _check_arguments(make_step: Any, capability: Any, samples: Any, warm_up: Any
         raise InvalidInput(f"samples is {samples!r}; a step consumes at least one")
     if not (isinstance(warm_up, int) and warm_up >= 0):
         raise InvalidInput(f"warm_up is {warm_up!r}; it is a number of steps")
+
+
+def _made(make_step: Callable[[], Any]) -> Any:
+    step = make_step()
+    if not callable(step):
+        raise CaptureError(
+            f"make_step returned {type(step).__name__}, not a function; "
+            "it should build model, optimizer and inputs and return step()"
+        )
+    return step
+
+
+def _not_empty(recording: Recording) -> Recording:
+    if not recording.calls:
+        raise CaptureError(
+            "the step ran no op on the GPU; move model and inputs to it "
+            '(model.cuda(), device="cuda") as you would for training, and choose the device '
+            "inside make_step, where there is a GPU"
+        )
+    return recording
 
 
 @contextmanager

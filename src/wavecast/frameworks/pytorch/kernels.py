@@ -91,12 +91,10 @@ def batch_norm(
         and affine
         and statistics
         and (training or running_mean is not None)
-        and source.dtype is not torch.bfloat16
-        and weight.dtype is not torch.bfloat16
-        and (source.dtype is not torch.float16 or weight.dtype is torch.float32)
         and source.dim() >= 3
         and source.shape[0] <= _CUDNN_BATCH_NORM_LARGEST[training]
         and eps >= _CUDNN_BATCH_NORM_EPSILON
+        and _cudnn_normalizes(source.dtype, weight.dtype)
     )
     if use_cudnn:
         return _aten.cudnn_batch_norm(
@@ -113,6 +111,12 @@ def batch_norm(
     return _aten.native_batch_norm(
         source, weight, bias, running_mean, running_var, training, momentum, eps
     )[0]
+
+
+def _cudnn_normalizes(dtype: Any, weight_dtype: Any) -> bool:
+    if torch.bfloat16 in (dtype, weight_dtype):
+        return False
+    return dtype is not torch.float16 or weight_dtype is torch.float32
 
 
 def group_norm(

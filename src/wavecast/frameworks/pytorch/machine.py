@@ -58,25 +58,15 @@ def cuda_machine(
         # Libraries take other branches for fake tensors; here they should do what they do for real.
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)
         replace(fake_tensor, init_gpu_context=lambda *_: None)
+        replace(torch.accelerator, **_accelerator_module(recorder))
         for module in (foreach, clip_grad, optimizers):
             # torch groups by the device that C++ sees, and C++ sees the CPU.
             grouping = _grouping(module._group_tensors_by_device_and_dtype)
             replace(module, _group_tensors_by_device_and_dtype=grouping)
-            types = getattr(module, "_foreach_supported_types", None)
-            if types is not None and FakeTensor not in types:
-                # CUDA's default is the foreach form; torch checks the exact tensor type first.
-                types.append(FakeTensor)
-                stack.callback(types.remove, FakeTensor)
-        if hasattr(torch, "accelerator"):
-            replace(
-                torch.accelerator,
-                is_available=lambda: True,
-                device_count=lambda: 1,
-                current_accelerator=lambda check_available=False: torch.device("cuda"),
-                synchronize=lambda device=None: recorder.mark("cuda.synchronize"),
-                current_device_index=lambda: 0,
-                current_stream=lambda device=None: torch.cuda.current_stream(),
-            )
+        for types in (foreach._foreach_supported_types, optimizers._foreach_supported_types):
+            # CUDA's default is the foreach form; torch checks the exact tensor type first.
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if hasattr(eval_frame, "_callback_from_stance"):
             noticing = _noticing(eval_frame._callback_from_stance, answers)
@@ -84,8 +74,19 @@ def cuda_machine(
         yield
 
 
-def _cuda_module(capability: tuple[int, int], recorder: Recorder) -> dict[str, Any]:
-    properties = SimpleNamespace(
+def _accelerator_module(recorder: Recorder) -> dict[str, Any]:
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
+        "current_device_index": lambda: 0,
+        "current_stream": lambda device=None: torch.cuda.current_stream(),
+    }
+
+
+def _properties(capability: tuple[int, int]) -> Any:
+    return SimpleNamespace(
         name=f"a GPU of compute capability {capability[0]}.{capability[1]}",
         major=capability[0],
         minor=capability[1],
@@ -94,6 +95,9 @@ def _cuda_module(capability: tuple[int, int], recorder: Recorder) -> dict[str, A
         warp_size=32,
     )
 
+
+def _cuda_module(capability: tuple[int, int], recorder: Recorder) -> dict[str, Any]:
+    properties = _properties(capability)
     zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
     machine: dict[str, Any] = {
         "is_available": lambda: True,

@@ -69,14 +69,14 @@ class RecurrentLayer:
         hidden, cell = states if self.cell == "lstm" else (states, None)
         size = weights[0].shape[0] // _GATES[self.cell]
         per_layer = len(weights) // (num_layers * (2 if bidirectional else 1))
-        projected = per_layer == (5 if has_biases else 3)
+        projected = hidden.shape[2] if per_layer == (5 if has_biases else 3) else 0
         buffer = self._flat(weights)
         if torch.is_autocast_enabled("cuda"):
             # `_cudnn_rnn_cast_reflatten` knows one precision, whatever autocast asks for.
             buffer, weights = _flat_copies(weights, torch.float16)
-            hidden = hidden.to(torch.float16)
-            cell = None if cell is None else cell.to(torch.float16)
-            source = source.to(torch.float16)
+            hidden, cell, source = (
+                None if t is None else t.to(torch.float16) for t in (hidden, cell, source)
+            )
         output, hidden_n, cell_n, _, _ = _aten._cudnn_rnn(
             source,
             weights,
@@ -86,7 +86,7 @@ class RecurrentLayer:
             cell,
             CUDNN_MODES[self.cell],
             size,
-            hidden.shape[2] if projected else 0,
+            projected,
             num_layers,
             batch_first,
             dropout,

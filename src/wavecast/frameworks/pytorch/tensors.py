@@ -27,15 +27,32 @@ _NOT_AN_ADDRESS = 1 << 62
 @contextmanager
 def gpu_tensors(placement: Placement, adoption: Adoption) -> Iterator[None]:
     """Make tensors tell and change their place as they do on a CUDA machine."""
-    fake_device = FakeTensor.device.fget
     mover = _Mover(placement)
+    with ExitStack() as stack:
+        stack.callback(adoption.undo)
+        for owner, methods in (
+            (FakeTensor, _of_fake_tensors(placement, mover)),
+            (torch.Tensor, _of_real_tensors(placement, mover, adoption)),
+            (torch.nn.Module, {"_apply": _applying(adoption)}),
+        ):
+            for name, value in methods.items():
+                if name in owner.__dict__:
+                    stack.callback(setattr, owner, name, owner.__dict__[name])
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, value)
+        yield
+
+
+def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
+    fake_device = FakeTensor.device.fget
 
     def device(self: Any) -> Any:
         if placement.inside or not on_gpu(self):
             return fake_device(self)
         return GPU
 
-    replacements = {
+    return {
         "device": property(device),
         "is_cuda": property(lambda self: not placement.inside and on_gpu(self)),
         "is_cpu": property(lambda self: placement.inside or not on_gpu(self)),
@@ -51,29 +68,22 @@ def gpu_tensors(placement: Placement, adoption: Adoption) -> Iterator[None]:
         "__deepcopy__": _deep_copy,
     }
 
+
+def _of_real_tensors(
+    placement: Placement, mover: _Mover, adoption: Adoption
+) -> dict[str, Callable[..., Any]]:
+    """Real tensors, made before tracing, become fake ones when they are put on the GPU."""
+
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if placement.inside or not _names_gpu((*args, *kwargs.values())):
             return torch._C.TensorBase.to(self, *args, **kwargs)
         return mover.to(adoption.tensor(self), *args, **kwargs)
 
-    # Real tensors, made before tracing, become fake ones when they are put on the GPU.
-    adopted = {
+    return {
         "to": to,
         "cuda": lambda self, *args, **kwargs: mover.cuda(adoption.tensor(self), *args, **kwargs),
         "pin_memory": lambda self, device=None: self,
     }
-    with ExitStack() as stack:
-        stack.callback(adoption.undo)
-        for owner, methods in ((FakeTensor, replacements), (torch.Tensor, adopted)):
-            for name, value in methods.items():
-                if name in owner.__dict__:
-                    stack.callback(setattr, owner, name, owner.__dict__[name])
-                else:
-                    stack.callback(delattr, owner, name)
-                setattr(owner, name, value)
-        stack.callback(setattr, torch.nn.Module, "_apply", torch.nn.Module._apply)
-        torch.nn.Module._apply = _applying(adoption)
-        yield
 
 
 def _names_gpu(arguments: tuple[Any, ...]) -> bool:
