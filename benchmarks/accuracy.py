@@ -55,7 +55,7 @@ def h200() -> None:
 
 
 def _mean_of_runs(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    """Each step once: host-bound ones vary by 10 to 25% from run to run."""
+    """Each step once: host-bound ones differed by 18% (median) between two runs."""
     runs: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in rows:
         runs.setdefault((row["model"], row["precision"], row["batch"]), []).append(row)

@@ -6,17 +6,17 @@ import copy
 import dataclasses
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wavecast.devices
-from wavecast.devices import RATE_UNITS, Device, Fact, device, devices, read_device
+from wavecast.devices import RATE_UNITS, Device, Fact, _words, device, devices, read_device
 from wavecast.errors import InvalidInput, UnknownName
 
-SHIPPED = sorted(Path(wavecast.devices.__file__).parent.glob("data/devices/*.toml"))
+SHIPPED = sorted(Path(devices.__code__.co_filename).parent.glob("data/devices/*.toml"))
 
 CORES_PER_SM = {
     (3, 7): 192,
@@ -364,7 +364,7 @@ def test_no_two_devices_share_a_name() -> None:
     owners: dict[frozenset[str], str] = {}
     for gpu in devices():
         for name in (gpu.id, gpu.name, *gpu.aliases):
-            words = wavecast.devices._words(name)
+            words = _words(name)
             assert owners.setdefault(words, gpu.id) == gpu.id, name
 
 
@@ -525,7 +525,7 @@ def test_a_shipped_file_without_a_source_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "mine.toml", MINIMAL)
-    monkeypatch.setattr(wavecast.devices, "_SHIPPED", tmp_path)
+    monkeypatch.setattr(sys.modules["wavecast.devices"], "_SHIPPED", tmp_path)
     with pytest.raises(InvalidInput, match=r"nominal\.memory_bytes has no source"):
         device("mine")
 

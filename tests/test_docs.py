@@ -134,6 +134,17 @@ def test_the_number_of_gpus_is_right() -> None:
         assert said == [str(shipped)], page
 
 
+def test_the_readme_repeats_the_accuracy_page() -> None:
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    errors = re.findall(r"^attainable (?:wall)? +mean .error. ([\d.]+)%.*worst (\d+)%", page, re.M)
+    within = re.findall(r"within the range: (\d+ of \d+)", page)
+    assert len(errors) == len(within) == 2
+    for (mean, worst), count in zip(errors, within, strict=True):
+        said = rf"mean error {float(mean):.0f}%.*, worst {worst}%; {count} within the range"
+        assert re.search(said, readme), said
+
+
 def test_the_site_has_every_page() -> None:
     def pages(nav: object) -> Iterator[str]:
         if isinstance(nav, str):

@@ -5,7 +5,8 @@
 on the steps measured on our H200 (measurements/h200/steps) and, from FOLDER, on single ops that
 others measured on more GPUs (training/public.py). For each kind of op and limit: the floor and
 the share s in (0, 1] that fit best seconds = floor + bound / s, every GPU counting the same; and
-how far the group's time was off on each GPU when that one was left out. Writes data/models/attainable.toml.
+how far the group's time was off on each GPU when that one was left out.
+Writes data/models/attainable.toml.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from wavecast.timeline import REFERENCE_HOST, Host, Seconds, Step, issue_times, 
 from wavecast.trace import Allocation, Call, Op, Phase, Role, Trace
 
 HOST_SPREAD = 0.25
-"""Host-bound steps vary by this much from run to run (measurements/README.md)."""
+"""Two runs of a host-bound step lay up to this far from their mean (measurements/README.md)."""
 
 PERSISTENT_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE)
 """Memory that training cannot do without, whatever happens to activations."""

@@ -152,7 +152,7 @@ def test_odd_heads_are_padded_for_flash() -> None:
     assert names(trace)["aten.constant_pad_nd"] == 6  # and cut off again in backward
 
 
-class _SelfAttention(nn.Module):  # type: ignore[misc]
+class _SelfAttention(nn.Module):
     def __init__(self, need_weights: bool) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)
@@ -170,7 +170,7 @@ def test_multihead_attention_runs_a_kernel_or_shows_its_weights() -> None:
     assert not any("scaled_dot" in op for op in names(plain))
 
 
-class _Transformer(nn.Module):  # type: ignore[misc]
+class _Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Transformer(32, 4, 1, 1, 64, batch_first=True)

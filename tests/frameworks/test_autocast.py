@@ -150,7 +150,7 @@ def test_the_old_spellings_work() -> None:
 
 
 def test_functions_that_choose_their_own_precision_do() -> None:
-    class Product(torch.autograd.Function):  # type: ignore[misc]
+    class Product(torch.autograd.Function):
         @staticmethod
         @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
         def forward(ctx: Any, x: Any) -> Any:

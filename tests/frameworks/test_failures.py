@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from frameworks.networks import Step, mlp, training
 from wavecast.errors import CaptureError, InvalidInput
@@ -68,6 +69,10 @@ FAILURES: dict[str, tuple[Any, str]] = {
         _on_gpu(_no_fake),
         r"no_fake.*\(at .*test_failures\.py:\d+\): this op cannot be traced",
     ),
+    "an attention that only compiles": (
+        _on_gpu(lambda x: flex_attention(*[x.view(1, 1, 4, 8)] * 3)),
+        r"flex_attention has no fake implementation \(at .*test_failures\.py:\d+\)",
+    ),
     "a CUDA graph": (_on_gpu(_graph), r"CUDA graph at tests/frameworks/test_failures\.py:\d+"),
     "an extension that wants the data": (
         _on_gpu(_extension),
@@ -100,6 +105,7 @@ def _forever(x: Any) -> Any:
     return _forever(x + 1)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("case", FAILURES)
 def test_failures_are_one_clear_line(case: str) -> None:
     make_step, message = FAILURES[case]

@@ -210,7 +210,7 @@ def test_other_functions_trace_forward_and_backward(run: Callable[..., Any]) -> 
     assert trace.notes == ()
 
 
-class _Checkpointed(nn.Module):  # type: ignore[misc]
+class _Checkpointed(nn.Module):
     def __init__(self, reentrant: bool | None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
@@ -241,7 +241,7 @@ def test_checkpointing_runs_the_forward_again_in_the_backward(reentrant: bool) -
     assert {c.module for c in repeated} >= {"_Checkpointed.blocks.1.0", "_Checkpointed.blocks.0.0"}
 
 
-class _Tied(nn.Module):  # type: ignore[misc]
+class _Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(100, 8)

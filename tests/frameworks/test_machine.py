@@ -65,6 +65,22 @@ def test_waiting_for_the_gpu_is_recorded_and_synchronises() -> None:
     assert waits == ["cuda.synchronize", "cuda.stream_synchronize", "cuda.event_synchronize"]
 
 
+def test_marks_for_a_profiler_are_nothing() -> None:
+    def run(x: Any) -> None:
+        torch.cuda.profiler.start()
+        torch.cuda.nvtx.range_push("step")
+        with torch.cuda.nvtx.range("add"):
+            x + 1
+        torch.cuda.nvtx.range_pop()
+
+    assert names(_trace(run)) == {"aten.add": 1}
+
+
+def test_a_model_in_data_parallel_of_one_gpu_is_the_model() -> None:
+    wrapped = capture(training(lambda: nn.DataParallel(mlp())))
+    assert names(wrapped) == names(capture(training(mlp)))
+
+
 def test_ops_carry_the_stream_they_run_on() -> None:
     def on_streams(x: Any) -> None:
         side = torch.cuda.Stream()

@@ -67,7 +67,7 @@ def test_the_fused_form_is_one_op(name: str) -> None:
     assert shapes[:PARAMETERS] == [(16, 8), (16,), (4, 16), (4,)]
 
 
-class _Lamb(torch.optim.Optimizer):  # type: ignore[misc]
+class _Lamb(torch.optim.Optimizer):
     """You et al. 2020, as people write it: a loop, a norm per layer, a ratio by `where`."""
 
     def __init__(self, params: Any) -> None:

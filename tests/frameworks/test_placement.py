@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,10 +146,11 @@ def test_what_the_host_computes_is_left_out() -> None:
     assert names(capture(make_step)) == {"aten._to_copy": 1, "aten.mv": 1}
 
 
-def test_a_data_loader_inside_the_step_works() -> None:
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"pin_memory": True}], ids=str)
+def test_a_data_loader_inside_the_step_works(options: dict[str, Any]) -> None:
     def make_step() -> Step:
         data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.zeros(16).long())
-        loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+        loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, **options)
         model = mlp().cuda()
 
         def step() -> None:
@@ -216,6 +219,34 @@ def test_tensors_made_before_tracing_can_be_put_on_the_gpu() -> None:
     assert type(data) is torch.Tensor
 
 
+def test_a_model_built_on_no_device_can_be_put_on_the_gpu() -> None:
+    def build() -> tuple[Any, Any]:
+        with torch.device("meta"):
+            model = mlp()
+        return model.to_empty(device="cuda"), torch.randn(4, 8, device="cuda")
+
+    assert capture(_step_of(build)) == capture(_step_of(_cuda))
+
+
+def test_weights_loaded_from_a_file_change_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(mlp().state_dict(), file)
+
+    def build() -> tuple[Any, Any]:
+        model = mlp().cuda()
+        model.load_state_dict(torch.load(file, map_location="cuda"))
+        return model, torch.randn(4, 8, device="cuda")
+
+    assert capture(_step_of(build)).calls == capture(_step_of(_cuda)).calls
+
+
+def test_a_copy_of_a_model_is_where_the_model_is() -> None:
+    def build() -> tuple[Any, Any]:
+        return copy.deepcopy(mlp().cuda()), torch.randn(4, 8, device="cuda")
+
+    assert capture(_step_of(build)).calls == capture(_step_of(_cuda)).calls
+
+
 def test_a_model_left_on_the_host_is_an_error_that_says_so() -> None:
     def make_step() -> Step:
         model, x = mlp(), torch.randn(4, 8, device="cuda")
@@ -253,6 +284,14 @@ def test_reading_arrays_back_waits_and_assumes_values() -> None:
     trace = capture(make_step)
     assert [c.syncs for c in calls_of(trace, "aten._to_copy")] == [True, True]
     assert any("a value read back" in note for note in trace.notes)
+
+
+def test_a_number_shown_is_read_back() -> None:
+    def make_step() -> Step:
+        x = torch.randn(4, 8, device="cuda")
+        return lambda: f"loss {x.sum():.3f}"
+
+    assert [c.op.base for c in capture(make_step) if c.syncs] == ["aten._local_scalar_dense"]
 
 
 def test_an_array_of_a_gpu_tensor_is_refused_as_cuda_does() -> None:

@@ -35,7 +35,7 @@ def test_forward_and_backward_ops_carry_the_module_they_belong_to() -> None:
 
 
 def test_nested_and_repeated_modules_have_their_paths() -> None:
-    class Net(nn.Module):  # type: ignore[misc]
+    class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.stem = nn.Linear(8, 8)
@@ -57,11 +57,11 @@ def test_nested_and_repeated_modules_have_their_paths() -> None:
 
 
 def test_a_module_that_raises_and_is_caught_does_not_shift_the_paths() -> None:
-    class Picky(nn.Module):  # type: ignore[misc]
+    class Picky(nn.Module):
         def forward(self, x: Any) -> Any:
             raise ValueError
 
-    class Net(nn.Module):  # type: ignore[misc]
+    class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.picky, self.last = Picky(), nn.Linear(8, 8)

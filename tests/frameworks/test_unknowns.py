@@ -90,6 +90,14 @@ def test_branches_take_the_assumed_value() -> None:
     assert sum(call.syncs for call in trace) == 2
 
 
+def test_what_is_checked_to_hold_everywhere_is_assumed_to() -> None:
+    def run(x: Any) -> Any:
+        assert (x > 0).all()
+        return torch.distributions.Normal(x, 1.0).rsample()
+
+    assert _kinds(forward(run, (8, 8))) == ["assumed"] * 2
+
+
 def test_a_bound_that_is_not_known_is_an_error_that_names_op_and_line() -> None:
     with pytest.raises(CaptureError, match=r"aten\.\w+.* at .*test_unknowns\.py:\d+"):
         forward(lambda x: x.repeat_interleave(x[0].detach().long(), 0), (8, 8))

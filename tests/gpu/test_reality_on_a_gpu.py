@@ -17,7 +17,7 @@ _STEPS = {name: lambda p, make=make, b=b: make(b, p) for name, (make, b) in STEP
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), itertools.product([*_STEPS, *LIBRARY_STEPS], PRECISIONS)
+    ("name", "precision"), list(itertools.product([*_STEPS, *LIBRARY_STEPS], PRECISIONS))
 )
 def test_a_trace_has_the_ops_that_really_run(name: str, precision: str) -> None:
     make = {**_STEPS, **LIBRARY_STEPS}[name]

@@ -17,6 +17,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.blame import user_line
 
 _aten = torch.ops.aten
+_TRUE = "_wavecast_true"
 
 
 class Answers:
@@ -88,12 +89,16 @@ class Answers:
         if known is not None:
             with no_dispatch():
                 return known.item()
-        return self.assume_value(tensor.dtype)
+        return self.assume_value(tensor.dtype, getattr(tensor, _TRUE, False))
 
-    def assume_value(self, dtype: Any) -> Any:
+    def assume_true(self, tensor: Any) -> None:
+        """Let a truth be True when it is read: False is what is assumed of others."""
+        setattr(tensor, _TRUE, True)
+
+    def assume_value(self, dtype: Any, truth: bool = False) -> Any:
         """The value that stands for one that only data could give."""
         if dtype is torch.bool:
-            return self._assumed("a value read back", False)
+            return self._assumed("a value read back", truth)
         return self._assumed("a value read back", 1.0 if dtype.is_floating_point else 1)
 
     def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -149,13 +150,14 @@ def cuda_autocast() -> Iterator[None]:
         yield
 
 
-def registered(key: str) -> set[str]:
+@cache
+def registered(key: str) -> frozenset[str]:
     """Names of the aten ops that have an autocast kernel for a dispatch key."""
-    return {
+    return frozenset(
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    }
+    )
 
 
 def _kernels(casts: Casts) -> Iterator[tuple[str, Callable[..., Any]]]:

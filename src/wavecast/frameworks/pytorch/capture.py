@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -159,7 +160,9 @@ def _explaining() -> Iterator[None]:
         message = str(error).strip().split("\n")[0] or type(error).__name__
         if isinstance(error, UnsupportedOperatorException):
             message = f"{error.func} has no fake implementation"
-        if isinstance(error, _UNTRACEABLE) or "no fake impl registered" in message:
+        if higher_order := re.search(r"HigherOrderOperator (\w+)", message):
+            message = f"{higher_order[1]} has no fake implementation"
+        if higher_order or isinstance(error, _UNTRACEABLE) or "no fake impl" in message:
             message = message.split(". ")[0]
             raise CaptureError(
                 f"{message} (at {line}): this op cannot be traced without a GPU; a custom op "

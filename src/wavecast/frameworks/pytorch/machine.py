@@ -27,6 +27,7 @@ from wavecast.frameworks.pytorch.placement import (
     put_on_gpu,
 )
 from wavecast.frameworks.pytorch.recorder import Recorder
+from wavecast.frameworks.pytorch.streams import Streams, event_class, stream_class
 
 
 @contextmanager
@@ -52,6 +53,10 @@ def cuda_machine(
         # The weights of a recurrent layer are taken for flat: their addresses do not exist.
         replace(torch.nn.RNNBase, flatten_parameters=lambda _: None)
         replace(torch.amp.GradScaler, _maybe_opt_step=_step_despite_unknown_overflow)
+        replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
+        replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
+        replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
+        replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
         replace(torch, Generator=_Generator, compile=_eager(answers))
         replace(torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder))
         replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
@@ -110,8 +115,8 @@ def _cuda_module(capability: tuple[int, int], recorder: Recorder) -> dict[str, A
         "get_device_capability": lambda device=None: capability,
         "get_device_properties": lambda device=None: properties,
         "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
-        "Stream": _stream_class(recorder),
-        "Event": _event_class(recorder),
+        "Stream": stream_class(recorder),
+        "Event": event_class(recorder),
         "CUDAGraph": _CudaGraph,
         "graph": _CudaGraph,
         "make_graphed_callables": lambda *_, **__: _CudaGraph(),
@@ -124,7 +129,7 @@ def _cuda_module(capability: tuple[int, int], recorder: Recorder) -> dict[str, A
         "memory_stats": lambda device=None: {},
         "memory_summary": lambda *_, **__: "",
     }
-    streams = _Streams(recorder, machine["Stream"])
+    streams = Streams(recorder, machine["Stream"])
     machine |= {
         "stream": streams.use,
         "current_stream": streams.current,
@@ -143,93 +148,6 @@ _SILENT = (
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
     *("init", "set_per_process_memory_fraction", "ipc_collect", "_lazy_init"),
 )
-
-
-def _stream_class(recorder: Recorder) -> type:
-    class Stream:
-        """A CUDA stream: a number that ops carry."""
-
-        def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-            recorder.streams += 1
-            self.stream_id = recorder.streams
-            self.device = GPU
-            self.priority = priority
-
-        def synchronize(self) -> None:
-            recorder.mark("cuda.stream_synchronize")
-
-        def wait_stream(self, stream: Any) -> None:
-            recorder.mark("cuda.stream_wait")
-
-        def wait_event(self, event: Any) -> None:
-            recorder.mark("cuda.stream_wait")
-
-        def record_event(self, event: Any = None) -> Any:
-            return event if event is not None else torch.cuda.Event()
-
-        def query(self) -> bool:
-            return True
-
-        def is_capturing(self) -> bool:
-            return False
-
-    return Stream
-
-
-def _event_class(recorder: Recorder) -> type:
-    class Event:
-        """A CUDA event: it has no time, since nothing runs."""
-
-        def __init__(self, enable_timing: bool = False, **_: Any) -> None:
-            self.enable_timing = enable_timing
-
-        def record(self, stream: Any = None) -> None:
-            recorder.mark("cuda.event_record")
-
-        def wait(self, stream: Any = None) -> None:
-            recorder.mark("cuda.stream_wait")
-
-        def synchronize(self) -> None:
-            recorder.mark("cuda.event_synchronize")
-
-        def query(self) -> bool:
-            return True
-
-        def elapsed_time(self, end_event: Any) -> float:
-            return 1.0
-
-    return Event
-
-
-class _Streams:
-    """The current stream, and the context managers that change it."""
-
-    def __init__(self, recorder: Recorder, stream_class: type) -> None:
-        self._recorder = recorder
-        self._default = stream_class()
-        self._default.stream_id = 0
-        recorder.streams = 0
-        self._current = self._default
-
-    def default(self, device: Any = None) -> Any:
-        return self._default
-
-    def current(self, device: Any = None) -> Any:
-        return self._current
-
-    def set(self, stream: Any) -> None:
-        if stream is not None:
-            self._current = stream
-            self._recorder.stream = stream.stream_id
-
-    @contextmanager
-    def use(self, stream: Any) -> Iterator[None]:
-        previous = self._current
-        self.set(stream)
-        try:
-            yield
-        finally:
-            self.set(previous)
 
 
 class _NoFakeTensor:
@@ -318,6 +236,19 @@ def _grouping(group: Any) -> Any:
         }
 
     return group_by_claimed_device
+
+
+_NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
+
+
+def _load_in_this_process(loader: Any) -> Any:
+    """Workers are other processes, to which fake tensors cannot go."""
+    workers, timeout = loader.num_workers, loader.timeout
+    loader.num_workers = loader.timeout = 0
+    try:
+        return torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader)
+    finally:
+        loader.num_workers, loader.timeout = workers, timeout
 
 
 _LEGACY = {

@@ -66,7 +66,7 @@ class Memo:
         """Remember how a result came from its arguments, if it can be made again."""
         inputs = list(_flatten((args, tuple(kwargs.values()))))
         try:
-            entry = Entry(_recipe(out, inputs, set()), on_gpu)
+            entry = Entry(_recipe(out, _Inputs(inputs), set()), on_gpu)
         except _UnrepeatableError:
             return None
         self._entries[key] = entry
@@ -152,22 +152,33 @@ def _flatten(value: Any) -> Any:
             yield from _flatten(item)
 
 
-def _recipe(out: Any, inputs: list[Any], fresh: set[int]) -> Any:
+class _Inputs:
+    """The tensors an op was given, found by what they are and by the memory they use."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        self.tensors = tensors
+        self.by_id: dict[int, int] = {}
+        self.by_storage: dict[int, int] = {}
+        for index, tensor in enumerate(tensors):
+            self.by_id.setdefault(id(tensor), index)
+            self.by_storage.setdefault(tensor.untyped_storage()._cdata, index)
+
+
+def _recipe(out: Any, inputs: _Inputs, fresh: set[int]) -> Any:
     if isinstance(out, list | tuple):
         return [_recipe(item, inputs, fresh) for item in out]
     if not isinstance(out, torch.Tensor):
         return (_PLAIN, out)
     if not isinstance(out, FakeTensor) or out.__dict__.get("constant") is not None:
         raise _UnrepeatableError
-    for index, tensor in enumerate(inputs):
-        if out is tensor:
-            return (_SAME, index)
+    if id(out) in inputs.by_id:
+        return (_SAME, inputs.by_id[id(out)])
     storage = out.untyped_storage()._cdata
     shape, stride = tuple(out.shape), out.stride()
-    for index, tensor in enumerate(inputs):
-        if tensor.untyped_storage()._cdata == storage:
-            offset = out.storage_offset() - tensor.storage_offset()
-            return (_VIEW, index, shape, stride, offset, out.dtype)
+    if storage in inputs.by_storage:
+        index = inputs.by_storage[storage]
+        offset = out.storage_offset() - inputs.tensors[index].storage_offset()
+        return (_VIEW, index, shape, stride, offset, out.dtype)
     if storage in fresh:
         raise _UnrepeatableError
     fresh.add(storage)

@@ -64,9 +64,14 @@ def _overloads(names: str) -> set[Any]:
 # Ops whose values are known from their arguments alone.
 _CONSTANTS = _overloads("ones zeros full arange linspace eye")
 
+# Ops that ask whether something holds everywhere: it is assumed to.
+_CHECKS = _overloads("all _is_all_true")
+
 # Ops that change the shape of their argument, or whose results carry values.
-_NEVER_REPEATED = _CONSTANTS | _overloads(
-    "scalar_tensor squeeze_ unsqueeze_ t_ transpose_ resize_ set_ as_strided_"
+_NEVER_REPEATED = (
+    _CONSTANTS
+    | _CHECKS
+    | _overloads("scalar_tensor squeeze_ unsqueeze_ t_ transpose_ resize_ set_ as_strided_")
 )
 
 
@@ -161,6 +166,8 @@ class Placement(TorchDispatchMode):
                     tensor.constant = None
         elif func is _aten.scalar_tensor.default:
             setattr(out, _FROM_SCALAR, True)
+        if func in _CHECKS:
+            self.answers.assume_true(out)
         repeatable = (
             key is not None
             and promoted == self._promotions

@@ -62,6 +62,7 @@ def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
         "is_pinned": lambda self, device=None: False,
         "record_stream": lambda self, stream: None,
         "data_ptr": _address,
+        "__format__": _format,
         "numpy": lambda self, *, force=False: _numpy(self, placement.answers, force),
         "__array__": lambda self, dtype=None: _array(_numpy(self, placement.answers), dtype),
         "tolist": lambda self: _read_back(self, placement.answers, lambda t: t.tolist()),
@@ -136,6 +137,13 @@ def _address(tensor: Any) -> int:
     """
     offset = tensor.storage_offset() * tensor.element_size()
     return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
+
+
+def _format(tensor: Any, specification: str) -> str:
+    """A number is read back to be shown; torch does so for plain tensors only."""
+    if tensor.dim() == 0:
+        return format(tensor.item(), specification)
+    return object.__format__(tensor, specification)
 
 
 def _numpy(tensor: Any, answers: Answers, force: bool = False) -> Any:
