@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.steps import LIBRARY_STEPS, PRECISIONS, STEPS
+from benchmarks.steps import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch import capture
 from wavecast.frameworks.pytorch.autocast import registered
 from wavecast.frameworks.pytorch.recorder import LABEL, Recorder, RecordingMode
@@ -299,9 +299,12 @@ def run_on_gpu(out: Path) -> None:
             rows.append({"model": name, "precision": precision, "batch": size, **row})
         torch.cuda.empty_cache()
         print(lines[-1], flush=True)
-    for (name, make), precision in itertools.product(LIBRARY_STEPS.items(), PRECISIONS):
+    others = {**LIBRARY_STEPS, **LAYER_STEPS}
+    for (name, make), precision in itertools.product(others.items(), (*PRECISIONS, "fp16")):
         real = record(partial(make, precision))
-        lines.append(describe(name, compare(real, capture(partial(make, precision)))))
+        lines.append(
+            describe(f"{name} {precision}", compare(real, capture(partial(make, precision))))
+        )
         print(lines[-1], flush=True)
     with (out / "steps.csv").open("w") as file:
         writer = csv.DictWriter(file, rows[0])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from wavecast import suite
 from wavecast.suite.training import Minimizer, TrainingStep
@@ -97,6 +98,108 @@ LIBRARY_STEPS: dict[str, Callable[[str], TrainingStep]] = {
     ),
 }
 """Steps of models from transformers: compared where both sides have the same version of it."""
+
+
+def _layers(build: Callable[[], nn.Module], run: Callable[[nn.Module], Any], **options: Any) -> Any:
+    """A step of a few layers: `run` makes a loss of the model, Adam of some form lowers it."""
+
+    def make(precision: str) -> TrainingStep:
+        model = build().cuda()
+        optimizer = torch.optim.Adam(model.parameters(), **options)
+        minimize = Minimizer(lambda: run(model), optimizer, precision, "cuda")
+        return TrainingStep(model, (), minimize)
+
+    return make
+
+
+def _random(*shape: int) -> Any:
+    return torch.randn(*shape, device="cuda")
+
+
+def _packed(model: nn.Module) -> Any:
+    lengths = torch.tensor([20, 17, 9, 9, 4])
+    packed = nn.utils.rnn.pack_padded_sequence(_random(5, 20, 32), lengths, batch_first=True)
+    return nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)[0].square().mean()
+
+
+def _ctc(model: nn.Module) -> Any:
+    scores = model(_random(50, 4, 32)).log_softmax(-1)
+    targets = torch.randint(1, 20, (4, 10), device="cuda")
+    inputs, outputs = torch.full((4,), 50), torch.full((4,), 10)
+    return F.ctc_loss(scores, targets, inputs, outputs)
+
+
+def _bags(model: nn.Module) -> Any:
+    tokens = torch.randint(0, 100, (64,), device="cuda")
+    return model(tokens, torch.arange(0, 64, 8, device="cuda")).square().mean()
+
+
+def _checkpointed(model: nn.Module) -> Any:
+    return checkpoint(model, _random(8, 64), use_reentrant=False).square().mean()
+
+
+def _attended(model: nn.Module) -> Any:
+    x = _random(4, 24, 64)
+    out, weights = model(x, x, x, need_weights=True)
+    return out.square().mean() + weights.square().mean()
+
+
+def _square(*shape: int, layout: Any = torch.contiguous_format) -> Callable[[nn.Module], Any]:
+    return lambda model: model(_random(*shape).contiguous(memory_format=layout)).square().mean()
+
+
+LAYER_STEPS: dict[str, Callable[[str], TrainingStep]] = {
+    "packed lstm": _layers(lambda: nn.LSTM(32, 48, 2, batch_first=True, dropout=0.1), _packed),
+    "plain rnn": _layers(
+        lambda: _First(nn.RNN(32, 48, 2, bidirectional=True)), _square(20, 5, 32), fused=True
+    ),
+    "ctc": _layers(lambda: nn.Linear(32, 20), _ctc),
+    "bags": _layers(lambda: nn.EmbeddingBag(100, 32), _bags, foreach=False),
+    "checkpointed": _layers(
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), _checkpointed
+    ),
+    "attention with weights": _layers(
+        lambda: nn.MultiheadAttention(64, 4, dropout=0.1, batch_first=True), _attended
+    ),
+    "3-d": _layers(
+        lambda: nn.Sequential(
+            nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), nn.ReLU(), nn.ConvTranspose3d(8, 4, 3, 2)
+        ),
+        _square(2, 3, 8, 8, 8),
+    ),
+    "norms, channels last": _layers(
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 16, 3),
+            nn.GroupNorm(4, 16),
+            nn.Conv2d(16, 16, 3, groups=16),
+            nn.InstanceNorm2d(16, affine=True),
+            nn.SiLU(),
+            nn.MaxPool2d(2),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+        ).to(memory_format=torch.channels_last),
+        _square(4, 4, 32, 32, layout=torch.channels_last),
+    ),
+    "rms norm, softmax": _layers(
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.RMSNorm(64), nn.Softmax(-1), nn.LayerNorm(64)),
+        _square(8, 64),
+    ),
+    "transformer": _layers(
+        lambda: nn.Transformer(64, 4, 1, 1, 128, batch_first=True),
+        lambda model: model(_random(2, 10, 64), _random(2, 7, 64)).square().mean(),
+    ),
+}
+"""A few layers each: what the models above do not use."""
+
+
+class _First(nn.Module):
+    """The first of a module's results."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Any) -> Any:
+        return self.module(x)[0]
 
 
 def _classifier(

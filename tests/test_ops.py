@@ -468,7 +468,7 @@ def op_of(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     )
 
 
-class Counted(TorchDispatchMode):  # type: ignore[misc]
+class Counted(TorchDispatchMode):
     """Collects each op that torch has a formula for, with what torch counts."""
 
     def __init__(self) -> None:

@@ -34,6 +34,7 @@ def test_the_lists_name_every_op_that_torch_casts_on_cuda() -> None:
         *autocast.FLOAT32_OVERLOAD,
         *autocast.WIDEST,
         *autocast.BANNED,
+        *autocast.LEFT_OUT,
     }
     assert autocast.registered("AutocastCUDA") - listed == set()
 

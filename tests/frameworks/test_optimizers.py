@@ -59,6 +59,8 @@ def test_the_loop_updates_each_parameter_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_fused_form_is_one_op(name: str) -> None:
+    if name == "adagrad" and torch.__version__ < "2.10":
+        pytest.skip("torch 2.9 has it for the CPU alone")
     trace = _updates(OPTIMIZERS[name], fused=True)
     updates = names(trace, Phase.OPTIMIZER)
     assert updates[f"aten._fused_{name}_"] == 1

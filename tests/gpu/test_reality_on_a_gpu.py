@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.reality import compare, describe, record
-from benchmarks.steps import LIBRARY_STEPS, PRECISIONS, STEPS
+from benchmarks.steps import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch import capture
 
 pytestmark = pytest.mark.gpu
 
-_STEPS = {name: lambda p, make=make, b=b: make(b, p) for name, (make, b) in STEPS.items()}
+_ALL: dict[str, Callable[[str], Any]] = {
+    **{name: partial(make, batch) for name, (make, batch) in STEPS.items()},
+    **LIBRARY_STEPS,
+    **LAYER_STEPS,
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), list(itertools.product([*_STEPS, *LIBRARY_STEPS], PRECISIONS))
+    ("name", "precision"), list(itertools.product(_ALL, (*PRECISIONS, "fp16")))
 )
 def test_a_trace_has_the_ops_that_really_run(name: str, precision: str) -> None:
-    make = {**_STEPS, **LIBRARY_STEPS}[name]
+    make = _ALL[name]
     capability = torch.cuda.get_device_capability()
 
     agreement = compare(

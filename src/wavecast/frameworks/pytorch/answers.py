@@ -6,7 +6,8 @@ upper bound. Both leave a note in the trace, with the line of user code that ask
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -75,6 +76,13 @@ class Answers:
                 "upper bound is known for it; use a fixed-size form (padding, masks) in the step"
             )
         return answer(*args, **kwargs)
+
+    @contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Answer without a note: the answer is not used."""
+        notes = dict(self.notes)
+        yield
+        self.notes = notes
 
     def note(self, text: str) -> None:
         """Remember something the reader of the trace must know, once."""
@@ -150,7 +158,11 @@ class Answers:
         longest = padded.shape[1 if batch_first else 0]
         values = self.lengths(lengths, longest, "packed sequences")
         sizes = [sum(n > step for n in values) for step in range(max(values))]
-        return padded.new_empty((sum(sizes), *padded.shape[2:])), torch.tensor(sizes)
+        mode = padded.fake_mode
+        with no_dispatch():
+            counts = torch.LongTensor(sizes)
+        known = mode.fake_tensor_converter.from_real_tensor(mode, counts, make_constant=True)
+        return padded.new_empty((sum(sizes), *padded.shape[2:])), known
 
     def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:
         """The whole numbers in a tensor, or an upper bound for each if they are not known."""

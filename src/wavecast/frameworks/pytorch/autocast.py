@@ -54,6 +54,13 @@ WIDEST = _words("""
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """)
 
+# CUDA casts these too. The first is done in `recurrence`; what torch 2.15 does with the second is
+# not known here, so it runs as it comes; the rest are forms of the above for named tensors.
+LEFT_OUT = """
+    _cudnn_rnn linalg_matrix_sqrth softmax.Dimname log_softmax.Dimname norm.names_ScalarOpt_dim
+    cumsum.dimname cumprod.dimname sum.dim_DimnameList prod.dim_Dimname
+""".split()
+
 BANNED = ["binary_cross_entropy"]
 
 _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)

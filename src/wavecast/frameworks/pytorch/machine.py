@@ -52,7 +52,7 @@ def cuda_machine(
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
         # The weights of a recurrent layer are taken for flat: their addresses do not exist.
         replace(torch.nn.RNNBase, flatten_parameters=lambda _: None)
-        replace(torch.amp.GradScaler, _maybe_opt_step=_step_despite_unknown_overflow)
+        replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(answers))
         replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
         replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
@@ -184,13 +184,16 @@ class _Generator(torch._C.Generator):
         return super().__new__(cls, "cpu")
 
 
-def _step_despite_unknown_overflow(
-    scaler: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
-) -> Any:
-    """GradScaler reads back whether a gradient overflowed; the step that counts did not."""
-    for found_inf in state["found_inf_per_device"].values():
-        found_inf.item()
-    return optimizer.step(*args, **kwargs)
+def _unchecked_step(answers: Answers) -> Any:
+    """GradScaler reads back whether a gradient overflowed; in the step that counts none did."""
+
+    def step(scaler: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        with answers.unnoted():
+            for found_inf in state["found_inf_per_device"].values():
+                found_inf.item()
+        return optimizer.step(*args, **kwargs)
+
+    return step
 
 
 def _from_data(make: Any, recorder: Recorder) -> Any:

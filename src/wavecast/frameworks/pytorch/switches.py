@@ -70,3 +70,6 @@ def _restore_precisions(old: list[Any], new: list[str]) -> None:
 def _restore_default_device(context: Any) -> None:
     if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not context:
         torch.set_default_device(context.device if context is not None else None)
+    if context is None and hasattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context"):
+        # torch 2.9 takes an attribute that is None for a device.
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
