@@ -35,5 +35,6 @@ def test_a_trace_has_the_ops_that_really_run(name: str, precision: str) -> None:
         capture(lambda: make(precision), capability=capability),
     )
 
-    assert agreement.by_count >= 0.99, describe(name, agreement)
+    # Of a few layers a single view is more than a hundredth.
+    assert agreement.by_count >= (0.8 if name in LAYER_STEPS else 0.99), describe(name, agreement)
     assert agreement.by_gpu_time >= 0.995, describe(name, agreement)

@@ -12,12 +12,14 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._prims_common import are_strides_like_channels_last
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.blame import user_line
 
 _aten = torch.ops.aten
+_BAG_MAX = 2
 _TRUE = "_wavecast_true"
 
 
@@ -47,6 +49,11 @@ class Answers:
             _aten._local_scalar_dense.default: self._scalar,
             _aten._pack_padded_sequence.default: self._pack_padded_sequence,
             _aten.native_batch_norm.default: _native_batch_norm,
+            _aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+            _aten.convolution.default: _convolution,
+            _aten.convolution_backward.default: _convolution_backward,
+            _aten._embedding_bag.default: _embedding_bag,
+            _aten._embedding_bag_forward_only.default: _embedding_bag,
             _aten._cudnn_rnn.default: _cudnn_rnn,
             _aten._ctc_loss.default: _ctc_loss,
             _aten._ctc_loss_backward.default: lambda _, log_probs, *__: torch.empty_like(log_probs),
@@ -194,6 +201,62 @@ def _ctc_loss(log_probs: Any, targets: Any, _lengths: Any, target_lengths: Any, 
     steps, batch = log_probs.shape[:2]
     states = 2 * max(target_lengths) + 1
     return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, states))
+
+
+def _cudnn_batch_norm(
+    source: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
+) -> Any:
+    """Statistics as precise as the weights, and no reserve (seen on an H200 with cuDNN 9.19)."""
+    count = source.shape[1] if training else 0
+    statistics = (weight.new_empty(count) for _ in range(2))
+    return torch.empty_like(source), *statistics, source.new_empty(0, dtype=torch.uint8)
+
+
+def _convolution(source: Any, weight: Any, *args: Any) -> Any:
+    """The result in channels_last if either input is: cuDNN's rule, which the CPU's is not."""
+    return _in_layout(_layout(source, weight), _aten.convolution.default(source, weight, *args))
+
+
+def _convolution_backward(gradient: Any, source: Any, weight: Any, *args: Any) -> Any:
+    layout = _layout(source, weight)
+    d_source, d_weight, d_bias = _aten.convolution_backward.default(gradient, source, weight, *args)
+    return _in_layout(layout, d_source), _in_layout(layout, d_weight), d_bias
+
+
+def _layout(*tensors: Any) -> Any:
+    """`cudnn_conv_suggest_memory_format`."""
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(tensors[0].dim())
+    if layout and any(are_strides_like_channels_last(t.shape, t.stride()) for t in tensors):
+        return layout
+    return torch.contiguous_format
+
+
+def _in_layout(layout: Any, tensor: Any) -> Any:
+    if tensor is None or _layout(tensor) == layout:
+        return tensor
+    return torch.empty_like(tensor, memory_format=layout)
+
+
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """CUDA keeps the positions of maxima only where it takes a maximum (EmbeddingBag.cu)."""
+    bags, size = offsets.shape[0] - include_last_offset, weight.shape[1]
+    return (
+        weight.new_empty((bags, size)),
+        torch.empty_like(indices),
+        torch.empty_like(offsets),
+        indices.new_empty((bags, size) if mode == _BAG_MAX else 0),
+    )
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

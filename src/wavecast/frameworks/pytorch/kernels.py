@@ -143,7 +143,9 @@ def group_norm(
 
 
 def rms_norm(source: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
-    """One fused kernel on CUDA; the CPU has only its pieces."""
+    """One fused kernel on CUDA, where weight and input have one dtype; else, in pieces."""
+    if weight is not None and weight.dtype is not source.dtype:
+        return _aten._fused_rms_norm(source, shape, weight, eps)[0]  # splits into its pieces
     return _FusedRmsNorm.apply(source, tuple(shape), weight, eps)
 
 
