@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._prims_common import are_strides_like_channels_last
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.blame import user_line
+from wavecast.frameworks.pytorch.layout import suggested
 
 _aten = torch.ops.aten
 _BAG_MAX = 2
@@ -214,26 +214,17 @@ def _cudnn_batch_norm(
 
 def _convolution(source: Any, weight: Any, *args: Any) -> Any:
     """The result in channels_last if either input is: cuDNN's rule, which the CPU's is not."""
-    return _in_layout(_layout(source, weight), _aten.convolution.default(source, weight, *args))
+    return _in_layout(suggested(source, weight), _aten.convolution.default(source, weight, *args))
 
 
 def _convolution_backward(gradient: Any, source: Any, weight: Any, *args: Any) -> Any:
-    layout = _layout(source, weight)
+    layout = suggested(source, weight)
     d_source, d_weight, d_bias = _aten.convolution_backward.default(gradient, source, weight, *args)
     return _in_layout(layout, d_source), _in_layout(layout, d_weight), d_bias
 
 
-def _layout(*tensors: Any) -> Any:
-    """`cudnn_conv_suggest_memory_format`."""
-    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    layout = layouts.get(tensors[0].dim())
-    if layout and any(are_strides_like_channels_last(t.shape, t.stride()) for t in tensors):
-        return layout
-    return torch.contiguous_format
-
-
 def _in_layout(layout: Any, tensor: Any) -> Any:
-    if tensor is None or _layout(tensor) == layout:
+    if tensor is None or suggested(tensor) == layout:
         return tensor
     return torch.empty_like(tensor, memory_format=layout)
 

@@ -18,6 +18,7 @@ import torch
 
 from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.attention import Attention
+from wavecast.frameworks.pytorch.layout import suggested
 from wavecast.frameworks.pytorch.recorder import Recorder
 from wavecast.frameworks.pytorch.recurrence import CUDNN_MODES, RecurrentLayer
 from wavecast.frameworks.pytorch.sequences import sequence_kernels
@@ -98,7 +99,7 @@ def batch_norm(
     )
     if use_cudnn:
         return _aten.cudnn_batch_norm(
-            source.contiguous(memory_format=_suggested(source)),
+            source.contiguous(memory_format=suggested(source)),
             weight,
             bias,
             running_mean,
@@ -182,11 +183,3 @@ class Softmax:
         if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
             return self.kernel(source, dim, True)
         return self.kernel(source if dtype is None else source.to(dtype), dim, False)
-
-
-def _suggested(tensor: Any) -> Any:
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    if tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
-        return torch.channels_last_3d
-    return torch.contiguous_format

@@ -49,7 +49,9 @@ class CtcLoss:
             longest = targets.shape[-1]
             input_lengths = self._to_list(input_lengths, log_probs.shape[0], "CTC inputs")
             target_lengths = self._to_list(target_lengths, longest, "CTC targets")
-        targets = targets.to(log_probs.device, torch.int64)
+        targets = targets.to(log_probs.device)
+        targets.to(torch.int32)  # to ask MIOpen, whose answer is no
+        targets = targets.to(torch.int64)
         loss = _aten._ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
         )[0]

@@ -17,6 +17,7 @@ _QUERIES = (
     "prim::",
     "profiler::",
     "aten::is_",
+    "aten::_use_",
     "aten::sym_",
     "aten::size",
     "aten::stride",

@@ -18,6 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.adoption import Adoption
 from wavecast.frameworks.pytorch.answers import Answers
+from wavecast.frameworks.pytorch.layout import suggested
 from wavecast.frameworks.pytorch.placement import CPU, GPU, Placement, is_gpu, mark, on_gpu
 
 _aten = torch.ops.aten
@@ -243,7 +244,7 @@ class _Mover:
         if dtype is not None and dtype != tensor.dtype:
             keywords["dtype"] = dtype
         if memory_format is not None and memory_format is not torch.preserve_format:
-            if not keywords and not clone and tensor.is_contiguous(memory_format=memory_format):
+            if not keywords and not clone and suggested(tensor) == memory_format:
                 return tensor
             keywords["memory_format"] = memory_format
         elif not keywords and not clone:
