@@ -87,7 +87,7 @@ def identity(call: Call) -> tuple[Any, ...]:
 def record(make_step: Callable[[], Any]) -> Trace:
     """The trace of a step that really runs, with the GPU time of each op."""
     step = make_step()
-    for _ in range(3):
+    for _ in range(10):  # GradScaler skips the first updates, until its scale has come down
         step()
     recorder = Recorder(Structure())
     with RecordingMode(recorder):
