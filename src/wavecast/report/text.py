@@ -209,7 +209,7 @@ def _notes(notes: Sequence[str]) -> list[Text]:
 
 def _rate(prediction: Prediction) -> str:
     rate = prediction.throughput
-    return "?" if rate is None else quantity(rate)
+    return "?" if rate is None else count(rate)
 
 
 def _share_of_step(prediction: Prediction, seconds: float) -> str:
