@@ -23,13 +23,13 @@ import math
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wavecast.errors import InvalidInput, UnknownName
+from wavecast.toml_file import read_toml
 
 RATE_UNITS = (
     "fp64",
@@ -197,7 +197,7 @@ _MEASURED = ("memory_bytes", "memory_bytes_per_s", *(f"{unit}_flops" for unit in
 
 def _read(path: Path, *, need_sources: bool) -> Device:
     try:
-        table = _parse(path)
+        table = read_toml(path)
         _refuse_unknown(table, (*_TEXTS, "aliases", "nominal", "measured"))
         nominal = _table(table, "nominal")
         measured = _table(table, "measured")
@@ -220,17 +220,6 @@ def _read(path: Path, *, need_sources: bool) -> Device:
         )
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InvalidInput("is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:  # TOML errors, and numbers of 5000 digits
-        raise InvalidInput(f"is not TOML: {error}") from None
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str = "") -> None:

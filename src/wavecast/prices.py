@@ -6,7 +6,6 @@ import datetime
 import functools
 import math
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from wavecast.devices import Device
 from wavecast.devices import device as device_of_name
 from wavecast.errors import InvalidInput
+from wavecast.toml_file import read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def read_prices(path: str | os.PathLike[str]) -> dict[str, Price]:
         InvalidInput: the file cannot be read or is not a price list; says which key and why.
     """
     try:
-        table = _parse(Path(path))
+        table = read_toml(Path(path))
         _refuse_unknown(table, ("source", "snapshot", "currency", "prices"), "")
         currency = table.get("currency", "USD")
         if currency != "USD":
@@ -78,17 +78,6 @@ def read_prices(path: str | os.PathLike[str]) -> dict[str, Price]:
         return {device_id: _price(device_id, offer) for device_id, offer in offers.items()}
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InvalidInput("is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:  # TOML errors, and numbers of 5000 digits
-        raise InvalidInput(f"is not TOML: {error}") from None
 
 
 def _price(device_id: str, offer: object) -> Price:
