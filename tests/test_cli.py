@@ -300,3 +300,19 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(wavecast, "devices", interrupted)
     assert run("devices").code == 130
+
+
+def test_what_a_step_prints_stays_out_of_the_json(tmp_path: Path) -> None:
+    path = tmp_path / "talkative.py"
+    path.write_text(
+        "import torch\n"
+        "def make_step():\n"
+        "    x = torch.ones(8, device='cuda', requires_grad=True)\n"
+        "    def step():\n"
+        "        print('loss')\n"
+        "        x.sum().backward()\n"
+        "    return step\n"
+    )
+    done = run("predict", f"{path}:make_step", "--gpu", "l4", "--json")
+    assert json.loads(done.out)["predictions"][0]["gpu"] == "l4"
+    assert "loss" in done.err

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -261,7 +262,8 @@ def _nearest_family(capability: tuple[int, int]) -> tuple[int, int]:
 def _trace(target: Target, capability: tuple[int, int] | None) -> Trace:
     if target.trace is not None or target.make_step is None:
         return target.trace or Trace(())
-    with _progress(target.name) as progress:
+    # What the user's code prints must not get into our tables and JSON.
+    with _progress(target.name) as progress, redirect_stdout(sys.stderr):
         try:
             return wavecast.trace(
                 target.make_step,
