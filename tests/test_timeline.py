@@ -72,6 +72,7 @@ def test_two_waits_at_one_call_cost_two_round_trips() -> None:
 def test_who_sets_the_pace_is_named() -> None:
     assert played([1, 1], [9, 9], []).bound_by == "gpu"
     assert played([9, 9], [1, 1], []).bound_by == "host"
+    assert played([10], [9.5], []).bound_by == "host"
     assert played([5, 5], [5, 5], [0, 1]).bound_by == "both"
 
 

@@ -88,9 +88,9 @@ class Step:
     @property
     def bound_by(self) -> str:
         """Who the other waits for: "gpu", "host", or "both" where they take turns."""
-        if self.gpu_s >= 0.9 * self.seconds:
-            return "gpu"
-        return "host" if self.host_s >= 0.9 * self.seconds else "both"
+        if max(self.gpu_s, self.host_s) < 0.9 * self.seconds:
+            return "both"
+        return "gpu" if self.gpu_s >= self.host_s else "host"
 
 
 def issue_times(calls: Sequence[Call], host: Host) -> Seconds:
