@@ -175,6 +175,18 @@ def test_the_tf32_switches_decide_the_precision(switch: str, matmul: str, convol
     assert _switch_state() == before
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_a_convolution_says_whether_cudnn_tries_its_algorithms(on: bool) -> None:
+    def make_step() -> Any:
+        torch.backends.cudnn.benchmark = on
+        layer = torch.nn.Conv2d(3, 4, 3).cuda()
+        source = torch.randn(2, 3, 8, 8, device="cuda")
+        return lambda: layer(source).sum().backward()
+
+    found = [call.op for call in capture(make_step) if call.op.base.startswith("aten.convolution")]
+    assert [op.attr("benchmark", False) for op in found] == [on, on]
+
+
 def test_half_precision_products_carry_no_float32_precision() -> None:
     trace = capture(training(_conv_and_matmul, (2, 3, 8, 8), dtype=torch.bfloat16))
     assert _precision_of(trace, "aten.addmm") == {None}

@@ -19,7 +19,7 @@ from wavecast.frameworks.pytorch.signature import (
     signature_of,
     tensors_of,
     waits,
-    with_precision,
+    with_switches,
 )
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.trace import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
@@ -124,14 +124,14 @@ class Recorder:
         if not self._recording:
             return known
         if known is not None and not on_host(known):
-            self._append(with_precision(known), host=False, reads=())
+            self._append(with_switches(known), host=False, reads=())
             return known
         inputs, written, attrs = bind(signature, args, kwargs)
         seen = {id(t) for t in written}
         outputs = written + [t for t in returned if id(t) not in seen]
         op = self._intern(signature.name, inputs, outputs, attrs)
         host = on_host(op)
-        self._append(with_precision(op), host, self._writers_of(inputs) if host else ())
+        self._append(with_switches(op), host, self._writers_of(inputs) if host else ())
         if host:
             for tensor in outputs:
                 self._remember_writer(tensor.untyped_storage())

@@ -151,8 +151,12 @@ _CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
 _RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
 
 
-def with_precision(op: Op) -> Op:
-    """Say whether float32 products may be rounded to TF32 under the switches now in force."""
+def with_switches(op: Op) -> Op:
+    """The op with the switches now in force that decide how its products are computed.
+
+    "precision": whether float32 is rounded to TF32; "benchmark": whether cuDNN tries its
+    algorithms for a convolution instead of guessing the best.
+    """
     if op.base in _MATMULS:
         switch = torch.backends.cuda.matmul
     elif op.base in _CONVOLUTIONS:
@@ -161,11 +165,14 @@ def with_precision(op: Op) -> Op:
         switch = torch.backends.cudnn.rnn
     else:
         return op
-    if not op.inputs or op.inputs[0].dtype != "float32":
-        return op
-    return _marked(op, "tf32" if switch.fp32_precision == "tf32" else "ieee")
+    attrs: tuple[tuple[str, Scalar], ...] = ()
+    if op.inputs and op.inputs[0].dtype == "float32":
+        attrs = (("precision", "tf32" if switch.fp32_precision == "tf32" else "ieee"),)
+    if op.base in _CONVOLUTIONS and torch.backends.cudnn.benchmark:
+        attrs = (*attrs, ("benchmark", True))
+    return _with(op, attrs) if attrs else op
 
 
 @cache
-def _marked(op: Op, precision: str) -> Op:
-    return replace(op, attrs=(*op.attrs, ("precision", precision)))
+def _with(op: Op, attrs: tuple[tuple[str, Scalar], ...]) -> Op:
+    return replace(op, attrs=(*op.attrs, *attrs))
