@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "toml_file": {"errors"},
     "devices": {"toml_file", "errors"},
     "prices": {"devices", "toml_file", "errors"},
+    "families": {"devices"},
     "op_costs": {"trace", "errors"},
     "ops": {"op_costs", "trace", "errors"},
     "frameworks": {"trace", "ops", "errors"},
@@ -34,8 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "predictors": {"trace", "devices", "ops", "prediction", "errors"},
     "report": {"trace", "devices", "prices", "ops", "prediction", "errors"},
     "targets": {"trace", "suite", "errors"},
-    "__init__": {"trace", "devices", "prices", "errors"},
-    "cli": {"__init__", "trace", "devices", "report", "targets", "errors"},
+    "__init__": {"trace", "devices", "families", "prices", "errors"},
+    "cli": {"__init__", "trace", "devices", "families", "report", "targets", "errors"},
     "__main__": {"cli"},
 }
 

@@ -12,6 +12,7 @@ Prints the constants for `wavecast.timeline.REFERENCE_HOST`.
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,8 @@ def main() -> None:
     for name, cost in zip(NAMES, costs, strict=True):
         print(f"{name:14} {cost * 1e6:6.1f} us")
     print(f"{'view_s':14} {costs[0] * VIEW_PER_OP * 1e6:6.1f} us")
+    read_back_s = json.loads((MEASURED / "probe.json").read_text())["issue_s"]["item"]
+    print(f"{'sync_s':14} {read_back_s * 1e6:6.1f} us (a value read back, probe.json)")
     for row, name, error, seconds in zip(rows, names, errors, issued, strict=True):
         print(f"run {row['run']} {name:20} {seconds * 1e3:6.1f} ms {error:+.0%}")
     print(f"mean absolute error {np.abs(errors).mean():.1%}, worst {np.abs(errors).max():.0%}")

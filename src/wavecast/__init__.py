@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wavecast.devices import Device, device, devices
 from wavecast.errors import CaptureError, InvalidInput, MissingExtra, UnknownName, WavecastError
+from wavecast.families import family
 from wavecast.prices import Price, price
 from wavecast.trace import Trace, load_trace
 
@@ -96,7 +97,7 @@ def trace(
     target = device(gpu) if isinstance(gpu, str) else gpu
     return capture(
         make_step,
-        capability=capability if target is None else target.compute_capability,
+        capability=capability if target is None else family(target),
         samples=samples,
         unit=unit,
         progress=progress,

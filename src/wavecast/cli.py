@@ -18,6 +18,7 @@ from rich.text import Text
 import wavecast
 from wavecast.devices import Device
 from wavecast.errors import CaptureError, InvalidInput, WavecastError
+from wavecast.families import family, family_of
 from wavecast.report import record, text
 from wavecast.targets import FORMS, Target, resolve
 from wavecast.trace import Trace
@@ -142,7 +143,7 @@ def trace(
         raise InvalidInput(
             f"{target} is a trace: its kernels are chosen; trace the step itself for {chosen.id}"
         )
-    found = _trace(wanted, None if chosen is None else _family(chosen))
+    found = _trace(wanted, None if chosen is None else family(chosen))
     if out is not None:
         _save(found, out)
     if as_json:
@@ -199,7 +200,7 @@ def _predictions(
 ) -> list[Prediction]:
     traces = _traces(target, chosen)
     return [
-        wavecast.predict(traces[_family(each)], each, predictor=predictor, host=host)
+        wavecast.predict(traces[family(each)], each, predictor=predictor, host=host)
         for each in chosen
     ]
 
@@ -217,7 +218,7 @@ def _host(factor: float) -> Host:
 
 def _traces(target: Target, chosen: list[Device]) -> dict[tuple[int, int], Trace]:
     """A trace for each family of GPUs: attention has other kernels on some than on others."""
-    families = list(dict.fromkeys(_family(each) for each in chosen))
+    families = list(dict.fromkeys(family(each) for each in chosen))
     first = _trace(target, families[0])
     if target.trace is not None or not _attends(first):
         return dict.fromkeys(families, first)
@@ -235,7 +236,7 @@ def _foreign_kernels(target: Target, chosen: list[Device]) -> list[str]:
     trace = target.trace
     if trace is None or trace.capability is None or not _attends(trace):
         return []
-    others = [each.id for each in chosen if _family(each) != _nearest_family(trace.capability)]
+    others = [each.id for each in chosen if family(each) != family_of(trace.capability)]
     if not others:
         return []
     names = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
@@ -244,19 +245,6 @@ def _foreign_kernels(target: Target, chosen: list[Device]) -> list[str]:
         f"{target.name} has the attention kernels of compute capability {made}; {names} would "
         "choose others: predict from the step itself"
     ]
-
-
-def _family(gpu: Device) -> tuple[int, int]:
-    """The compute capability that stands for all GPUs that choose the same kernels."""
-    # AMD and others: flash attention, as on an A100.
-    return _nearest_family(gpu.compute_capability or (8, 0))
-
-
-def _nearest_family(capability: tuple[int, int]) -> tuple[int, int]:
-    if capability in ((9, 0), (10, 0)):
-        return capability
-    steps = ((8, 0), (7, 5), (7, 0), (5, 0), (0, 0))
-    return next(step for step in steps if capability >= step)
 
 
 def _trace(target: Target, capability: tuple[int, int] | None) -> Trace:

@@ -71,10 +71,10 @@ REFERENCE_HOST = Host(
     convolution_s=74.7e-6,
     kernel_s=8.9e-6,
     tensor_s=0.2e-6,
-    sync_s=10.2e-6,
+    sync_s=12.2e-6,
 )
 """The host of our H200 (a virtual machine, Python 3.12, torch 2.11), fitted by
-`training/host.py` on the 16 host-bound steps of measurements/h200/steps.csv."""
+`training/host.py` on the steps at batch 2 of measurements/h200/steps.csv, two runs of each."""
 
 
 @dataclass(frozen=True)
