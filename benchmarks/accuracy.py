@@ -1,7 +1,8 @@
 """Predicted against measured training steps.
 
     python -m benchmarks.accuracy                       on our H200 (measurements/h200/steps.csv)
-    python -m benchmarks.accuracy --timm timm_train.csv and timm's own table for the RTX 3090
+    python -m benchmarks.accuracy --timm timm_train.csv timm's own table for the RTX 3090
+    python -m benchmarks.accuracy --memory              the peak of traced lifetimes, our H200
 
 The shares of `attainable` were fitted on the H200's steps at the larger batch of each; the RTX
 3090, and all models of timm, were never seen.
@@ -20,6 +21,7 @@ from typing import Any
 import wavecast
 from benchmarks.steps import STEPS
 from wavecast import Predictor
+from wavecast.prediction import peak_bytes
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import Roofline
 
@@ -64,6 +66,22 @@ def _mean_of_runs(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
         for group in runs.values()
     ]
     return [group[0] | mean for group, mean in zip(runs.values(), means, strict=True)]
+
+
+def memory() -> None:
+    """The most memory that traced tensors hold at once, against torch's allocator.
+
+    Workspaces of cuDNN and cuBLAS are not traced; memory has no predictor yet.
+    """
+    for row in csv.DictReader(MEASURED.open()):
+        if row["peak_bytes"]:
+            make, batch = STEPS[row["model"]][0], int(row["batch"])
+            trace = wavecast.trace(partial(make, batch, row["precision"]))
+            held, measured = peak_bytes(trace.allocations), float(row["peak_bytes"])
+            print(
+                f"{row['model']:14} {row['precision']} b{batch:<3} {measured / 1e6:7.0f} MB "
+                f"{held / 1e6:7.0f} MB {held / measured - 1:+.1%}"
+            )
 
 
 def timm(table: Path) -> None:
@@ -139,5 +157,11 @@ def _summary(errors: dict[str, list[float]]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--timm", type=Path)
+    parser.add_argument("--memory", action="store_true")
     given = parser.parse_args()
-    h200() if given.timm is None else timm(given.timm)
+    if given.memory:
+        memory()
+    elif given.timm is not None:
+        timm(given.timm)
+    else:
+        h200()

@@ -306,7 +306,7 @@ def _columns(trace: Trace) -> _Columns:
         op=np.array([position[call.op] for call in trace]),
         phase=np.array([phases.index(call.phase) for call in trace]),
         syncs=tuple(i for i, call in enumerate(trace) if call.syncs),
-        persistent_bytes=_peak_bytes(a for a in trace.allocations if a.role in PERSISTENT_ROLES),
+        persistent_bytes=peak_bytes(a for a in trace.allocations if a.role in PERSISTENT_ROLES),
     )
 
 
@@ -328,7 +328,7 @@ def _codes(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     return tuple(known), codes
 
 
-def _peak_bytes(allocations: Iterable[Allocation]) -> int:
+def peak_bytes(allocations: Iterable[Allocation]) -> int:
     """The most memory that these take together at any time of the step."""
     changes: dict[int, int] = {}
     for each in allocations:
