@@ -20,6 +20,7 @@ from wavecast.trace import (
     Allocation,
     Call,
     Kernel,
+    Measurement,
     Op,
     Phase,
     Role,
@@ -57,7 +58,27 @@ attributes = st.lists(st.tuples(st.text(), scalars), max_size=3).map(tuple)
 tensors = st.lists(specs(), max_size=3).map(tuple)
 operators = st.builds(Op, st.text(), tensors, tensors, attributes)
 kernels = st.builds(
-    Kernel, st.text(), times, triples, triples, st.none() | sizes, st.none() | sizes, sizes
+    Kernel,
+    name=st.text(),
+    seconds=times,
+    grid=triples,
+    block=triples,
+    registers=st.none() | sizes,
+    shared_bytes=st.none() | sizes,
+    stream=sizes,
+    start_s=st.none() | times,
+    flops=st.none() | times,
+    dram_bytes=st.none() | times,
+)
+measurements = st.builds(
+    Measurement,
+    gpu=st.text(),
+    seconds=times,
+    gpu_s=st.none() | times,
+    host_s=st.none() | times,
+    recorded_s=st.none() | times,
+    repeats=st.integers(1, 1000),
+    software=st.text(),
 )
 calls = st.builds(
     Call,
@@ -92,6 +113,7 @@ def traces(draw: st.DrawFn) -> Trace:
         samples=draw(st.none() | st.integers(1, 1 << 40)),
         unit=draw(st.text()),
         notes=tuple(draw(st.lists(st.text(), max_size=2))),
+        measurement=draw(st.none() | measurements),
     )
 
 
@@ -121,6 +143,7 @@ EXAMPLE = Trace(
     capability=(9, 0),
     samples=4,
     notes=("upper bound: something",),
+    measurement=Measurement("NVIDIA H200", 2e-5, 1e-6),
 )
 
 
@@ -224,10 +247,13 @@ ALTERED: dict[str, Callable[[Any], Any]] = {
     "a stream of no call": _set("trace", "calls", "stream", value=[[9, 1]]),
     "a stream that is a text": _set("trace", "calls", "stream", value=[[1, "a"]]),
     "a wait that is a number": _set("trace", "calls", "syncs", value=[[1, 2]]),
-    "an unknown kernel": _set("trace", "calls", "kernels", value=[[0, [9]]]),
+    "an unknown kernel": _set("trace", "calls", "kernels", value=[[0, [[9, 1e-6, None]]]]),
     "a negative time": _set("trace", "calls", "host_s", value=[[0, -1.0]]),
-    "a time that is a text": _set("trace", "kernels", 0, 1, value="fast"),
-    "a grid of two": _set("trace", "kernels", 0, 2, value=[1, 2]),
+    "a time that is a text": _set("trace", "calls", "kernels", value=[[0, [[0, "fast", None]]]]),
+    "a time before the step": _set("trace", "calls", "kernels", value=[[0, [[0, 1e-6, -1.0]]]]),
+    "a grid of two": _set("trace", "launches", 0, 1, value=[1, 2]),
+    "a measurement without a time": _set("trace", "measurement", 1, value=None),
+    "a measurement of no runs": _set("trace", "measurement", 5, value=0),
     "memory of negative size": _set("trace", "allocations", "nbytes", 0, value=-1),
     "memory of an unknown role": _set("trace", "allocations", "role", 0, value=42),
     "memory born after the end": _set("trace", "allocations", "born", 1, value=9),
@@ -253,7 +279,7 @@ def test_an_altered_trace_is_known_by_its_checksum(path: Path) -> None:
     assert "altered" in _message_of_refusal(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0, 10**100])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None, True, 2.0, 10**100])
 def test_another_version_is_refused_with_what_to_do(version: Any, path: Path) -> None:
     _rewrite(path, _set("version", value=version))
     assert "trace the step again" in _message_of_refusal(path)

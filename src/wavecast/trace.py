@@ -124,15 +124,32 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel as a profiler saw it."""
+    """One kernel, copy or fill as a profiler saw it; None where it did not say."""
 
     name: str
     seconds: float
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
     registers: int | None = None
+    """Of one thread."""
     shared_bytes: int | None = None
+    """Of one block, static and dynamic."""
     stream: int = 0
+    start_s: float | None = None
+    """When it began, counted from the beginning of the step."""
+    flops: float | None = None
+    """Counted by the hardware, as `dram_bytes`, which it read and wrote."""
+    dram_bytes: float | None = None
+
+    @property
+    def blocks(self) -> int | None:
+        """Number of thread blocks."""
+        return None if self.grid is None else math.prod(self.grid)
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of one block."""
+        return None if self.block is None else math.prod(self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +162,29 @@ class Call:
     stream: int = 0
     syncs: bool = False
     kernels: tuple[Kernel, ...] = ()
+    """What it ran on the GPU, when measured."""
     host_s: float | None = None
+    """What the host needed to issue it, waiting not counted, when measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Where a step was measured, and how long it took while nobody looked at its parts."""
+
+    gpu: str
+    """The GPU, as the framework names it."""
+    seconds: float
+    """One iteration in the steady state, by the wall clock."""
+    gpu_s: float | None = None
+    """Of it the time in which the GPU was busy."""
+    host_s: float | None = None
+    """What the host needed to issue it, waiting not counted."""
+    recorded_s: float | None = None
+    """The iteration whose parts were recorded took this long: the recording's overhead."""
+    repeats: int = 1
+    """Iterations of which the times above are the median."""
+    software: str = ""
+    """Driver and libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +215,8 @@ class Trace:
     unit: str = "samples"
     notes: tuple[str, ...] = ()
     """What the reader must know: upper bounds, compiled modules traced as eager, ..."""
+    measurement: Measurement | None = None
+    """Where and how calls got their kernels; None: the step was traced, not measured."""
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
