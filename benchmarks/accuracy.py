@@ -21,7 +21,7 @@ from typing import Any
 import wavecast
 from benchmarks.steps import STEPS
 from wavecast import Predictor
-from wavecast.prediction import peak_bytes
+from wavecast.columns import peak_bytes
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import Roofline
 

@@ -6,7 +6,6 @@ Elsewhere:  python -m benchmarks.reality         compares with the recorded ones
 
 from __future__ import annotations
 
-import bisect
 import csv
 import gc
 import itertools
@@ -14,7 +13,6 @@ import json
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,9 +29,10 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.steps import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch import capture
 from wavecast.frameworks.pytorch.autocast import registered
-from wavecast.frameworks.pytorch.recorder import LABEL, Recorder, RecordingMode
+from wavecast.frameworks.pytorch.measurement import measure as measure_step
+from wavecast.frameworks.pytorch.recorder import Recorder, RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
-from wavecast.trace import Call, Kernel, TensorSpec, Trace, load_trace
+from wavecast.trace import Call, TensorSpec, Trace, load_trace
 
 RECORDED = Path(__file__).parent.parent / "measurements" / "h200" / "steps"
 
@@ -86,57 +85,8 @@ def identity(call: Call) -> tuple[Any, ...]:
 
 def record(make_step: Callable[[], Any]) -> Trace:
     """The trace of a step that really runs, with the GPU time of each op."""
-    step = make_step()
-    for _ in range(10):  # GradScaler skips the first updates, until its scale has come down
-        step()
-    recorder = Recorder(Structure())
-    with RecordingMode(recorder):
-        with recorder.structure.watch():
-            step()  # names the modules
-        torch.cuda.synchronize()
-        with (
-            profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler,
-            recorder.step(),
-        ):
-            step()
-            torch.cuda.synchronize()
-    recording = recorder.recording(_kernels_by_op(profiler))
-    del step
-    return Trace(
-        recording.calls,
-        recording.allocations,
-        framework=f"torch {torch.__version__.split('+')[0]}",
-        capability=torch.cuda.get_device_capability(),
-    )
-
-
-def _kernels_by_op(profiler: Any) -> dict[int, tuple[Kernel, ...]]:
-    """The kernels that were launched within each op's range, in the profiler's own file."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler.export_chrome_trace(file.name)
-        events = json.loads(Path(file.name).read_text())["traceEvents"]
-    ranges: dict[int, list[tuple[float, float, int]]] = {}
-    launches: dict[int, tuple[int, float]] = {}
-    for event in events:
-        if event.get("cat") == "user_annotation" and event["name"].startswith(LABEL):
-            position = int(event["name"].removeprefix(LABEL))
-            span = (event["ts"], event["ts"] + event["dur"], position)
-            ranges.setdefault(event["tid"], []).append(span)
-        elif event.get("cat") in ("cuda_runtime", "cuda_driver"):
-            launches[event["args"]["correlation"]] = (event["tid"], event["ts"])
-    for spans in ranges.values():
-        spans.sort()
-    found: dict[int, list[Kernel]] = {}
-    for event in events:
-        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
-            continue
-        thread, issued = launches[event["args"]["correlation"]]
-        spans = ranges.get(thread, [])
-        index = bisect.bisect_right(spans, (issued, float("inf"), 0)) - 1
-        if index >= 0 and issued <= spans[index][1]:
-            kernel = Kernel(event["name"][:120], round(event["dur"] * 1e-6, 10))
-            found.setdefault(spans[index][2], []).append(kernel)
-    return {position: tuple(kernels) for position, kernels in found.items()}
+    # GradScaler skips the first updates, until its scale has come down.
+    return measure_step(make_step(), warm_up=10, repeats=1, recordings=1)
 
 
 def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]:

@@ -31,12 +31,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": {"op_costs", "trace", "errors"},
     "layers": {"errors"},
     "collection": {"layers", "errors"},
-    "frameworks": {"trace", "devices", "ops", "layers", "collection", "errors"},
+    "frameworks": {"trace", "intervals", "devices", "ops", "layers", "collection", "errors"},
     "suite": {"errors"},
     "timeline": {"trace", "ops", "errors"},
-    "prediction": {"trace", "devices", "ops", "timeline", "errors"},
+    "intervals": {"trace"},
+    "columns": {"trace", "ops"},
+    "pace": {"trace", "ops", "intervals", "timeline"},
+    "prediction": {"trace", "devices", "columns", "pace", "timeline", "errors"},
+    "batches": {"prediction", "errors"},
     "predictors": {"trace", "devices", "ops", "layers", "prediction", "errors"},
-    "report": {"trace", "devices", "prices", "ops", "prediction", "errors"},
+    "counters": {"trace", "errors"},
+    "fitting": {"collection", "devices", "predictors", "errors"},
+    "device_file": {"devices"},
+    "report": {
+        *("trace", "devices", "prices", "ops", "intervals"),
+        *("prediction", "batches", "errors"),
+    },
     "targets": {"trace", "suite", "errors"},
     "__init__": {"trace", "devices", "families", "prices", "errors"},
     "cli": {"__init__", "trace", "devices", "families", "report", "targets", "errors"},
@@ -45,10 +55,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Imports inside a function, which would be circles or slow at module level.
 MAY_IMPORT_LATE: dict[str, set[str]] = {
-    "trace": {"trace_file"},  # `Trace.save` and `load_trace` read well where Trace is
+    # `Trace.save`, `Trace.to_device` and `load_trace` read well where Trace is
+    "trace": {"trace_file", "prediction"},
     "prediction": {"predictors"},  # the default one
     "__init__": {"frameworks", "prediction", "timeline"},  # torch and numpy
-    "cli": {"timeline", "predictors"},  # numpy
+    # numpy and torch
+    "cli": {"predictors", "frameworks", "collection", "counters", "device_file", "fitting"},
+    "targets": {"frameworks"},  # only for a profiler file
+    "fitting": {"frameworks"},  # torch
 }
 
 NEEDS_TORCH = ("frameworks/", "suite/")
@@ -67,18 +81,25 @@ PUBLIC = [
     "Estimate",
     "Host",
     "InvalidInput",
+    "LargerBatch",
+    "Measurement",
     "MissingExtra",
+    "OperationTracker",
     "Prediction",
     "Predictor",
     "Price",
+    "Scaler",
     "Trace",
     "UnknownName",
     "WavecastError",
     "device",
     "devices",
+    "extrapolate_batch",
     "load_trace",
+    "measure",
     "predict",
     "price",
+    "read_kineto",
     "trace",
 ]
 

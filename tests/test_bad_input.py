@@ -211,7 +211,7 @@ WRONG = [
         "import missing", f"predict needy.py:make {L4}", ("a_library_that_nobody_has", "install")
     ),
     Wrong("import exits", f"predict script.py:make {L4}", ("sys.exit(2)", "__name__")),
-    Wrong("unknown timm file", f"predict notes.json {L4}", ("'notes.json'", "A target is")),
+    Wrong("no profile", f"predict notes.json {L4}", ("notes.json", "no traceEvents")),
     # Arguments
     Wrong("needs arguments", f"predict steps.py:needs {L4}", ("needs a value for learning_rate",)),
     Wrong("needs batch", f"predict steps.py:needs_batch {L4}", ("for batch", "use --batch")),

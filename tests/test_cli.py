@@ -87,6 +87,7 @@ def test_json_has_the_documented_keys(saved: Path) -> None:
     assert set(found["trace"]) == {
         *("calls", "distinct_ops", "kernels", "flops", "executed_flops", "bytes", "by_phase"),
         *("by_kind", "unknown_ops", "samples", "unit", "framework", "capability", "notes"),
+        "measurement",
     }
     for prediction in found["predictions"]:
         assert set(prediction) == {

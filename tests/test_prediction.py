@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from made import call, copy_to_gpu, mm, relu, step, trace, unknown, view
 
 import wavecast
-from wavecast import prediction as prediction_module
+from wavecast import columns as columns_module
 from wavecast.devices import Device, device
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.prediction import HOST_SPREAD, Estimate, Prediction, default_predictor, predict
@@ -183,14 +183,14 @@ def test_a_prediction_is_the_same_twice_and_does_not_change_its_trace() -> None:
 
 def test_equal_traces_are_kept_apart_and_forgotten_with_their_trace() -> None:
     gc.collect()
-    known = len(prediction_module._COLUMNS)
+    known = len(columns_module._COLUMNS)
     one, other = step(state_bytes=1), step(state_bytes=2)
     assert predict(one, L4).persistent_bytes == 4
     assert predict(other, L4).persistent_bytes == 8
-    assert len(prediction_module._COLUMNS) == known + 2
+    assert len(columns_module._COLUMNS) == known + 2
     del one, other
     gc.collect()
-    assert len(prediction_module._COLUMNS) <= known
+    assert len(columns_module._COLUMNS) <= known
 
 
 def test_the_default_predictor_is_used_when_none_is_given() -> None:
@@ -267,7 +267,7 @@ class Says:
     ],
 )
 def test_an_impossible_answer_of_a_predictor_is_refused(answer: Estimate) -> None:
-    with pytest.raises(InvalidInput, match=r"Says\.predict answered .* for aten\.mm"):
+    with pytest.raises(InvalidInput, match=r"Says answered .* for aten\.mm"):
         predicted(trace(call(mm())), predictor=Says(answer))
 
 

@@ -13,18 +13,25 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import wavecast  # noqa: E402
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName  # noqa: E402
+from wavecast.ops import cost_of  # noqa: E402
 from wavecast.suite import PRECISIONS, Benchmark, benchmark, benchmarks  # noqa: E402
 from wavecast.suite.training import Minimizer, TrainingStep, float32_products  # noqa: E402
+from wavecast.suite.translation import sinusoids  # noqa: E402
 
 # Variants small enough for a CPU, one for each model.
 SMALL: dict[str, dict[str, Any]] = {
     "resnet50": {"image": 32, "classes": 3, "layers": (1, 1, 1, 1), "width": 8},
+    "inception-v3": {"classes": 3, "width": 2},
     "bert-base": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 20, "sequence": 12},
     "bert-large": {"layers": 3, "width": 32, "heads": 4, "vocabulary": 20, "sequence": 12},
     "gpt2": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 20, "sequence": 12},
     "gpt2-medium": {"layers": 3, "width": 32, "heads": 4, "vocabulary": 20, "sequence": 12},
     "gnmt": {"layers": 3, "width": 32, "vocabulary": 10, "sequence": 5},
+    "transformer": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 10, "sequence": 5},
     "dcgan": {"image": 16, "width": 8, "noise": 10},
 }
 every_benchmark = pytest.mark.parametrize("each", benchmarks(), ids=lambda each: each.name)
@@ -80,12 +87,13 @@ def test_names_are_found_as_people_type_them() -> None:
     assert benchmark("bert") is benchmark("bert-base")
     assert benchmark("ResNet-50") is benchmark("resnet50")
     assert benchmark("gpt2_medium") is benchmark("gpt2-medium")
+    assert benchmark("InceptionV3") is benchmark("inception-v3")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match="resnet50"):
         benchmark("resnet5")
-    with pytest.raises(UnknownName, match="known: resnet50, bert-base"):
+    with pytest.raises(UnknownName, match="known: resnet50, inception-v3, bert-base"):
         benchmark("zzz")
 
 
@@ -109,6 +117,12 @@ def test_sizes_that_do_not_fit_the_model_are_refused() -> None:
         benchmark("dcgan").make_step(device="cpu", image=48)
     with pytest.raises(InvalidInput, match="at least 2 layers, not 1"):
         benchmark("gnmt").make_step(device="cpu", layers=1)
+    with pytest.raises(InvalidInput, match="a multiple of 8 heads, not 100"):
+        benchmark("transformer").make_step(device="cpu", width=100)
+    with pytest.raises(InvalidInput, match="not 64 of 224"):
+        benchmark("inception-v3").make_step(device="cpu", image=224)
+    with pytest.raises(InvalidInput, match="not 1 of 299"):
+        benchmark("inception-v3").make_step(batch=1, device="cpu")
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +138,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 @every_benchmark
 def test_it_has_the_published_parameters(each: Benchmark) -> None:
     with torch.device("meta"):
-        step = each.make_step(batch=1, device="meta")
+        step = each.make_step(batch=2, device="meta")
     assert count(step.model) == each.published_parameters
 
 
@@ -148,6 +162,13 @@ def test_a_step_trains_every_parameter_in_each_precision(each: Benchmark, precis
     assert not losses[0].requires_grad
     after = dict(step.model.named_parameters())
     assert [name for name in before if torch.equal(before[name], after[name])] == []
+
+
+@every_benchmark
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_it_traces_without_a_gpu_and_every_op_has_a_cost(each: Benchmark, precision: str) -> None:
+    traced = wavecast.trace(lambda: each.make_step(2, precision, **SMALL[each.name]))
+    assert [call.op.name for call in traced.calls if cost_of(call.op) is None] == []
 
 
 @pytest.mark.gpu
@@ -262,6 +283,70 @@ def test_bert_computes_what_transformers_computes(transformers: Any) -> None:
     torch.testing.assert_close(follows, expected.seq_relationship_logits)
 
 
+def test_inception_has_the_published_size_without_its_auxiliary_head() -> None:
+    with torch.device("meta"):
+        model = benchmark("inception-v3").make_step(device="meta").model
+    assert count(model) - count(model.auxiliary) == 23_834_568
+
+
+def test_inception_has_the_published_grids() -> None:
+    with torch.device("meta"):
+        model = benchmark("inception-v3").make_step(device="meta").model.eval()
+        x, shapes = torch.empty(2, 3, 299, 299), []
+        for layer in [*model.lower, *model.upper]:
+            x = layer(x)
+            shapes.append(tuple(x.shape[1:]))
+    mixed = shapes[-11:]
+    assert mixed[:3] == [(256, 35, 35), (288, 35, 35), (288, 35, 35)]
+    assert mixed[3:8] == [(768, 17, 17)] * 5
+    assert mixed[8:] == [(1280, 8, 8), (2048, 8, 8), (2048, 8, 8)]
+
+
+def test_inception_multiplies_as_often_as_in_torchvision() -> None:
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model = benchmark("inception-v3").make_step(device="meta").model.eval()
+        model(torch.empty(1, 3, 299, 299))
+    assert counter.get_total_flops() / 2 == pytest.approx(5.713e9, rel=1e-4)  # its model card
+
+
+def test_the_transformer_computes_what_torch_computes() -> None:
+    ours = small("transformer").model.eval()
+    sizes: dict[str, Any] = {"dim_feedforward": 128, "dropout": 0.0, "batch_first": True}
+    nn = torch.nn
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, **sizes), 2)
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 2, **sizes), 2)
+    my_layers, their_layers = [*ours.encoder, *ours.decoder], [*encoder.layers, *decoder.layers]
+    for mine, their in zip(my_layers, their_layers, strict=True):
+        pairs = [(mine.attention, their.self_attn)]
+        norms = [mine.attention_norm, mine.feed_forward_norm]
+        if hasattr(their, "multihead_attn"):
+            pairs.append((mine.source_attention, their.multihead_attn))
+            norms.insert(1, mine.source_attention_norm)
+        for my_attention, their_attention in pairs:
+            joined = torch.cat([my_attention.query.weight, my_attention.key_value.weight])
+            their_attention.in_proj_weight = nn.Parameter(joined)
+            their_attention.out_proj.weight = my_attention.project.weight
+        their.linear1, their.linear2 = mine.feed_forward[0], mine.feed_forward[2]
+        for place, norm in enumerate(norms, start=1):
+            setattr(their, f"norm{place}", norm)
+    source, target = torch.randint(10, (3, 5)), torch.randint(10, (3, 5))
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    with torch.no_grad():
+        memory = encoder.eval()(ours._embed(source))
+        found = decoder.eval()(ours._embed(target), memory, tgt_mask=causal, tgt_is_causal=True)
+        expected = found @ ours.words.weight.T
+        torch.testing.assert_close(ours(source, target), expected)
+
+
+def test_the_transformer_counts_places_in_sines_and_cosines() -> None:
+    places = sinusoids(50, 512)
+    assert places.shape == (50, 512)
+    assert places[0].tolist() == [0.0, 1.0] * 256
+    angle = 7 / 10_000 ** (20 / 512)
+    expected = torch.tensor([math.sin(angle), math.cos(angle)])
+    torch.testing.assert_close(places[7, 20:22], expected)
+
+
 def test_dcgan_has_the_published_halves() -> None:
     with torch.device("meta"):
         both = benchmark("dcgan").make_step(device="meta").model
@@ -297,15 +382,16 @@ def test_bert_sees_both_sides() -> None:
     assert not torch.isclose(before, after, atol=1e-6).all(dim=-1).any()
 
 
-def test_the_translator_sees_all_of_the_source_and_the_past_of_the_target() -> None:
-    model = small("gnmt").model.eval()
+@pytest.mark.parametrize("name", ["gnmt", "transformer"])
+def test_a_translator_sees_all_of_the_source_and_the_past_of_the_target(name: str) -> None:
+    model = small(name).model.eval()
     source, target = torch.randint(10, (1, 5)), torch.randint(10, (1, 5))
     other_source, other_target = source.clone(), target.clone()
     other_source[0, 4] = (source[0, 4] + 1) % 10
     other_target[0, 3] = (target[0, 3] + 1) % 10
     logits = model(source, target)
     assert not torch.equal(model(other_source, target)[0, 0], logits[0, 0])
-    same = (model(source, other_target) == logits).all(dim=-1)[0]
+    same = torch.isclose(model(source, other_target), logits, atol=1e-6).all(dim=-1)[0]
     assert same.tolist() == [True] * 3 + [False] * 2
 
 
@@ -340,6 +426,20 @@ def test_resnet_learns_which_colour_is_brightest() -> None:
     assert_learned(losses, guessing=math.log(3))
 
 
+def test_inception_learns_which_colour_is_brightest_with_both_heads() -> None:
+    step = small("inception-v3", batch=9, dropout=0.0)
+    # As many of each colour in every batch: the norms see nothing but the batch.
+    colours = torch.arange(9) % 3
+
+    def refill() -> tuple[Any, ...]:
+        images = torch.randn(9, 3, 299, 299)
+        images[torch.arange(9), colours] += 1
+        return images, colours
+
+    losses = losses_of(step, 22, refill)
+    assert_learned(losses, guessing=1.4 * math.log(3))
+
+
 def test_bert_learns_hidden_words_and_whether_the_sentences_are_the_same() -> None:
     step = small("bert", width=64, vocabulary=8, dropout=0.0, learning_rate=3e-3)
     _, segments, masked, _, _ = (held.clone() for held in step.inputs)
@@ -366,9 +466,10 @@ def test_gpt2_learns_to_count() -> None:
     assert_learned(losses, guessing=math.log(20))
 
 
-def test_the_translator_learns_to_read_backwards() -> None:
+@pytest.mark.parametrize(("name", "learning_rate"), [("gnmt", 1e-2), ("transformer", 1e-3)])
+def test_a_translator_learns_to_read_backwards(name: str, learning_rate: float) -> None:
     sizes: dict[str, Any] = {"layers": 2, "width": 64, "vocabulary": 6, "sequence": 3}
-    step = small("gnmt", batch=32, dropout=0.0, learning_rate=1e-2, **sizes)
+    step = small(name, batch=32, dropout=0.0, learning_rate=learning_rate, **sizes)
 
     def refill() -> tuple[Any, ...]:
         source = torch.randint(6, (32, 3))

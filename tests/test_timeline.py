@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made import call, mm, relu, tensor, view
 
 from wavecast.errors import InvalidInput
-from wavecast.timeline import REFERENCE_HOST, Host, Step, issue_times, play
+from wavecast.timeline import REFERENCE_HOST, Host, Step, play
 from wavecast.trace import Op
 
 HOST = Host("test", op_s=10, view_s=1, convolution_s=100, kernel_s=2, tensor_s=3, sync_s=5)
@@ -145,7 +145,7 @@ def lstm(length: int) -> Op:
 )
 def test_issuing_costs_by_the_sort_of_op(op: Op, seconds: float) -> None:
     assert HOST.issue_s(op) == seconds
-    assert issue_times([call(op), call(view(2)), call(op)], HOST).tolist() == [seconds, 1, seconds]
+    assert HOST.issue_times([call(op), call(view(2)), call(op)]).tolist() == [seconds, 1, seconds]
 
 
 def test_a_scaled_host_takes_that_many_times_as_long_for_everything() -> None:

@@ -9,17 +9,21 @@ prediction.seconds, prediction.low_s, prediction.high_s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wavecast.devices import Device, device, devices
 from wavecast.errors import CaptureError, InvalidInput, MissingExtra, UnknownName, WavecastError
 from wavecast.families import family
 from wavecast.prices import Price, price
-from wavecast.trace import Trace, load_trace
+from wavecast.trace import Measurement, Trace, load_trace
 
 if TYPE_CHECKING:
-    from wavecast.prediction import Estimate, Prediction, Predictor, predict
+    from wavecast.batches import LargerBatch, extrapolate_batch
+    from wavecast.frameworks.kineto import read_kineto
+    from wavecast.frameworks.pytorch.tracker import OperationTracker
+    from wavecast.prediction import Estimate, Prediction, Predictor, Scaler, predict
     from wavecast.timeline import Host
 
 __version__ = "0.1.0"
@@ -30,28 +34,40 @@ __all__ = [
     "Estimate",
     "Host",
     "InvalidInput",
+    "LargerBatch",
+    "Measurement",
     "MissingExtra",
+    "OperationTracker",
     "Prediction",
     "Predictor",
     "Price",
+    "Scaler",
     "Trace",
     "UnknownName",
     "WavecastError",
     "device",
     "devices",
+    "extrapolate_batch",
     "load_trace",
+    "measure",
     "predict",
     "price",
+    "read_kineto",
     "trace",
 ]
 
-# Loaded when first used: they need numpy, and importing wavecast should cost next to nothing.
+# Loaded when first used: importing wavecast should cost next to nothing.
 _LAZY = {
     "Estimate": "wavecast.prediction",
     "Host": "wavecast.timeline",
+    "LargerBatch": "wavecast.batches",
+    "OperationTracker": "wavecast.frameworks.pytorch.tracker",
     "Prediction": "wavecast.prediction",
     "Predictor": "wavecast.prediction",
+    "Scaler": "wavecast.prediction",
+    "extrapolate_batch": "wavecast.batches",
     "predict": "wavecast.prediction",
+    "read_kineto": "wavecast.frameworks.kineto",
 }
 
 
@@ -60,7 +76,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'wavecast' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    with _needing_torch("tracking"):
+        return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
@@ -88,12 +105,8 @@ def trace(
         unit: what `samples` counts.
         progress: called now and then with the number of ops traced so far.
     """
-    try:
+    with _needing_torch("tracing"):
         from wavecast.frameworks.pytorch import capture
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra("tracing needs torch: pip install 'wavecast[torch]'") from error
     target = device(gpu) if isinstance(gpu, str) else gpu
     return capture(
         make_step,
@@ -102,3 +115,44 @@ def trace(
         unit=unit,
         progress=progress,
     )
+
+
+def measure(
+    step: Callable[[], Any],
+    *,
+    warm_up: int = 3,
+    repeats: int = 10,
+    recordings: int = 3,
+    samples: int | None = None,
+    unit: str = "samples",
+) -> Trace:
+    """The trace of a training step that really runs on this machine's GPU, with its kernels.
+
+    Args:
+        step: runs one training iteration.
+        warm_up: iterations to run first and forget.
+        repeats: iterations of which the untouched times are the median.
+        recordings: iterations to take apart, of which the median is kept.
+        samples: how many samples (or other `unit`) one step consumes, for throughput.
+        unit: what `samples` counts.
+    """
+    with _needing_torch("measuring"):
+        from wavecast.frameworks.pytorch.measurement import measure as measure_step
+    return measure_step(
+        step,
+        warm_up=warm_up,
+        repeats=repeats,
+        recordings=recordings,
+        samples=samples,
+        unit=unit,
+    )
+
+
+@contextmanager
+def _needing_torch(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra(f"{what} needs torch: pip install 'wavecast[torch]'") from error

@@ -52,8 +52,24 @@ class Fact:
     source: str
 
 
+class _Named(type):
+    """Lets a device be written as an attribute: `Device.V100`, `Device.H100_SXM_80GB`."""
+
+    def __getattr__(cls, name: str) -> Device:
+        if not name[:1].isupper():
+            raise AttributeError(f"Device has no attribute {name!r}")
+        try:
+            return device(_HABITAT.get(name) or name.replace("_", " "))
+        except UnknownName as error:
+            raise AttributeError(f"Device.{name}: {error}") from error
+
+
+_HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-sxm-16gb"}
+"""The GPUs of Habitat's paper (table 2) whose names would fit several of ours."""
+
+
 @dataclass(frozen=True, slots=True)
-class Device:
+class Device(metaclass=_Named):
     """One accelerator as a framework sees it; ``None`` means that we do not know.
 
     ``fp32_tensor_flops`` is fp32 on matrix cores, which AMD's CDNA has and NVIDIA does not.
@@ -315,13 +331,18 @@ _SHIPPED = Path(__file__).parent / "data" / "devices"
 
 def _user_files() -> tuple[Path, ...]:
     """Your own files, the least important first: a later file replaces an earlier id."""
-    folder = _config_folder() / "wavecast" / "devices"
+    folder = user_folder()
     files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
     # As in $PATH, the first entry wins.
     for entry in reversed(os.environ.get("WAVECAST_DEVICES", "").split(os.pathsep)):
         if entry:
             files.extend(_files_at(Path(entry).expanduser()))
     return tuple(files)
+
+
+def user_folder() -> Path:
+    """Where your own device files are."""
+    return _config_folder() / "wavecast" / "devices"
 
 
 def _config_folder() -> Path:

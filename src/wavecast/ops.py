@@ -21,6 +21,7 @@ from operator import add
 
 from wavecast.op_costs import (  # noqa: F401  (importing them registers their formulas)
     attention,
+    communication,
     convolution,
     indexing,
     matmul,
@@ -43,6 +44,7 @@ __all__ = [
     "cost_of",
     "executed_flops",
     "fallbacks",
+    "has_shapes",
     "is_depthwise",
     "kernels",
     "kind",
@@ -58,9 +60,14 @@ def kind(op: Op) -> Kind | None:
 
 
 def cost_of(op: Op) -> Cost | None:
-    """FLOPs and bytes of one run of an op, or None when there is no formula for it."""
+    """FLOPs and bytes of one run of an op, or None when there is no formula or no shape for it."""
     formula = formula_of(op.name)
-    return formula(op) if formula else None
+    return formula(op) if formula and has_shapes(op) else None
+
+
+def has_shapes(op: Op) -> bool:
+    """Whether an op says what it works on; a profiler may tell no more than its name."""
+    return bool(op.outputs) or kind(op) in (Kind.VIEW, Kind.SYNC)
 
 
 def executed_flops(op: Op) -> int | None:
@@ -71,7 +78,7 @@ def executed_flops(op: Op) -> int | None:
     forgets the groups.
     """
     counter = counter_of(op.name)
-    if counter:
+    if counter and has_shapes(op):
         return counter(op)
     costs = cost_of(op)
     return None if costs is None else costs.flops
@@ -97,7 +104,7 @@ def kernels(op: Op) -> int:
 
 def is_depthwise(op: Op) -> bool:
     """Whether an op is a convolution of each channel by itself."""
-    return kind(op) is Kind.CONVOLUTION and convolution.depthwise(op)
+    return kind(op) is Kind.CONVOLUTION and has_shapes(op) and convolution.depthwise(op)
 
 
 class Unit(StrEnum):

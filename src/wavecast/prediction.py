@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import accumulate
-from typing import Protocol
+from functools import cached_property, lru_cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast import ops
+from wavecast.columns import Columns, codes, columns_of, modules
 from wavecast.devices import Device, device
-from wavecast.errors import InvalidInput
-from wavecast.timeline import REFERENCE_HOST, Host, Seconds, Step, issue_times, play
-from wavecast.trace import Allocation, Call, Op, Phase, Role, Trace
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.pace import Pace, pace_of
+from wavecast.timeline import REFERENCE_HOST, Host, RecordedHost, Seconds, Step, play
+from wavecast.trace import Call, Op, Phase, Trace
 
 HOST_SPREAD = 0.25
 """Two runs of a host-bound step lay up to this far from their mean (measurements/README.md)."""
-
-PERSISTENT_ROLES = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE)
-"""Memory that training cannot do without, whatever happens to activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +39,13 @@ class Predictor(Protocol):
         """The GPU's time for one run of an op."""
 
 
+class Scaler(Protocol):
+    """Takes what was measured on one GPU to another; returns None where it cannot."""
+
+    def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        """The target's time for the kernels of a measured call."""
+
+
 @dataclass(frozen=True)
 class Share:
     """A part of a step: how often it runs and how long the GPU takes for it in all."""
@@ -59,14 +62,16 @@ class Prediction:
     trace: Trace
     device: Device
     answers: tuple[Estimate | None, ...]
-    """For each op of `trace.counts`, in its order; None where nobody knows, or nothing runs."""
-    host: Host
+    """For each different piece of work, in order; None where nobody knows, or nothing runs."""
+    host: Host | RecordedHost
+    pace: Pace | None = None
+    """How a measured step's parts make its whole."""
 
     @cached_property
     def estimates(self) -> Mapping[Op, Estimate | None]:
         """For each distinct op that runs on the GPU; None where nobody knows."""
-        found = zip(self.trace.counts, self.answers, self._columns.launches, strict=True)
-        return {op: answer for op, answer, launches in found if launches}
+        found = zip(self._columns.works, self.answers, self._columns.launches, strict=True)
+        return {call.op: answer for call, answer, launches in found if launches}
 
     @cached_property
     def step(self) -> Step:
@@ -79,9 +84,14 @@ class Prediction:
         return self.step.seconds
 
     @property
+    def run_time_ms(self) -> float:
+        """`seconds` in milliseconds, as Habitat's listing asks for it."""
+        return self.seconds * 1e3
+
+    @property
     def gpu_s(self) -> float:
         """Time the GPU is busy in one iteration."""
-        return self.step.gpu_s
+        return float(self._call_s.sum())
 
     @property
     def host_s(self) -> float:
@@ -126,24 +136,24 @@ class Prediction:
     @cached_property
     def unpredicted(self) -> Mapping[str, int]:
         """Ops whose time nobody could predict, with their number of calls. Never hidden."""
+        columns = self._columns
         missing: dict[str, int] = {}
-        calls = self.trace.counts.items()
-        for (op, count), answer, launches in zip(
-            calls, self.answers, self._columns.launches, strict=True
+        for call, count, answer, launches in zip(
+            columns.works, columns.counts.tolist(), self.answers, columns.launches, strict=True
         ):
             if launches and answer is None:
-                missing[op.name] = missing.get(op.name, 0) + count
+                missing[call.op.name] = missing.get(call.op.name, 0) + count
         return missing
 
     def by_op(self) -> tuple[Share, ...]:
         """The GPU's time by op name, longest first."""
         columns = self._columns
-        return _shares(columns.names, columns.name[columns.op], self._call_s)
+        return _shares(columns.names, columns.name[columns.work], self._call_s)
 
     def by_module(self, depth: int = 2) -> tuple[Share, ...]:
         """The GPU's time by module, `depth` names deep, longest first."""
-        names, codes = _modules(self._columns, depth)
-        return _shares(names, codes, self._call_s)
+        names, module = modules(self._columns, depth)
+        return _shares(names, module, self._call_s)
 
     def by_phase(self) -> Mapping[Phase, float]:
         """The GPU's time of each phase."""
@@ -152,32 +162,31 @@ class Prediction:
 
     def sources(self) -> tuple[Share, ...]:
         """The GPU's time by who predicted it."""
-        calls: dict[str, int] = {}
-        seconds: dict[str, float] = {}
-        for answer, count in zip(self.answers, self._columns.counts.tolist(), strict=True):
-            if answer is not None:
-                calls[answer.source] = calls.get(answer.source, 0) + count
-                seconds[answer.source] = seconds.get(answer.source, 0.0) + count * answer.seconds
-        return _longest_first(Share(name, calls[name], seconds[name]) for name in calls)
+        names, source = codes([answer.source if answer else "" for answer in self.answers])
+        shares = _shares(names, source[self._columns.work], self._call_s)
+        return tuple(share for share in shares if share.name)
 
     @cached_property
-    def _columns(self) -> _Columns:
-        return _columns_of(self.trace)
+    def _columns(self) -> Columns:
+        return columns_of(self.trace)
 
     @cached_property
     def _op_s(self) -> NDArray[np.float64]:
-        """Seconds, low and high of each distinct op."""
+        """Seconds, low and high of each different piece of work."""
         nothing = (0.0, 0.0, 0.0)
         return np.array([(a.seconds, a.low_s, a.high_s) if a else nothing for a in self.answers])
 
     @cached_property
     def _call_s(self) -> Seconds:
-        seconds: Seconds = self._op_s[self._columns.op, 0]
-        return seconds
+        seconds: Seconds = self._op_s[self._columns.work, 0]
+        return seconds if self.pace is None else seconds * self.pace.exposure
 
     def _play(self, gpu_factor: float = 1.0, host_factor: float = 1.0) -> Step:
         issue_s = _issue_s(self._columns, self.host) * host_factor
-        return play(issue_s, self._call_s * gpu_factor, self._columns.syncs, self.host.sync_s)
+        gpu_s = self._call_s * gpu_factor
+        if self.pace is not None:
+            gpu_s = gpu_s + self.pace.gap_s
+        return play(issue_s, gpu_s, self._columns.syncs, self.host.sync_s)
 
     @cached_property
     def _range(self) -> tuple[float, float]:
@@ -203,16 +212,21 @@ def predict(
     trace: Trace,
     gpu: Device | str,
     *,
-    predictor: Predictor | None = None,
-    host: Host = REFERENCE_HOST,
+    predictor: Predictor | Scaler | None = None,
+    origin: Device | str | None = None,
+    host: Host | None = None,
+    host_factor: float = 1.0,
 ) -> Prediction:
-    """The time of a traced step on a GPU.
+    """The time of a step on a GPU: of a traced one from nothing, of a measured one by scaling.
 
     Args:
         trace: what the step does.
         gpu: a device, or a name that `wavecast.device` knows.
-        predictor: who predicts each op; the best shipped one if not given.
-        host: what it costs to issue ops.
+        predictor: who predicts each op, or scales each measured call; the best shipped one if not
+            given. A Predictor, given for a measured trace, predicts it as if it were only traced.
+        origin: the GPU on which the trace was measured, if its name says too little.
+        host: what it costs to issue ops; the measured host, or else the reference, if not given.
+        host_factor: how many times as long the host takes as that.
     """
     if not isinstance(trace, Trace):
         raise InvalidInput(
@@ -227,12 +241,89 @@ def predict(
             f"predict takes one GPU, a Device or its name, not {type(target).__name__}; "
             "call it once for each GPU"
         )
-    answering = predictor if predictor is not None else default_predictor()
-    answers = tuple(
-        _checked(answering.predict(op, target), op, answering) if launches else None
-        for op, launches in zip(trace.counts, _columns_of(trace).launches, strict=True)
+    issuing: Host | RecordedHost = host or REFERENCE_HOST
+    pace = None
+    if trace.measurement is None or (predictor is not None and not _scales(predictor)):
+        _refuse_scaling(trace, predictor, origin)
+        answers = _predicted(trace, target, predictor or default_predictor())
+    else:
+        answers = _scaled(trace, target, predictor or default_scaler(), _origin_of(trace, origin))
+        recorded = trace.measurement.host_s is not None
+        pace = _pace(columns_of(trace), recorded, trace.measurement.seconds)
+        if host is None:
+            issuing = _host_of(pace, recorded)
+    if host_factor != 1:
+        issuing = issuing.scaled(host_factor)
+    return Prediction(trace, target, answers, issuing, pace)
+
+
+def _predicted(trace: Trace, target: Device, predictor: Any) -> tuple[Estimate | None, ...]:
+    ask = predictor.predict if trace.measurement is None else partial(answer_for, predictor)
+    return tuple(
+        _checked(ask(call.op, target), call.op, predictor) if launches else None
+        for call, launches in columns_of(trace).work_items()
     )
-    return Prediction(trace, target, answers, host)
+
+
+def answer_for(predictor: Predictor, op: Op, device: Device) -> Estimate | None:
+    """The answer for an op as a profiler saw it; None if it saw too little of it."""
+    try:
+        return predictor.predict(op, device)
+    # Formulas index tensors and sizes that an op from a profiler may lack.
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return None
+
+
+def _scaled(
+    trace: Trace, target: Device, scaler: Any, origin: Device
+) -> tuple[Estimate | None, ...]:
+    return tuple(
+        _checked(scaler.scale_call(call, origin, target), call.op, scaler) if launches else None
+        for call, launches in columns_of(trace).work_items()
+    )
+
+
+def _scales(predictor: object) -> bool:
+    return hasattr(predictor, "scale_call")
+
+
+def _origin_of(trace: Trace, origin: Device | str | None) -> Device:
+    if isinstance(origin, Device):
+        return origin
+    if origin is not None:
+        return device(origin)
+    name = trace.measurement.gpu if trace.measurement else ""
+    if not name:
+        raise UnknownName(
+            "the trace does not say on which GPU it was measured; say it: origin=... or --origin"
+        )
+    try:
+        return device(name)
+    except UnknownName as error:
+        raise UnknownName(
+            f'the trace was measured on "{name}", which is not one GPU that we know ({error}); '
+            "say which it is: origin=... or --origin"
+        ) from error
+
+
+def _refuse_scaling(trace: Trace, predictor: object, origin: object) -> None:
+    if trace.measurement is not None and origin is not None:
+        raise InvalidInput(
+            f"{type(predictor).__name__} predicts from nothing, it does not scale; leave the "
+            "origin out, or take a scaler"
+        )
+    if origin is not None or _scales(predictor):
+        raise InvalidInput(
+            "this trace was not measured, so there is nothing to scale; leave origin and scaler "
+            "out, or measure the step with wavecast.measure(step)"
+        )
+
+
+def default_scaler() -> Scaler:
+    """The most accurate way to take a measurement to another GPU."""
+    from wavecast.predictors.habitat import Habitat
+
+    return Habitat.shipped()
 
 
 def default_predictor() -> Predictor:
@@ -242,101 +333,40 @@ def default_predictor() -> Predictor:
     return Attainable.shipped()
 
 
-def _checked(answer: Estimate | None, op: Op, predictor: Predictor) -> Estimate | None:
+def _checked(answer: Estimate | None, op: Op, predictor: object) -> Estimate | None:
     """The answer of a predictor, which may be a user's own."""
     if answer is None:
         return None
     who = type(predictor).__name__
     if not isinstance(answer, Estimate):
         raise InvalidInput(
-            f"{who}.predict answered {answer!r} for {op.name}; "
+            f"{who} answered {answer!r} for {op.name}; "
             "it should return an Estimate, or None for an op it does not know"
         )
     if not 0 < answer.low_s <= answer.seconds <= answer.high_s < math.inf:
         raise InvalidInput(
-            f"{who}.predict answered {answer.low_s:g} <= {answer.seconds:g} <= {answer.high_s:g} s "
+            f"{who} answered {answer.low_s:g} <= {answer.seconds:g} <= {answer.high_s:g} s "
             f"for {op.name}; times must be positive, finite and in this order"
         )
     return answer
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns:
-    """A trace as arrays, made once for all GPUs."""
-
-    calls: tuple[Call, ...]
-    launches: tuple[bool, ...]
-    """Of each distinct op: whether the GPU has something to run."""
-    counts: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    names: tuple[str, ...]
-    name: NDArray[np.int64]
-    """Of each distinct op: the position of its name in `names`."""
-    op: NDArray[np.int64]
-    """Of each call: the position of its op among the distinct ones."""
-    phase: NDArray[np.int64]
-    syncs: tuple[int, ...]
-    persistent_bytes: int
-
-
-# By identity: a trace is large, and hashing it costs more than what is kept here saves.
-_COLUMNS: dict[int, _Columns] = {}
-
-
-def _columns_of(trace: Trace) -> _Columns:
-    known = _COLUMNS.get(id(trace))
-    if known is None:
-        known = _COLUMNS[id(trace)] = _columns(trace)
-        weakref.finalize(trace, _COLUMNS.pop, id(trace), None)
-    return known
-
-
-def _columns(trace: Trace) -> _Columns:
-    distinct = tuple(trace.counts)
-    position = {op: i for i, op in enumerate(distinct)}
-    phases = list(Phase)
-    names, name = _codes([op.base for op in distinct])
-    return _Columns(
-        calls=trace.calls,
-        launches=tuple(ops.launches(op) for op in distinct),
-        counts=np.array(list(trace.counts.values())),
-        kind=_codes([str(ops.kind(op)) for op in distinct])[1],
-        names=names,
-        name=name,
-        op=np.array([position[call.op] for call in trace]),
-        phase=np.array([phases.index(call.phase) for call in trace]),
-        syncs=tuple(i for i, call in enumerate(trace) if call.syncs),
-        persistent_bytes=peak_bytes(a for a in trace.allocations if a.role in PERSISTENT_ROLES),
-    )
+@lru_cache(maxsize=16)
+def _issue_s(columns: Columns, host: Host | RecordedHost) -> Seconds:
+    return host.issue_times(columns.calls)
 
 
 @lru_cache(maxsize=16)
-def _modules(columns: _Columns, depth: int) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    paths = [call.module.split(".")[:depth] for call in columns.calls]
-    return _codes([".".join(path) or "(no module)" for path in paths])
+def _pace(columns: Columns, recorded: bool, measured_s: float | None) -> Pace:
+    host: Host | RecordedHost = RecordedHost() if recorded else REFERENCE_HOST
+    return pace_of(columns.calls, _issue_s(columns, host), measured_s, host.sync_s)
 
 
-@lru_cache(maxsize=16)
-def _issue_s(columns: _Columns, host: Host) -> Seconds:
-    return issue_times(columns.calls, host)
-
-
-def _codes(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The different values, and the position of each value among them."""
-    known: dict[str, int] = {}
-    codes = np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)
-    return tuple(known), codes
-
-
-def peak_bytes(allocations: Iterable[Allocation]) -> int:
-    """The most memory that these take together at any time of the step."""
-    changes: dict[int, int] = {}
-    for each in allocations:
-        born = -1 if each.born is None else each.born
-        changes[born] = changes.get(born, 0) + each.nbytes
-        if each.freed is not None:
-            changes[each.freed] = changes.get(each.freed, 0) - each.nbytes
-    return max(accumulate(changes[time] for time in sorted(changes)), default=0)
+def _host_of(pace: Pace, recorded: bool) -> Host | RecordedHost:
+    """The host with which a measured step takes the measured time."""
+    if recorded:
+        return RecordedHost(factor=pace.host_factor)
+    return REFERENCE_HOST if pace.host_factor == 1 else REFERENCE_HOST.scaled(pace.host_factor)
 
 
 def _shares(names: Sequence[str], codes: NDArray[np.int64], seconds: Seconds) -> tuple[Share, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import gzip
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ MakeStep = Callable[[], Callable[[], Any]]
 
 FORMS = (
     "a suite model (resnet50), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, "
-    "or a saved trace (FILE.json.gz)"
+    "a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.json)"
 )
 
 
@@ -48,7 +50,7 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if precision is not None and precision not in suite.PRECISIONS:
         raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
-    if text.endswith(".gz"):
+    if text.endswith((".gz", ".json")):
         return _saved(text, batch, precision)
     if text.startswith("timm:"):
         return _timm(text.removeprefix("timm:"), batch or 32, precision or "fp32")
@@ -64,14 +66,42 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
 
 
 def _saved(path: str, batch: int | None, precision: str | None) -> Target:
-    if batch is not None or precision is not None:
-        raise InvalidInput(
-            f"{path} is a trace: its batch and precision are fixed; trace the step again to change"
-        )
-    trace = load_trace(path)
+    trace = _read_trace(path)
     if not trace.calls:
         raise InvalidInput(f"the trace {path} is empty: no op ran in it; trace the step again")
+    if batch is not None:
+        raise InvalidInput(
+            f"{path} is a trace: its batch is fixed; trace the step again to change it, or give "
+            "traces of three batches to wavecast extrapolate"
+        )
+    if precision is not None and trace.measurement is None:
+        raise InvalidInput(
+            f"{path} is a trace: its precision is fixed; trace the step again to change it"
+        )
     return Target(Path(path).name, trace=trace, samples=trace.samples, unit=trace.unit)
+
+
+def _read_trace(path: str) -> Trace:
+    """A trace of ours, or what torch.profiler wrote; both are JSON."""
+    if _is_profile(Path(path)):
+        from wavecast.frameworks.kineto import read_kineto
+
+        return read_kineto(path)
+    return load_trace(path)
+
+
+_PROFILE_FIELDS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
+
+
+def _is_profile(path: Path) -> bool:
+    if path.suffix != ".gz":  # our own traces are always compressed
+        return True
+    try:
+        with gzip.open(path) as file:
+            beginning = file.read(1 << 16)
+    except (OSError, EOFError, zlib.error):
+        return False  # load_trace says what is wrong
+    return any(field in beginning for field in _PROFILE_FIELDS)
 
 
 def _is_suite_model(name: str) -> bool:

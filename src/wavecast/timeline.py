@@ -42,16 +42,20 @@ class Host:
 
     def scaled(self, factor: float) -> Host:
         """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""
-        if not 0 <= factor < math.inf:
-            raise InvalidInput(
-                f"the host factor must be a number from 0 on, not {factor}: 2 is a host half as "
-                "fast as the reference, 0 one that costs nothing"
-            )
+        _check_factor(factor)
         times = {
             name: getattr(self, name) * factor
             for name in ("op_s", "view_s", "convolution_s", "kernel_s", "tensor_s", "sync_s")
         }
         return replace(self, name=f"{self.name} x{factor:g}", **times)
+
+    def issue_times(self, calls: Sequence[Call]) -> Seconds:
+        """The host's time for each call."""
+        known: dict[Op, float] = {}
+        for call in calls:
+            if call.op not in known:
+                known[call.op] = self.issue_s(call.op)
+        return np.array([known[call.op] for call in calls])
 
     def issue_s(self, op: Op) -> float:
         """The host's time for one call of an op."""
@@ -78,6 +82,32 @@ REFERENCE_HOST = Host(
 
 
 @dataclass(frozen=True)
+class RecordedHost:
+    """The host on which a step was measured: each call costs what it cost there."""
+
+    name: str = "host of the measurement"
+    factor: float = 1.0
+    sync_s: float = 0.0
+
+    def scaled(self, factor: float) -> RecordedHost:
+        """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""
+        _check_factor(factor)
+        return replace(self, name=f"{self.name} x{factor:g}", factor=self.factor * factor)
+
+    def issue_times(self, calls: Sequence[Call]) -> Seconds:
+        """The host's time for each call."""
+        return np.array([call.host_s or 0.0 for call in calls]) * self.factor
+
+
+def _check_factor(factor: float) -> None:
+    if not 0 <= factor < math.inf:
+        raise InvalidInput(
+            f"the host factor must be a number from 0 on, not {factor}: 2 is a host half as "
+            "fast as the reference, 0 one that costs nothing"
+        )
+
+
+@dataclass(frozen=True)
 class Step:
     """The time of one iteration in the steady state, and who makes it."""
 
@@ -93,15 +123,6 @@ class Step:
         return "gpu" if self.gpu_s >= self.host_s else "host"
 
 
-def issue_times(calls: Sequence[Call], host: Host) -> Seconds:
-    """The host's time for each call."""
-    known: dict[Op, float] = {}
-    for call in calls:
-        if call.op not in known:
-            known[call.op] = host.issue_s(call.op)
-    return np.array([known[call.op] for call in calls])
-
-
 def play(issue_s: Seconds, gpu_s: Seconds, sync_after: Sequence[int], sync_s: float = 0.0) -> Step:
     """Play host and GPU against each other until iterations repeat.
 
@@ -112,6 +133,7 @@ def play(issue_s: Seconds, gpu_s: Seconds, sync_after: Sequence[int], sync_s: fl
         sync_s: what a wait costs beyond waiting.
 
     Streams are taken as one: work that overlaps on several is counted one after the other.
+
     """
     host_total, gpu_total = float(issue_s.sum()), float(gpu_s.sum())
     if not sync_after:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wavecast.devices import Device
+    from wavecast.prediction import Prediction
 
 Scalar = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
 
@@ -173,10 +178,10 @@ class Measurement:
 
     gpu: str
     """The GPU, as the framework names it."""
-    seconds: float
-    """One iteration in the steady state, by the wall clock."""
+    seconds: float | None = None
+    """One iteration in the steady state, by the wall clock; None: only its parts are known."""
     gpu_s: float | None = None
-    """Of it the time in which the GPU was busy."""
+    """The time in which the GPU was busy."""
     host_s: float | None = None
     """What the host needed to issue it, waiting not counted."""
     recorded_s: float | None = None
@@ -231,6 +236,12 @@ class Trace:
         for call in self.calls:
             counts[call.op] = counts.get(call.op, 0) + 1
         return counts
+
+    def to_device(self, gpu: Device | str) -> Prediction:
+        """The step on another GPU, as Habitat's listing asks for it: `wavecast.predict`."""
+        from wavecast.prediction import predict
+
+        return predict(self, gpu)
 
     def save(self, path: str | Path) -> None:
         """Write the trace as gzipped JSON (`wavecast.trace_file` says how)."""

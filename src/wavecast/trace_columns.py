@@ -268,7 +268,7 @@ def _measurement(row: Any, where: str) -> Measurement:
     gpu, seconds, gpu_s, host_s, recorded, repeats, software = _row(row, 7, where)
     return Measurement(
         gpu=_text(gpu, where),
-        seconds=_amount(seconds, where),
+        seconds=_optional(seconds, where, _amount),
         gpu_s=_optional(gpu_s, where, _amount),
         host_s=_optional(host_s, where, _amount),
         recorded_s=_optional(recorded, where, _amount),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from wavecast import ops
-from wavecast.devices import Device
+from wavecast.batches import LargerBatch
+from wavecast.devices import Device, Fact
 from wavecast.prediction import Prediction
 from wavecast.prices import price
 from wavecast.trace import Trace
@@ -72,7 +73,21 @@ def trace(found: Trace) -> dict[str, Any]:
         "framework": found.framework,
         "capability": found.capability,
         "notes": list(found.notes),
+        "measurement": None if found.measurement is None else asdict(found.measurement),
     }
+
+
+def larger_batches(found: Mapping[Device, LargerBatch]) -> list[dict[str, Any]]:
+    """The line through several batches, read at a larger one, on each GPU."""
+    return [
+        {"gpu": device.id, **asdict(line), "throughput_per_s": line.throughput}
+        for device, line in found.items()
+    ]
+
+
+def facts(found: Mapping[str, Fact]) -> dict[str, Any]:
+    """Facts by name, with their sources."""
+    return {name: asdict(fact) for name, fact in found.items()}
 
 
 def device(found: Device) -> dict[str, Any]:
@@ -87,7 +102,7 @@ def device(found: Device) -> dict[str, Any]:
             name: {"value": value, "source": found.sources.get(name)}
             for name, value in nominal_facts(found).items()
         },
-        "measured": {name: asdict(fact) for name, fact in found.measured.items()},
+        "measured": facts(found.measured),
     }
 
 

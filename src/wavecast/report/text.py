@@ -21,7 +21,7 @@ _NAMES_SHOWN = 4
 
 
 def predictions(
-    title: str, found: Sequence[Prediction], width: int, notes: Iterable[str] = ()
+    title: str, found: Sequence[Prediction], width: int, remarks: Iterable[str] = ()
 ) -> RenderableType:
     """One row per GPU; columns that do not fit the width are left out, the least needed first.
 
@@ -29,7 +29,7 @@ def predictions(
         title: what was predicted.
         found: the predictions, in the order of the rows.
         width: columns of the terminal.
-        notes: what the reader should know besides, each in one line.
+        remarks: what the reader should know besides, each in one line.
     """
     columns = _prediction_columns(found)
     if not all(p.fits_persistent for p in found):
@@ -41,7 +41,7 @@ def predictions(
         table(fitting(columns, width), styles),
         "",
         *_footnotes(found),
-        *_notes([*notes, *dict.fromkeys(note for p in found for note in p.trace.notes)]),
+        *notes([*remarks, *dict.fromkeys(note for p in found for note in p.trace.notes)]),
     )
 
 
@@ -111,7 +111,7 @@ def trace_summary(title: str, trace: Trace) -> RenderableType:
     ]
     if totals.unknown:
         lines.append("no formula for: " + _counted(totals.unknown))
-    return Group(Text(title, style="bold"), "", shown, "", *map(Text, lines), *_notes(trace.notes))
+    return Group(Text(title, style="bold"), "", shown, "", *map(Text, lines), *notes(trace.notes))
 
 
 def devices(found: Sequence[Device], width: int) -> RenderableType:
@@ -178,13 +178,33 @@ def _footnotes(found: Sequence[Prediction]) -> list[Text]:
     if offers:
         newest = max(offer.date for offer in offers)
         lines.append(Text(f"$/h: cheapest on-demand offer known, USD per GPU, as of {newest}"))
-    by = ", ".join(sorted({share.name for p in found for share in p.sources()})) or "nobody"
     lines.append(
-        Text(f"op times: {by}; issued by the {found[0].host.name}; ranges are not yet calibrated")
+        Text(
+            f"op times: {_sources(found)}; issued by the {found[0].host.name}; "
+            "ranges are not yet calibrated"
+        )
     )
     for line in lines:
         line.style = line.style or "dim"
     return lines
+
+
+def _sources(found: Sequence[Prediction]) -> str:
+    """Who answered, and for how much of the GPU's time where several did."""
+    shares: dict[str, list[float]] = {}
+    for each in found:
+        for share in each.sources():
+            shares.setdefault(share.name, []).append(share.gpu_s / (each.gpu_s or 1.0))
+    if len(shares) < 2:
+        return next(iter(shares), "nobody")
+
+    def span(values: list[float]) -> str:
+        low = min(values) if len(values) == len(found) else 0.0
+        ends = dict.fromkeys((f"{100 * low:.0f}", f"{100 * max(values):.0f}"))
+        return "-".join(ends) + "%"
+
+    named = sorted(shares.items(), key=lambda item: -max(item[1]))
+    return ", ".join(f"{name} {span(values)}" for name, values in named)
 
 
 def _missing(found: Sequence[Prediction]) -> list[str]:
@@ -200,10 +220,11 @@ def _missing(found: Sequence[Prediction]) -> list[str]:
     ]
 
 
-def _notes(notes: Sequence[str]) -> list[Text]:
-    shown = [Text(f"note: {note}", style="yellow") for note in notes[:_NOTES_SHOWN]]
-    if len(notes) > _NOTES_SHOWN:
-        shown.append(Text(f"note: and {len(notes) - _NOTES_SHOWN} more (--json has all)"))
+def notes(found: Sequence[str]) -> list[Text]:
+    """What the reader should know, each in a line."""
+    shown = [Text(f"note: {note}", style="yellow") for note in found[:_NOTES_SHOWN]]
+    if len(found) > _NOTES_SHOWN:
+        shown.append(Text(f"note: and {len(found) - _NOTES_SHOWN} more (--json has all)"))
     return shown
 
 

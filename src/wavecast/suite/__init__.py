@@ -1,8 +1,8 @@
 """The benchmark suite: published models, trained as published, to predict and to measure.
 
-One file is one application domain; one line of `_BENCHMARKS` is one model. To add a model, write
-a function `name_of_the_model(batch, precision, *, device="cuda", ...)` that returns a
-`TrainingStep` in its domain's file, and add its line here.
+One file is one application domain, or one long model; one line of `_BENCHMARKS` is one model. To
+add a model, write a function `name_of_the_model(batch, precision, *, device="cuda", ...)` that
+returns a `TrainingStep` in its domain's file, and add its line here.
 
     step = benchmark("resnet50").make_step(batch=32, precision="bf16")
     loss = step()
@@ -106,8 +106,11 @@ _ALIASES = {
     "bert": "bert-base",
     "gpt2-small": "gpt2",
     "gpt-2": "gpt2",
+    "inception": "inception-v3",
+    "inceptionv3": "inception-v3",
     "resnet-50": "resnet50",
     "seq2seq": "gnmt",
+    "transformer-base": "transformer",
 }
 
 _BERT = "Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers ..., NAACL 2019"
@@ -121,6 +124,16 @@ _BENCHMARKS = (
         module="vision",
         reference="He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
         published_parameters=25_557_032,
+        default_batch=64,
+        unit="samples",
+    ),
+    Benchmark(
+        name="inception-v3",
+        title="Inception v3, with its auxiliary head",
+        domain="image classification",
+        module="inception",
+        reference="Szegedy et al., Rethinking the Inception Architecture ..., CVPR 2016",
+        published_parameters=27_161_264,
         default_batch=64,
         unit="samples",
     ),
@@ -174,6 +187,17 @@ _BENCHMARKS = (
         reference="Wu et al., Google's Neural Machine Translation System, arXiv:1609.08144, 2016",
         published_parameters=160_014_592,
         default_batch=128,
+        unit="tokens",
+        units_per_sample=50,
+    ),
+    Benchmark(
+        name="transformer",
+        title="Transformer base, translator",
+        domain="machine translation",
+        module="translation",
+        reference="Vaswani et al., Attention Is All You Need, NeurIPS 2017",
+        published_parameters=63_045_632,
+        default_batch=64,
         unit="tokens",
         units_per_sample=50,
     ),

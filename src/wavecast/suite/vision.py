@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,13 +32,27 @@ def classifier_step(
     precision: str,
     device: str = "cuda",
     classes: int = 1000,
+    loss_of: Callable[..., Tensor] = F.cross_entropy,
+    learning_rate: float = 0.1,
 ) -> TrainingStep:
-    """Any image classifier trained on random images of a shape, by SGD with momentum."""
+    """Any image classifier trained on random images of a shape, by SGD with momentum.
+
+    Args:
+        model: from images to what `loss_of` takes.
+        shape: of the images, (batch, channels, height, width).
+        precision: one of `wavecast.suite.PRECISIONS`.
+        device: where to train.
+        classes: how many labels there are.
+        loss_of: from the model's output and the labels to a scalar.
+        learning_rate: of the optimizer.
+    """
     model = model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4
+    )
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model(images), labels)
+        return loss_of(model(images), labels)
 
     images = torch.randn(*shape, device=device)
     labels = torch.randint(classes, (shape[0],), device=device)

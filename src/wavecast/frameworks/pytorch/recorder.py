@@ -176,19 +176,22 @@ class Recorder:
             self._assign_roles()
 
     def recording(
-        self, kernels: Mapping[int, tuple[Kernel, ...]] = MappingProxyType({})
+        self,
+        kernels: Mapping[int, tuple[Kernel, ...]] = MappingProxyType({}),
+        host_s: Mapping[int, float] = MappingProxyType({}),
     ) -> Recording:
         """The recorded step. Host-only ops are left out; indices count what remains.
 
         Args:
             kernels: those that ran, by the position of their op when they were measured.
+            host_s: the host's time for each op, by position.
         """
         kept = [i for i, entry in enumerate(self._entries) if not entry.host]
         # position[i]: how many kept calls precede entry i
         position = [0] * (len(self._entries) + 1)
         for index, entry in enumerate(self._entries):
             position[index + 1] = position[index] + (not entry.host)
-        calls = tuple(self._call(self._entries[i], kernels.get(i, ())) for i in kept)
+        calls = tuple(self._call(self._entries[i], kernels.get(i, ()), host_s.get(i)) for i in kept)
         allocations = tuple(
             Allocation(
                 nbytes=memory.nbytes,
@@ -284,5 +287,5 @@ class Recorder:
         return spec
 
     @staticmethod
-    def _call(entry: _Entry, kernels: tuple[Kernel, ...]) -> Call:
-        return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels)
+    def _call(entry: _Entry, kernels: tuple[Kernel, ...], host_s: float | None) -> Call:
+        return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels, host_s)

@@ -1,0 +1,77 @@
+"""The application that commands register with, and the options they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+from rich.console import Console
+
+import wavecast
+from wavecast.errors import InvalidInput, WavecastError
+from wavecast.targets import FORMS
+
+
+class _Group(typer.core.TyperGroup):
+    """The commands; errors of ours are one line and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except WavecastError as error:
+            line = " ".join(str(error).split())
+            console = Console(stderr=True, soft_wrap=True, highlight=False)
+            console.print(f"error: {line}", markup=False, style="red")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    name="wavecast",
+    cls=_Group,
+    help="How long training takes, on GPUs you do not have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help=f"What to trace: {FORMS}.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", "-b", help="Samples in a batch.")]
+PrecisionOption = Annotated[
+    str | None, typer.Option("--precision", "-p", help="fp32, tf32, bf16 or fp16.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Where to save the trace (FILE.json.gz).")
+]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"wavecast {wavecast.__version__}")
+        raise typer.Exit
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Refuse a place for a trace before it is made, which may take long."""
+    if not out.name.endswith(".json.gz"):
+        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out}")
+    if out.is_dir():
+        raise InvalidInput(f"cannot write {out}: it is a directory; name a file in it")
+    if not out.parent.is_dir():
+        raise InvalidInput(f"cannot write {out}: there is no directory {out.parent}; make it first")

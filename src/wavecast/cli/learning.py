@@ -1,0 +1,108 @@
+"""Commands that collect layer times and fit Habitat's models to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wavecast.cli.app import JsonOption, app
+from wavecast.cli.screen import counted, print_json, telling
+from wavecast.errors import InvalidInput, MissingExtra
+
+KINDS = "conv2d, lstm, bmm or linear"
+
+
+@app.command()
+def collect(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{KINDS}.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to fill or continue.")],
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Layers to measure in all.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sample; the same on every GPU.")] = 0,
+    device: Annotated[
+        str, typer.Option("--device", help='"cuda", or "cpu" to try it out.')
+    ] = "cuda",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure sampled layers on this machine's GPU, for `wavecast fit`.
+
+    Killed at any moment and started again, it goes on where it was.
+
+    \b
+    wavecast collect linear --count 2000 -o linear-h200.csv
+    """
+    from wavecast.collection import collect as collect_layers
+
+    if device not in ("cuda", "cpu"):
+        raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
+    try:
+        from wavecast.frameworks.pytorch.layers import gpu_id, software, time_layer
+        from wavecast.frameworks.pytorch.measurement import require_gpu
+    except ModuleNotFoundError as error:
+        raise MissingExtra("collecting needs torch: pip install 'wavecast[torch]'") from error
+    if device == "cuda":
+        require_gpu()
+    with counted(f"measuring {kind} layers", count) as update:
+        rows = collect_layers(
+            kind,
+            seed,
+            count,
+            out,
+            lambda layer: time_layer(layer, device),
+            gpu=gpu_id(device),
+            software=software(),
+            progress=lambda now: update(now.done, now.remaining_s),
+        )
+    if as_json:
+        print_json({"kind": kind, "file": str(out), "rows": rows})
+    else:
+        print(f"{out} has {rows} of {count} {kind} layers")
+
+
+@app.command()
+def fit(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="What wavecast collect wrote.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model (FILE.npz).")],
+    target: Annotated[
+        str, typer.Option("--target", help="forward, backward or forward+backward.")
+    ] = "forward+backward",
+    width: Annotated[int, typer.Option(help="Neurons of each layer.")] = 1024,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 80,
+    device: Annotated[str, typer.Option("--device", help='"cpu" or "cuda".')] = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Fit Habitat's network for one kind of layer on what was collected, on one or several GPUs.
+
+    \b
+    wavecast fit linear-h200.csv linear-t4.csv -o linear.npz
+    wavecast predict measured.json.gz --gpu l4 --predictor habitat --model linear.npz
+    """
+    from wavecast import fitting
+    from wavecast.collection import read_rows
+    from wavecast.predictors.mlp import write_model
+
+    try:
+        from wavecast.frameworks.pytorch.mlp_fit import Recipe
+    except ModuleNotFoundError as error:
+        raise MissingExtra("fitting needs torch: pip install 'wavecast[torch]'") from error
+    if out.suffix != ".npz" or not out.parent.is_dir():
+        raise InvalidInput(f"a model is saved as FILE.npz in a folder that exists, not {out}")
+    rows = [row for path in files for row in read_rows(path)]
+    with telling() as told:
+        found = fitting.fit(rows, target, Recipe(width=width, epochs=epochs), on=device, told=told)
+    write_model(out, found.network, found.card)
+    if as_json:
+        print_json(dict(found.card))
+        return
+    card = found.card
+    print(f"{out}: {card['kind']}, {target}, {card['rows']} layers on {', '.join(card['gpus'])}")
+    print(f"mean error on configurations left out: {card['configuration_error']} %")
+    for gpu, percent in card["left_out"].items():
+        print(f"mean error on {gpu}, left out: {percent} %")
+    if not card["left_out"]:
+        print("one GPU: nothing is known about its error on others; collect on another one")

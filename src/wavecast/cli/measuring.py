@@ -1,0 +1,176 @@
+"""Commands for a machine with a GPU, and for profiler files that came from one."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+import wavecast
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    OutOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    refuse_unwritable,
+)
+from wavecast.cli.screen import print_json, show, waiting
+from wavecast.cli.tracing import save
+from wavecast.errors import InvalidInput, MissingExtra
+from wavecast.report import measured, record
+from wavecast.targets import resolve
+from wavecast.trace import Trace
+
+
+@app.command()
+def measure(
+    target: TargetArgument,
+    out: OutOption = None,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    warm_up: Annotated[int, typer.Option(help="Iterations to run first and forget.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Iterations of which times are the median.")] = 10,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Count FLOPs and bytes of long kernels with ncu.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a training step on this machine's GPU, kernel by kernel.
+
+    \b
+    wavecast measure resnet50 --batch 64 -o resnet50.json.gz
+    wavecast predict resnet50.json.gz --gpu a100-sxm-80gb
+    """
+    if out is not None:
+        refuse_unwritable(out)
+    wanted = resolve(target, batch, precision)
+    if wanted.make_step is None:
+        raise InvalidInput(f"{target} is a trace; measure the step itself")
+    _require_gpu()
+    with waiting(f"measuring {wanted.name}"), redirect_stdout(sys.stderr):
+        found = wavecast.measure(
+            wanted.make_step(),
+            warm_up=warm_up,
+            repeats=repeats,
+            samples=wanted.samples,
+            unit=wanted.unit,
+        )
+        if counters:
+            found = _counted(found, target, batch, precision)
+    _finish(wanted.name, found, out, as_json)
+
+
+@app.command(name="import")
+def import_(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="What torch.profiler wrote.")],
+    out: OutOption = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="The ProfilerStep to take; a typical one if not.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="Samples that one step takes.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read a torch.profiler file (.json or .json.gz) as a measured trace.
+
+    \b
+    wavecast import rank0.pt.trace.json.gz -o rank0.json.gz
+    wavecast predict rank0.json.gz --gpu h100-sxm-80gb
+    """
+    if out is not None:
+        refuse_unwritable(out)
+    if batch is not None and batch < 1:
+        raise InvalidInput(f"the batch must be at least 1, not {batch}")
+    with waiting(f"reading {path}"):
+        found = replace(wavecast.read_kineto(path, step=step), samples=batch)
+    _finish(path.name, found, out, as_json)
+
+
+@app.command()
+def calibrate(
+    seconds: Annotated[float, typer.Option(help="How long each measurement runs.")] = 1.0,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder of your device files.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what this machine's GPU attains, and keep it as facts of your own.
+
+    The bandwidth of a copy and the rates of large matrix products are written into a device file
+    in your configuration folder, apart from the nominal numbers.
+    """
+    from wavecast import device_file
+
+    _require_gpu()
+    from wavecast.frameworks.pytorch.calibration import calibrate as calibrate_gpu
+
+    with waiting("calibrating"):
+        gpu, facts = calibrate_gpu(seconds)
+    known = wavecast.device(gpu)
+    path = device_file.save(device_file.with_measured(known, facts), folder)
+    if as_json:
+        print_json({"gpu": known.id, "file": str(path), **record.facts(facts)})
+    else:
+        show(measured.calibration(known, facts), Text(f"saved as {path}", style="dim"))
+
+
+@app.command(hidden=True)
+def iterate(
+    target: TargetArgument,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    warm_up: int = 3,
+) -> None:
+    """Run one iteration between cudaProfilerStart and Stop: what `measure --counters` looks at."""
+    from wavecast.frameworks.pytorch.measurement import run_profiled
+
+    wanted = resolve(target, batch, precision)
+    if wanted.make_step is None:
+        raise InvalidInput(f"{target} is a trace; it cannot run")
+    run_profiled(wanted.make_step(), warm_up)
+
+
+def _require_gpu() -> None:
+    """Before a model is built for it."""
+    try:
+        from wavecast.frameworks.pytorch.measurement import require_gpu
+    except ModuleNotFoundError as error:
+        raise MissingExtra("measuring needs torch: pip install 'wavecast[torch]'") from error
+    require_gpu()
+
+
+def _counted(found: Trace, target: str, batch: int | None, precision: str | None) -> Trace:
+    """The trace with hardware counters on its longest kernels, counted once per GPU."""
+    from wavecast import counters
+    from wavecast.predictors.wave import kernels_that_matter
+
+    gpu = found.measurement.gpu if found.measurement else ""
+    path = counters.cache_path(gpu)
+    known = counters.load(path)
+    long = [kernel for call in kernels_that_matter(found) for kernel in call.kernels]
+    missing = [kernel for kernel in long if counters.key_of(kernel) not in known]
+    if missing:
+        command = [sys.executable, "-m", "wavecast", "iterate", target]
+        command += [] if batch is None else ["--batch", str(batch)]
+        command += [] if precision is None else ["--precision", precision]
+        known |= counters.count(missing, command)
+        counters.save(known, path)
+    return counters.with_counters(found, known)
+
+
+def _finish(name: str, found: Trace, out: Path | None, as_json: bool) -> None:
+    if out is not None:
+        save(found, out)
+    if as_json:
+        print_json({"target": name, **record.trace(found)})
+        return
+    saved = None if out is None else Text(f"saved as {out}", style="dim")
+    show(measured.summary(name, found), saved)

@@ -1,0 +1,227 @@
+"""The command that predicts."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import wavecast
+from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.screen import print_json, show, width
+from wavecast.cli.tracing import gpus, trace_of
+from wavecast.devices import Device
+from wavecast.errors import InvalidInput
+from wavecast.families import family, family_of
+from wavecast.report import measured, record, text
+from wavecast.targets import Target, resolve
+from wavecast.trace import Trace
+
+if TYPE_CHECKING:
+    from wavecast import Predictor, Scaler
+
+
+class By(StrEnum):
+    """What a breakdown is by."""
+
+    OP = "op"
+    MODULE = "module"
+
+
+class PredictorName(StrEnum):
+    """Who predicts the ops, or scales the measured ones."""
+
+    ATTAINABLE = "attainable"
+    ROOFLINE = "roofline"
+    MLP = "mlp"
+    HABITAT = "habitat"
+    WAVE = "wave"
+
+
+GpuOption = Annotated[
+    list[str],
+    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
+]
+PredictorOption = Annotated[
+    PredictorName | None,
+    typer.Option(
+        "--predictor",
+        help="Who predicts the ops (attainable, roofline, mlp), or scales a measurement "
+        "(habitat, wave); the best one if not given.",
+    ),
+]
+ModelOption = Annotated[
+    list[Path] | None,
+    typer.Option("--model", help="Your own networks (wavecast fit) for mlp and habitat."),
+]
+HostOption = Annotated[
+    float,
+    typer.Option(
+        "--host-factor",
+        help="Your host's time to issue ops, over the reference's (or the measured one's).",
+    ),
+]
+OriginOption = Annotated[
+    str | None,
+    typer.Option("--origin", help="The GPU of the measurement, if its name does not say."),
+]
+
+
+@app.command()
+def predict(
+    target: TargetArgument,
+    gpu: GpuOption,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    by: Annotated[By | None, typer.Option("--by", help="Break the GPU's time down, too.")] = None,
+    predictor: PredictorOption = None,
+    model: ModelOption = None,
+    origin: OriginOption = None,
+    host_factor: HostOption = 1.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the time of a training step on GPUs you do not have.
+
+    \b
+    wavecast predict resnet50 --batch 64 --precision bf16 --gpu all
+    wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
+    wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
+    wavecast predict measured.json.gz --gpu v100-sxm-16gb
+
+    A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
+    """
+    chosen = list(wavecast.devices()) if "all" in gpu else gpus(gpu)
+    wanted = resolve(target, batch, precision)
+    answering = _predictor(predictor, wanted, precision, model)
+    traces = _traces(wanted, chosen)
+    found = [
+        wavecast.predict(
+            traces[family(each)],
+            each,
+            predictor=answering,
+            origin=origin,
+            host_factor=host_factor,
+        )
+        for each in chosen
+    ]
+    if "all" in gpu:
+        found.sort(key=lambda each: (not each.fits_persistent, each.seconds))
+    notes = _foreign_kernels(wanted, chosen)
+    if as_json:
+        print_json(record.predictions(wanted.name, found, notes))
+        return
+    show(text.predictions(wanted.name, found, width(), notes))
+    for each in found if by is not None else ():
+        parts = each.by_op() if by is By.OP else each.by_module()
+        show(text.shares(f"{each.device.id}, by {by}", parts, each.gpu_s))
+
+
+@app.command()
+def extrapolate(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="Traces at three or more batches.")
+    ],
+    gpu: GpuOption,
+    batch: Annotated[
+        int,
+        typer.Option("--batch", "-b", help="What is asked for: samples, or the traces' own unit."),
+    ],
+    origin: OriginOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict a batch that did not fit where the step was measured.
+
+    \b
+    wavecast extrapolate b16.json.gz b32.json.gz b64.json.gz --batch 256 --gpu a100-sxm-80gb
+    """
+    traces = {}
+    for target in targets:
+        trace = trace_of(resolve(target), None)
+        if trace.samples is None:
+            raise InvalidInput(
+                f"{target} does not say how many samples a step takes; measure or trace it with "
+                "--batch"
+            )
+        if trace.samples in traces:
+            raise InvalidInput(f"two of these traces have {trace.samples} {trace.unit} a step")
+        traces[trace.samples] = trace
+    chosen = list(wavecast.devices()) if "all" in gpu else gpus(gpu)
+    found = {
+        each: wavecast.extrapolate_batch(
+            {size: wavecast.predict(t, each, origin=origin) for size, t in traces.items()}, batch
+        )
+        for each in chosen
+    }
+    if as_json:
+        print_json(record.larger_batches(found))
+    else:
+        show(measured.larger_batches(found, next(iter(traces.values())).unit, width()))
+
+
+def _traces(target: Target, chosen: list[Device]) -> dict[tuple[int, int], Trace]:
+    """A trace for each family of GPUs: attention has other kernels on some than on others."""
+    families = list(dict.fromkeys(family(each) for each in chosen))
+    first = trace_of(target, families[0])
+    if target.trace is not None or not _attends(first):
+        return dict.fromkeys(families, first)
+    return {families[0]: first} | {each: trace_of(target, each) for each in families[1:]}
+
+
+def _attends(trace: Trace) -> bool:
+    """Whether a step has attention, whose kernels depend on the GPU."""
+    # `_safe_softmax` is what attention is made of where a GPU has no kernel for it.
+    return any("attention" in op.name or op.base == "aten._safe_softmax" for op in trace.counts)
+
+
+def _foreign_kernels(target: Target, chosen: list[Device]) -> list[str]:
+    """A warning where a saved trace has attention kernels that a GPU would not choose."""
+    trace = target.trace
+    if trace is None or trace.capability is None or not _attends(trace):
+        return []
+    if trace.measurement is not None:  # scaled by what each GPU's own kernels would take
+        return []
+    others = [each.id for each in chosen if family(each) != family_of(trace.capability)]
+    if not others:
+        return []
+    names = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+    made = ".".join(map(str, trace.capability))
+    return [
+        f"{target.name} has the attention kernels of compute capability {made}; {names} would "
+        "choose others: predict from the step itself"
+    ]
+
+
+def _predictor(
+    name: PredictorName | None, target: Target, precision: str | None, models: list[Path] | None
+) -> Predictor | Scaler | None:
+    """Who answers; None: the library's choice."""
+    if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
+        raise InvalidInput("--model is for --predictor mlp or habitat")
+    if target.trace is not None and precision is not None:
+        from wavecast.predictors.mixed_precision import MixedPrecision
+
+        if name is not None:
+            raise InvalidInput("--precision of a measured trace has its own predictor")
+        return MixedPrecision.shipped(precision)
+    match name:
+        case None:
+            return None
+        case PredictorName.ATTAINABLE:
+            from wavecast.predictors.attainable import Attainable
+
+            return Attainable.shipped()
+        case PredictorName.ROOFLINE:
+            from wavecast.predictors.roofline import Roofline
+
+            return Roofline()
+        case PredictorName.WAVE:
+            from wavecast.predictors.wave import WaveScaling
+
+            return WaveScaling()
+    from wavecast.predictors.habitat import Habitat
+    from wavecast.predictors.mlp import Mlp
+
+    networks = Mlp.read(models) if models else Mlp.shipped()
+    return networks if name is PredictorName.MLP else Habitat(networks)

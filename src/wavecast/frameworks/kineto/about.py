@@ -1,0 +1,100 @@
+"""What a profiler file says of itself: GPU, software, ranks; and what its reader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from wavecast.frameworks.kineto.naming import is_communication
+from wavecast.frameworks.kineto.recording import Recording
+from wavecast.frameworks.kineto.survey import Survey, named
+from wavecast.trace import Call
+
+
+def properties_of(survey: Survey, position: int) -> Mapping[str, Any]:
+    """What the file says of the GPU that did most of the step."""
+    rows = survey.step_of == position
+    spent = survey.end_us[rows] - survey.begin_us[rows]
+    devices, which = np.unique(survey.device[rows], return_inverse=True)
+    busiest = int(devices[np.bincount(which, weights=spent).argmax()])
+    listed = survey.fields.get("deviceProperties")
+    known = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return next((each for each in known if each.get("id") == busiest), known[0] if known else {})
+
+
+def capability_of(properties: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The compute capability; AMD's numbers of the same name mean something else."""
+    major, minor = properties.get("computeMajor"), properties.get("computeMinor")
+    name = str(properties.get("name", ""))
+    amd = properties.get("warpSize") == 64 or any(w in name for w in ("AMD", "Radeon", "Instinct"))
+    if amd or not isinstance(major, int) or not isinstance(minor, int):
+        return None
+    return (major, minor) if 0 < major <= 99 and 0 <= minor <= 99 else None
+
+
+def software_in(fields: Mapping[str, Any]) -> str:
+    """Driver and libraries, as far as the file names them."""
+    named = []
+    for key, label in (
+        ("cuda_runtime_version", "CUDA runtime"),
+        ("cuda_driver_version", "CUDA driver"),
+        ("hip_runtime_version", "HIP runtime"),
+        ("hip_driver_version", "HIP driver"),
+    ):
+        version = fields.get(key)
+        if isinstance(version, int) and key.startswith("cuda"):
+            named.append(f"{label} {version // 1000}.{version % 1000 // 10}")
+        elif version is not None:
+            named.append(f"{label} {version}")
+    if (cupti := fields.get("cupti_version")) is not None:
+        named.append(f"CUPTI {cupti}")
+    if nccl := _distributed(fields).get("nccl_version"):
+        named.append(f"NCCL {nccl}")
+    return ", ".join(named)
+
+
+def _distributed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    info = fields.get("distributedInfo")
+    return info if isinstance(info, dict) else {}
+
+
+def notes_of(
+    survey: Survey, position: int, recording: Recording, calls: Sequence[Call]
+) -> Iterator[str]:
+    """What the reader of the trace must know of where its numbers come from."""
+    yield _which_step(survey, position)
+    info = _distributed(survey.fields)
+    if isinstance(info.get("world_size"), int):
+        yield f"rank {info.get('rank', '?')} of {info['world_size']}"
+    if not properties_of(survey, position).get("name"):
+        yield "the file does not name the GPU"
+    devices = set(survey.device[survey.step_of == position].tolist())
+    if len(devices) > 1:
+        yield f"kernels of {len(devices)} GPUs of one process are taken together"
+    exchanged = [k.seconds for call in calls for k in call.kernels if is_communication(k.name)]
+    if exchanged:
+        yield f"{_counted(exchanged, 'communication kernel')} between GPUs"
+    if not any(call.op.inputs for call in calls if not call.op.name.startswith("nccl.")):
+        yield "no shapes were recorded (record_shapes=True does): what ops cost is not known"
+    nameless = [k.seconds for c in calls if c.op.name.startswith("kernel.") for k in c.kernels]
+    if nameless:
+        yield f"{_counted(nameless, 'kernel')} in no known op"
+    if recording.orphans:
+        unlaunched = [run.kernel.seconds for run in recording.orphans]
+        yield f"{_counted(unlaunched, 'kernel')} without a launch in the file"
+
+
+def _which_step(survey: Survey, position: int) -> str:
+    numbers = [step.number for step in survey.steps]
+    if numbers[position] is None:
+        return "the file marks no steps: all of it is taken as one iteration"
+    if len(numbers) == 1:
+        return f"step {numbers[0]}, the only one in the file"
+    return f"step {numbers[position]} of {named([n or 0 for n in numbers])}"
+
+
+def _counted(seconds: Sequence[float], what: str) -> str:
+    plural = "" if len(seconds) == 1 else "s"
+    return f"{len(seconds)} {what}{plural} ({sum(seconds) * 1e3:.3g} ms)"

@@ -1,0 +1,174 @@
+"""The arguments of an op as the profiler writes them: shapes, types, strides, values as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wavecast.trace import TensorSpec
+
+Shape = tuple[int, ...]
+
+DTYPES = {
+    "bool": "bool",
+    "unsigned char": "uint8",
+    "signed char": "int8",
+    "char": "int8",
+    "short": "int16",
+    "short int": "int16",
+    "unsigned short": "uint16",
+    "int": "int32",
+    "unsigned int": "uint32",
+    "long": "int64",
+    "long int": "int64",
+    "long long": "int64",
+    "unsigned long": "uint64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "float": "float32",
+    "double": "float64",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::Float8_e5m2": "float8_e5m2",
+    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
+    "c10::Float8_e8m0fnu": "float8_e8m0fnu",
+    "c10::complex<c10::Half>": "complex32",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
+"""Our names for the profiler's names of data types."""
+
+LISTS = ("TensorList", "GenericList")
+NUMBER = "number"
+"""The type of a number of Python where a tensor is wanted: x * 0.5."""
+_ABSENT = ("", "nullptr (uninitialized)")
+
+# Of tensors in lists the profiler gives no type; their kernels' names do, the first of these.
+_TYPES_IN_KERNELS = (
+    (re.compile(r"BFloat16|bf16"), "bfloat16"),
+    (re.compile(r"\bHalf\b|__half|OpaqueType<2"), "float16"),
+    (re.compile(r"\bfloat\b|OpaqueType<4"), "float32"),
+    (re.compile(r"\bdouble\b"), "float64"),
+    (re.compile(r"\blong\b|OpaqueType<8"), "int64"),
+    (re.compile(r"\bint\b"), "int32"),
+    (re.compile(r"OpaqueType<1|\bunsigned char\b"), "uint8"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument. `tensors` is None where it is none, empty where it is an absent one."""
+
+    type: str
+    tensors: tuple[TensorSpec, ...] | None
+    value: str | None
+    """As text; None where the profiler did not write values. The data type of a NUMBER."""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether nothing was given, or nothing that the profiler writes down."""
+        return self.type in _ABSENT
+
+
+def arguments_in(
+    recorded: Mapping[str, Any], kernels: Iterable[str] = ()
+) -> tuple[Argument, ...] | None:
+    """The arguments of an op; None where the profiler did not write down its shapes.
+
+    Args:
+        recorded: what the event of the op says.
+        kernels: the names of what it ran, for the types of tensors in lists.
+    """
+    shapes = recorded.get("Input Dims", recorded.get("Input dims"))
+    types = recorded.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):
+        return None
+    count = len(types)
+    strides = _padded(recorded.get("Input Strides"), count)
+    values = _padded(recorded.get("Concrete Inputs"), count)
+    listed = _type_in(kernels) if any(kind in LISTS for kind in types) else None
+    found = []
+    for kind, shape, steps, value in zip(types, shapes, strides, values, strict=True):
+        tensors = _tensors(str(kind), shape, steps, listed)
+        if tensors is None and kind in (*LISTS, *DTYPES):
+            return None
+        found.append(Argument(str(kind), tensors, value if isinstance(value, str) else None))
+    return _unwrapped(found)
+
+
+def _unwrapped(arguments: list[Argument]) -> tuple[Argument, ...]:
+    """The arguments with those tensors told apart that are but numbers.
+
+    The profiler writes a number as a tensor without dimensions, of Python's precision. It takes
+    part with the precision of the others, so its value is that of the first.
+    """
+    first = next((DTYPES[a.type] for a in arguments if a.type in DTYPES), "")
+
+    def told(argument: Argument) -> Argument:
+        dtype = DTYPES.get(argument.type)
+        if dtype not in ("float64", "int64") or dtype == first:
+            return argument
+        if any(tensor.shape for tensor in argument.tensors or ()):
+            return argument
+        whole = first == "bool" or (dtype == "float64" and "int" in first)
+        return Argument(
+            NUMBER, (), ("float32" if dtype == "float64" else dtype) if whole else first
+        )
+
+    return tuple(map(told, arguments))
+
+
+def _padded(values: Any, count: int) -> Sequence[Any]:
+    return values if isinstance(values, list) and len(values) == count else [None] * count
+
+
+def _type_in(kernels: Iterable[str]) -> str | None:
+    text = " ".join(kernels)
+    return next((dtype for pattern, dtype in _TYPES_IN_KERNELS if pattern.search(text)), None)
+
+
+def _tensors(
+    kind: str, shape: Any, strides: Any, listed: str | None
+) -> tuple[TensorSpec, ...] | None:
+    """The tensors of one argument; None if it has none, or they are not written down."""
+    if kind in DTYPES:
+        tensor = _tensor(shape, strides, DTYPES[kind])
+        return None if tensor is None else (tensor,)
+    # Beyond 30 tensors the profiler writes an empty list.
+    if kind not in LISTS or not isinstance(shape, list) or not shape or listed is None:
+        return None
+    steps = _padded(strides, len(shape))
+    tensors = [_tensor(each, step, listed) for each, step in zip(shape, steps, strict=True)]
+    whole = tuple(tensor for tensor in tensors if tensor is not None)
+    return whole if len(whole) == len(tensors) else None
+
+
+def _tensor(shape: Any, strides: Any, dtype: str) -> TensorSpec | None:
+    sizes = _sizes(shape)
+    if sizes is None:
+        return None
+    steps = _sizes(strides)
+    if steps is None or len(steps) != len(sizes) or _is_contiguous(sizes, steps):
+        steps = None
+    return TensorSpec(sizes, dtype, steps)
+
+
+def _sizes(value: Any) -> Shape | None:
+    if not isinstance(value, list):
+        return None
+    if not all(isinstance(size, int) and 0 <= size < 1 << 48 for size in value):
+        return None
+    return tuple(value)
+
+
+def _is_contiguous(shape: Shape, strides: Shape) -> bool:
+    """As torch has it: the stride of a dimension of one does not matter."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,184 @@
+"""The calls of a step: each op once, with what it ran on the GPU and what it cost the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wavecast.frameworks.kineto import naming
+from wavecast.frameworks.kineto.describing import collective, describe
+from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
+from wavecast.frameworks.kineto.nesting import Node
+from wavecast.frameworks.kineto.placing import places_of, settle
+from wavecast.frameworks.kineto.recording import Recording, Run
+from wavecast.frameworks.kineto.waiting import Interval, shares_s, synchronizes
+from wavecast.trace import Call, Op, Phase
+
+
+@dataclass
+class _Draft:
+    """A call that is being put together."""
+
+    runs: list[Run] = field(default_factory=list)
+    syncs: bool = False
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(run.kernel.name for run in self.runs)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """What is known of a communication between GPUs."""
+
+    name: str
+    """As in `nccl.all_reduce`."""
+    recorded: Mapping[str, Any]
+    annotated: bool
+    """Whether a range of the profiler named it, which begins when something is sent."""
+
+
+def calls_of(
+    recording: Recording, window: Interval | None, waits: list[Interval]
+) -> tuple[Call, ...]:
+    """The calls of a step in the order in which the host issued them.
+
+    Args:
+        recording: the step.
+        window: the step on the host; None where the file does not show the host.
+        waits: when the host waited, disjoint and in order.
+    """
+    exchanges = _exchanges(recording.nodes)
+    drafts = _with_kernels(recording)
+    _add_silent(recording.nodes, exchanges, drafts)
+    _mark_synchronizations(recording.nodes, drafts)
+    order = sorted(drafts, key=lambda node: node.span.begin_us)
+    places = places_of(recording.nodes)
+    streams = _stream_numbers(recording.runs)
+    shares: list[float | None] = [None] * len(order)
+    if window is not None and order:
+        shares[:] = shares_s([node.span.begin_us for node in order], window, waits)
+    placed: list[tuple[float, Call]] = []
+    for node, host_s in zip(order, shares, strict=True):
+        draft = drafts[node]
+        call = Call(
+            op=_op(node, draft.kernels, exchanges.get(node)),
+            phase=places.phase(node, draft.kernels),
+            module=places.module(node),
+            stream=streams[draft.runs[0].kernel.stream] if draft.runs else 0,
+            syncs=draft.syncs,
+            kernels=tuple(run.kernel for run in draft.runs),
+            host_s=host_s,
+        )
+        placed.append((node.span.begin_us, call))
+    placed += [(run.begin_us, _orphan(run, streams)) for run in recording.orphans]
+    return tuple(settle([call for _, call in sorted(placed, key=lambda pair: pair[0])]))
+
+
+def _with_kernels(recording: Recording) -> dict[Node, _Draft]:
+    """The ops that ran something on the GPU."""
+    drafts: dict[Node, _Draft] = {}
+    for launch, runs in recording.launched.items():
+        owner = naming.owner_of(launch, runs[0].kernel.name)
+        drafts.setdefault(owner, _Draft()).runs.extend(runs)
+    for draft in drafts.values():
+        draft.runs.sort(key=lambda run: run.begin_us)
+    return drafts
+
+
+def _add_silent(
+    nodes: Sequence[Node], exchanges: Mapping[Node, _Exchange], drafts: dict[Node, _Draft]
+) -> None:
+    """Add the ops that ran nothing: views, memory, the host's own; they cost the host time."""
+    known = {node for node in nodes if _is_known(node)}
+    busy = {parent for node in drafts for parent in node.path()}
+    splitting = {parent for node in known for parent in node.path() if parent is not node}
+    for node in nodes:
+        if node not in known or node in busy:
+            continue
+        if naming.is_split(naming.op_name(node), always=node not in splitting):
+            continue
+        outermost = naming.communication_of(node.path())
+        if outermost is not None and not (node is outermost and _is_annotated(node, exchanges)):
+            continue
+        if not any(parent in drafts for parent in node.path()):
+            drafts[node] = _Draft()
+
+
+def _is_known(node: Node) -> bool:
+    if naming.communication_of([node]) is not None:
+        return True
+    return node.span.category == "cpu_op" and naming.kind_of(naming.op_name(node)) is not None
+
+
+def _is_annotated(node: Node, exchanges: Mapping[Node, _Exchange]) -> bool:
+    return node in exchanges and exchanges[node].annotated
+
+
+def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) -> None:
+    """Mark the ops in which the host waits; one outside of all ops is an op of its own."""
+    for node in nodes:
+        if node.span.category not in RUNTIME_CATEGORIES or not synchronizes(node.name):
+            continue
+        owner = next((each for each in node.path() if each in drafts), None)
+        if owner is None and naming.synchronization_name(node.name) is not None:
+            owner = node
+            drafts[node] = _Draft()
+        if owner is not None:
+            drafts[owner].syncs = True
+
+
+def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
+    """What the profiler says of each communication, by its outermost node."""
+    names: dict[Node, str] = {}
+    records: dict[Node, Mapping[str, Any]] = {}
+    annotated: set[Node] = set()
+    for node in nodes:
+        outermost = naming.communication_of(node.path())
+        if outermost is None:
+            continue
+        named = node.span.arguments.get("Collective name")
+        if isinstance(named, str):
+            records.setdefault(outermost, node.span.arguments)
+        if node.name.startswith("nccl:") and outermost not in annotated:
+            annotated.add(outermost)
+            names[outermost] = node.name
+        elif node is outermost or outermost not in annotated:
+            names[outermost] = named if isinstance(named, str) else names.get(outermost, node.name)
+    return {
+        node: _Exchange(naming.collective_name(name), records.get(node, {}), node in annotated)
+        for node, name in names.items()
+    }
+
+
+def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
+    if node.span.category in RUNTIME_CATEGORIES:
+        waiting = naming.synchronization_name(node.name)
+        return Op(waiting or naming.launch_name(node.name, kernels), (), ())
+    if exchange is not None:
+        return collective(exchange.name, exchange.recorded)
+    name = naming.op_name(node)
+    if name.startswith("triton_"):
+        name = f"triton.{name}"
+    return describe(name, node.span.arguments, kernels)
+
+
+def _orphan(run: Run, streams: Mapping[int, int]) -> Call:
+    """A call for what the GPU ran without a launch in the file."""
+    return Call(
+        op=Op(naming.launch_name("", (run.kernel.name,)), (), ()),
+        phase=Phase.OTHER,
+        stream=streams[run.kernel.stream],
+        kernels=(run.kernel,),
+        host_s=0.0,
+    )
+
+
+def _stream_numbers(runs: Iterable[Run]) -> dict[int, int]:
+    """0 for the busiest stream, then 1, 2, ... in order of time spent on them."""
+    spent: dict[int, float] = {}
+    for run in runs:
+        spent[run.kernel.stream] = spent.get(run.kernel.stream, 0.0) + run.kernel.seconds
+    ordered = sorted(spent, key=lambda stream: (-spent[stream], stream))
+    return {stream: number for number, stream in enumerate(ordered)}

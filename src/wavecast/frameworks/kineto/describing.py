@@ -1,0 +1,102 @@
+"""The Op of an event: name, tensors, other arguments, as our own traces would have it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from wavecast.frameworks.kineto.arguments import arguments_in
+from wavecast.frameworks.kineto.naming import kind_of
+from wavecast.frameworks.kineto.schema import op_of
+from wavecast.ops import Kind
+from wavecast.trace import Op, Scalar, TensorSpec
+
+_COPIES = ("aten._to_copy", "aten.copy_")
+
+# Ops whose float32 products may be rounded to TF32, which only their kernels' names tell.
+_PRODUCTS = frozenset(
+    f"aten.{name}"
+    for name in """
+    mm addmm bmm baddbmm addmv mv convolution convolution_backward _cudnn_rnn _cudnn_rnn_backward
+    """.split()
+)
+_TF32 = re.compile(r"tf32|(?<![a-z])s(?:1688|16816)(?:gemm|fprop|dgrad|wgrad|cudnn)")
+
+# What records of collectives call data types: c10::toString.
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Float": "float32",
+    "Double": "float64",
+    "Bool": "bool",
+}
+
+
+def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> Op:
+    """The op of that name.
+
+    Args:
+        name: as in `aten.mm`.
+        recorded: what its event says of it.
+        kernels: the names of what it ran on the GPU.
+    """
+    arguments = arguments_in(recorded, kernels)
+    op = Op(name, (), ()) if arguments is None else op_of(name, arguments)
+    return _with_precision(_placed(op, kernels), kernels)
+
+
+def _placed(op: Op, kernels: Sequence[str]) -> Op:
+    """The op with the tensors that are the host's marked; the profiler does not say which are."""
+    if not kernels:
+        on_gpu = kind_of(op.name) in (None, Kind.VIEW, Kind.SYNC, Kind.COLLECTIVE)
+        return op if on_gpu else replace(op, inputs=_host(op.inputs), outputs=_host(op.outputs))
+    if op.base not in _COPIES or not op.inputs:
+        return op
+    *target, source = op.inputs
+    if kernels[0].startswith("Memcpy HtoD"):
+        return replace(op, inputs=(*target, *_host((source,))))
+    if kernels[-1].startswith("Memcpy DtoH"):
+        return replace(op, inputs=(*_host(target), source), outputs=_host(op.outputs))
+    return op
+
+
+def _host(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(tensor, device="cpu") for tensor in tensors)
+
+
+def _with_precision(op: Op, kernels: Sequence[str]) -> Op:
+    if op.base not in _PRODUCTS or not kernels:
+        return op
+    rounded = any(_TF32.search(kernel) for kernel in kernels)
+    single = bool(op.inputs) and op.inputs[0].dtype == "float32"
+    if single or (rounded and not op.inputs):
+        return replace(op, attrs=(*op.attrs, ("precision", "tf32" if rounded else "ieee")))
+    return op
+
+
+def collective(name: str, recorded: Mapping[str, Any]) -> Op:
+    """The op for an exchange between GPUs.
+
+    Args:
+        name: as in `nccl.all_reduce`.
+        recorded: what the record of it says: counts of elements, data type, number of GPUs.
+    """
+    attrs: tuple[tuple[str, Scalar], ...] = ()
+    group = recorded.get("Group size")
+    if isinstance(group, int) and group > 0:
+        attrs = (("group_size", group),)
+    dtype = _DTYPES.get(str(recorded.get("dtype")))
+    sent, received = (_flat(recorded.get(f"{way} msg nelems"), dtype) for way in ("In", "Out"))
+    return Op(name, sent, received, attrs)
+
+
+def _flat(count: Any, dtype: str | None) -> tuple[TensorSpec, ...]:
+    whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 48
+    return (TensorSpec((count,), dtype),) if whole and dtype else ()

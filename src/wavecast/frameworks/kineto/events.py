@@ -1,0 +1,235 @@
+"""The events of a profiler file, one after the other, however large the file is."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from wavecast.errors import InvalidInput
+from wavecast.trace import Kernel
+
+Event = dict[str, Any]
+
+GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
+"""Calls of CUDA and HIP: launches, synchronisations, questions."""
+
+# What PyTorch up to 1.11 called them.
+_OLD_CATEGORIES = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+}
+
+_WANTED = "give a file that torch.profiler wrote (export_chrome_trace)"
+
+_CHUNK_CHARACTERS = 1 << 20
+# Far beyond any event; what is longer is no JSON.
+_LONGEST_VALUE = 1 << 26
+# A window that ends within a number, a word or an escape breaks it this close to its edge.
+_LONGEST_TOKEN = 32
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+
+
+class _NotJson(Exception):
+    """The text is no JSON object."""
+
+
+class _NotProfile(Exception):
+    """The text is a JSON object, but without events."""
+
+
+def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None) -> Iterator[Event]:
+    """The events of a .json or .json.gz file in their order, in the memory of a few of them.
+
+    Args:
+        path: what torch.profiler's `export_chrome_trace` wrote.
+        fields: gets the file's other fields (`deviceProperties`, ...) as they come, all of them
+            once the last event was taken.
+
+    Raises:
+        InvalidInput: there is no such file, or it is no whole profiler file; says why.
+    """
+    path = Path(path)
+    try:
+        with _opened(path) as file:
+            yield from _events(_Text(file), {} if fields is None else fields)
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no profiler file {path}") from None
+    except (EOFError, zlib.error):
+        _refuse(path, "it is truncated or damaged; copy it again, or record it again")
+    except (_NotJson, RecursionError):
+        _refuse(path, f"it is no valid JSON object; {_WANTED}")
+    except _NotProfile:
+        _refuse(path, f"it has no traceEvents; {_WANTED}")
+    except OSError as error:
+        _refuse(path, f"{error.strerror or error}; {_WANTED}")
+
+
+def read_fields(path: str | PathLike[str]) -> dict[str, Any]:
+    """The fields of a profiler file beside its events: deviceProperties, distributedInfo, ..."""
+    fields: dict[str, Any] = {}
+    for _ in read_events(path, fields):
+        pass
+    return fields
+
+
+def category_of(event: Event) -> str:
+    """The category of an event under its present name; "" when it has none."""
+    category = event.get("cat")
+    if not isinstance(category, str):
+        return ""
+    return _OLD_CATEGORIES.get(category, category)
+
+
+def arguments_of(event: Event) -> dict[str, Any]:
+    """What an event says beside name and time."""
+    arguments = event.get("args")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def number(value: Any, default: float = 0.0) -> float:
+    """A number of a file as float; the default for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+        return float(value)
+    return default
+
+
+def kernel_of(event: Event, begin_us: float) -> Kernel:
+    """The kernel, copy or fill of a GPU event, with its start counted from `begin_us`."""
+    arguments = arguments_of(event)
+    return Kernel(
+        name=str(event.get("name", "")),
+        seconds=max(number(event.get("dur")), 0.0) / 1e6,
+        grid=_triple(arguments.get("grid")),
+        block=_triple(arguments.get("block")),
+        registers=_count(arguments.get("registers per thread")),
+        shared_bytes=_count(arguments.get("shared memory")),
+        stream=stream_of(arguments.get("stream")),
+        start_s=max(number(event.get("ts")) - begin_us, 0.0) / 1e6,
+    )
+
+
+def stream_of(value: Any) -> int:
+    """The number of a stream; AMD's are addresses in text."""
+    if isinstance(value, str):
+        try:
+            value = int(value, 0)
+        except ValueError:
+            return 0
+    count = _count(value)
+    return 0 if count is None else count
+
+
+def _count(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < 1 << 62 else None
+
+
+def _triple(value: Any) -> tuple[int, int, int] | None:
+    if not isinstance(value, list) or len(value) != 3:
+        return None
+    x, y, z = map(_count, value)
+    return None if x is None or y is None or z is None else (x, y, z)
+
+
+class _Text:
+    """A window on a long JSON text, from which values are taken one after the other."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._decode = json.JSONDecoder(strict=False).raw_decode
+        self._window = ""
+        self._at = 0
+        self._ended = False
+
+    def _extend(self, characters: int) -> None:
+        more = self._file.read(characters)
+        self._ended = not more
+        self._window = self._window[self._at :] + more
+        self._at = 0
+
+    def peek(self) -> str:
+        """The next character that means something; "" at the end."""
+        while True:
+            # Commas say nothing that the values do not; some versions wrote one too many.
+            self._at = _BETWEEN.match(self._window, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._window) or self._ended:
+                return self._window[self._at : self._at + 1]
+            self._extend(_CHUNK_CHARACTERS)
+
+    def take(self, character: str) -> bool:
+        """Whether this character comes next; if so, it is stepped over."""
+        found = self.peek()
+        if not found:
+            raise EOFError
+        self._at += found == character
+        return found == character
+
+    def value(self) -> Any:
+        """The value that comes next; `peek` has stepped over what is before it."""
+        characters = _CHUNK_CHARACTERS
+        while True:
+            try:
+                value, end = self._decode(self._window, self._at)
+            except json.JSONDecodeError as error:
+                self._check_cut(error)
+            else:
+                # A number that reaches the window's edge may go on.
+                if end < len(self._window) or self._ended:
+                    self._at = end
+                    return value
+            self._extend(characters)
+            characters *= 2
+
+    def _check_cut(self, error: json.JSONDecodeError) -> None:
+        """Refuse what is wrong by more than the window's edge, and the edge if it is the end."""
+        cut = error.pos + _LONGEST_TOKEN > len(self._window) or "Unterminated" in error.msg
+        if not cut or len(self._window) - self._at > _LONGEST_VALUE:
+            raise _NotJson
+        if self._ended:
+            raise EOFError
+
+
+def _opened(path: Path) -> TextIO:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    # The names of kernels are not always whole UTF-8.
+    if packed:
+        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", errors="replace")
+    return path.open(encoding="utf-8-sig", errors="replace")
+
+
+def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
+    """The events among the fields of the file's one object."""
+    if not text.take("{"):
+        raise _NotJson
+    found = False
+    while not text.take("}"):
+        name = text.value()
+        if not isinstance(name, str) or not text.take(":"):
+            raise _NotJson
+        if name == "traceEvents" and text.take("["):
+            found = True
+            while not text.take("]"):
+                event = text.value()
+                if isinstance(event, dict):
+                    yield event
+        else:
+            text.peek()
+            fields[name] = text.value()
+    if not found:
+        raise _NotProfile
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise InvalidInput(f"cannot read the profiler file {path}: {reason}")

@@ -1,0 +1,182 @@
+"""Which of the nested ops of the host a kernel belongs to, and what it is called in a Trace.
+
+A convolution is four ops deep: conv2d calls convolution calls _convolution calls
+cudnn_convolution. Our own traces have one of them, the first that the dispatcher does not split
+above autograd; here it is the outermost that the table of ops knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+
+from wavecast import ops
+from wavecast.frameworks.kineto.nesting import Node
+from wavecast.ops import Kind
+from wavecast.trace import Op
+
+# Ops that the table knows but that the dispatcher splits (CompositeImplicitAutograd without a
+# CUDA kernel, torch 2.13): what they call is the op.
+_SPLIT = frozenset(
+    f"aten.{name}"
+    for name in """
+    __and__ __iand__ __ior__ __ixor__ __or__ __xor__ _version absolute absolute_ adjoint arccos
+    arccos_ arccosh arccosh_ arcsin arcsin_ arcsinh arcsinh_ arctan arctan_ arctan2 arctan2_
+    arctanh arctanh_ argsort broadcast_to chunk clip clip_ conj contiguous diag divide divide_
+    expand_as fill_diagonal_ fix fix_ flatten float_power float_power_ greater greater_
+    greater_equal greater_equal_ imag isfinite less less_ less_equal less_equal_ mH mT matrix_H
+    mish_backward moveaxis movedim msort multiply multiply_ nanmean narrow negative negative_
+    not_equal not_equal_ numpy_T pin_memory positive real relu6 relu6_ requires_grad_ reshape
+    reshape_as resolve_conj resolve_neg rrelu rrelu_ selu selu_ special_digamma special_ndtr
+    square square_ subtract subtract_ swapaxes swapaxes_ swapdims swapdims_ tensor_split tile to
+    true_divide true_divide_ unflatten unsafe_chunk vander view_as
+    """.split()
+)
+# Those of which it splits some overloads, often into another of the same name.
+_SOMETIMES_SPLIT = frozenset(
+    f"aten.{name}"
+    for name in """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d linear max min
+    repeat_interleave split std std_mean var var_mean where
+    """.split()
+)
+
+# Questions about a tensor, which our own traces leave out too.
+_QUERIES = (
+    "prim.",
+    "profiler.",
+    "aten.is_",
+    "aten._use_",
+    "aten.sym_",
+    "aten.size",
+    "aten.stride",
+    "aten.detach",
+)
+
+_OP = re.compile(r"\w+(?:::[\w.]+)*(?:<.*>)?")
+# Ranges of the profiler that hold whole models rather than being ops.
+_RANGES = ("autograd::engine::", "CompiledF", "TorchDynamo", "torch_compile")
+
+_COMMUNICATION = re.compile(r"(?:nccl|rccl|msccl)\w*?Kernel_?([A-Z][A-Za-z]*)?")
+_COMMUNICATION_NODES = ("nccl:", "c10d::", "_c10d_functional::", "c10d_functional::")
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "reducescatter": "reduce_scatter",
+}
+
+
+def op_name(node: Node) -> str:
+    """The name of an op as traces write it: `aten.mm` of `aten::mm`."""
+    return node.name.replace("::", ".", 1)
+
+
+@cache
+def kind_of(name: str) -> Kind | None:
+    """The kind of the op of that name; None for questions, too."""
+    return None if name.startswith(_QUERIES) else ops.kind(Op(name, (), ()))
+
+
+def is_split(name: str, always: bool = False) -> bool:
+    """Whether the dispatcher splits an op, or may, into those that our traces have."""
+    return name in _SPLIT or (not always and name in _SOMETIMES_SPLIT)
+
+
+def is_communication(kernel: str) -> bool:
+    """Whether a kernel of this name exchanges data between GPUs."""
+    return _COMMUNICATION.match(kernel) is not None
+
+
+def owner_of(launch: Node, kernel: str) -> Node:
+    """The op to which a kernel belongs; the launch itself where no op is known.
+
+    Args:
+        launch: the call of the runtime that launched it.
+        kernel: its name.
+    """
+    path = list(launch.path())[1:]
+    chosen = _chosen([node for node in path if node.span.category == "cpu_op"])
+    outermost = communication_of(path)
+    if outermost is not None and (
+        chosen is None
+        or is_communication(kernel)
+        or kind_of(op_name(chosen)) in (None, Kind.COLLECTIVE)
+    ):
+        return outermost
+    if chosen is None or is_communication(kernel):
+        return launch
+    return chosen
+
+
+def _chosen(path: list[Node]) -> Node | None:
+    """Of ops from the inside out, the one that our own trace would have."""
+    known = [node for node in path if kind_of(op_name(node)) is not None]
+    whole = [node for node in known if not is_split(op_name(node))]
+    if whole:
+        working = [node for node in whole if kind_of(op_name(node)) is not Kind.VIEW]
+        return (working or whole)[-1]
+    if known:
+        return known[0]
+    return next((node for node in path if _is_op(node)), None)
+
+
+def _is_op(node: Node) -> bool:
+    return bool(_OP.fullmatch(node.name)) and not node.name.startswith(_RANGES)
+
+
+def communication_of(path: Iterable[Node]) -> Node | None:
+    """The outermost communication among nodes from the inside out."""
+    found = None
+    for node in path:
+        if node.name.startswith(_COMMUNICATION_NODES) or node.name == "record_param_comms":
+            found = node
+    return found
+
+
+def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
+    """The op for what a launch ran that no op encloses: named after the kernel.
+
+    Args:
+        launch: the runtime's function.
+        kernels: the names of what it ran; many if it was a CUDA graph.
+    """
+    if len(kernels) != 1:
+        return f"kernel.{launch}"
+    match = _COMMUNICATION.match(kernels[0])
+    if match:
+        return f"nccl.{_snake(match[1] or 'generic')}"
+    if kernels[0].startswith("triton_"):
+        return f"triton.{kernels[0]}"
+    return f"kernel.{short_kernel(kernels[0])}"
+
+
+def short_kernel(name: str) -> str:
+    """A kernel's name without return type, template arguments and parameters."""
+    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.split(r"[<(]", name, maxsplit=1)[0].strip().replace(" ", "_") or "unnamed"
+
+
+def collective_name(annotation: str) -> str:
+    """`nccl.all_reduce` of what a range or a record calls it: "nccl:all_reduce", "allreduce"."""
+    words = annotation.rpartition(":")[2].split() or ["unknown"]
+    word = words[0].strip("_").removesuffix("_base")
+    return f"nccl.{_COLLECTIVES.get(word, word)}"
+
+
+def _snake(camel: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", camel).lower()
+
+
+_SYNCHRONIZATIONS = re.compile(r"(?:cuda|hip|cu)(Device|Ctx|Stream|Event)Synchronize\w*")
+
+
+def synchronization_name(runtime: str) -> str | None:
+    """`cuda.synchronize` and the like for a function in which the host waits, None for others."""
+    match = _SYNCHRONIZATIONS.fullmatch(runtime)
+    if match is None:
+        return None
+    what = match[1].lower()
+    return "cuda.synchronize" if what in ("device", "ctx") else f"cuda.{what}_synchronize"

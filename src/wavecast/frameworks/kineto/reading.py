@@ -1,0 +1,88 @@
+"""A measured Trace of a profiler file."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from wavecast.frameworks.kineto.about import capability_of, notes_of, properties_of, software_in
+from wavecast.frameworks.kineto.calls import calls_of
+from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
+from wavecast.frameworks.kineto.recording import Recording, record
+from wavecast.frameworks.kineto.survey import Survey, choose, steady_s, survey_of
+from wavecast.frameworks.kineto.waiting import Interval, waits
+from wavecast.trace import Measurement, Trace
+
+
+def read_kineto(path: str | PathLike[str], *, step: int | None = None) -> Trace:
+    """The measured step in a file that torch.profiler wrote: `.json` or `.json.gz`.
+
+    Args:
+        path: the file; `prof.export_chrome_trace(path)` writes one.
+        step: the number of the iteration (`ProfilerStep#`) to take; the most typical one if None.
+            A file that marks no iterations is taken as one.
+
+    Raises:
+        InvalidInput: the file cannot be read, has no such step, or shows no GPU at work.
+    """
+    survey = survey_of(Path(path))
+    position = choose(survey, step)
+    recording = record(survey, position)
+    window = _host_window(survey, position, recording)
+    waited = _waits(recording)
+    calls = calls_of(recording, window, waited)
+    properties = properties_of(survey, position)
+    host_s = None if window is None else sum(call.host_s or 0.0 for call in calls)
+    measurement = _measurement(survey, position, recording, str(properties.get("name", "")), host_s)
+    return Trace(
+        calls=calls,
+        framework="torch (profiler file)",
+        capability=capability_of(properties),
+        notes=tuple(notes_of(survey, position, recording, calls)),
+        measurement=measurement,
+    )
+
+
+def _host_window(survey: Survey, position: int, recording: Recording) -> Interval | None:
+    """The step on the host: as marked; of a single one what the host did in it."""
+    window = recording.host_window()
+    if window is None or len(survey.steps) == 1:
+        return window
+    step = survey.steps[position]
+    return step.begin_us, step.end_us
+
+
+def _waits(recording: Recording) -> list[Interval]:
+    """When the host waited, in threads that issue work."""
+    issuing = {node.span.thread for node in recording.nodes if node.span.category == "cpu_op"}
+    calls = [
+        node
+        for node in recording.nodes
+        if node.span.category in RUNTIME_CATEGORIES and (node.span.thread in issuing or not issuing)
+    ]
+    ran = {node: (runs[0].begin_us, runs[-1].end_us) for node, runs in recording.launched.items()}
+    return waits(calls, ran)
+
+
+def _measurement(
+    survey: Survey, position: int, recording: Recording, gpu: str, host_s: float | None
+) -> Measurement:
+    steady = steady_s(survey)
+    seconds, repeats = steady or (_extent_s(recording), 1)
+    return Measurement(
+        gpu=gpu,
+        seconds=seconds,
+        gpu_s=survey.busy_s(position),
+        host_s=host_s,
+        recorded_s=survey.periods_s().get(position),
+        repeats=repeats,
+        software=software_in(survey.fields),
+    )
+
+
+def _extent_s(recording: Recording) -> float:
+    """From the first activity to the end of the last, of host or GPU."""
+    window = recording.host_window()
+    intervals = [(run.begin_us, run.end_us) for run in recording.runs]
+    intervals += [] if window is None else [window]
+    return (max(end for _, end in intervals) - min(begin for begin, _ in intervals)) / 1e6

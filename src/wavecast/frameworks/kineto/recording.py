@@ -1,0 +1,127 @@
+"""The second reading of a profiler file: all that belongs to one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wavecast.frameworks.kineto.events import (
+    GPU_CATEGORIES,
+    RUNTIME_CATEGORIES,
+    Event,
+    arguments_of,
+    category_of,
+    kernel_of,
+    number,
+    read_events,
+)
+from wavecast.frameworks.kineto.nesting import Node, Span, nest
+from wavecast.frameworks.kineto.survey import Step, Survey, correlation_of
+from wavecast.frameworks.kineto.waiting import Interval
+from wavecast.trace import Kernel
+
+MODULE = "nn.Module: "
+"""How names of modules' forwards begin when the profiler recorded Python's stack."""
+
+
+_HOST_CATEGORIES = RUNTIME_CATEGORIES | {"cpu_op", "user_annotation"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the GPU ran, and when by the file's clock."""
+
+    kernel: Kernel
+    correlation: int
+    begin_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One step: the host's events in the order of their beginning, and what the GPU ran."""
+
+    nodes: list[Node]
+    launched: dict[Node, tuple[Run, ...]]
+    """By the call of the runtime, in order of time."""
+    orphans: tuple[Run, ...]
+    """Those whose launch is not in the file."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """All that the GPU ran."""
+        return [*(run for runs in self.launched.values() for run in runs), *self.orphans]
+
+    def host_window(self) -> Interval | None:
+        """From the first to the last event of the host, annotations aside; None without any."""
+        spans = [
+            node.span
+            for node in self.nodes
+            if node.span.category == "cpu_op" or node.span.category in RUNTIME_CATEGORIES
+        ]
+        if not spans:
+            return None
+        return min(s.begin_us for s in spans), max(s.end_us for s in spans)
+
+
+def record(survey: Survey, position: int) -> Recording:
+    """The step at a position of the survey."""
+    step = survey.steps[position]
+    spans: list[Span] = []
+    runs: list[Run] = []
+    belongs = survey.step_of == position
+    row = -1
+    for event in read_events(survey.path):
+        if event.get("ph") != "X":
+            continue
+        category = category_of(event)
+        if category in GPU_CATEGORIES:
+            row += 1
+            if belongs[row]:
+                runs.append(_run(event, step.begin_us))
+        else:
+            span = _span(event, category)
+            if span is not None and _is_within(span, step):
+                spans.append(span)
+    return _joined(nest(spans), runs)
+
+
+def _run(event: Event, step_begin_us: float) -> Run:
+    begin = number(event.get("ts"))
+    kernel = kernel_of(event, step_begin_us)
+    correlation = correlation_of(arguments_of(event))
+    return Run(kernel, correlation, begin, begin + kernel.seconds * 1e6)
+
+
+def _span(event: Event, category: str) -> Span | None:
+    name = str(event.get("name", ""))
+    if category == "python_function":
+        if not name.startswith(MODULE):
+            return None
+    elif category not in _HOST_CATEGORIES:
+        return None
+    begin = number(event.get("ts"))
+    end = begin + max(number(event.get("dur")), 0.0)
+    return Span(name, category, event.get("tid"), begin, end, arguments_of(event))
+
+
+def _is_within(span: Span, step: Step) -> bool:
+    """Whether a span began in a step; one that only encloses others may have begun before."""
+    if span.category in ("user_annotation", "python_function"):
+        return span.begin_us <= step.end_us and span.end_us >= step.begin_us
+    return step.begin_us <= span.begin_us <= step.end_us
+
+
+def _joined(nodes: list[Node], runs: list[Run]) -> Recording:
+    """Give each launch what it ran."""
+    launches = {
+        correlation: node
+        for node in nodes
+        if node.span.category in RUNTIME_CATEGORIES
+        and (correlation := correlation_of(node.span.arguments)) >= 0
+    }
+    launched: dict[Node, list[Run]] = {}
+    orphans: list[Run] = []
+    for run in sorted(runs, key=lambda run: run.begin_us):
+        node = launches.get(run.correlation)
+        (orphans if node is None else launched.setdefault(node, [])).append(run)
+    return Recording(nodes, {node: tuple(each) for node, each in launched.items()}, tuple(orphans))

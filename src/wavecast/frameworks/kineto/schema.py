@@ -1,0 +1,261 @@
+"""What PyTorch knows of an op: the names of its arguments, and the tensors it gives.
+
+The profiler writes neither. Where PyTorch is installed, the op is looked up in its table by the
+types of the arguments, and run on tensors without data. All of it is optional: without PyTorch,
+or for an op that it does not have, a trace has the inputs only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from wavecast.frameworks.kineto.arguments import DTYPES, LISTS, NUMBER, Argument
+from wavecast.trace import Op, Scalar, TensorSpec
+
+# c10/core/ScalarType.h and MemoryFormat.h.
+_DTYPE_NUMBERS = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32",
+    7: "float64", 8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16",
+    23: "float8_e5m2", 24: "float8_e4m3fn", 25: "float8_e5m2fnuz", 26: "float8_e4m3fnuz",
+    27: "uint16", 28: "uint32", 29: "uint64",
+}  # fmt: skip
+_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+
+_NUMBERS = ("number", "int", "float", "bool", "ScalarType", "Layout", "MemoryFormat")
+# Our own traces write no longer lists.
+_LONGEST_LIST = 16
+
+
+# What says nothing about the tensors that come out.
+_IRRELEVANT = {"pin_memory": None, "non_blocking": False}
+
+
+_CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
+
+
+class _Unknown(Exception):
+    """The op, or a value that it needs, is not known."""
+
+
+@lru_cache(maxsize=8192)
+def op_of(name: str, arguments: tuple[Argument, ...]) -> Op:
+    """The op of that name with these arguments, as our own traces have it as far as is known."""
+    inputs = tuple(t for argument in arguments for t in argument.tensors or ())
+    try:
+        overload = _overload(name, arguments)
+    except _Unknown:
+        return Op(name, inputs, ())
+    suffix = overload._schema.overload_name
+    given = list(zip(overload._schema.arguments, arguments, strict=True))
+    outputs = _outputs(overload, given)
+    if name in _CONVOLUTIONS and any(spec.channels_last for spec in inputs):
+        outputs = tuple(map(_channels_last, outputs))
+    return Op(f"{name}.{suffix}" if suffix else name, inputs, outputs, _attributes(given))
+
+
+def _channels_last(spec: TensorSpec) -> TensorSpec:
+    """An image in the layout that cuDNN gives it, which tensors without data do not have."""
+    batch, channels, *image = spec.shape if len(spec.shape) in (4, 5) else (0, 0)
+    if not batch or channels == 1:
+        return spec
+    steps = [channels]
+    for size in reversed(image):
+        steps.append(steps[-1] * size)
+    *inner, whole = steps
+    return replace(spec, strides=(whole, 1, *reversed(inner)))
+
+
+def _overload(name: str, arguments: tuple[Argument, ...]) -> Any:
+    """The overload whose arguments could be these; those that write to a given tensor come last."""
+    namespace, _, base = name.partition(".")
+    try:
+        import torch
+
+        packet = getattr(getattr(torch.ops, namespace), base)
+        overloads = [getattr(packet, each) for each in packet.overloads()]
+    except (ImportError, AttributeError, RuntimeError):
+        raise _Unknown from None
+    overloads.sort(key=lambda overload: any(a.is_out for a in overload._schema.arguments))
+    for overload in overloads:
+        wanted = overload._schema.arguments
+        if len(wanted) == len(arguments) and all(map(_fits, wanted, arguments)):
+            return overload
+    raise _Unknown
+
+
+def _type_of(wanted: Any) -> tuple[str, bool]:
+    """The type of an argument in a schema, and whether it may be None."""
+    text = str(wanted.real_type)
+    match = re.fullmatch(r"Optional\[(.*)\]", text)
+    return (match[1], True) if match else (text, False)
+
+
+def _fits(wanted: Any, argument: Argument) -> bool:
+    base, optional = _type_of(wanted)
+    if argument.type in DTYPES or argument.type == NUMBER:
+        return base == "Tensor"
+    if argument.type in LISTS:
+        return base in ("List[Tensor]", "List[Optional[Tensor]]")
+    if argument.type == "ScalarList":
+        return base.startswith("List[") and "Tensor" not in base
+    if argument.type == "Scalar":
+        truth = argument.value in ("True", "False")
+        unknown = not argument.value
+        return base in _NUMBERS and (unknown or (truth if base == "bool" else not truth))
+    # Nothing, or what the profiler does not write down: texts, devices, in old files lists.
+    return optional or (base != "Tensor" and base not in _NUMBERS)
+
+
+def _attributes(given: list[tuple[Any, Argument]]) -> tuple[tuple[str, Scalar], ...]:
+    """The arguments that are no tensors, without defaults, which the dispatcher leaves out."""
+    attributes: list[tuple[str, Scalar]] = []
+    positional_default = True
+    for wanted, argument in reversed(given):
+        value = None if argument.tensors is not None else _plain(wanted, argument)
+        is_default = argument.tensors is None and _is_default(wanted, argument, value)
+        if not wanted.kwarg_only:
+            positional_default = positional_default and is_default
+            is_default = positional_default
+        if value is not None and not is_default:
+            attributes.append((wanted.name, value))
+    return tuple(reversed(attributes))
+
+
+def _is_default(wanted: Any, argument: Argument, value: Scalar | None) -> bool:
+    if not wanted.has_default_value():
+        return False
+    if argument.is_absent:
+        return True
+    default = wanted.default_value
+    if isinstance(value, float) != isinstance(default, float):
+        return False  # to the dispatcher 2.0 is not 2
+    return bool(value == (tuple(default) if isinstance(default, list) else default))
+
+
+def _plain(wanted: Any, argument: Argument) -> Scalar | None:
+    """The value of an argument as traces write it, None where it is not known."""
+    base, _ = _type_of(wanted)
+    if not argument.value or base in ("Layout", "Device"):
+        return None
+    try:
+        value = _value(base, argument.value)
+    except _Unknown:
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        finite = all(math.isfinite(each) for each in value)
+        return tuple(value) if finite and 0 < len(value) <= _LONGEST_LIST else None
+    return value  # type: ignore[no-any-return]
+
+
+def _value(base: str, text: str) -> Any:
+    """The value of a text, by the type that the schema wants: a number, a name or a list."""
+    try:
+        if base.startswith("List["):
+            inner = base.removeprefix("List[").removesuffix("]")
+            parts = [part.strip() for part in text.strip("[]").split(",")]
+            return [_value(inner, part) for part in parts if part]
+        if base == "ScalarType":
+            return _DTYPE_NUMBERS[int(text)]
+        if base == "MemoryFormat":
+            return _FORMATS[int(text)]
+        if text in ("True", "False"):
+            return text == "True"
+        if base == "int":
+            return int(text)
+        if base == "float":
+            return float(text)
+        if base == "number":
+            return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+    except (ValueError, LookupError):
+        raise _Unknown from None
+    raise _Unknown
+
+
+def _outputs(overload: Any, given: list[tuple[Any, Argument]]) -> tuple[TensorSpec, ...]:
+    """The tensors that an op writes: those given to it for that, and the ones it returns."""
+    import torch
+
+    written = tuple(
+        spec for wanted, argument in given if _is_written(wanted) for spec in argument.tensors or ()
+    )
+    try:
+        values = [(wanted, _stand_in(wanted, argument)) for wanted, argument in given]
+        positional = [value for wanted, value in values if not wanted.kwarg_only]
+        named = {wanted.name: value for wanted, value in values if wanted.kwarg_only}
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = overload(*positional, **named)
+    except Exception:  # whatever an op refuses: what it returns is not known
+        return written
+    taken = {id(t) for wanted, value in values if _is_written(wanted) for t in _tensors_of(value)}
+    return (*written, *(_spec(t) for t in _tensors_of(result) if id(t) not in taken))
+
+
+def _is_written(wanted: Any) -> bool:
+    return wanted.alias_info is not None and bool(wanted.alias_info.is_write)
+
+
+def _stand_in(wanted: Any, argument: Argument) -> Any:
+    """What to run an op with: tensors without data, and the values that were written down."""
+    import torch
+
+    base, _ = _type_of(wanted)
+    if argument.type == NUMBER:
+        return _meta(TensorSpec((), argument.value or "float32"))
+    if argument.tensors is not None:
+        tensors = [_meta(spec) for spec in argument.tensors]
+        return tensors if argument.type in LISTS else tensors[0]
+    if base == "Device":
+        return torch.device("meta")
+    if base == "Layout" or wanted.name in _IRRELEVANT:
+        return _IRRELEVANT.get(wanted.name)
+    if argument.value:
+        value = _value(base, argument.value)
+        return getattr(torch, value) if base in ("ScalarType", "MemoryFormat") else value
+    if argument.is_absent:
+        return _default(wanted, argument)
+    if base in ("number", "float"):  # factors, on which no shape depends
+        return 1.0
+    raise _Unknown
+
+
+def _default(wanted: Any, argument: Argument) -> Any:
+    base, optional = _type_of(wanted)
+    if argument.value is None and base.startswith("List["):
+        raise _Unknown  # old files write no lists at all
+    if wanted.has_default_value():
+        return wanted.default_value
+    if optional:
+        return None
+    raise _Unknown
+
+
+def _meta(spec: TensorSpec) -> Any:
+    import torch
+
+    dtype = getattr(torch, spec.dtype)
+    if spec.strides is None:
+        return torch.empty(spec.shape, dtype=dtype, device="meta")
+    return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="meta")
+
+
+def _tensors_of(value: Any) -> list[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors_of(item)]
+    return []
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)

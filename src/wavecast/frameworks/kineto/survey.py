@@ -1,0 +1,262 @@
+"""The first reading of a profiler file: its steps, and what the GPU did in each.
+
+Only numbers are kept of each event, so that a file of gigabytes needs megabytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.kineto.events import (
+    GPU_CATEGORIES,
+    RUNTIME_CATEGORIES,
+    Event,
+    arguments_of,
+    category_of,
+    number,
+    read_events,
+)
+
+_STEP = "ProfilerStep#"
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration, as the host saw it. `number` is None where the file marks no iterations."""
+
+    number: int | None
+    begin_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds. The arrays have one row for each GPU event, in the file's order."""
+
+    path: Path
+    fields: Mapping[str, Any]
+    steps: tuple[Step, ...]
+    """By time; only those that gave the GPU something to do."""
+    step_of: NDArray[np.int64]
+    """The position of the step that launched it, -1 if none did."""
+    begin_us: Floats
+    end_us: Floats
+    is_kernel: NDArray[np.int8]
+    """Not a copy or a fill."""
+    device: NDArray[np.int64]
+
+    def busy_s(self, position: int) -> float:
+        """The time in which the GPU worked on a step."""
+        rows = self.step_of == position
+        return union_us(self.begin_us[rows], self.end_us[rows]) / 1e6
+
+    def kernels(self, position: int) -> int:
+        """The number of kernels of a step, copies and fills not counted."""
+        return int(self.is_kernel[self.step_of == position].sum())
+
+    def last_end_us(self, position: int) -> float:
+        """When the GPU was done with a step."""
+        return float(self.end_us[self.step_of == position].max())
+
+    def periods_s(self) -> dict[int, float]:
+        """From the GPU's end of the step before to that of each step, by position.
+
+        The host may run ahead, so that its own steps are shorter until the GPU's queue is full;
+        the ends of the GPU's work keep the pace.
+        """
+        numbers = [step.number or 0 for step in self.steps]
+        ends = [self.last_end_us(position) for position in range(len(self.steps))]
+        return {
+            i: max(ends[i] - ends[i - 1], 0.0) / 1e6
+            for i in range(1, len(ends))
+            if numbers[i] == numbers[i - 1] + 1
+        }
+
+
+def union_us(begin_us: Floats, end_us: Floats) -> float:
+    """The time covered by intervals that may overlap."""
+    if not len(begin_us):
+        return 0.0
+    order = np.argsort(begin_us, kind="stable")
+    begins, ends = begin_us[order], np.maximum.accumulate(end_us[order])
+    idle = np.maximum(begins[1:] - ends[:-1], 0.0).sum()
+    return float(ends[-1] - begins[0] - idle)
+
+
+def survey_of(path: Path) -> Survey:
+    """What is in a profiler file.
+
+    Raises:
+        InvalidInput: it is no profiler file, or nothing in it ran on a GPU.
+    """
+    columns = _Columns()
+    for event in read_events(path, columns.fields):
+        columns.add(event)
+    if not columns.gpu_begin:
+        _refuse_without_gpu(path, columns.host_events)
+    begin, end = _floats(columns.gpu_begin), _floats(columns.gpu_end)
+    issued = _issue_times(columns, begin)
+    marked = sorted(columns.steps.values(), key=lambda step: step.begin_us)
+    steps = tuple(marked) or (Step(None, columns.first_us, columns.last_us),)
+    step_of = _positions(steps, issued)
+    busy = sorted(set(step_of[step_of >= 0].tolist()))
+    if not busy:
+        raise InvalidInput(
+            f"no step in {path} gave the GPU anything to do, though the file has "
+            f"{len(begin)} GPU events; record whole iterations, with prof.step() after each"
+        )
+    # Empty steps (the last is, if the profiler was stopped at its beginning) do not count.
+    renumber = np.full(len(steps) + 1, -1)
+    renumber[busy] = range(len(busy))
+    return Survey(
+        path=path,
+        fields=columns.fields,
+        steps=tuple(steps[i] for i in busy),
+        step_of=renumber[step_of],
+        begin_us=begin,
+        end_us=end,
+        is_kernel=np.frombuffer(columns.is_kernel, dtype=np.int8),
+        device=np.frombuffer(columns.device, dtype=np.int64),
+    )
+
+
+class _Columns:
+    """Numbers of all events, as they come."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self.steps: dict[int, Step] = {}
+        self.gpu_begin, self.gpu_end = array("d"), array("d")
+        self.correlation, self.device = array("q"), array("q")
+        self.is_kernel = array("b")
+        self.launch_correlation, self.launch_us = array("q"), array("d")
+        self.host_events = 0
+        self.first_us, self.last_us = float("inf"), float("-inf")
+
+    def add(self, event: Event) -> None:
+        if event.get("ph") != "X":
+            return
+        category = category_of(event)
+        begin = number(event.get("ts"))
+        end = begin + max(number(event.get("dur")), 0.0)
+        if category in GPU_CATEGORIES:
+            self._add_gpu(arguments_of(event), category, begin, end)
+        elif category in RUNTIME_CATEGORIES:
+            self.launch_correlation.append(correlation_of(arguments_of(event)))
+            self.launch_us.append(begin)
+        elif category not in ("cpu_op", "user_annotation"):
+            return
+        else:
+            self.host_events += 1
+            self._add_step(str(event.get("name", "")), begin, end)
+            if category == "user_annotation":  # it may enclose more than the work
+                return
+        self.first_us, self.last_us = min(self.first_us, begin), max(self.last_us, end)
+
+    def _add_gpu(self, arguments: dict[str, Any], category: str, begin: float, end: float) -> None:
+        self.gpu_begin.append(begin)
+        self.gpu_end.append(end)
+        self.correlation.append(correlation_of(arguments))
+        self.device.append(int(number(arguments.get("device"), -1)))
+        self.is_kernel.append(category == "kernel")
+
+    def _add_step(self, name: str, begin: float, end: float) -> None:
+        if name.startswith(_STEP) and name[len(_STEP) :].isdecimal():
+            which = int(name[len(_STEP) :])
+            self.steps.setdefault(which, Step(which, begin, end))
+
+
+def correlation_of(arguments: Mapping[str, Any]) -> int:
+    """The number that a launch and what it ran have in common; -1 when there is none."""
+    value = arguments.get("correlation")
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else -1
+
+
+def _issue_times(columns: _Columns, begin: Floats) -> Floats:
+    """When the host launched each GPU event; when it began if the file does not say."""
+    launched = np.frombuffer(columns.launch_correlation, dtype=np.int64)
+    times = _floats(columns.launch_us)
+    wanted = np.frombuffer(columns.correlation, dtype=np.int64)
+    order = np.argsort(launched, kind="stable")
+    launched, times = launched[order], times[order]
+    if not len(launched):
+        return begin
+    at = np.minimum(np.searchsorted(launched, wanted), len(launched) - 1)
+    found = (launched[at] == wanted) & (wanted >= 0)
+    return np.where(found, times[at], begin)
+
+
+def _positions(steps: tuple[Step, ...], times: Floats) -> NDArray[np.int64]:
+    """The position of the step in which each time lies, -1 if in none."""
+    begins = np.array([step.begin_us for step in steps])
+    ends = np.array([step.end_us for step in steps])
+    at = np.searchsorted(begins, times, side="right") - 1
+    return np.where((at >= 0) & (times <= ends[at]), at, -1)
+
+
+def _floats(values: array[float]) -> Floats:
+    return np.frombuffer(values, dtype=np.float64)
+
+
+def _refuse_without_gpu(path: Path, host_events: int) -> None:
+    if host_events:
+        raise InvalidInput(
+            f"{path} records the CPU only: none of its events ran on a GPU; record with "
+            "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
+        )
+    raise InvalidInput(
+        f"{path} has no events of PyTorch's profiler; "
+        "give a file that torch.profiler wrote (export_chrome_trace)"
+    )
+
+
+def choose(survey: Survey, number: int | None) -> int:
+    """The position of the step of that number; of the most typical one for None.
+
+    That is the one of median GPU time among those with the usual number of kernels; the first
+    of several is left out, since it may still warm up.
+
+    Raises:
+        InvalidInput: there is no such step; names those there are.
+    """
+    if number is None:
+        rest = range(1 if len(survey.steps) > 1 else 0, len(survey.steps))
+        counts = Counter(survey.kernels(position) for position in rest)
+        usual = max(counts, key=lambda count: (counts[count], count))
+        alike = [position for position in rest if survey.kernels(position) == usual]
+        return sorted(alike, key=survey.busy_s)[(len(alike) - 1) // 2]
+    for position, step in enumerate(survey.steps):
+        if step.number == number:
+            return position
+    if survey.steps[0].number is None:
+        known = "it marks no steps: leave the step out to take the whole file"
+    else:
+        known = f"it has {named([step.number or 0 for step in survey.steps])}"
+    raise InvalidInput(f"there is no step {number} with GPU work in {survey.path}; {known}")
+
+
+def named(numbers: list[int]) -> str:
+    """Steps by their numbers, as people say it: "the steps 101 to 105"."""
+    if len(numbers) == 1:
+        return f"the step {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"the steps {numbers[0]} to {numbers[-1]}"
+    return f"the steps {', '.join(map(str, numbers))}"
+
+
+def steady_s(survey: Survey) -> tuple[float, int] | None:
+    """The time of one iteration in the steady state, and of how many it is the median."""
+    periods = list(survey.periods_s().values())
+    return (median(periods), len(periods)) if periods else None

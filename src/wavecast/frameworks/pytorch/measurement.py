@@ -1,0 +1,265 @@
+"""Measure one training iteration on a real GPU: its ops, their kernels, and the untouched whole.
+
+Protocol (Habitat, section 5.1: warm up, then repeat; we take the median where it takes the mean):
+
+1. `warm_up` iterations are run and forgotten.
+2. `repeats` iterations run untouched, one after the other, between CUDA events: `seconds`.
+3. `repeats` iterations are issued to an idle GPU: the host's time, `host_s`.
+4. A few run with only the GPU's activity recorded: `gpu_s`, and which kernels run.
+5. `recordings` iterations are taken apart, op by op and kernel by kernel; the one whose kernels
+   took the median time is the trace. This recording slows the host, so of it only the kernels'
+   times count, and how the host's time is shared among the ops.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from wavecast.errors import CaptureError, InvalidInput
+from wavecast.frameworks.pytorch import profiling
+from wavecast.frameworks.pytorch.profiling import Look, Untouched
+from wavecast.frameworks.pytorch.recorder import Recorder, Recording, RecordingMode
+from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
+
+_BUSY_ITERATIONS = 3
+_SAME = 0.9
+"""Kernels that two iterations must have in common: lengths and algorithms may differ a little."""
+
+
+def measure(
+    step: Callable[[], Any],
+    *,
+    warm_up: int = 3,
+    repeats: int = 10,
+    recordings: int = 3,
+    samples: int | None = None,
+    unit: str = "samples",
+) -> Trace:
+    """The trace of a step that really runs on this machine's GPU, with kernels and times.
+
+    Args:
+        step: runs one training iteration on the current CUDA device.
+        warm_up: iterations to run first and forget.
+        repeats: iterations of which the untouched times are the median.
+        recordings: iterations to take apart.
+        samples: how many samples (or other `unit`) one iteration consumes, for throughput.
+        unit: what `samples` counts.
+    """
+    _check(step, warm_up=warm_up, repeats=repeats, recordings=recordings)
+    for _ in range(warm_up):
+        step()
+    seconds = _steady_s(step, repeats)
+    host_s = max(0.0, _issue_s(step, repeats) - profiling.blocked_s(step))
+    untouched = profiling.untouched(step, _BUSY_ITERATIONS)
+    take = _median_take(step, recordings)
+    measurement = Measurement(
+        gpu=torch.cuda.get_device_name(),
+        seconds=seconds,
+        gpu_s=untouched.busy_s,
+        host_s=host_s,
+        recorded_s=take.look.span_s,
+        repeats=repeats,
+        software=software(),
+    )
+    if _ran_the_same(take, untouched):
+        return trace_of(take, measurement, samples, unit)
+    seen = profiling.profiled(step)
+    note = (
+        "ops are as torch.profiler names them: taken apart op by op, this step ran other kernels "
+        "than it does by itself (compiled code)"
+    )
+    return replace(
+        seen,
+        calls=_with_host(seen.calls, host_s),
+        framework=_framework(),
+        samples=samples,
+        unit=unit,
+        notes=(note, *seen.notes),
+        measurement=replace(measurement, recorded_s=None),
+    )
+
+
+def require_gpu() -> None:
+    """Refuse to measure where there is nothing to measure on."""
+    if not torch.cuda.is_available():
+        raise CaptureError(
+            "measuring needs a GPU, and torch sees none here; wavecast.trace(make_step) predicts "
+            "without one"
+        )
+
+
+def run_profiled(step: Callable[[], Any], warm_up: int) -> None:
+    """Run one iteration between cudaProfilerStart and Stop, for a tool that looks on."""
+    require_gpu()
+    for _ in range(warm_up):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def software() -> str:
+    """Versions that decide which kernels run."""
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    found = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    driver = _driver()
+    return f"{found}, driver {driver}" if driver else found
+
+
+def _driver() -> str | None:
+    """The driver's version, which torch does not know."""
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(answer.stdout.split()), None)
+
+
+@dataclass(frozen=True)
+class Take:
+    """One iteration taken apart: what the dispatcher and what the profiler saw of it."""
+
+    recording: Recording
+    look: Look
+
+
+@contextmanager
+def taking_apart(recorder: Recorder) -> Iterator[Callable[[], Take]]:
+    """Take the iteration apart that runs inside, under the RecordingMode of this recorder.
+
+    Gives a function that makes the Take once the block has ended.
+    """
+    with profiling.looking() as look, recorder.step():
+        yield lambda: _take(recorder, look())
+
+
+def _take(recorder: Recorder, look: Look) -> Take:
+    return Take(recorder.recording(look.kernels, look.host_s), look)
+
+
+def trace_of(
+    take: Take, measurement: Measurement, samples: int | None = None, unit: str = "samples"
+) -> Trace:
+    """The measured trace of an iteration that was taken apart."""
+    strays = take.look.strays
+    notes: tuple[str, ...] = ()
+    if strays:
+        share = sum(k.seconds for k in strays) / sum(k.seconds for k in take.look.all_kernels)
+        notes = (
+            f"{len(strays)} kernels ({share:.0%} of the GPU's time) were launched outside of "
+            "PyTorch's ops (compiled code, CUDA graphs, extensions)",
+        )
+    calls = (*take.recording.calls, *map(_stray, strays))
+    if not any(call.kernels for call in calls):
+        raise CaptureError(
+            "the step ran nothing on the GPU; move model and inputs to it (model.cuda(), "
+            'device="cuda") as you do for training'
+        )
+    return Trace(
+        calls=_with_host(calls, measurement.host_s),
+        allocations=take.recording.allocations,
+        framework=_framework(),
+        capability=torch.cuda.get_device_capability(),
+        samples=samples,
+        unit=unit,
+        notes=notes,
+        measurement=measurement,
+    )
+
+
+def _check(step: Any, **counts: int) -> None:
+    require_gpu()
+    if not callable(step):
+        raise InvalidInput(
+            f"measure takes a function that runs one iteration, not {type(step).__name__}"
+        )
+    for name, count in counts.items():
+        least = 0 if name == "warm_up" else 1
+        if not isinstance(count, int) or count < least:
+            raise InvalidInput(f"{name} is {count!r}; it is a number of iterations from {least} on")
+
+
+def _steady_s(step: Callable[[], Any], repeats: int) -> float:
+    """One iteration while they follow each other, by the GPU's clock."""
+    torch.cuda.synchronize()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    between = (first.elapsed_time(second) for first, second in pairwise(events))
+    return float(statistics.median(between)) * 1e-3
+
+
+def _issue_s(step: Callable[[], Any], repeats: int) -> float:
+    """The host's time for one iteration, with nothing in the GPU's queue before it."""
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def _median_take(step: Callable[[], Any], recordings: int) -> Take:
+    recorder = Recorder(Structure())
+    with RecordingMode(recorder):
+        with recorder.structure.watch():
+            step()  # learns the modules' names
+        takes = [_take_of(recorder, step) for _ in range(recordings)]
+    recorder.structure.forget()
+    takes.sort(key=lambda take: sum(kernel.seconds for kernel in take.look.all_kernels))
+    return takes[(len(takes) - 1) // 2]
+
+
+def _take_of(recorder: Recorder, step: Callable[[], Any]) -> Take:
+    with taking_apart(recorder) as take:
+        step()
+    return take()
+
+
+def _ran_the_same(take: Take, untouched: Untouched) -> bool:
+    """Whether the recorded iteration ran the kernels that an untouched one runs."""
+    recorded = Counter(kernel.name for kernel in take.look.all_kernels)
+    common = (recorded & untouched.names).total()
+    return common >= _SAME * max(recorded.total(), untouched.names.total())
+
+
+def _framework() -> str:
+    return f"torch {torch.__version__.split('+')[0]}"
+
+
+def _stray(kernel: Kernel) -> Call:
+    return Call(Op(f"kernel.{kernel.name}", (), ()), Phase.OTHER, kernels=(kernel,))
+
+
+def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
+    """Share the host's untouched time among the calls.
+
+    Each gets what it took inside the op, and an equal part of what lies between the ops: Python,
+    autograd, the dispatcher.
+    """
+    if host_s is None:
+        return tuple(replace(call, host_s=None) for call in calls)
+    inside = sum(call.host_s or 0.0 for call in calls)
+    factor = min(1.0, host_s / inside) if inside else 1.0
+    between = max(0.0, host_s - inside) / len(calls)
+    return tuple(replace(c, host_s=(c.host_s or 0.0) * factor + between) for c in calls)

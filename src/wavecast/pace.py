@@ -1,0 +1,94 @@
+"""The pace of a measured step: what its kernels and its host leave unexplained.
+
+Kernels of several streams overlap, kernels follow each other with gaps, and the host's time
+between ops is not seen by any profiler. The pace holds these so that a measured step, played
+again on its own GPU, takes the time that was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wavecast import intervals, ops
+from wavecast.ops import Kind
+from wavecast.timeline import Seconds, play
+from wavecast.trace import Call
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a measured step's parts make its whole."""
+
+    exposure: Seconds
+    """Of each call: the part of its kernels' time that no other kernel covers."""
+    gap_s: Seconds
+    """Of each call: time between kernels, which a better GPU does not shorten."""
+    host_factor: float
+    """What the host's recorded times must be multiplied with."""
+
+
+def pace_of(
+    calls: Sequence[Call], issue_s: Seconds, measured_s: float | None, sync_s: float = 0.0
+) -> Pace:
+    """The pace of measured calls.
+
+    Args:
+        calls: what ran, with its kernels.
+        issue_s: the host's time for each call.
+        measured_s: the whole step's time; None: not known, so the parts are taken as they are.
+        sync_s: what a wait costs the host beyond waiting.
+    """
+    hidden = [ops.kind(call.op) is Kind.COLLECTIVE for call in calls]
+    exposed = np.array(intervals.exposed_s(calls, hidden), dtype=float)
+    total = np.array([sum(k.seconds for k in call.kernels) for call in calls], dtype=float)
+    exposure = np.divide(exposed, total, out=np.ones_like(total), where=total > 0)
+    launches = np.array([float(len(call.kernels)) for call in calls])
+    if measured_s is None:
+        return Pace(exposure, np.zeros_like(total), 1.0)
+    syncs = [i for i, call in enumerate(calls) if call.syncs]
+
+    def step_s(host: float, gap: float) -> float:
+        return play(issue_s * host, exposed + gap * launches, syncs, sync_s * host).seconds
+
+    host, gap = _reconcile(step_s, issue_s, exposed, launches, measured_s)
+    return Pace(exposure, gap * launches, host)
+
+
+def _reconcile(
+    step_s: Callable[[float, float], float],
+    issue_s: Seconds,
+    gpu_s: Seconds,
+    launches: Seconds,
+    measured_s: float,
+) -> tuple[float, float]:
+    """The host's factor and the gap per kernel with which the step takes the measured time.
+
+    A step that took longer than its parts explain waited for whoever had more to do: the host's
+    unseen work, or the gaps between kernels. One that took less had a quicker host than the
+    recording; the kernels are what they are.
+
+    Args:
+        step_s: the step's time with a host's factor and a gap per kernel.
+        issue_s: the host's time for each call.
+        gpu_s: the GPU's time for each call.
+        launches: how many kernels each call ran.
+        measured_s: the time to arrive at.
+    """
+    if step_s(1.0, 0.0) > measured_s:
+        return _solve(lambda host: step_s(host, 0.0), measured_s, 0.0, 1.0), 0.0
+    if gpu_s.sum() >= issue_s.sum() or not issue_s.any():
+        most = measured_s / max(launches.sum(), 1.0)
+        return 1.0, _solve(lambda gap: step_s(1.0, gap), measured_s, 0.0, most)
+    most = measured_s / float(issue_s.sum())
+    return _solve(lambda host: step_s(host, 0.0), measured_s, 1.0, max(most, 1.0)), 0.0
+
+
+def _solve(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Where a function that does not fall reaches a value, by halving; the nearest end if never."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return high

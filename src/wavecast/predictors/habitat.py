@@ -1,0 +1,70 @@
+"""From the GPU you have to the one you want (Habitat, Yu et al., ATC 2021, section 3).
+
+Ops whose kernels are the same on every GPU are scaled by their waves. Ops whose kernels vary
+(matrix products, convolutions, recurrent layers, attention) take the measured time times the
+ratio of two predictions, so that a predictor's error on the op cancels as far as it is the same
+on both GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from wavecast import ops
+from wavecast.devices import Device
+from wavecast.ops import Kind
+from wavecast.prediction import Estimate, Predictor, answer_for
+from wavecast.predictors.mlp import Mlp
+from wavecast.predictors.wave import WaveScaling
+from wavecast.trace import Call
+
+KERNEL_VARYING = frozenset({Kind.MATMUL, Kind.CONVOLUTION, Kind.RNN, Kind.ATTENTION})
+
+
+@dataclass(frozen=True)
+class Habitat:
+    """Wave scaling, and the ratio of learned predictions where kernels vary."""
+
+    learned: Predictor
+    wave: WaveScaling = field(default_factory=WaveScaling)
+    spread: float = 0.3
+    """Ratios were this far off on GPUs left out (docs/accuracy.md)."""
+
+    @classmethod
+    def shipped(cls) -> Habitat:
+        """With the predictor that is the default without a measurement."""
+        return _shipped()
+
+    def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        """The target's time for a measured call; communication is nobody's to scale."""
+        measured_s = sum(kernel.seconds for kernel in call.kernels)
+        if not measured_s:
+            return None
+        if origin == target:
+            return Estimate(measured_s, measured_s, measured_s, "measured")
+        kind = ops.kind(call.op)
+        if kind is Kind.COLLECTIVE:
+            return None
+        if kind in KERNEL_VARYING:
+            ratio = self._ratio(call, origin, target)
+            if ratio is not None:
+                seconds = measured_s * ratio
+                source = f"ratio of {type(self.learned).__name__.lower()}"
+                wide = 1 + self.spread
+                return Estimate(seconds, seconds / wide, seconds * wide, source)
+        return self.wave.scale_call(call, origin, target)
+
+    def _ratio(self, call: Call, origin: Device, target: Device) -> float | None:
+        if not call.op.inputs:  # a profiler file without shapes
+            return None
+        here = answer_for(self.learned, call.op, origin)
+        there = answer_for(self.learned, call.op, target)
+        return None if here is None or there is None else there.seconds / here.seconds
+
+
+@cache
+def _shipped() -> Habitat:
+    from wavecast.predictors.attainable import Attainable
+
+    return Habitat(Attainable.shipped())

@@ -1,0 +1,108 @@
+"""A float32 measurement as it would be under autocast (Daydream, Zhu et al., ATC 2020).
+
+Daydream's rule: kernels of matrix products and convolutions run three times as fast in half
+precision, all others, which move bytes, twice as fast; weight updates stay in float32. It is what
+is left where nothing but kernels is known, and it is far off on today's GPUs.
+
+Where shapes are known, a product takes the ratio of two predictions of the op itself, which knows
+the target's units. Of the rest, autocast leaves norms, losses, reductions and the like in float32,
+and elementwise ops have some operands in half precision and some not: on an H200 they took 0.53 to
+0.92 of their float32 time (six steps, measurements/h200), so `ELEMENTWISE_SHARE`. The casts that
+autocast adds are not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from wavecast import ops
+from wavecast.devices import Device
+from wavecast.errors import InvalidInput
+from wavecast.ops import Kind
+from wavecast.prediction import Estimate, Predictor, Scaler, answer_for
+from wavecast.predictors.habitat import KERNEL_VARYING, Habitat
+from wavecast.trace import Call, Op, Phase, TensorSpec
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+CONTRACTION_SPEEDUP = 3.0
+OTHER_SPEEDUP = 2.0
+"""Daydream, section 5.1."""
+
+ELEMENTWISE_SHARE = 0.75
+
+_CONTRACTIONS = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|winograd|nvjet", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Scales a float32 measurement to another GPU, and to half precision there."""
+
+    base: Scaler
+    precision: str
+    """"bf16" or "fp16"."""
+    direct: Predictor | None = None
+    """Who knows the op in both precisions; None: Daydream's rule for everything."""
+
+    @classmethod
+    def shipped(cls, precision: str) -> MixedPrecision:
+        """With the shipped scaler and its predictor."""
+        if precision not in DTYPES:
+            known = ", ".join(DTYPES)
+            raise InvalidInput(f"a measurement can become {known}, not {precision!r}")
+        habitat = Habitat.shipped()
+        return cls(habitat, precision, habitat.learned)
+
+    def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        """The target's time for a call, had it run under autocast."""
+        full = self.base.scale_call(call, origin, target)
+        if full is None or not self._becomes_half(call):
+            return full
+        factor = self._direct_factor(call.op, target)
+        source = "its op"
+        if factor is None:
+            factor, source = self._daydream_factor(call, target), "Daydream's rule"
+        return Estimate(
+            full.seconds * factor,
+            full.low_s * factor / 1.3,
+            full.high_s * factor * 1.3,
+            f"{self.precision} by {source}",
+        )
+
+    def _becomes_half(self, call: Call) -> bool:
+        if call.phase is Phase.OPTIMIZER:
+            return False
+        return not call.op.inputs or any(t.dtype == "float32" for t in call.op.inputs)
+
+    def _direct_factor(self, op: Op, target: Device) -> float | None:
+        kind = ops.kind(op)
+        if self.direct is None or kind is None or not ops.has_shapes(op):
+            return None
+        if kind not in KERNEL_VARYING:
+            return ELEMENTWISE_SHARE if kind is Kind.ELEMENTWISE else 1.0
+        half = replace(
+            op,
+            inputs=tuple(map(self._half, op.inputs)),
+            outputs=tuple(map(self._half, op.outputs)),
+            attrs=tuple(pair for pair in op.attrs if pair[0] != "precision"),
+        )
+        full_s, half_s = (answer_for(self.direct, each, target) for each in (op, half))
+        return None if full_s is None or half_s is None else half_s.seconds / full_s.seconds
+
+    def _half(self, tensor: TensorSpec) -> TensorSpec:
+        return replace(tensor, dtype=DTYPES[self.precision]) if _is_full(tensor) else tensor
+
+    def _daydream_factor(self, call: Call, target: Device) -> float:
+        tensor_cores = target.rate(f"{self.precision}_tensor") is not None
+        faster = CONTRACTION_SPEEDUP if tensor_cores else 1.0
+        total = sum(kernel.seconds for kernel in call.kernels)
+        reduced = sum(
+            kernel.seconds / (faster if _CONTRACTIONS.search(kernel.name) else OTHER_SPEEDUP)
+            for kernel in call.kernels
+        )
+        return reduced / total if total else 1.0
+
+
+def _is_full(tensor: TensorSpec) -> bool:
+    return tensor.dtype == "float32"

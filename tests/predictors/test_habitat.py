@@ -1,0 +1,171 @@
+"""Habitat: waves where kernels are the same on all GPUs, ratios of predictions where they vary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import mm, relu, tensor, unknown
+
+from wavecast.devices import Device, device
+from wavecast.prediction import Estimate, default_predictor
+from wavecast.predictors.habitat import Habitat
+from wavecast.predictors.wave import WaveScaling
+from wavecast.trace import Call, Kernel, Op, Phase
+
+T4, V100, A100, L4 = (
+    device(name) for name in ("t4", "v100-sxm-16gb", "a100-sxm-80gb", "l4")
+)  # fmt: skip
+IMAGE = tensor(8, 16, 32, 32)
+CONVOLUTION = Op("aten.convolution", (IMAGE, tensor(16, 16, 3, 3)), (IMAGE,), (("groups", 1),))
+HEADS = tensor(2, 4, 64, 32, dtype="float16")
+ATTENTION = Op(
+    "aten._scaled_dot_product_flash_attention",
+    (HEADS,) * 3,
+    (HEADS, tensor(2, 4, 64)),
+    (("dropout_p", 0.0), ("is_causal", True)),
+)
+SOFTMAX = Op("aten._softmax", (tensor(64, 64),), (tensor(64, 64),))
+ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A predictor to whom each GPU has its seconds for any op; it may be off by a factor."""
+
+    seconds: tuple[tuple[str, float], ...]
+    off: float = 1.0
+
+    def predict(self, op: Op, device: Device) -> Estimate | None:
+        seconds = dict(self.seconds).get(device.id)
+        if seconds is None:
+            return None
+        return Estimate(seconds * self.off, seconds / 9, seconds * 9, "rated")
+
+
+@dataclass(frozen=True)
+class Waves:
+    """In the place of wave scaling: everything takes ten times as long."""
+
+    def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        seconds = 10 * sum(kernel.seconds for kernel in call.kernels)
+        return Estimate(seconds, seconds, seconds, "waves")
+
+
+RATED = Rated((("t4", 4.0), ("l4", 1.0)))
+
+
+def ran(op: Op, *seconds: float, **launch: Any) -> Call:
+    kernels = tuple(Kernel("k", each, **launch) for each in seconds)
+    return Call(op, Phase.FORWARD, kernels=kernels)
+
+
+def habitat(learned: Any = RATED, **options: Any) -> Habitat:
+    return Habitat(learned, **({"wave": Waves()} | options))
+
+
+def seconds(call: Call, learned: Any = RATED, target: Device = L4) -> float | None:
+    answer = habitat(learned).scale_call(call, T4, target)
+    return None if answer is None else answer.seconds
+
+
+@pytest.mark.parametrize("op", [mm(), CONVOLUTION, ATTENTION], ids=lambda op: op.base)
+def test_where_kernels_vary_the_time_follows_the_ratio_of_two_predictions(op: Op) -> None:
+    answer = habitat(spread=0.25).scale_call(ran(op, 3.0, 5.0), T4, L4)
+    assert answer == Estimate(2.0, 2.0 / 1.25, 2.0 * 1.25, "ratio of rated")
+
+
+@pytest.mark.parametrize("op", [relu(8), SOFTMAX, unknown()], ids=lambda op: op.base)
+def test_where_kernels_are_the_same_their_waves_are_scaled(op: Op) -> None:
+    answer = habitat().scale_call(ran(op, 3.0, 5.0), T4, L4)
+    assert answer == Estimate(80, 80, 80, "waves")
+
+
+@given(st.floats(0.01, 100))
+def test_an_error_that_is_the_same_on_both_gpus_cancels(off: float) -> None:
+    wrong = Rated(RATED.seconds, off)
+    assert seconds(ran(mm(), 8.0), wrong) == pytest.approx(2.0)
+
+
+def test_what_the_predictor_does_not_know_is_left_to_the_waves() -> None:
+    assert seconds(ran(mm(), 1.0), target=A100) == 10
+    assert seconds(ran(mm(), 1.0), Rated((("l4", 1.0),))) == 10
+
+
+def test_an_op_without_shapes_is_left_to_the_waves() -> None:
+    assert seconds(ran(Op("aten.mm", (), ()), 1.0)) == 10
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(Op("aten.mm", (tensor(8, 8),), ()), id="an operand is missing"),
+        pytest.param(Op(CONVOLUTION.name, CONVOLUTION.inputs, ()), id="no outputs"),
+        pytest.param(Op("aten._cudnn_rnn", (tensor(4, 2, 8),), ()), id="no weights"),
+        pytest.param(Op(ATTENTION.name, (HEADS,), ()), id="keys and values are missing"),
+    ],
+)
+def test_an_op_that_a_profiler_saw_in_part_is_left_to_the_waves(op: Op) -> None:
+    assert seconds(ran(op, 1.0), default_predictor()) == 10
+
+
+def test_communication_is_nobodys_to_scale() -> None:
+    assert seconds(ran(ALL_REDUCE, 1.0)) is None
+
+
+@pytest.mark.parametrize("op", [mm(), relu(8), ALL_REDUCE, unknown()], ids=lambda op: op.base)
+def test_on_its_own_gpu_everything_takes_the_measured_time(op: Op) -> None:
+    answer = habitat().scale_call(ran(op, 3.0, 5.0), T4, T4)
+    assert answer == Estimate(8, 8, 8, "measured")
+
+
+@pytest.mark.parametrize("target", [T4, L4], ids=["same", "other"])
+def test_what_ran_nothing_has_no_time(target: Device) -> None:
+    assert seconds(ran(mm()), target=target) is None
+    assert seconds(ran(mm(), 0.0), target=target) is None
+
+
+def test_the_shipped_one_has_the_default_predictor_and_is_made_once() -> None:
+    assert Habitat.shipped() is Habitat.shipped()
+    assert Habitat.shipped().learned == default_predictor()
+    assert Habitat.shipped().wave == WaveScaling()
+
+
+LAUNCH: dict[str, Any] = {"grid": (4096, 1, 1), "block": (256, 1, 1), "registers": 32}
+GPUS = (T4, V100, A100, L4)
+
+
+@given(st.sampled_from([mm(512, 512, 512), CONVOLUTION]), st.sampled_from(GPUS), st.floats(1e-6, 1))
+def test_there_and_back_is_where_one_was(op: Op, target: Device, took: float) -> None:
+    shipped = Habitat.shipped()
+    there = shipped.scale_call(ran(op, took, **LAUNCH), T4, target)
+    assert there is not None
+    back = shipped.scale_call(ran(op, there.seconds, **LAUNCH), target, T4)
+    assert back is not None
+    assert back.seconds == pytest.approx(took)
+
+
+@given(
+    st.sampled_from([mm(512, 512, 512), CONVOLUTION, ATTENTION, relu(1 << 20), SOFTMAX, unknown()]),
+    st.sampled_from(GPUS),
+    st.sampled_from(GPUS),
+    st.floats(1e-6, 1),
+)
+def test_an_answer_is_positive_finite_and_within_its_range(
+    op: Op, origin: Device, target: Device, took: float
+) -> None:
+    answer = Habitat.shipped().scale_call(ran(op, took, **LAUNCH), origin, target)
+    assert answer is not None
+    assert 0 < answer.low_s <= answer.seconds <= answer.high_s < math.inf
+
+
+def test_a_large_product_gains_what_the_gpus_units_differ_by() -> None:
+    product = ran(mm(8192, 8192, 8192), 1.0, **LAUNCH)
+    answer = Habitat.shipped().scale_call(product, T4, A100)
+    assert answer is not None
+    assert answer.source == "ratio of attainable"
+    assert 1 / answer.seconds == pytest.approx(A100.fp32_flops / T4.fp32_flops, rel=0.5)
