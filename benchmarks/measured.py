@@ -1,6 +1,6 @@
 """Measured traces against the GPU they were measured on: is the whole the sum of its parts?
 
-    python -m benchmarks.measured OUT [same] [parts] [occupancy]
+    python -m benchmarks.measured OUT [same|parts|occupancy [MODEL...]]
 
 same: a measured step, predicted on its own GPU, against another measurement of it.
 parts: the recorded kernels against the busy time of the untouched iteration.
@@ -15,7 +15,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,16 @@ HABITAT = {
 """The models and batches of Habitat's paper (Yu et al., ATC 2021, section 5.1)."""
 
 
-def same(out: Path) -> list[dict[str, Any]]:
+def _chosen(models: Sequence[str]) -> list[tuple[str, Callable[[str], Any]]]:
+    return [(name, make) for name, make in MODELS.items() if not models or name in models]
+
+
+def same(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
     """Predict measured steps on their own GPU."""
     rows: list[dict[str, Any]] = []
     errors: list[float] = []
     own = wavecast.device(torch.cuda.get_device_name())
-    for name, make in MODELS.items():
+    for name, make in _chosen(models):
         for precision in PRECISIONS:
             with _made(make, precision) as step:
                 trace = measure(step, recordings=1)
@@ -94,11 +98,11 @@ def same(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def parts(out: Path) -> list[dict[str, Any]]:
+def parts(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
     """Compare the recorded kernels with the untouched iteration's busy time."""
     rows = []
     for name, batches in HABITAT.items():
-        for batch in batches:
+        for batch in batches if not models or name in models else ():
             with _made(_suite(name, batch), "fp32") as step:
                 trace = measure(step, samples=batch)
             _save(trace, out / "habitat" / f"{name}-b{batch}.json.gz")
@@ -120,10 +124,10 @@ def parts(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def occupancy(out: Path) -> list[dict[str, Any]]:
+def occupancy(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
     """Gather distinct launches and what Kineto says of their occupancy."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for make in MODELS.values():
+    for _, make in _chosen(models):
         for precision in PRECISIONS:
             with _made(make, precision) as step:
                 for event in _profiled(step, out):
@@ -194,17 +198,15 @@ def _show(row: dict[str, Any]) -> None:
     print(" ".join(shown), flush=True)
 
 
-def main(out: Path, chosen: list[str]) -> None:
-    """Run what was asked for, and write its tables."""
+def main(out: Path, name: str, models: Sequence[str]) -> None:
+    """Run what was asked for, and write its table."""
     out.mkdir(parents=True, exist_ok=True)
-    for name, run in {"same": same, "parts": parts, "occupancy": occupancy}.items():
-        if not chosen or name in chosen:
-            rows = run(out)
-            with (out / f"{name}.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+    rows = {"same": same, "parts": parts, "occupancy": occupancy}[name](out, models)
+    with (out / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import os
 import pickle
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -604,3 +606,58 @@ def test_a_missing_path_in_the_environment_is_an_error(
     monkeypatch.setenv("WAVECAST_DEVICES", str(tmp_path / "gone"))
     with pytest.raises(InvalidInput, match=r"WAVECAST_DEVICES names .*gone, which does not exist"):
         devices()
+
+
+# Devices as attributes.
+
+
+@pytest.mark.parametrize(
+    ("name", "id"),
+    [
+        ("P4000", "quadro-p4000"),
+        ("P100", "p100-pcie-16gb"),
+        ("V100", "v100-sxm-16gb"),
+        ("RTX2070", "rtx-2070"),
+        ("RTX2080Ti", "rtx-2080-ti"),
+        ("T4", "t4"),
+        ("H100_SXM_80GB", "h100-sxm-80gb"),
+    ],
+)
+def test_habitats_gpus_and_others_are_attributes(name: str, id: str) -> None:
+    assert getattr(Device, name).id == id
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        pytest.param("Z9000", 'unknown device "Z9000"', id="unknown"),
+        pytest.param("H100", "fits several devices", id="several"),
+        pytest.param("from_nothing", "no attribute 'from_nothing'", id="a function"),
+        pytest.param("_private", "no attribute '_private'", id="private"),
+        pytest.param("__wrapped__", "no attribute '__wrapped__'", id="special"),
+        pytest.param("", "no attribute ''", id="nothing"),
+    ],
+)
+def test_an_attribute_that_is_no_device_is_an_attribute_error(name: str, reason: str) -> None:
+    with pytest.raises(AttributeError, match=reason):
+        getattr(Device, name)
+    assert not hasattr(Device, name)
+
+
+def test_a_device_itself_has_no_other_devices() -> None:
+    assert not hasattr(device("t4"), "V100")
+
+
+def test_devices_as_attributes_do_not_change_what_a_device_is() -> None:
+    t4 = Device.T4
+    assert copy.deepcopy(t4) == pickle.loads(pickle.dumps(t4)) == dataclasses.replace(t4) == t4
+    assert list(inspect.signature(Device).parameters)[:2] == ["id", "name"]
+    assert dict(inspect.getmembers(Device, inspect.isfunction))["rate"] is Device.rate
+    assert typing.get_type_hints(Device)["sm_count"] == int | None
+    assert inspect.unwrap(Device) is Device
+
+
+def test_your_device_is_an_attribute_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "own-board.toml", MINIMAL)
+    monkeypatch.setenv("WAVECAST_DEVICES", str(tmp_path))
+    assert Device.Own_Board.name == "My GPU"

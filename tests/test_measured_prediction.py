@@ -178,9 +178,9 @@ def test_a_predictor_needs_no_origin() -> None:
         predict(step(), L4, predictor=Roofline(), origin="t4")
 
 
-def test_a_predictor_is_not_told_of_shapes_that_a_profiler_did_not_see() -> None:
-    bare = Op("aten.mm", (), ())
-    found = predict(measured(ran(bare, 1.0), ran(relu(64), 1.0)), L4, predictor=Roofline())
+def test_an_op_of_which_a_profiler_saw_only_the_name_is_not_predicted() -> None:
+    seen = Op("aten.mm", (), ())
+    found = predict(measured(ran(seen, 1.0), ran(relu(64), 1.0)), L4, predictor=Roofline())
     assert found.unpredicted == {"aten.mm": 1}
     assert found.gpu_s > 0
 

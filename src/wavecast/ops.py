@@ -67,7 +67,7 @@ def cost_of(op: Op) -> Cost | None:
 
 def has_shapes(op: Op) -> bool:
     """Whether an op says what it works on; a profiler may tell no more than its name."""
-    return bool(op.outputs) or kind(op) in (Kind.VIEW, Kind.SYNC)
+    return bool(op.inputs or op.outputs) or kind(op) in (Kind.VIEW, Kind.SYNC)
 
 
 def executed_flops(op: Op) -> int | None:

@@ -79,7 +79,7 @@ def _reconcile(
     """
     if step_s(1.0, 0.0) > measured_s:
         return _solve(lambda host: step_s(host, 0.0), measured_s, 0.0, 1.0), 0.0
-    if gpu_s.sum() >= issue_s.sum() or not issue_s.any():
+    if gpu_s.sum() >= issue_s.sum():
         most = measured_s / max(launches.sum(), 1.0)
         return 1.0, _solve(lambda gap: step_s(1.0, gap), measured_s, 0.0, most)
     most = measured_s / float(issue_s.sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -258,20 +258,10 @@ def predict(
 
 
 def _predicted(trace: Trace, target: Device, predictor: Any) -> tuple[Estimate | None, ...]:
-    ask = predictor.predict if trace.measurement is None else partial(answer_for, predictor)
     return tuple(
-        _checked(ask(call.op, target), call.op, predictor) if launches else None
+        _checked(predictor.predict(call.op, target), call.op, predictor) if launches else None
         for call, launches in columns_of(trace).work_items()
     )
-
-
-def answer_for(predictor: Predictor, op: Op, device: Device) -> Estimate | None:
-    """The answer for an op as a profiler saw it; None if it saw too little of it."""
-    try:
-        return predictor.predict(op, device)
-    # Formulas index tensors and sizes that an op from a profiler may lack.
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        return None
 
 
 def _scaled(

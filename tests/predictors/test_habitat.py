@@ -17,9 +17,7 @@ from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import WaveScaling
 from wavecast.trace import Call, Kernel, Op, Phase
 
-T4, V100, A100, L4 = (
-    device(name) for name in ("t4", "v100-sxm-16gb", "a100-sxm-80gb", "l4")
-)  # fmt: skip
+T4, V100, A100, L4 = map(device, ("t4", "v100-sxm-16gb", "a100-sxm-80gb", "l4"))
 IMAGE = tensor(8, 16, 32, 32)
 CONVOLUTION = Op("aten.convolution", (IMAGE, tensor(16, 16, 3, 3)), (IMAGE,), (("groups", 1),))
 HEADS = tensor(2, 4, 64, 32, dtype="float16")
@@ -98,19 +96,6 @@ def test_what_the_predictor_does_not_know_is_left_to_the_waves() -> None:
 
 def test_an_op_without_shapes_is_left_to_the_waves() -> None:
     assert seconds(ran(Op("aten.mm", (), ()), 1.0)) == 10
-
-
-@pytest.mark.parametrize(
-    "op",
-    [
-        pytest.param(Op("aten.mm", (tensor(8, 8),), ()), id="an operand is missing"),
-        pytest.param(Op(CONVOLUTION.name, CONVOLUTION.inputs, ()), id="no outputs"),
-        pytest.param(Op("aten._cudnn_rnn", (tensor(4, 2, 8),), ()), id="no weights"),
-        pytest.param(Op(ATTENTION.name, (HEADS,), ()), id="keys and values are missing"),
-    ],
-)
-def test_an_op_that_a_profiler_saw_in_part_is_left_to_the_waves(op: Op) -> None:
-    assert seconds(ran(op, 1.0), default_predictor()) == 10
 
 
 def test_communication_is_nobodys_to_scale() -> None:

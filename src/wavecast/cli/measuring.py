@@ -130,11 +130,12 @@ def iterate(
     warm_up: int = 3,
 ) -> None:
     """Run one iteration between cudaProfilerStart and Stop: what `measure --counters` looks at."""
-    from wavecast.frameworks.pytorch.measurement import run_profiled
-
     wanted = resolve(target, batch, precision)
     if wanted.make_step is None:
         raise InvalidInput(f"{target} is a trace; it cannot run")
+    _require_gpu()
+    from wavecast.frameworks.pytorch.measurement import run_profiled
+
     run_profiled(wanted.make_step(), warm_up)
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from wavecast import ops
 from wavecast.devices import Device
 from wavecast.ops import Kind
-from wavecast.prediction import Estimate, Predictor, answer_for
+from wavecast.prediction import Estimate, Predictor
 from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.wave import WaveScaling
 from wavecast.trace import Call
@@ -56,10 +56,12 @@ class Habitat:
         return self.wave.scale_call(call, origin, target)
 
     def _ratio(self, call: Call, origin: Device, target: Device) -> float | None:
-        if not call.op.inputs:  # a profiler file without shapes
+        if not ops.has_shapes(call.op):
             return None
-        here = answer_for(self.learned, call.op, origin)
-        there = answer_for(self.learned, call.op, target)
+        if isinstance(self.learned, Mlp):  # has a ratio of its own, not held to any bound
+            return self.learned.ratio(call.op, origin, target)
+        here = self.learned.predict(call.op, origin)
+        there = self.learned.predict(call.op, target)
         return None if here is None or there is None else there.seconds / here.seconds
 
 

@@ -20,7 +20,7 @@ from wavecast import ops
 from wavecast.devices import Device
 from wavecast.errors import InvalidInput
 from wavecast.ops import Kind
-from wavecast.prediction import Estimate, Predictor, Scaler, answer_for
+from wavecast.prediction import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import KERNEL_VARYING, Habitat
 from wavecast.trace import Call, Op, Phase, TensorSpec
 
@@ -87,7 +87,7 @@ class MixedPrecision:
             outputs=tuple(map(self._half, op.outputs)),
             attrs=tuple(pair for pair in op.attrs if pair[0] != "precision"),
         )
-        full_s, half_s = (answer_for(self.direct, each, target) for each in (op, half))
+        full_s, half_s = (self.direct.predict(each, target) for each in (op, half))
         return None if full_s is None or half_s is None else half_s.seconds / full_s.seconds
 
     def _half(self, tensor: TensorSpec) -> TensorSpec:

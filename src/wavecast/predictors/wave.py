@@ -20,7 +20,6 @@ import numpy as np
 
 from wavecast import ops
 from wavecast.devices import Device
-from wavecast.errors import WavecastError
 from wavecast.ops import Kind, Unit
 from wavecast.prediction import Estimate
 from wavecast.predictors.occupancy import Limits, blocks_per_sm, limits_of
@@ -344,11 +343,7 @@ _MOST_WORK = 65536
 
 def _work_of(op: Op) -> Work:
     kind = ops.kind(op)
-    try:
-        asked = demand(op)
-    # Formulas index tensors and sizes that an op from a profiler may lack.
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, WavecastError):
-        asked = None
+    asked = demand(op)
     if asked is None or not asked.nbytes or (kind in CONTRACTIONS and not asked.flops):
         return _work(kind, None, Unit.FP32)
     return _work(kind, asked.flops / asked.nbytes, asked.unit)

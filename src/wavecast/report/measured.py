@@ -48,7 +48,8 @@ def summary(title: str, trace: Trace) -> RenderableType:
 def _whole(measured: Measurement, busy_s: float) -> list[tuple[str, str, str]]:
     rows = []
     if measured.seconds:
-        rows.append(("iteration", duration(measured.seconds), "untouched, steady state"))
+        how = "steady state" if measured.repeats > 1 else "one iteration"
+        rows.append(("iteration", duration(measured.seconds), how))
     if measured.gpu_s is not None:
         share = f"{measured.gpu_s / measured.seconds:.0%} of it" if measured.seconds else ""
         rows.append(("GPU busy", duration(measured.gpu_s), share))

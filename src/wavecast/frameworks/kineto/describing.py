@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from wavecast.frameworks.kineto.arguments import arguments_in
 from wavecast.frameworks.kineto.naming import kind_of
 from wavecast.frameworks.kineto.schema import op_of
-from wavecast.ops import Kind
+from wavecast.ops import Kind, cost_of, executed_flops
 from wavecast.trace import Op, Scalar, TensorSpec
 
 _COPIES = ("aten._to_copy", "aten.copy_")
@@ -48,8 +49,20 @@ def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> 
         kernels: the names of what it ran on the GPU.
     """
     arguments = arguments_in(recorded, kernels)
-    op = Op(name, (), ()) if arguments is None else op_of(name, arguments)
+    op = Op(name, (), ()) if arguments is None else _whole(op_of(name, arguments))
     return _with_precision(_placed(op, kernels), kernels)
+
+
+@lru_cache(maxsize=8192)
+def _whole(op: Op) -> Op:
+    """The op, without the tensors if those that were recorded are not all it works on."""
+    try:
+        cost_of(op)
+        executed_flops(op)
+    # Formulas take tensors, sizes and attributes as our own traces have them.
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return Op(op.name, (), ())
+    return op
 
 
 def _placed(op: Op, kernels: Sequence[str]) -> Op:

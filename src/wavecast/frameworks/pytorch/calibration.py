@@ -11,12 +11,12 @@ import torch
 
 from wavecast.devices import Fact
 from wavecast.frameworks.pytorch.measurement import require_gpu, software
+from wavecast.frameworks.pytorch.switches import switches_restored
 
 _SIZE = 8192
 """Rows and columns of the matrices: large enough that nothing but the unit's rate counts."""
 
 _PRODUCTS = (
-    ("fp64", torch.float64, "ieee"),
     ("fp32", torch.float32, "ieee"),
     ("tf32_tensor", torch.float32, "tf32"),
     ("fp16_tensor", torch.float16, "ieee"),
@@ -62,19 +62,16 @@ def _product_flops(
     least = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}.get(dtype, (0, 0))
     if (major, minor) < (least if precision == "ieee" else (8, 0)):
         return None
-    size = _SIZE if dtype is not torch.float64 else _SIZE // 2
+    size = _SIZE
     while 3 * size * size * dtype.itemsize > memory_bytes // 2:
         size //= 2
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = precision
-    try:
+    with switches_restored():
+        torch.backends.cuda.matmul.fp32_precision = precision
         # Random numbers: with zeros a GPU draws less power and clocks higher than in training.
         left = torch.randn(size, size, device="cuda", dtype=dtype)
         right = torch.randn(size, size, device="cuda", dtype=dtype)
         out = torch.empty_like(left)
         return 2 * size**3 / _run_s(lambda: torch.mm(left, right, out=out), seconds)
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _run_s(run: Callable[[], Any], seconds: float) -> float:

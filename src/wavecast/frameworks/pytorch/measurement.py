@@ -60,33 +60,39 @@ def measure(
     for _ in range(warm_up):
         step()
     seconds = _steady_s(step, repeats)
-    host_s = max(0.0, _issue_s(step, repeats) - profiling.blocked_s(step))
+    host = profiling.watch_host(step)
     untouched = profiling.untouched(step, _BUSY_ITERATIONS)
-    take = _median_take(step, recordings)
     measurement = Measurement(
         gpu=torch.cuda.get_device_name(),
         seconds=seconds,
         gpu_s=untouched.busy_s,
-        host_s=host_s,
-        recorded_s=take.look.span_s,
+        host_s=max(0.0, _issue_s(step, repeats) - host.blocked_s),
         repeats=repeats,
         software=software(),
     )
-    if _ran_the_same(take, untouched):
-        return trace_of(take, measurement, samples, unit)
+    # Compiled code must not meet a dispatch mode: torch would run it uncompiled ever after.
+    if not host.compiled:
+        take = _median_take(step, recordings)
+        if _ran_the_same(take, untouched):
+            whole = replace(measurement, recorded_s=take.look.span_s)
+            return trace_of(take, whole, samples, unit)
+    return _as_profiled(step, measurement, samples, unit)
+
+
+def _as_profiled(
+    step: Callable[[], Any], measurement: Measurement, samples: int | None, unit: str
+) -> Trace:
+    """A step that cannot be taken apart op by op, as torch.profiler sees it by itself."""
     seen = profiling.profiled(step)
-    note = (
-        "ops are as torch.profiler names them: taken apart op by op, this step ran other kernels "
-        "than it does by itself (compiled code)"
-    )
+    note = "ops are as torch.profiler names them: this step runs compiled code"
     return replace(
         seen,
-        calls=_with_host(seen.calls, host_s),
+        calls=_with_host(seen.calls, measurement.host_s),
         framework=_framework(),
         samples=samples,
         unit=unit,
         notes=(note, *seen.notes),
-        measurement=replace(measurement, recorded_s=None),
+        measurement=measurement,
     )
 
 

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from wavecast.frameworks.pytorch.switches import switches_restored
+
 Floats = NDArray[np.float64]
 Weights = tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]
 
@@ -196,12 +198,9 @@ def _captured(step: Callable[[], None], model: nn.Module, optimizer: Any) -> Cal
 @contextmanager
 def _true_float32() -> Iterator[None]:
     """No TF32: its ten bits cannot tell small sizes apart once sizes are standardised."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with switches_restored():
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
         yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _array(tensor: Any) -> NDArray[np.float32]:

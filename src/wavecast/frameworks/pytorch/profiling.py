@@ -30,6 +30,7 @@ _WAITS = (
 _RANGE = "user_annotation"
 _STEP = "wavecast step"
 _STUCK = 20
+_COMPILED = ("Torch-Compiled Region", "TorchDynamo Cache Lookup", "triton_")
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,18 @@ def profiled(step: Callable[[], Any]) -> Trace:
         return read_kineto(path)
 
 
-def blocked_s(step: Callable[[], Any]) -> float:
-    """How long the host stands still in one iteration: waiting, or because the queue is full."""
+@dataclass(frozen=True)
+class Host:
+    """The host's side of an iteration that ran as it always does."""
+
+    blocked_s: float
+    """How long it stood still: waiting, or because the GPU's queue was full."""
+    compiled: bool
+    """Whether it ran code that torch.compile made."""
+
+
+def watch_host(step: Callable[[], Any]) -> Host:
+    """Run an iteration on an idle GPU, and see what the host does."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         with torch.profiler.record_function(_STEP):
@@ -96,7 +107,9 @@ def blocked_s(step: Callable[[], Any]) -> float:
         (e["ts"] + e["dur"] for e in events if e.get("name") == _STEP and e["cat"] == _RANGE),
         default=float("inf"),
     )
-    return _standing_us([e for e in events if e.get("cat") in _LAUNCHES and e["ts"] < end_us]) / 1e6
+    launches = [e for e in events if e.get("cat") in _LAUNCHES and e["ts"] < end_us]
+    compiled = any(str(e.get("name", "")).startswith(_COMPILED) for e in events)
+    return Host(_standing_us(launches) / 1e6, compiled)
 
 
 def _standing_us(calls: Sequence[dict[str, Any]]) -> float:

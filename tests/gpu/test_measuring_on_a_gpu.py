@@ -1,0 +1,99 @@
+"""Measurements on the GPU of this machine: pytest -m gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import wavecast as wc
+from wavecast import intervals, suite
+from wavecast.frameworks.pytorch.calibration import calibrate
+from wavecast.trace import Phase, Trace
+
+pytestmark = pytest.mark.gpu
+
+
+def step_of(model: nn.Module, *shape: int) -> Callable[[], Any]:
+    model = model.cuda()
+    inputs = torch.randn(*shape, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def own_gpu() -> wc.Device:
+    return wc.device(torch.cuda.get_device_name())
+
+
+def busy_s(trace: Trace) -> float:
+    return intervals.busy_s(kernel for call in trace for kernel in call.kernels)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "dcgan", "gnmt"])
+def test_the_whole_is_the_sum_of_its_parts(name: str) -> None:
+    trace = wc.measure(suite.benchmark(name).make_step(16, "fp32"))
+    assert trace.measurement is not None
+    assert busy_s(trace) == pytest.approx(trace.measurement.gpu_s, rel=0.03)
+    assert wc.predict(trace, own_gpu()).seconds == pytest.approx(trace.measurement.seconds)
+
+
+def test_a_measured_trace_has_modules_phases_and_launches() -> None:
+    net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+    trace = wc.measure(step_of(net, 64, 256), samples=64)
+    assert {call.phase for call in trace} >= {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+    backward = [c for c in trace if c.phase is Phase.BACKWARD and c.op.base == "aten.mm"]
+    assert {call.module for call in backward} == {"Sequential.0", "Sequential.2"}
+    for call in backward:
+        for kernel in call.kernels:
+            assert kernel.seconds > 0
+            assert kernel.blocks
+            assert kernel.threads
+            assert kernel.registers
+            assert kernel.start_s is not None
+    assert all(call.host_s is not None and call.host_s > 0 for call in trace)
+
+
+def test_habitats_listing_runs_unchanged() -> None:
+    step = step_of(nn.Conv2d(16, 32, 3), 8, 16, 32, 32)
+    step()
+    tracker = wc.OperationTracker(origin_device=own_gpu())
+    with tracker.track():
+        step()
+    trace = tracker.get_tracked_trace()
+    assert trace.to_device(wc.Device.V100).run_time_ms > 0
+
+
+def test_another_origin_than_this_gpu_is_refused() -> None:
+    other = wc.Device.T4 if own_gpu() != wc.Device.T4 else wc.Device.V100
+    with (
+        pytest.raises(wc.InvalidInput, match="origin_device"),
+        wc.OperationTracker(origin_device=other).track(),
+    ):
+        pass
+
+
+def test_compiled_code_keeps_its_own_kernels() -> None:
+    net = torch.compile(nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)))
+    trace = wc.measure(step_of(net, 256, 512))
+    assert any("compiled" in note for note in trace.notes)
+    assert any("triton" in kernel.name for call in trace for kernel in call.kernels)
+    assert trace.measurement is not None
+    assert busy_s(trace) == pytest.approx(trace.measurement.gpu_s, rel=0.1)
+
+
+def test_a_calibration_is_below_the_nominal_numbers() -> None:
+    name, facts = calibrate(0.2)
+    gpu = wc.device(name)
+    for fact, found in facts.items():
+        nominal = getattr(gpu, fact)
+        if nominal is not None:
+            assert 0.2 * nominal < found.value <= 1.02 * nominal, fact
