@@ -23,7 +23,8 @@ class Pace:
     """How a measured step's parts make its whole."""
 
     exposure: Seconds
-    """Of each call: the part of its kernels' time that no other kernel covers."""
+    """Of each call: the part of its kernels' time that no other kernel covers, of this step or,
+    where steps overlap, of its neighbours."""
     gap_s: Seconds
     """Of each call: time between kernels, which a better GPU does not shorten."""
     host_factor: float
@@ -44,6 +45,8 @@ def pace_of(
     hidden = [ops.kind(call.op) is Kind.COLLECTIVE for call in calls]
     exposed = np.array(intervals.exposed_s(calls, hidden), dtype=float)
     total = np.array([sum(k.seconds for k in call.kernels) for call in calls], dtype=float)
+    if measured_s is not None and exposed.sum() > measured_s:
+        exposed *= measured_s / exposed.sum()  # the rest ran beside the steps before and after
     exposure = np.divide(exposed, total, out=np.ones_like(total), where=total > 0)
     launches = np.array([float(len(call.kernels)) for call in calls])
     if measured_s is None:

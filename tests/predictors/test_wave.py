@@ -25,7 +25,6 @@ from wavecast.predictors.wave import (
     Scaled,
     Waves,
     WaveScaling,
-    counter_key,
     gamma,
     kernels_that_matter,
     scale,
@@ -381,11 +380,6 @@ def test_caches_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 # Counters.
-
-
-def test_kernels_share_counters_by_name_and_launch() -> None:
-    assert counter_key(LARGE) == ("k", 10_000, 256)
-    assert counter_key(Kernel("k", 1.0)) == ("k", None, None)
 
 
 def test_the_longest_calls_of_each_phase_deserve_counters() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -90,7 +89,7 @@ def import_(
     if batch is not None and batch < 1:
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     with waiting(f"reading {path}"):
-        found = replace(wavecast.read_kineto(path, step=step), samples=batch)
+        found = wavecast.read_kineto(path, step=step, samples=batch)
     _finish(path.name, found, out, as_json)
 
 

@@ -359,11 +359,6 @@ def _work(kind: Kind | None, intensity: float | None, unit: Unit) -> Work:
 # Which kernels deserve hardware counters.
 
 
-def counter_key(kernel: Kernel) -> tuple[str, int | None, int | None]:
-    """What kernels that share their counters have in common (Habitat, section 4.2)."""
-    return kernel.name, kernel.blocks, kernel.threads
-
-
 def kernels_that_matter(
     calls: Iterable[Call],
     percentile: float = 99.5,

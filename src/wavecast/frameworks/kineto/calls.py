@@ -12,7 +12,8 @@ from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
 from wavecast.frameworks.kineto.nesting import Node
 from wavecast.frameworks.kineto.placing import places_of, settle
 from wavecast.frameworks.kineto.recording import Recording, Run
-from wavecast.frameworks.kineto.waiting import Interval, shares_s, synchronizes
+from wavecast.frameworks.kineto.waiting import shares_s, synchronizes
+from wavecast.intervals import Interval
 from wavecast.trace import Call, Op, Phase
 
 

@@ -10,17 +10,26 @@ from wavecast.frameworks.kineto.calls import calls_of
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
 from wavecast.frameworks.kineto.recording import Recording, record
 from wavecast.frameworks.kineto.survey import Survey, choose, steady_s, survey_of
-from wavecast.frameworks.kineto.waiting import Interval, waits
+from wavecast.frameworks.kineto.waiting import waits
+from wavecast.intervals import Interval
 from wavecast.trace import Measurement, Trace
 
 
-def read_kineto(path: str | PathLike[str], *, step: int | None = None) -> Trace:
+def read_kineto(
+    path: str | PathLike[str],
+    *,
+    step: int | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+) -> Trace:
     """The measured step in a file that torch.profiler wrote: `.json` or `.json.gz`.
 
     Args:
         path: the file; `prof.export_chrome_trace(path)` writes one.
         step: the number of the iteration (`ProfilerStep#`) to take; the most typical one if None.
             A file that marks no iterations is taken as one.
+        samples: how many samples (or other `unit`) one step consumes, for throughput.
+        unit: what `samples` counts.
 
     Raises:
         InvalidInput: the file cannot be read, has no such step, or shows no GPU at work.
@@ -38,6 +47,8 @@ def read_kineto(path: str | PathLike[str], *, step: int | None = None) -> Trace:
         calls=calls,
         framework="torch (profiler file)",
         capability=capability_of(properties),
+        samples=samples,
+        unit=unit,
         notes=tuple(notes_of(survey, position, recording, calls)),
         measurement=measurement,
     )
@@ -74,7 +85,6 @@ def _measurement(
         seconds=seconds,
         gpu_s=survey.busy_s(position),
         host_s=host_s,
-        recorded_s=survey.periods_s().get(position),
         repeats=repeats,
         software=software_in(survey.fields),
     )

@@ -16,7 +16,7 @@ from wavecast.frameworks.kineto.events import (
 )
 from wavecast.frameworks.kineto.nesting import Node, Span, nest
 from wavecast.frameworks.kineto.survey import Step, Survey, correlation_of
-from wavecast.frameworks.kineto.waiting import Interval
+from wavecast.intervals import Interval
 from wavecast.trace import Kernel
 
 MODULE = "nn.Module: "

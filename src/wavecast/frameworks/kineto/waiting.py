@@ -9,8 +9,7 @@ from itertools import accumulate, pairwise
 
 from wavecast.frameworks.kineto.naming import synchronization_name
 from wavecast.frameworks.kineto.nesting import Node
-
-Interval = tuple[float, float]
+from wavecast.intervals import Interval, union
 
 # A function that returns only when its copy is done.
 _BLOCKING_COPY = re.compile(r"(?:cuda|hip|cu)Memcpy(?!\w*Async)\w*")
@@ -43,7 +42,7 @@ def waits(calls: Iterable[Node], ran: Mapping[Node, Interval]) -> list[Interval]
             found.append((begin, end))
         elif node in ran and _held_up(node, ran[node], usual[node.name]):
             found.append((begin + usual[node.name], end))
-    return _disjoint(found)
+    return union(found)
 
 
 def _usual_us(launches: Iterable[Node]) -> dict[str, float]:
@@ -66,16 +65,6 @@ def _held_up(launch: Node, ran: Interval, usual_us: float) -> bool:
         return False
     done = "emcpy" in launch.name and ran[1] <= end
     return done or ran[0] - end > duration
-
-
-def _disjoint(intervals: list[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((begin, end))
-    return merged
 
 
 def shares_s(begins_us: Sequence[float], window: Interval, waits: list[Interval]) -> list[float]:
