@@ -125,3 +125,32 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'source = "\xe9"')
     with pytest.raises(InvalidInput, match="is not UTF-8"):
         read_prices(tmp_path / "latin.toml")
+
+
+def offered(usd_per_hour: float) -> Price:
+    return Price("any", usd_per_hour, "someone", "", datetime.date(2020, 10, 1))
+
+
+HABITAT_USD = {"p100": 1.46, "v100": 2.48, "t4": 0.35}
+"""Prices of Habitat's table 2 (Yu et al., ATC 2021)."""
+
+
+@pytest.mark.parametrize(
+    ("fast", "cheap", "break_even"),
+    [("v100", "p100", 1.6986), ("p100", "t4", 4.171), ("v100", "t4", 7.086)],
+)
+def test_a_faster_gpu_pays_from_the_ratio_of_prices_on(
+    fast: str, cheap: str, break_even: float
+) -> None:
+    dear, low = offered(HABITAT_USD[fast]), offered(HABITAT_USD[cheap])
+    assert dear.per_usd(1.001 * break_even) > low.per_usd(1.0)
+    assert dear.per_usd(0.999 * break_even) < low.per_usd(1.0)
+
+
+def test_habitats_first_case_study_ranks_the_t4_first_per_dollar() -> None:
+    """Speed-ups over the P4000 as the paper has them: the T4 is slowest, and the best buy."""
+    speedups = {"p100": 2.3, "v100": 4.0, "t4": 1.4}
+    per_usd = {
+        gpu: offered(HABITAT_USD[gpu]).per_usd(speedup) / 3600 for gpu, speedup in speedups.items()
+    }
+    assert per_usd == pytest.approx({"p100": 1.575, "v100": 1.613, "t4": 4.0}, abs=5e-4)

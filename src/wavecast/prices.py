@@ -43,6 +43,13 @@ class Price:
     gpus: int = 1
     includes_host: bool = True
 
+    def per_usd(self, per_s: float) -> float:
+        """What a dollar buys of something that comes at a rate: samples per second, say.
+
+        Habitat's cost-normalised throughput (section 5.3), in samples per dollar.
+        """
+        return per_s * 3600 / self.usd_per_hour
+
 
 def price(device: Device | str) -> Price | None:
     """The cheapest offer we know for a device, or None: a price is never guessed.

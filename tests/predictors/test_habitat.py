@@ -154,3 +154,21 @@ def test_a_large_product_gains_what_the_gpus_units_differ_by() -> None:
     assert answer is not None
     assert answer.source == "ratio of attainable"
     assert 1 / answer.seconds == pytest.approx(A100.fp32_flops / T4.fp32_flops, rel=0.5)
+
+
+@dataclass(frozen=True)
+class NoWaves:
+    """Wave scaling to a GPU whose clock nobody knows."""
+
+    def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        return None
+
+
+def test_where_waves_cannot_say_the_ratio_of_predictions_does() -> None:
+    answer = habitat(wave=NoWaves()).scale_call(ran(relu(8), 1.0), T4, L4)
+    assert answer is not None
+    assert answer.source.startswith("ratio of")
+
+
+def test_where_nobody_can_say_there_is_no_answer() -> None:
+    assert habitat(wave=NoWaves()).scale_call(ran(Op("aten.mm", (), ()), 1.0), T4, L4) is None

@@ -46,14 +46,22 @@ class Habitat:
         kind = ops.kind(call.op)
         if kind is Kind.COLLECTIVE:
             return None
-        if kind in KERNEL_VARYING:
-            ratio = self._ratio(call, origin, target)
-            if ratio is not None:
-                seconds = measured_s * ratio
-                source = f"ratio of {type(self.learned).__name__.lower()}"
-                wide = 1 + self.spread
-                return Estimate(seconds, seconds / wide, seconds * wide, source)
-        return self.wave.scale_call(call, origin, target)
+        ways = [self.wave.scale_call, self._by_ratio]
+        # Waves need clocks and SMs, which are not known of every GPU; shapes are not always known.
+        for way in reversed(ways) if kind in KERNEL_VARYING else ways:
+            answer = way(call, origin, target)
+            if answer is not None:
+                return answer
+        return None
+
+    def _by_ratio(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        ratio = self._ratio(call, origin, target)
+        if ratio is None:
+            return None
+        seconds = ratio * sum(kernel.seconds for kernel in call.kernels)
+        wide = 1 + self.spread
+        source = f"ratio of {type(self.learned).__name__.lower()}"
+        return Estimate(seconds, seconds / wide, seconds * wide, source)
 
     def _ratio(self, call: Call, origin: Device, target: Device) -> float | None:
         if not ops.has_shapes(call.op):

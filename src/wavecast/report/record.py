@@ -41,9 +41,7 @@ def prediction(found: Prediction) -> dict[str, Any]:
         "unit": found.trace.unit,
         "usd_per_hour": None if offer is None else offer.usd_per_hour,
         "price": None if offer is None else asdict(offer) | {"date": offer.date.isoformat()},
-        "throughput_per_usd": (
-            None if offer is None or rate is None else rate * 3600 / offer.usd_per_hour
-        ),
+        "throughput_per_usd": (None if offer is None or rate is None else offer.per_usd(rate)),
         "persistent_bytes": found.persistent_bytes,
         "fits_persistent": found.fits_persistent,
         "by_phase_s": {str(phase): seconds for phase, seconds in found.by_phase().items()},

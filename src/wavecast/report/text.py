@@ -246,7 +246,7 @@ def _per_dollar(prediction: Prediction) -> str:
     offer, rate = price(prediction.device), prediction.throughput
     if offer is None or rate is None:
         return "?"
-    return quantity(rate * 3600 / offer.usd_per_hour)
+    return quantity(offer.per_usd(rate))
 
 
 def _flops(rate: float | None) -> str:
