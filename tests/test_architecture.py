@@ -40,6 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prediction": {"trace", "devices", "columns", "pace", "timeline", "errors"},
     "batches": {"prediction", "errors"},
     "predictors": {"trace", "devices", "ops", "layers", "prediction", "errors"},
+    "analysis": {
+        *("trace", "devices", "ops", "intervals", "columns"),
+        *("prediction", "predictors"),
+    },
     "counters": {"trace", "errors"},
     "fitting": {"collection", "devices", "predictors", "errors"},
     "device_file": {"devices"},

@@ -79,6 +79,8 @@ measurements = st.builds(
     recorded_s=st.none() | times,
     repeats=st.integers(1, 1000),
     software=st.text(),
+    cpu_s=st.none() | times,
+    cores=st.none() | st.integers(1, 1000),
 )
 calls = st.builds(
     Call,
@@ -252,9 +254,9 @@ ALTERED: dict[str, Callable[[Any], Any]] = {
     "a time that is a text": _set("trace", "calls", "kernels", value=[[0, [[0, "fast", None]]]]),
     "a time before the step": _set("trace", "calls", "kernels", value=[[0, [[0, 1e-6, -1.0]]]]),
     "a grid of two": _set("trace", "launches", 0, 1, value=[1, 2]),
-    "a measurement on no GPU": _set("trace", "measurement", 0, value=None),
-    "a measurement without a time": _set("trace", "measurement", 1, value="long"),
-    "a measurement of no runs": _set("trace", "measurement", 5, value=0),
+    "a measurement on no GPU": _set("trace", "measurement", "gpu", value=None),
+    "a measurement without a time": _set("trace", "measurement", "seconds", value="long"),
+    "a measurement of no runs": _set("trace", "measurement", "repeats", value=0),
     "memory of negative size": _set("trace", "allocations", "nbytes", 0, value=-1),
     "memory of an unknown role": _set("trace", "allocations", "role", 0, value=42),
     "memory born after the end": _set("trace", "allocations", "born", 1, value=9),

@@ -91,7 +91,7 @@ class Prediction:
     @property
     def gpu_s(self) -> float:
         """Time the GPU is busy in one iteration."""
-        return float(self._call_s.sum())
+        return float(self.call_s.sum())
 
     @property
     def host_s(self) -> float:
@@ -148,22 +148,22 @@ class Prediction:
     def by_op(self) -> tuple[Share, ...]:
         """The GPU's time by op name, longest first."""
         columns = self._columns
-        return _shares(columns.names, columns.name[columns.work], self._call_s)
+        return _shares(columns.names, columns.name[columns.work], self.call_s)
 
     def by_module(self, depth: int = 2) -> tuple[Share, ...]:
         """The GPU's time by module, `depth` names deep, longest first."""
         names, module = modules(self._columns, depth)
-        return _shares(names, module, self._call_s)
+        return _shares(names, module, self.call_s)
 
     def by_phase(self) -> Mapping[Phase, float]:
         """The GPU's time of each phase."""
-        seconds = np.bincount(self._columns.phase, weights=self._call_s, minlength=len(Phase))
+        seconds = np.bincount(self._columns.phase, weights=self.call_s, minlength=len(Phase))
         return dict(zip(Phase, map(float, seconds), strict=True))
 
     def sources(self) -> tuple[Share, ...]:
         """The GPU's time by who predicted it."""
         names, source = codes([answer.source if answer else "" for answer in self.answers])
-        shares = _shares(names, source[self._columns.work], self._call_s)
+        shares = _shares(names, source[self._columns.work], self.call_s)
         return tuple(share for share in shares if share.name)
 
     @cached_property
@@ -177,13 +177,14 @@ class Prediction:
         return np.array([(a.seconds, a.low_s, a.high_s) if a else nothing for a in self.answers])
 
     @cached_property
-    def _call_s(self) -> Seconds:
+    def call_s(self) -> Seconds:
+        """The GPU's time for each call of the trace."""
         seconds: Seconds = self._op_s[self._columns.work, 0]
         return seconds if self.pace is None else seconds * self.pace.exposure
 
     def _play(self, gpu_factor: float = 1.0, host_factor: float = 1.0) -> Step:
         issue_s = _issue_s(self._columns, self.host) * host_factor
-        gpu_s = self._call_s * gpu_factor
+        gpu_s = self.call_s * gpu_factor
         if self.pace is not None:
             gpu_s = gpu_s + self.pace.gap_s
         return play(issue_s, gpu_s, self._columns.syncs, self.host.sync_s)

@@ -190,6 +190,10 @@ class Measurement:
     """Iterations of which the times above are the median."""
     software: str = ""
     """Driver and libraries."""
+    cpu_s: float | None = None
+    """The processor time of one iteration, of all threads together."""
+    cores: int | None = None
+    """Of the host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def encode(trace: Trace) -> dict[str, Any]:
         "unit": trace.unit,
         "notes": list(trace.notes),
         "modules": list(modules),
-        "measurement": trace.measurement and _values(trace.measurement),
+        "measurement": trace.measurement and dataclasses.asdict(trace.measurement),
         "launches": list(launches),
         "ops": op_rows,
         "specs": [[s.shape, s.dtype, s.strides, s.device] for s in specs],
@@ -111,10 +111,6 @@ def _launch(kernel: Kernel) -> tuple[Any, ...]:
         kernel.flops,
         kernel.dram_bytes,
     )
-
-
-def _values(record: Any) -> list[Any]:
-    return [getattr(record, field.name) for field in dataclasses.fields(record)]
 
 
 class Malformed(Exception):
@@ -264,16 +260,16 @@ def _run(row: Any, launches: Sequence[Kernel], where: str) -> Kernel:
     )
 
 
-def _measurement(row: Any, where: str) -> Measurement:
-    gpu, seconds, gpu_s, host_s, recorded, repeats, software = _row(row, 7, where)
+def _measurement(value: Any, where: str) -> Measurement:
+    names = tuple(field.name for field in dataclasses.fields(Measurement))
+    fields = _object(value, where, names)
+    times = ("seconds", "gpu_s", "host_s", "recorded_s", "cpu_s")
     return Measurement(
-        gpu=_text(gpu, where),
-        seconds=_optional(seconds, where, _amount),
-        gpu_s=_optional(gpu_s, where, _amount),
-        host_s=_optional(host_s, where, _amount),
-        recorded_s=_optional(recorded, where, _amount),
-        repeats=_int(repeats, where, low=1),
-        software=_text(software, where),
+        gpu=_text(fields["gpu"], where),
+        repeats=_int(fields["repeats"], where, low=1),
+        software=_text(fields["software"], where),
+        cores=_optional(fields["cores"], where, lambda v, w: _int(v, w, low=1)),
+        **{name: _optional(fields[name], f"{where}.{name}", _amount) for name in times},
     )
 
 

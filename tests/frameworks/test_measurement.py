@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -194,7 +195,7 @@ def test_a_recording_of_more_or_other_kernels_is_another_step() -> None:
 @pytest.fixture
 def steps_run(a_t4: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine whose clocks say always the same; gives the iterations that were warm-up."""
-    monkeypatch.setattr(measurement, "_steady_s", lambda step, repeats: 0.5)
+    monkeypatch.setattr(measurement, "_steady_s", lambda step, repeats: (0.5, 0.25))
     monkeypatch.setattr(measurement, "_issue_s", lambda step, repeats: 0.375)
     monkeypatch.setattr(profiling, "watch_host", lambda step: Host(0.125, compiled=False))
     monkeypatch.setattr(profiling, "untouched", lambda step, n: Untouched(0.4, Counter("ab")))
@@ -218,6 +219,8 @@ def test_a_measurement_has_the_untouched_whole_and_the_recorded_parts(
         recorded_s=0.25,
         repeats=7,
         software="CUDA 0",
+        cpu_s=0.25,
+        cores=os.cpu_count(),
     )
     assert found.samples == 16
     assert sum(each.host_s or 0.0 for each in found) == pytest.approx(0.25)

@@ -12,7 +12,7 @@ from torch import nn
 import wavecast as wc
 from wavecast import intervals, suite
 from wavecast.frameworks.pytorch.calibration import calibrate
-from wavecast.trace import Phase, Trace
+from wavecast.trace import Phase, Role, Trace
 
 pytestmark = pytest.mark.gpu
 
@@ -97,3 +97,12 @@ def test_a_calibration_is_below_the_nominal_numbers() -> None:
         nominal = getattr(gpu, fact)
         if nominal is not None:
             assert 0.2 * nominal < found.value <= 1.02 * nominal, fact
+
+
+def test_a_measured_trace_has_the_weights_that_were_made_before() -> None:
+    net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    trace = wc.measure(step_of(net, 64, 256))
+    weights = sum(a.nbytes for a in trace.allocations if a.role is Role.PARAMETER)
+    assert weights == sum(p.numel() * p.element_size() for p in net.parameters())
+    states = sum(a.nbytes for a in trace.allocations if a.role is Role.OPTIMIZER_STATE)
+    assert states >= 2 * weights  # Adam's two moments

@@ -13,6 +13,7 @@ Protocol (Habitat, section 5.1: warm up, then repeat; we take the median where i
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import time
@@ -59,7 +60,7 @@ def measure(
     _check(step, warm_up=warm_up, repeats=repeats, recordings=recordings)
     for _ in range(warm_up):
         step()
-    seconds = _steady_s(step, repeats)
+    seconds, cpu_s = _steady_s(step, repeats)
     host = profiling.watch_host(step)
     untouched = profiling.untouched(step, _BUSY_ITERATIONS)
     measurement = Measurement(
@@ -69,6 +70,8 @@ def measure(
         host_s=max(0.0, _issue_s(step, repeats) - host.blocked_s),
         repeats=repeats,
         software=software(),
+        cpu_s=cpu_s,
+        cores=os.cpu_count(),
     )
     # Compiled code must not meet a dispatch mode: torch would run it uncompiled ever after.
     if not host.compiled:
@@ -200,17 +203,19 @@ def _check(step: Any, **counts: int) -> None:
             raise InvalidInput(f"{name} is {count!r}; it is a number of iterations from {least} on")
 
 
-def _steady_s(step: Callable[[], Any], repeats: int) -> float:
-    """One iteration while they follow each other, by the GPU's clock."""
+def _steady_s(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """One iteration while they follow each other: by the GPU's clock, and processor time."""
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
+    begin = time.process_time()
     for event in events[1:]:
         step()
         event.record()
     torch.cuda.synchronize()
+    cpu_s = (time.process_time() - begin) / repeats
     between = (first.elapsed_time(second) for first, second in pairwise(events))
-    return float(statistics.median(between)) * 1e-3
+    return float(statistics.median(between)) * 1e-3, cpu_s
 
 
 def _issue_s(step: Callable[[], Any], repeats: int) -> float:

@@ -21,7 +21,7 @@ from wavecast.frameworks.pytorch.signature import (
     waits,
     with_switches,
 )
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.structure import Structure, key_of
 from wavecast.trace import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
 
 
@@ -258,8 +258,11 @@ class Recorder:
             self._live[key][0].role = role
 
     def _assign_roles(self) -> None:
-        for role, key in self.structure.roles():
-            self._claim(role, key)
+        for role, tensor in self.structure.held():
+            if tensor.device.type == "cuda" and key_of(tensor) not in self._live:
+                self._remember(tensor)  # made before anybody looked
+                self._live[key_of(tensor)][0].born = -1
+            self._claim(role, key_of(tensor))
         for memory in self._memories:
             if memory.born < 0 and memory.role is Role.INTERMEDIATE:
                 memory.role = Role.INPUT

@@ -78,21 +78,21 @@ class Structure:
             return Phase.OPTIMIZER, module
         return (Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER), module
 
-    def roles(self) -> Iterator[tuple[Role, int]]:
-        """The role of each storage that belongs to a module or an optimizer seen so far."""
+    def held(self) -> Iterator[tuple[Role, Any]]:
+        """The tensors that belong to a module or an optimizer seen so far, with their roles."""
         for optimizer in self._optimizers.values():
             for state in list(optimizer.state.values()):
                 values = state.values() if isinstance(state, dict) else ()
                 for value in values:
                     if isinstance(value, torch.Tensor):
-                        yield Role.OPTIMIZER_STATE, _key(value)
+                        yield Role.OPTIMIZER_STATE, value
         for root in self._roots.values():
             for buffer in root.buffers():
-                yield Role.BUFFER, _key(buffer)
+                yield Role.BUFFER, buffer
         for parameter in self._parameters():
-            yield Role.PARAMETER, _key(parameter)
+            yield Role.PARAMETER, parameter
             if parameter.grad is not None:
-                yield Role.GRADIENT, _key(parameter.grad)
+                yield Role.GRADIENT, parameter.grad
 
     def _parameters(self) -> Iterator[Any]:
         for root in self._roots.values():
@@ -139,7 +139,7 @@ class Structure:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.claim(Role.GRADIENT, _key(parameter.grad))
+                    self.claim(Role.GRADIENT, key_of(parameter.grad))
 
     def _leave_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._optimizer_depth -= 1
@@ -149,5 +149,6 @@ def _join(root: str, name: str) -> str:
     return ".".join(part for part in (root, *name.split(".")) if part not in ("", "_orig_mod"))
 
 
-def _key(tensor: Any) -> int:
+def key_of(tensor: Any) -> int:
+    """What two tensors on the same memory share."""
     return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,172 @@
+"""Language modelling: Llama, the decoder with rotary positions, SwiGLU and grouped queries."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wavecast.errors import InvalidInput
+from wavecast.suite.training import Minimizer, TrainingStep
+
+
+def llama_1b(
+    batch: int,
+    precision: str,
+    *,
+    device: str = "cuda",
+    sequence: int = 2048,
+    layers: int = 16,
+    width: int = 2048,
+    heads: int = 32,
+    key_value_heads: int = 8,
+    inner: int = 8192,
+    vocabulary: int = 128_256,
+    tied: bool = True,
+    rotary_base: float = 500_000.0,
+    learning_rate: float = 3e-4,
+) -> TrainingStep:
+    """Llama 3.2 1B pre-training; the inputs are `tokens` and the `targets` one word later.
+
+    Meta gives no optimizer settings for this size; these are those of the first Llama (Touvron et
+    al. 2023, section 2.3). AdamW is the fused one, as people train models of this size.
+    """
+    if width % heads or heads % key_value_heads or width // heads % 2:
+        raise InvalidInput(
+            f"each of {heads} heads needs an even part of the width, not of {width}, and each of "
+            f"{key_value_heads} key and value heads serves equally many"
+        )
+    with torch.device(device):  # made where it is used: on a CPU this takes a minute
+        model = Llama(
+            layers, width, heads, key_value_heads, inner, vocabulary, tied=tied, base=rotary_base
+        )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+    text = torch.randint(vocabulary, (batch, sequence + 1), device=device)
+    inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
+    return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device, clip_norm=1.0))
+
+
+class Llama(nn.Module):
+    """The decoder of Touvron et al. 2023 with the grouped queries of its successors.
+
+    No layer has a bias. With V words, N layers of width D, an inner width I, H heads and G of keys
+    and values there are V·D in the embedding, N(2D² (1 + G/H) + 3DI + 2D) in the layers and D in
+    the last norm. If `tied`, the embedding is the output layer, too, as in Llama 3.2 1B and 3B.
+    """
+
+    def __init__(
+        self,
+        layers: int = 16,
+        width: int = 2048,
+        heads: int = 32,
+        key_value_heads: int = 8,
+        inner: int = 8192,
+        vocabulary: int = 128_256,
+        *,
+        tied: bool = True,
+        base: float = 500_000.0,
+    ) -> None:
+        super().__init__()
+        self.head_size, self.base = width // heads, base
+        self.words = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, key_value_heads, inner) for _ in range(layers)
+        )
+        self.norm = nn.RMSNorm(width, eps=1e-5)
+        self.output = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.output.weight = self.words.weight
+        self.apply(_initialize)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, sequence) -> logits of each next word, (batch, sequence, vocabulary)."""
+        x = self.words(tokens)
+        turn = rotations(tokens.shape[1], self.head_size, self.base, tokens.device)
+        for block in self.blocks:
+            x = block(x, turn)
+        return self.output(self.norm(x))
+
+
+class Block(nn.Module):
+    """Attention to the past and a gated feed-forward network, each normalized on its way in."""
+
+    def __init__(self, width: int, heads: int, key_value_heads: int, inner: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(width, eps=1e-5)
+        self.attention = GroupedQueryAttention(width, heads, key_value_heads)
+        self.feed_forward_norm = nn.RMSNorm(width, eps=1e-5)
+        self.feed_forward = SwiGLU(width, inner)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        x = x + self.attention(self.attention_norm(x), turn)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class GroupedQueryAttention(nn.Module):
+    """Causal attention in which several heads of queries share one of keys and values."""
+
+    def __init__(self, width: int, heads: int, key_value_heads: int) -> None:
+        super().__init__()
+        self.head_size, self.queries_per_key = width // heads, heads // key_value_heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, key_value_heads * self.head_size, bias=False)
+        self.value = nn.Linear(width, key_value_heads * self.head_size, bias=False)
+        self.project = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        query, key, value = (
+            part(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        query, key = rotate(query, turn), rotate(key, turn)
+        if self.queries_per_key > 1:
+            # Repeated, as in Meta's code: `enable_gqa` has no fast kernel in float32.
+            key = key.repeat_interleave(self.queries_per_key, dim=1)
+            value = value.repeat_interleave(self.queries_per_key, dim=1)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.project(mixed.transpose(1, 2).flatten(2))
+
+
+class SwiGLU(nn.Module):
+    """A feed-forward network whose inner values are gated by others (Shazeer 2020)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def rotations(places: int, size: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles of each place, (places, size) each (Su et al. 2021).
+
+    Llama 3.2 also slows the slow ones down to read longer texts: other numbers, the same work.
+    """
+    rates = base ** (-torch.arange(0, size, 2, device=device) / size)
+    angles = torch.outer(torch.arange(places, device=device).float(), rates).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs of `x`, which are its first and second half, by the angles of their places."""
+    cos, sin = turn
+    first, second = x.chunk(2, dim=-1)
+    # In float32, as Meta's code does: in 16 bits, late places would lose their difference.
+    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
