@@ -30,7 +30,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "op_costs": {"trace", "errors"},
     "ops": {"op_costs", "trace", "errors"},
     "layers": {"errors"},
-    "collection": {"layers", "errors"},
+    "append_file": {"errors"},
+    "collection": {"append_file", "layers", "errors"},
+    "stability": {"errors"},
+    "campaign": {
+        *("append_file", "stability", "suite", "devices", "families", "trace"),
+        *("prediction", "analysis", "errors"),
+    },
     "frameworks": {"trace", "intervals", "devices", "ops", "layers", "collection", "errors"},
     "suite": {"errors"},
     "timeline": {"trace", "ops", "errors"},
@@ -49,11 +55,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device_file": {"devices"},
     "report": {
         *("trace", "devices", "prices", "ops", "intervals"),
-        *("prediction", "batches", "errors"),
+        *("prediction", "batches", "analysis", "suite", "campaign", "errors"),
     },
     "targets": {"trace", "suite", "errors"},
     "__init__": {"trace", "devices", "families", "prices", "errors"},
-    "cli": {"__init__", "trace", "devices", "families", "report", "targets", "errors"},
+    "cli": {"__init__", "trace", "devices", "families", "suite", "report", "targets", "errors"},
     "__main__": {"cli"},
 }
 
@@ -64,9 +70,13 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
     "prediction": {"predictors"},  # the default one
     "__init__": {"frameworks", "prediction", "timeline"},  # torch and numpy
     # numpy and torch
-    "cli": {"predictors", "frameworks", "collection", "counters", "device_file", "fitting"},
+    "cli": {
+        *("predictors", "frameworks", "collection", "counters", "device_file"),
+        *("fitting", "analysis", "campaign"),
+    },
     "targets": {"frameworks"},  # only for a profiler file
     "fitting": {"frameworks"},  # torch
+    "campaign": {"frameworks"},  # torch
 }
 
 NEEDS_TORCH = ("frameworks/", "suite/")

@@ -33,6 +33,25 @@ SMALL: dict[str, dict[str, Any]] = {
     "gnmt": {"layers": 3, "width": 32, "vocabulary": 10, "sequence": 5},
     "transformer": {"layers": 2, "width": 32, "heads": 2, "vocabulary": 10, "sequence": 5},
     "dcgan": {"image": 16, "width": 8, "noise": 10},
+    "llama-1b": {
+        "layers": 2,
+        "width": 32,
+        "heads": 4,
+        "key_value_heads": 2,
+        "inner": 64,
+        "vocabulary": 20,
+        "sequence": 12,
+    },
+    "latent-diffusion": {
+        "latent": 8,
+        "width": 32,
+        "multipliers": (1, 2),
+        "heads": 2,
+        "words": 4,
+        "word_width": 16,
+    },
+    "dlrm": {"tables": (5, 7, 3), "numbers": 4, "width": 8, "bottom": (16,), "top": (16,)},
+    "graphsage": {"features": 8, "classes": 3, "width": 16},
 }
 every_benchmark = pytest.mark.parametrize("each", benchmarks(), ids=lambda each: each.name)
 

@@ -25,6 +25,9 @@ from wavecast.trace import Allocation, Call, Kernel, Measurement, Phase, Role, T
 CAUSES = ("host", "synchronisation", "communication", "input")
 """Why a GPU may stand still."""
 
+_MOVES = ("Memcpy", "Memset")
+"""What no arithmetic unit does."""
+
 MEMORY_KINDS = ("weights", "weight gradients", "feature maps", "workspace", "dynamic")
 """TBD, section III-D3."""
 
@@ -129,7 +132,11 @@ class Profile:
 
     def wasteful(self, count: int = 5) -> tuple[Kernels, ...]:
         """The longest kernels that use the GPU less than the average one (TBD, tables V and VI)."""
-        known = [each for each in self.kernels if each.utilisation is not None]
+        known = [
+            each
+            for each in self.kernels
+            if each.utilisation is not None and not each.name.startswith(_MOVES)
+        ]
         total = sum(each.seconds for each in known)
         if not total:
             return ()
@@ -218,7 +225,7 @@ def _memory_kind(allocation: Allocation, backward: int) -> str:
         return "weight gradients"
     if allocation.role is Role.INTERMEDIATE:
         born = allocation.born if allocation.born is not None else 0
-        crosses = born < backward and (allocation.freed is None or allocation.freed >= backward)
+        crosses = born < backward and (allocation.freed is None or allocation.freed > backward)
         return "feature maps" if crosses else "dynamic"
     return "feature maps" if allocation.role is Role.INPUT else "dynamic"
 

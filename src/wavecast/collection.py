@@ -8,16 +8,15 @@ done: nothing is lost and nothing is measured twice, not even what did not fit i
 from __future__ import annotations
 
 import csv
-import io
 import os
 import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 
+from wavecast.append_file import append, appending, line_of
 from wavecast.errors import InvalidInput
 from wavecast.layers import KINDS, Layer, layer, layer_type, sample
 
@@ -96,7 +95,7 @@ def collect(
     wanted = islice(_sampled(kind, seed) if layers is None else layers, count)
     columns = _columns(kind)
     began = clock.monotonic()
-    with _appending(path) as file:
+    with appending(path) as file:
         done = _resume(file, path, kind, str(seed), gpu)
         measured, rows = 0, len(done)
         total = max(count, rows)
@@ -106,7 +105,7 @@ def collect(
             if limit_s is not None and clock.monotonic() - began >= limit_s:
                 break
             row = Row(index, each, gpu, time(each), str(seed), software)
-            _append(file, _line(_values(row, columns)))
+            append(file, line_of(_values(row, columns)))
             measured, rows = measured + 1, rows + 1
             if progress is not None:
                 spent_s = clock.monotonic() - began
@@ -175,37 +174,6 @@ def _values(row: Row, columns: Sequence[str]) -> list[str]:
     return [values[name] for name in columns]
 
 
-def _line(values: Iterable[str]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(
-        value.replace("\n", " ").replace("\r", " ") for value in values
-    )
-    return text.getvalue().encode()
-
-
-@contextmanager
-def _appending(path: Path) -> Iterator[int]:
-    """The file, open for appending by nobody else; the lock ends with the process."""
-    import fcntl  # not on Windows, where everything but collecting works
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(f"{path}: another process is collecting into this file") from None
-        yield file
-    finally:
-        os.close(file)
-
-
-def _append(file: int, line: bytes) -> None:
-    written = os.write(file, line)
-    if written != len(line):
-        raise OSError(f"only {written} of {len(line)} bytes were written; is the disk full?")
-
-
 def _resume(file: int, path: Path, kind: str, seed: str, gpu: str) -> set[int]:
     """The indices that the file has, after its torn line was cut off and its header is there."""
     content = path.read_bytes()
@@ -214,7 +182,7 @@ def _resume(file: int, path: Path, kind: str, seed: str, gpu: str) -> set[int]:
         _refuse_foreign(content, path, kind)
         os.ftruncate(file, whole)
     if not whole:
-        _append(file, _line(_columns(kind)))
+        append(file, line_of(_columns(kind)))
         return set()
     try:
         rows = _rows(content[:whole].decode(), path)
@@ -234,7 +202,7 @@ def _resume(file: int, path: Path, kind: str, seed: str, gpu: str) -> set[int]:
 
 def _refuse_foreign(content: bytes, path: Path, kind: str) -> None:
     """A single torn line is cut off only if it is the beginning of our header."""
-    header = _line(_columns(kind))
+    header = line_of(_columns(kind))
     if b"\n" not in content and not header.startswith(content):
         raise InvalidInput(f"{path}: is not a collection of {kind} layers; choose another file")
 

@@ -122,7 +122,7 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
     return Target(
         f"{model.name}, batch {size}, {precision}",
         make_step=lambda: model.make_step(size, precision),
-        samples=size * model.units_per_sample,
+        samples=round(size * model.units_per_sample),
         unit=model.unit,
     )
 

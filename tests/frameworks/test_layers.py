@@ -210,6 +210,15 @@ def test_other_functions_trace_forward_and_backward(run: Callable[..., Any]) -> 
     assert trace.notes == ()
 
 
+@pytest.mark.parametrize("activation", ["silu", "mish"])
+def test_an_activation_goes_back_in_one_op(activation: str) -> None:
+    """A CPU build of torch would split it, since it knows no CUDA kernel."""
+    trace = forward(getattr(F, activation), (2, 4, 8, 8))
+    backward = names(trace, Phase.BACKWARD)
+    assert f"aten.{activation}_backward" in backward
+    assert "aten.sigmoid" not in backward
+
+
 class _Checkpointed(nn.Module):
     def __init__(self, reentrant: bool | None) -> None:
         super().__init__()

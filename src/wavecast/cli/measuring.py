@@ -24,7 +24,7 @@ from wavecast.cli.screen import print_json, show, waiting
 from wavecast.cli.tracing import save
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.report import measured, record
-from wavecast.targets import resolve
+from wavecast.targets import Target, resolve
 from wavecast.trace import Trace
 
 
@@ -50,18 +50,9 @@ def measure(
     if out is not None:
         refuse_unwritable(out)
     wanted = resolve(target, batch, precision)
-    if wanted.make_step is None:
-        raise InvalidInput(f"{target} is a trace; measure the step itself")
-    _require_gpu()
-    with waiting(f"measuring {wanted.name}"), redirect_stdout(sys.stderr):
-        found = wavecast.measure(
-            wanted.make_step(),
-            warm_up=warm_up,
-            repeats=repeats,
-            samples=wanted.samples,
-            unit=wanted.unit,
-        )
-        if counters:
+    found = measured_step(wanted, warm_up=warm_up, repeats=repeats)
+    if counters:
+        with waiting("counting with ncu"):
             found = _counted(found, target, batch, precision)
     _finish(wanted.name, found, out, as_json)
 
@@ -108,7 +99,7 @@ def calibrate(
     """
     from wavecast import device_file
 
-    _require_gpu()
+    require_gpu()
     from wavecast.frameworks.pytorch.calibration import calibrate as calibrate_gpu
 
     with waiting("calibrating"):
@@ -132,19 +123,30 @@ def iterate(
     wanted = resolve(target, batch, precision)
     if wanted.make_step is None:
         raise InvalidInput(f"{target} is a trace; it cannot run")
-    _require_gpu()
+    require_gpu()
     from wavecast.frameworks.pytorch.measurement import run_profiled
 
     run_profiled(wanted.make_step(), warm_up)
 
 
-def _require_gpu() -> None:
-    """Before a model is built for it."""
+def measured_step(wanted: Target, **protocol: int) -> Trace:
+    """The step of a target, measured on this machine's GPU."""
+    if wanted.make_step is None:
+        raise InvalidInput(f"{wanted.name} is a trace; measure the step itself")
+    require_gpu()
+    with waiting(f"measuring {wanted.name}"), redirect_stdout(sys.stderr):
+        return wavecast.measure(
+            wanted.make_step(), samples=wanted.samples, unit=wanted.unit, **protocol
+        )
+
+
+def require_gpu() -> None:
+    """Refuse where there is no GPU, before a model is built for it."""
     try:
-        from wavecast.frameworks.pytorch.measurement import require_gpu
+        from wavecast.frameworks.pytorch import measurement
     except ModuleNotFoundError as error:
         raise MissingExtra("measuring needs torch: pip install 'wavecast[torch]'") from error
-    require_gpu()
+    measurement.require_gpu()
 
 
 def _counted(found: Trace, target: str, batch: int | None, precision: str | None) -> Trace:

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from wavecast import ops
+from wavecast.analysis import Profile
 from wavecast.batches import LargerBatch
 from wavecast.devices import Device, Fact
 from wavecast.prediction import Prediction
@@ -112,3 +113,27 @@ def nominal_facts(found: Device) -> dict[str, Any]:
 
 
 _NOT_FACTS = ("id", "name", "vendor", "architecture", "aliases", "sources", "measured")
+
+
+def profile(found: Profile) -> dict[str, Any]:
+    """A profile; shares are of 1, times in seconds, unknown is null."""
+    return {
+        "name": found.name,
+        "gpu": found.device.id,
+        "measured": found.measured,
+        "seconds": found.seconds,
+        "gpu_s": found.gpu_s,
+        "host_s": found.host_s,
+        "throughput_per_s": found.throughput,
+        "unit": found.unit,
+        "gpu_utilisation": found.gpu_utilisation,
+        "utilisation": dict(found.utilisation),
+        "cpu_utilisation": found.cpu_utilisation,
+        "idle_s": dict(found.idle_s),
+        "memory_bytes": dict(found.memory_bytes),
+        "known_share": found.known_share,
+        "counted_share": found.counted_share,
+        "kernels": [asdict(each) for each in found.kernels],
+        "wasteful": [asdict(each) for each in found.wasteful()],
+        "notes": list(found.notes),
+    }

@@ -17,7 +17,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
 
@@ -43,10 +43,12 @@ class Benchmark:
     published_parameters: int
     """As published; where the papers give no count, by the formula in the model's docstring."""
     default_batch: int
-    unit: Literal["samples", "tokens"]
-    """What its throughput is counted in."""
-    units_per_sample: int = 1
-    """How many of them one sample of the batch has, at the default options."""
+    unit: str
+    """What its throughput is counted in: "samples", "tokens", "seconds of audio" ..."""
+    units_per_sample: float = 1
+    """How many of them one sample of the batch has on average, at the default options."""
+    smallest_batch: int = 1
+    """With fewer samples it does not train."""
 
     def make_step(
         self, batch: int | None = None, precision: str = "fp32", **options: object
@@ -108,8 +110,12 @@ _ALIASES = {
     "gpt-2": "gpt2",
     "inception": "inception-v3",
     "inceptionv3": "inception-v3",
+    "llama": "llama-1b",
+    "llama-3.2-1b": "llama-1b",
     "resnet-50": "resnet50",
+    "sage": "graphsage",
     "seq2seq": "gnmt",
+    "stable-diffusion": "latent-diffusion",
     "transformer-base": "transformer",
 }
 
@@ -136,6 +142,7 @@ _BENCHMARKS = (
         published_parameters=27_161_264,
         default_batch=64,
         unit="samples",
+        smallest_batch=2,
     ),
     Benchmark(
         name="bert-base",
@@ -210,5 +217,46 @@ _BENCHMARKS = (
         published_parameters=3_576_704 + 2_765_568,
         default_batch=128,
         unit="samples",
+    ),
+    Benchmark(
+        name="llama-1b",
+        title="Llama 3.2 1B",
+        domain="language modelling",
+        module="llama",
+        reference="Touvron et al., LLaMA, arXiv:2302.13971, 2023; Meta, Llama 3.2 model card, 2024",
+        published_parameters=1_235_814_400,
+        default_batch=4,
+        unit="tokens",
+        units_per_sample=2048,
+    ),
+    Benchmark(
+        name="latent-diffusion",
+        title="Latent diffusion, the network of Stable Diffusion v1",
+        domain="image generation",
+        module="diffusion",
+        reference="Rombach et al., High-Resolution Image Synthesis with Latent ..., CVPR 2022",
+        published_parameters=859_520_964,
+        default_batch=4,
+        unit="samples",
+    ),
+    Benchmark(
+        name="dlrm",
+        title="DLRM, for Criteo Kaggle",
+        domain="recommendation",
+        module="recommendation",
+        reference="Naumov et al., Deep Learning Recommendation Model ..., arXiv:1906.00091, 2019",
+        published_parameters=540_677_217,
+        default_batch=2048,
+        unit="samples",
+    ),
+    Benchmark(
+        name="graphsage",
+        title="GraphSAGE on a graph like ogbn-arxiv, full-batch",
+        domain="graphs",
+        module="graphs",
+        reference="Hamilton et al., Inductive Representation Learning on Large Graphs, NIPS 2017",
+        published_parameters=218_664,
+        default_batch=169_343,
+        unit="nodes",
     ),
 )

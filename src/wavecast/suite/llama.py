@@ -36,7 +36,7 @@ def llama_1b(
             f"each of {heads} heads needs an even part of the width, not of {width}, and each of "
             f"{key_value_heads} key and value heads serves equally many"
         )
-    with torch.device(device):  # made where it is used: on a CPU this takes a minute
+    with torch.device(device):  # made where it is used: a CPU takes long to fill it
         model = Llama(
             layers, width, heads, key_value_heads, inner, vocabulary, tied=tied, base=rotary_base
         )

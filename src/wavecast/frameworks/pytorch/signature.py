@@ -24,8 +24,8 @@ _QUERIES = (
     "aten::detach",
 )
 
-# Split by the dispatcher for the CPU only; CUDA has a kernel.
-_WHOLE = {"aten::_fused_rms_norm"}
+# Split where no CUDA kernel is registered, as in torch's CPU build; CUDA has one.
+_WHOLE = {"aten::_fused_rms_norm", "aten::silu_backward", "aten::mish_backward"}
 
 # Longer lists (one number per parameter, in foreach optimizers) say nothing about time.
 _LONGEST_LIST = 16

@@ -1,0 +1,287 @@
+"""The suite measured on this machine's GPU: many steps, one row each, resumable.
+
+Each step runs until it is stable and is sampled then (TBD, section III-D2); one more look at it
+gives utilisation and memory. The file grows by whole rows: what it has is not measured again.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from wavecast import suite
+from wavecast.analysis import Profile, profile_measured, profile_predicted
+from wavecast.append_file import append, appending, line_of
+from wavecast.devices import Device
+from wavecast.errors import InvalidInput
+from wavecast.families import family
+from wavecast.prediction import predict
+from wavecast.stability import stable_from
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A step of the suite."""
+
+    model: str
+    batch: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured of a step; None where it did not run, or the measurement does not say."""
+
+    model: str
+    batch: int
+    precision: str
+    gpu: str
+    status: str
+    """"ok", "oom" or what went wrong."""
+    unit: str = "samples"
+    seconds: float | None = None
+    """The median iteration of the stable phase."""
+    throughput_per_s: float | None = None
+    gpu_utilisation: float | None = None
+    fp32_utilisation: float | None = None
+    tensor_utilisation: float | None = None
+    cpu_utilisation: float | None = None
+    gpu_s: float | None = None
+    host_s: float | None = None
+    weights_bytes: int | None = None
+    weight_gradients_bytes: int | None = None
+    feature_maps_bytes: int | None = None
+    dynamic_bytes: int | None = None
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    warm_up: int | None = None
+    """Iterations before the stable phase."""
+    iterations: int | None = None
+    """Iterations of the stable phase."""
+    software: str = ""
+
+    @property
+    def configuration(self) -> Configuration:
+        """What was asked for."""
+        return Configuration(self.model, self.batch, self.precision)
+
+
+COLUMNS = tuple(field.name for field in fields(Result))
+
+
+def configurations(
+    models: Sequence[str], precisions: Sequence[str], scales: Sequence[float] = (0.25, 0.5, 1.0)
+) -> tuple[Configuration, ...]:
+    """Each model at several batches, parts of its default one, in each precision.
+
+    Args:
+        models: names of the suite; all of it if empty.
+        precisions: of `suite.PRECISIONS`.
+        scales: of the default batch.
+    """
+    chosen = [suite.benchmark(name) for name in models] or list(suite.benchmarks())
+    found = (
+        Configuration(each.name, max(each.smallest_batch, round(each.default_batch * scale)), p)
+        for each in chosen
+        for scale in scales
+        for p in precisions
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def run(
+    wanted: Iterable[Configuration],
+    path: Path,
+    measure: Callable[[Configuration], Result],
+    *,
+    gpu: str,
+    progress: Callable[[int, int, float], None] = lambda done, total, remaining_s: None,
+) -> tuple[Result, ...]:
+    """Measure what the file does not have yet; gives all its rows.
+
+    Args:
+        wanted: the steps.
+        path: the CSV file, made when missing, continued when it is of this GPU.
+        measure: measures a step.
+        gpu: the id of the GPU that measures.
+        progress: told how many are done, how many there are, and how long the rest takes.
+    """
+    asked = tuple(wanted)
+    began = time.monotonic()
+    with appending(path) as file:
+        known = _resume(file, path, gpu)
+        missing = [each for each in asked if each not in known]
+        for number, each in enumerate(missing, start=1):
+            append(file, line_of(_values(measure(each))))
+            spent_s = time.monotonic() - began
+            done = len(asked) - len(missing) + number
+            progress(done, len(asked), spent_s / number * (len(missing) - number))
+    return read_results(path)
+
+
+def read_results(path: Path) -> tuple[Result, ...]:
+    """The rows of a file; a torn last line does not count.
+
+    Raises:
+        InvalidInput: it is not a file that `run` wrote; says which line and why.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: cannot be read ({error})") from None
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    if lines and tuple(next(csv.reader(lines[:1]))) != COLUMNS:
+        raise InvalidInput(f"{path}: is not a file of suite results; its columns are others")
+    return tuple(_result(line, number, path) for number, line in enumerate(lines[1:], start=2))
+
+
+def measure_here(each: Configuration, device: Device, limit_s: float = 20.0) -> Result:
+    """Measure a step of the suite on this machine's GPU.
+
+    Args:
+        each: the step.
+        device: the GPU's facts.
+        limit_s: how long to sample iterations at most.
+    """
+    from wavecast.frameworks.pytorch import sampling
+
+    benchmark = suite.benchmark(each.model)
+    samples = round(each.batch * benchmark.units_per_sample)
+    try:
+        sample = sampling.sample(
+            lambda: benchmark.make_step(each.batch, each.precision),
+            samples,
+            benchmark.unit,
+            limit_s,
+        )
+    except sampling.OutOfMemory:
+        return Result(each.model, each.batch, each.precision, device.id, "oom", benchmark.unit)
+    start = _stable_from(sample.seconds)
+    stable = sample.seconds[start:]
+    profile = profile_measured(each.model, sample.trace, device)
+    return _measured(each, benchmark, profile, stable, start, sample)
+
+
+def predict_there(each: Configuration, device: Device) -> Result:
+    """Predict a step of the suite on a GPU that nobody has."""
+    from wavecast.frameworks.pytorch import capture
+
+    benchmark = suite.benchmark(each.model)
+    trace = capture(
+        lambda: benchmark.make_step(each.batch, each.precision), capability=family(device)
+    )
+    profile = profile_predicted(each.model, predict(trace, device))
+    return Result(
+        **asdict(each),
+        gpu=device.id,
+        status="predicted",
+        unit=benchmark.unit,
+        seconds=profile.seconds,
+        throughput_per_s=each.batch * benchmark.units_per_sample / profile.seconds,
+        gpu_utilisation=profile.gpu_utilisation,
+        fp32_utilisation=profile.utilisation["fp32"],
+        tensor_utilisation=profile.utilisation["tensor"],
+        gpu_s=profile.gpu_s,
+        host_s=profile.host_s,
+        software=trace.framework,
+        **_memory(profile),
+    )
+
+
+def _memory(profile: Profile) -> dict[str, Any]:
+    """Memory by kind under the names of the columns; workspaces are not seen."""
+    found: dict[str, Any] = {
+        f"{kind.replace(' ', '_')}_bytes": n for kind, n in profile.memory_bytes.items()
+    }
+    found.pop("workspace_bytes")
+    return found
+
+
+def _stable_from(seconds: Sequence[float]) -> int:
+    """Where warm-up ends; of a noisy run, after its first third, which says less but is honest."""
+    window = max(5, min(50, len(seconds) // 6))
+    try:
+        return stable_from(seconds, window)
+    except InvalidInput:
+        return len(seconds) // 3
+
+
+def _measured(
+    each: Configuration,
+    benchmark: suite.Benchmark,
+    profile: Profile,
+    stable: Sequence[float],
+    start: int,
+    sample: Any,
+) -> Result:
+    seconds = statistics.median(stable)
+    whole = sample.trace.measurement
+    return Result(
+        **asdict(each),
+        gpu=profile.device.id,
+        status="ok",
+        unit=benchmark.unit,
+        seconds=seconds,
+        throughput_per_s=each.batch * benchmark.units_per_sample / seconds,
+        gpu_utilisation=profile.gpu_utilisation,
+        fp32_utilisation=profile.utilisation["fp32"],
+        tensor_utilisation=profile.utilisation["tensor"],
+        cpu_utilisation=profile.cpu_utilisation,
+        gpu_s=profile.gpu_s,
+        host_s=profile.host_s,
+        peak_bytes=sample.peak_bytes,
+        reserved_bytes=sample.reserved_bytes,
+        warm_up=start,
+        iterations=len(stable),
+        software=f"{sample.trace.framework}, {whole.software}",
+        **_memory(profile),
+    )
+
+
+def _resume(file: int, path: Path, gpu: str) -> set[Configuration]:
+    """What the file has, after its torn line was cut off and its header is there."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        if not whole and not line_of(COLUMNS).startswith(content):
+            raise InvalidInput(f"{path}: is not a file of suite results; choose another file")
+        os.ftruncate(file, whole)
+    if not whole:
+        append(file, line_of(COLUMNS))
+        return set()
+    known = read_results(path)
+    for row in known:
+        if row.gpu != gpu:
+            raise InvalidInput(f"{path}: has results of {row.gpu}, not of {gpu}; choose another")
+    return {row.configuration for row in known}
+
+
+def _values(result: Result) -> list[str]:
+    values = (getattr(result, name) for name in COLUMNS)
+    return ["" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for v in values]
+
+
+_WHOLE = {"batch", "warm_up", "iterations"} | {n for n in COLUMNS if n.endswith("_bytes")}
+_TEXTS = {"model", "precision", "gpu", "status", "unit", "software"}
+
+
+def _result(line: str, number: int, path: Path) -> Result:
+    try:
+        values = dict(zip(COLUMNS, next(csv.reader([line])), strict=True))
+        return Result(**{name: _value(name, text) for name, text in values.items()})
+    except (ValueError, StopIteration) as error:
+        raise InvalidInput(f"{path}: line {number} is not a result: {error}") from None
+
+
+def _value(name: str, text: str) -> Any:
+    if name in _TEXTS:
+        return text
+    if not text:
+        return None
+    return int(text) if name in _WHOLE else float(text)

@@ -1,0 +1,66 @@
+"""The command that looks at where a step's time goes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import wavecast
+from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.measuring import measured_step
+from wavecast.cli.predicting import OriginOption
+from wavecast.cli.screen import print_json, show
+from wavecast.cli.tracing import gpus, trace_of
+from wavecast.devices import Device
+from wavecast.errors import InvalidInput
+from wavecast.families import family
+from wavecast.report import record
+from wavecast.targets import Target, resolve
+
+
+@app.command()
+def profile(
+    target: TargetArgument,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", "-g", help="Predict it for this GPU; repeat to compare several."),
+    ] = None,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    origin: OriginOption = None,
+    kernels: Annotated[int, typer.Option("--kernels", help="How many kernels to list.")] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where a step's time and memory go: measured on this GPU, from a file, or predicted.
+
+    \b
+    wavecast profile resnet50 --batch 32                       (on a machine with a GPU)
+    wavecast profile rank0.pt.trace.json.gz                    (a torch.profiler file)
+    wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
+    """
+    from wavecast.analysis import profile_measured, profile_predicted
+    from wavecast.report import profiles
+
+    wanted = resolve(target, batch, precision)
+    if gpu:
+        found = [
+            profile_predicted(wanted.name, wavecast.predict(_trace(wanted, each), each))
+            for each in gpus(gpu)
+        ]
+    else:
+        trace = wanted.trace or measured_step(wanted)
+        if trace.measurement is None:
+            raise InvalidInput(
+                f"{target} was traced, not measured: name a GPU to predict it for (--gpu)"
+            )
+        where = wavecast.device(origin or trace.measurement.gpu)
+        found = [profile_measured(wanted.name, trace, where)]
+    if as_json:
+        print_json([record.profile(each) for each in found])
+    else:
+        show(profiles.profiles(wanted.name, found, kernels))
+
+
+def _trace(target: Target, gpu: Device) -> wavecast.Trace:
+    return trace_of(target, family(gpu))

@@ -1,0 +1,358 @@
+"""Object detection: Faster R-CNN with ResNet-101.
+
+Every shape is fixed, whatever the data: what the published code selects by lists of varying length
+is selected here by `topk`, of a fixed number, and a weight of 0 for the places left empty. So a
+step can be traced without data, takes the same work for every image, and never waits for the GPU
+to say how many boxes there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wavecast.suite.training import Minimizer, TrainingStep
+from wavecast.suite.vision import ResNet
+
+_STRIDE = 16  # pixels between two points of the features
+_RATIOS = (0.5, 1.0, 2.0)  # height by width of the anchors
+_SUPPRESSION_ROUNDS = 24
+_REGION_SIDE = 14  # points of the features that a region is resampled to
+_OFFSET_SCALES = (0.1, 0.1, 0.2, 0.2)  # of the second stage: brings its targets to unit variance
+
+
+def faster_rcnn(
+    batch: int,
+    precision: str,
+    *,
+    device: str = "cuda",
+    image: Sequence[int] = (600, 850),
+    objects: int = 3,
+    classes: int = 21,
+    layers: Sequence[int] = (3, 4, 23, 3),
+    width: int = 64,
+    hidden: int = 512,
+    scales: Sequence[int] = (128, 256, 512),
+    proposals: int = 2000,
+    regions: int = 128,
+    frozen: bool = True,
+    learning_rate: float = 0.001,
+) -> TrainingStep:
+    """Faster R-CNN on Pascal VOC, both stages at once: SGD with momentum, as in Ren et al.
+
+    The inputs of the step are `images`, (height, width) large; `boxes` (batch, objects, 4), corners
+    in pixels as left, top, right, bottom; and `labels` (batch, objects), where 0 is no object: VOC
+    2007 has 2.5 in an image. `frozen` leaves the stem and first stage as they are, as is usual.
+
+    ResNet-101 up to conv4 is shared and conv5 is the head ("C4"; He et al. 2016, appendix A). Its
+    norms are constants. Parameters: 42,394,816 of ResNet's convolutions; 512 (9 * 1024 + 1) +
+    513 * 9 * (2 + 4) of the proposals; 2049 * 21 * (1 + 4) of the head: 47,356,767.
+    """
+    model = FasterRCNN(layers, width, hidden, classes, scales, proposals, regions)
+    if frozen:
+        model.freeze(1 + layers[0])
+    model = model.to(device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=learning_rate, momentum=0.9, weight_decay=5e-4)
+
+    def loss(images: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
+        losses: tuple[Tensor, ...] = model(images, boxes, labels)
+        return torch.stack(losses).sum()
+
+    height, length = image
+    size = torch.tensor([length, height], device=device)
+    corners = torch.rand(batch, objects, 2, device=device) * 0.5
+    extents = torch.rand(batch, objects, 2, device=device) * 0.4 + 0.1
+    inputs = (
+        torch.randn(batch, 3, height, length, device=device),
+        torch.cat([corners * size, (corners + extents) * size], dim=-1),
+        torch.randint(1, classes, (batch, objects), device=device),
+    )
+    return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device))
+
+
+class Regions(NamedTuple):
+    """Parts of the images to classify, and what is there; all (batch, regions, ...)."""
+
+    boxes: Tensor
+    weights: Tensor
+    """1, or 0 for a place that is left empty."""
+    labels: Tensor
+    """The class; 0 is background."""
+    objects: Tensor
+    """The box of the object that it shows, where the label is not 0."""
+
+
+class FasterRCNN(nn.Module):
+    """A network that proposes boxes, and one that classifies and corrects them, on shared features.
+
+    Args:
+        layers: blocks in each stage of the ResNet; (3, 4, 23, 3) is ResNet-101.
+        width: channels of its stem.
+        hidden: channels of the layer before the proposals.
+        classes: kinds of objects, and the background.
+        scales: sides of the square anchors, in pixels; others have the same areas.
+        proposals: the best boxes of an image, among which duplicates are suppressed.
+        regions: how many of the remaining train the second stage.
+        anchors: how many anchors of an image train the first.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int] = (3, 4, 23, 3),
+        width: int = 64,
+        hidden: int = 512,
+        classes: int = 21,
+        scales: Sequence[int] = (128, 256, 512),
+        proposals: int = 2000,
+        regions: int = 128,
+        anchors: int = 256,
+    ) -> None:
+        super().__init__()
+        self.classes = classes
+        self.proposals, self.regions, self.anchors = proposals, regions, anchors
+        resnet = ResNet(layers, width, classes, norm=ConstantNorm)
+        for block in resnet.stages:  # or the sums of so many blocks, not normalized, overflow
+            block.expand_norm.scale.fill_(len(resnet.stages) ** -0.5)
+        shared = sum(layers[:-1])
+        self.body = nn.Sequential(resnet.stem, *resnet.stages[:shared])
+        self.head = resnet.stages[shared:]
+        kinds, features = len(_sides(scales)), 16 * width
+        self.proposer = nn.Sequential(nn.Conv2d(features, hidden, 3, padding=1), nn.ReLU())
+        self.objectness = nn.Conv2d(hidden, 2 * kinds, 1)
+        self.anchor_offsets = nn.Conv2d(hidden, 4 * kinds, 1)
+        self.classifier = nn.Linear(2 * features, classes)
+        self.region_offsets = nn.Linear(2 * features, 4 * classes)
+        # Kept on the device: to copy them there in every step would wait for it.
+        self.register_buffer("anchor_sides", torch.tensor(_sides(scales)))
+        self.register_buffer("offset_scales", torch.tensor(_OFFSET_SCALES))
+        new = (self.proposer[0], self.objectness, self.anchor_offsets, self.classifier)
+        for layer, deviation in [*((each, 0.01) for each in new), (self.region_offsets, 0.001)]:
+            nn.init.normal_(layer.weight, std=deviation)
+            nn.init.zeros_(layer.bias)
+
+    def freeze(self, parts: int) -> None:
+        """Train the stem and blocks of the shared network only from that one on."""
+        self.body[:parts].requires_grad_(False)
+
+    def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The losses: is it an object, and where; which is it, and where."""
+        features = self.body(images)
+        scores, offsets, anchors = self.propose(features)
+        inside = _is_inside(anchors, images)
+        first = self._proposal_losses(scores, offsets, anchors, inside, boxes)
+        candidates, distinct = self.select(scores, offsets, anchors, images)
+        regions = self._sample_regions(candidates, distinct, boxes, labels)
+        logits, corrections = self.classify(features, regions.boxes)
+        return *first, *self._region_losses(logits, corrections, regions)
+
+    def propose(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores (batch, n, 2), offsets (batch, n, 4) and boxes (n, 4) of all anchors."""
+        shared = self.proposer(features)
+        scores, offsets = (
+            layer(shared).permute(0, 2, 3, 1).reshape(len(features), -1, outputs).float()
+            for layer, outputs in ((self.objectness, 2), (self.anchor_offsets, 4))
+        )
+        height, width = features.shape[2:]
+        return scores, offsets, make_anchors(height, width, self.anchor_sides)
+
+    @torch.no_grad()
+    def select(
+        self, scores: Tensor, offsets: Tensor, anchors: Tensor, images: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The best boxes of each image, (batch, proposals, 4), and which of them are distinct."""
+        certainty = scores[..., 1] - scores[..., 0]
+        best = certainty.topk(min(self.proposals, len(anchors)), dim=1).indices
+        boxes = decode(_pick(offsets, best), anchors[best])
+        height, width = images.shape[2:]
+        x, y = boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)
+        boxes = torch.stack([x, y], dim=-1).flatten(-2)
+        return boxes, find_distinct(boxes)
+
+    def classify(self, features: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (batch, regions, classes) and offsets (batch, regions, classes, 4) of boxes."""
+        regions = self.head(align_regions(features, boxes)).mean(dim=(2, 3))
+        regions = regions.unflatten(0, boxes.shape[:2])
+        logits: Tensor = self.classifier(regions).float()
+        offsets = self.region_offsets(regions).float().unflatten(-1, (self.classes, 4))
+        return logits, offsets
+
+    def _proposal_losses(
+        self, scores: Tensor, offsets: Tensor, anchors: Tensor, inside: Tensor, boxes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        overlaps = overlap(anchors, boxes) * inside[:, None]
+        best, match = overlaps.max(dim=2)
+        highest = overlaps.amax(dim=1, keepdim=True)
+        nearest = ((overlaps == highest) & (highest > 0)).any(dim=2)
+        positive = nearest | (best >= 0.7)
+        negative = inside & ~nearest & (best < 0.3)
+        places, weights = draw(positive, negative, self.anchors, self.anchors // 2)
+        labels = positive.gather(1, places)
+        objects = _pick(boxes, match.gather(1, places))
+        wrong = _cross_entropy(_pick(scores, places), labels.long(), weights)
+        targets = encode(objects, anchors[places])
+        far = _distance(_pick(offsets, places), targets, weights * labels)
+        # Divided by the points that have anchors, and worth 10 times as much: section 3.1.2.
+        points = scores.shape[0] * scores.shape[1] / len(self.anchor_sides)
+        return wrong, far * (10 / points)
+
+    @torch.no_grad()
+    def _sample_regions(
+        self, candidates: Tensor, distinct: Tensor, boxes: Tensor, labels: Tensor
+    ) -> Regions:
+        # The objects' own boxes are candidates too, as in the published code.
+        candidates = torch.cat([candidates, boxes], dim=1)
+        allowed = torch.cat([distinct, labels > 0], dim=1)
+        best, match = overlap(candidates, boxes).max(dim=2)
+        positive, negative = allowed & (best >= 0.5), allowed & (best < 0.5)
+        places, weights = draw(positive, negative, self.regions, self.regions // 4)
+        match = match.gather(1, places)
+        found = labels.gather(1, match) * positive.gather(1, places)
+        return Regions(_pick(candidates, places), weights, found, _pick(boxes, match))
+
+    def _region_losses(
+        self, logits: Tensor, offsets: Tensor, regions: Regions
+    ) -> tuple[Tensor, Tensor]:
+        of_class = regions.labels[..., None, None].expand(-1, -1, 1, 4)
+        offsets = offsets.gather(2, of_class).squeeze(2)
+        targets = encode(regions.objects, regions.boxes) / self.offset_scales
+        wrong = _cross_entropy(logits, regions.labels, regions.weights)
+        far = _distance(offsets, targets, regions.weights * (regions.labels > 0))
+        return wrong, far / regions.labels.numel()
+
+
+class ConstantNorm(nn.Module):
+    """A batch norm whose statistics, scale and shift never change."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name, value in {"mean": 0.0, "variance": 1.0, "scale": 1.0, "shift": 0.0}.items():
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, ...) -> the same."""
+        return F.batch_norm(x, self.mean, self.variance, self.scale, self.shift)
+
+
+def make_anchors(height: int, width: int, sides: Tensor) -> Tensor:
+    """Boxes with all of these sides around every point of the features, (points * kinds, 4)."""
+    half, device = sides / 2, sides.device
+    x, y = (_STRIDE * (torch.arange(n, device=device) + 0.5) for n in (width, height))
+    centres = torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1)
+    centres = centres.reshape(-1, 1, 2)
+    return torch.cat([centres - half, centres + half], dim=-1).flatten(0, 1)
+
+
+def _sides(scales: Sequence[int]) -> list[tuple[float, float]]:
+    """Widths and heights of the anchors."""
+    return [
+        (scale / math.sqrt(ratio), scale * math.sqrt(ratio))
+        for ratio in _RATIOS
+        for scale in scales
+    ]
+
+
+def overlap(boxes: Tensor, others: Tensor) -> Tensor:
+    """Intersection over union of all pairs: (..., n, 4) and (..., m, 4) -> (..., n, m)."""
+    a, b = boxes[..., :, None, :], others[..., None, :, :]
+    sides = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
+    shared = sides.clamp(min=0).prod(dim=-1)
+    together = (a[..., 2:] - a[..., :2]).prod(dim=-1) + (b[..., 2:] - b[..., :2]).prod(dim=-1)
+    return shared / (together - shared).clamp(min=1e-6)
+
+
+def encode(boxes: Tensor, references: Tensor) -> Tensor:
+    """Offsets of boxes from references: of the centres, and logarithms of the sides."""
+    (centres, sides), (origins, units) = _centres(boxes), _centres(references)
+    return torch.cat([(centres - origins) / units, (sides / units).log()], dim=-1)
+
+
+def decode(offsets: Tensor, references: Tensor) -> Tensor:
+    """The boxes that are at these offsets from the references."""
+    origins, units = _centres(references)
+    centres = origins + offsets[..., :2] * units
+    half = units * offsets[..., 2:].clamp(max=4.0).exp() / 2  # 55 times as large is enough
+    return torch.cat([centres - half, centres + half], dim=-1)
+
+
+def find_distinct(boxes: Tensor, threshold: float = 0.7) -> Tensor:
+    """Which boxes (batch, n, 4), the best first, overlap no better one that is itself distinct.
+
+    Greedy suppression as rounds over all boxes at once (Zheng et al. 2020, "Cluster-NMS"): after r
+    rounds every box is decided whose chain of suppressors is at most r long, and chains of the
+    proposals are shorter than the rounds made here. The published code is sequential and exact.
+    """
+    near = (overlap(boxes, boxes) > threshold).triu(diagonal=1)
+    distinct = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
+    for _ in range(_SUPPRESSION_ROUNDS):
+        distinct = ~(near & distinct[:, :, None]).any(dim=1)
+    return distinct
+
+
+def draw(positive: Tensor, negative: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
+    """Random places (batch, size), at most `most` positive, and weights: 0 where there are too few.
+
+    Args:
+        positive: which of (batch, n) are wanted.
+        negative: which fill the rest.
+        size: places to draw, or n if that is less.
+        most: how many of them may be positive.
+    """
+    size = min(size, positive.shape[1])
+    luck = 1 - torch.rand(positive.shape, device=positive.device)  # above 0
+    wanted = luck * positive
+    last = wanted.topk(min(most, size), dim=1).values[:, -1:]
+    ranks = luck * negative + (1 + luck) * (positive & (wanted >= last))
+    best, places = ranks.topk(size, dim=1)
+    return places, (best > 0).float()
+
+
+def align_regions(features: Tensor, boxes: Tensor, samples: int = 2) -> Tensor:
+    """Features of boxes (batch, n, 4) in the image: (batch * n, channels, side, side).
+
+    Each point is the mean of samples x samples interpolated ones (RoIAlign; He et al. 2017), where
+    Ren et al. took the largest of the nearest (RoI pooling).
+    """
+    points = _REGION_SIDE * samples
+    steps = (torch.arange(points, device=boxes.device) + 0.5) / points
+    left, top, right, bottom = boxes.unsqueeze(-2).unbind(dim=-1)
+    height, width = (_STRIDE * side for side in features.shape[2:])
+    x = (left + (right - left) * steps) * (2 / width) - 1  # grid_sample counts from -1 to 1
+    y = (top + (bottom - top) * steps) * (2 / height) - 1
+    shape = (*x.shape, points)
+    grid = torch.stack([x[:, :, None, :].expand(shape), y[..., None].expand(shape)], dim=-1)
+    found = F.grid_sample(features, grid.flatten(1, 2), padding_mode="border", align_corners=False)
+    means = F.avg_pool2d(found, samples).unflatten(2, (-1, _REGION_SIDE))
+    return means.transpose(1, 2).flatten(0, 1)
+
+
+def _centres(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Centres and sides; empty boxes, which mark places left empty, count as one pixel."""
+    sides = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)
+    return (boxes[..., 2:] + boxes[..., :2]) / 2, sides
+
+
+def _is_inside(boxes: Tensor, images: Tensor) -> Tensor:
+    height, width = images.shape[2:]
+    left, top, right, bottom = boxes.unbind(dim=-1)
+    return (left >= 0) & (top >= 0) & (right <= width) & (bottom <= height)
+
+
+def _pick(rows: Tensor, places: Tensor) -> Tensor:
+    """Rows (batch, n, values) at places (batch, m) -> (batch, m, values)."""
+    return rows.gather(1, places[..., None].expand(-1, -1, rows.shape[-1]))
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return (each * weights.flatten()).sum() / weights.sum().clamp(min=1)
+
+
+def _distance(offsets: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    each = F.smooth_l1_loss(offsets, targets, reduction="none")
+    return (each * weights[..., None]).sum()

@@ -1,0 +1,164 @@
+"""Speech recognition: Deep Speech 2."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from wavecast.errors import InvalidInput
+from wavecast.suite.training import Minimizer, TrainingStep
+
+_FRAMES_PER_SECOND = 100
+_LETTERS_PER_SECOND = 14
+"""LibriSpeech is read at some 2.7 words a second, of some 5 letters with the space after them."""
+
+
+def deep_speech_2(
+    batch: int,
+    precision: str,
+    *,
+    device: str = "cuda",
+    seconds: float = 12.5,
+    frequencies: int = 161,
+    channels: int = 32,
+    layers: int = 5,
+    width: int = 1510,
+    letters: int = 28,
+    learning_rate: float = 3e-4,
+) -> TrainingStep:
+    """Deep Speech 2: CTC, SGD with Nesterov momentum 0.99, gradients clipped at 400.
+
+    That is section 3.8 of Amodei et al., and two convolutions under five recurrent layers, as TBD
+    ran it. The inputs of the step are the `spectrograms` (batch, 1, frequencies, frames) of
+    `utterance_seconds` and their `text` (batch, letters of the longest), letters from 1 on; both
+    are filled with zeros behind their ends, which stay the same. The loss is that of an utterance.
+    """
+    lengths = utterance_seconds(batch, seconds)
+    frames = [math.ceil(length * _FRAMES_PER_SECOND) for length in lengths]
+    said = [max(1, int(length * _LETTERS_PER_SECOND)) for length in lengths]
+    model = DeepSpeech2(frequencies, channels, layers, width, letters).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=0.99, nesterov=True)
+
+    def loss(spectrograms: Tensor, text: Tensor) -> Tensor:
+        logits, steps = model(spectrograms, frames)
+        total = F.ctc_loss(logits.log_softmax(dim=-1), text, steps, said, reduction="sum")
+        return total / batch
+
+    inputs = (
+        torch.randn(batch, 1, frequencies, frames[0], device=device)
+        * _within(frames, device)[:, None, None],
+        torch.randint(1, letters + 1, (batch, said[0]), device=device) * _within(said, device),
+    )
+    clipped = Minimizer(loss, optimizer, precision, device, clip_norm=400.0)
+    return TrainingStep(model, inputs, clipped)
+
+
+def utterance_seconds(batch: int, mean: float = 12.5) -> list[float]:
+    """How long the utterances of a batch are, the longest first.
+
+    LibriSpeech is cut at pauses into pieces that are seldom longer than 17 seconds, mostly between
+    10 and 16, and 12.5 on average: a triangle that rises from 5 to 15.5 and ends at 17 seconds.
+    Of as many equal parts of this distribution as the batch has utterances, each gives its middle:
+    every batch has the same mean, and the more utterances, the longer the longest.
+    """
+    if not mean > 0:
+        raise InvalidInput(f"an utterance must be longer than {mean} seconds")
+    low, mode, high = (mean / 12.5 * second for second in (5.0, 15.5, 17.0))
+
+    def at(quantile: float) -> float:
+        if quantile < (mode - low) / (high - low):
+            return low + math.sqrt(quantile * (high - low) * (mode - low))
+        return high - math.sqrt((1 - quantile) * (high - low) * (high - mode))
+
+    return [at((place + 0.5) / batch) for place in reversed(range(batch))]
+
+
+class DeepSpeech2(nn.Module):
+    """Amodei et al. 2016: convolutions, two-way recurrent layers, one layer more, the output.
+
+    The width is that of five recurrent layers in table 1, the convolutions are the two-dimensional
+    ones of table 3, which halve the frames once and the F frequencies twice. A letter more than the
+    alphabet's L is CTC's blank. With C channels, width H and f = ceil(F / 4) there are
+
+        451C + 231C² + 4C                                in the convolutions and their norms,
+        2H(Cf + H) + 4H and N - 1 times 4H² + 6H         in N recurrent layers and their norms,
+        H² + 4H and (L + 1)H + L + 1                     in the last two layers and one norm:
+
+    47.6 million, where table 1 says 38 and table 3 says 35 million for others of these networks.
+    There, both directions share the matrix that reads the layer below; cuDNN's do not share it,
+    nor can they normalize its product: here its input is normalized, and ReLUs are not clipped at
+    20 within a recurrent layer.
+    """
+
+    def __init__(
+        self,
+        frequencies: int = 161,
+        channels: int = 32,
+        layers: int = 5,
+        width: int = 1510,
+        letters: int = 28,
+    ) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            *_convolution(1, channels, (41, 11), (2, 2)),
+            *_convolution(channels, channels, (21, 11), (2, 1)),
+        )
+        features = channels * math.ceil(frequencies / 4)
+        self.recurrent = nn.ModuleList([Recurrent(features, width, norm=False)])
+        self.recurrent.extend(Recurrent(width, width) for _ in range(layers - 1))
+        self.hidden = nn.Sequential(
+            nn.BatchNorm1d(width), nn.Linear(width, width), nn.Hardtanh(0.0, 20.0)
+        )
+        self.output = nn.Linear(width, letters + 1)
+
+    def forward(self, spectrograms: Tensor, frames: list[int]) -> tuple[Tensor, list[int]]:
+        """Logits of blank and letters, (steps, batch, letters + 1), and the steps of each sample.
+
+        Args:
+            spectrograms: (batch, 1, frequencies, frames).
+            frames: how many of them each sample has, the longest first.
+        """
+        steps = [math.ceil(count / 2) for count in frames]
+        x = self.convolutions(spectrograms).flatten(1, 2).permute(2, 0, 1)
+        packed = pack_padded_sequence(x, steps)
+        for layer in self.recurrent:
+            packed = layer(packed)
+        logits = self.output(self.hidden(packed.data))
+        return pad_packed_sequence(packed._replace(data=logits))[0], steps
+
+
+class Recurrent(nn.Module):
+    """Reads a sequence both ways and sums what the ways found (section 3.2 of the paper).
+
+    The norm is sequence-wise: its statistics are those of all frames of all samples, which are the
+    rows of a packed sequence.
+    """
+
+    def __init__(self, features: int, width: int, *, norm: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(features) if norm else nn.Identity()
+        self.ways = nn.RNN(features, width, nonlinearity="relu", bidirectional=True)
+
+    def forward(self, packed: PackedSequence) -> PackedSequence:
+        """A packed sequence of features to one of the width."""
+        found, _ = self.ways(packed._replace(data=self.norm(packed.data)))
+        return found._replace(data=found.data.unflatten(-1, (2, -1)).sum(dim=1))
+
+
+def _convolution(
+    narrow: int, wide: int, kernel: tuple[int, int], stride: tuple[int, int]
+) -> list[nn.Module]:
+    """Over frequencies and frames, of which none is lost at the edges."""
+    padding = (kernel[0] // 2, kernel[1] // 2)
+    convolution = nn.Conv2d(narrow, wide, kernel, stride, padding, bias=False)
+    return [convolution, nn.BatchNorm2d(wide), nn.Hardtanh(0.0, 20.0)]
+
+
+def _within(lengths: list[int], device: str) -> Tensor:
+    """Which places of a padded batch are filled, (batch, longest)."""
+    places = torch.arange(max(lengths), device=device)
+    return places < torch.tensor(lengths, device=device)[:, None]

@@ -1,0 +1,60 @@
+"""Where warm-up ends (TBD-4), on synthetic runs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from wavecast.errors import InvalidInput
+from wavecast.stability import stable_from, stable_seconds
+
+
+def run(seed: int, noise: float, iterations: int = 1200) -> tuple[list[float], int]:
+    """Iterations with warm-up at 0.2 and tuning at 0.7 of the throughput, and where they end."""
+    draw = random.Random(seed)
+    warm, tuned = draw.randrange(20, 200), draw.randrange(50, 400)
+    seconds = []
+    for index in range(iterations):
+        speed = 0.2 if index < warm else 0.7 if index < warm + tuned else 1.0
+        seconds.append(1 / (speed * max(0.2, draw.gauss(1, noise))))
+    return seconds, warm + tuned
+
+
+@pytest.mark.parametrize(("noise", "latest", "worst"), [(0.02, 30, 0.0035), (0.05, 60, 0.0092)])
+def test_the_sample_begins_after_the_last_change_and_not_much_later(
+    noise: float, latest: int, worst: float
+) -> None:
+    for seed in range(40):
+        seconds, change = run(seed, noise)
+        start = stable_from(seconds)
+        assert change <= start <= change + latest
+        throughput = statistics.mean(1 / each for each in seconds[start:])
+        assert throughput == pytest.approx(1, rel=worst)
+
+
+def test_sampling_from_the_start_would_be_far_off() -> None:
+    seconds, _ = run(0, 0.02)
+    assert statistics.median(seconds[:300]) > 1.3 * stable_seconds(seconds)
+
+
+def test_a_run_without_warm_up_is_stable_from_its_start() -> None:
+    assert stable_from([0.1] * 300) == 0
+
+
+def test_noise_that_hides_the_end_of_warm_up_is_refused() -> None:
+    seconds, _ = run(1, 0.10)
+    with pytest.raises(InvalidInput, match="scatter by"):
+        stable_from(seconds)
+
+
+def test_too_few_iterations_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"299 iterations are too few .* at least 300"):
+        stable_from([0.1] * 299)
+
+
+def test_a_run_that_never_settles_is_refused() -> None:
+    drifting = [0.1 + 0.001 * index for index in range(600)]
+    with pytest.raises(InvalidInput, match=r"scatter|do not become stable"):
+        stable_from(drifting)
