@@ -63,7 +63,7 @@ def _columns(trace: Trace) -> Columns:
     return Columns(
         calls=trace.calls,
         works=works,
-        launches=tuple(bool(call.kernels) or ops.launches(call.op) for call in works),
+        launches=tuple(_launches(call, trace.measurement is not None) for call in works),
         counts=np.bincount(work, minlength=len(works)),
         kind=codes([str(ops.kind(call.op)) for call in works])[1],
         names=names,
@@ -73,6 +73,10 @@ def _columns(trace: Trace) -> Columns:
         syncs=tuple(i for i, call in enumerate(trace) if call.syncs),
         persistent_bytes=peak_bytes(a for a in trace.allocations if a.role in PERSISTENT_ROLES),
     )
+
+
+def _launches(call: Call, measured: bool) -> bool:
+    return bool(call.kernels) if measured else ops.launches(call.op)
 
 
 def _works(trace: Trace) -> tuple[tuple[Call, ...], NDArray[np.int64]]:

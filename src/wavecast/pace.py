@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from wavecast import intervals, ops
 from wavecast.ops import Kind
 from wavecast.timeline import Seconds, play
 from wavecast.trace import Call
+
+_QUICKEST = 0.5
+"""A host is not quicker than its recording by more than this factor. A step that would need one
+is not held up by its waits."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Pace:
     """Of each call: time between kernels, which a better GPU does not shorten."""
     host_factor: float
     """What the host's recorded times must be multiplied with."""
+    waits: bool = True
+    """Whether the host's waits hold the GPU up; not where the GPU has work of other steps."""
 
 
 def pace_of(
@@ -53,11 +60,13 @@ def pace_of(
         return Pace(exposure, np.zeros_like(total), 1.0)
     syncs = [i for i, call in enumerate(calls) if call.syncs]
 
-    def step_s(host: float, gap: float) -> float:
-        return play(issue_s * host, exposed + gap * launches, syncs, sync_s * host).seconds
+    def step_s(host: float, gap: float, waits: bool = True) -> float:
+        after, cost_s = (syncs, sync_s * host) if waits else ((), 0.0)
+        return play(issue_s * host, exposed + gap * launches, after, cost_s).seconds
 
-    host, gap = _reconcile(step_s, issue_s, exposed, launches, measured_s)
-    return Pace(exposure, gap * launches, host)
+    waits = step_s(_QUICKEST, 0.0) <= measured_s
+    host, gap = _reconcile(partial(step_s, waits=waits), issue_s, exposed, launches, measured_s)
+    return Pace(exposure, gap * launches, host, waits)
 
 
 def _reconcile(

@@ -184,10 +184,10 @@ class Prediction:
 
     def _play(self, gpu_factor: float = 1.0, host_factor: float = 1.0) -> Step:
         issue_s = _issue_s(self._columns, self.host) * host_factor
-        gpu_s = self.call_s * gpu_factor
+        gpu_s, waits = self.call_s * gpu_factor, True
         if self.pace is not None:
-            gpu_s = gpu_s + self.pace.gap_s
-        return play(issue_s, gpu_s, self._columns.syncs, self.host.sync_s)
+            gpu_s, waits = gpu_s + self.pace.gap_s, self.pace.waits
+        return play(issue_s, gpu_s, self._columns.syncs if waits else (), self.host.sync_s)
 
     @cached_property
     def _range(self) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,9 @@ def _saved(path: str, batch: int | None, precision: str | None) -> Target:
     trace = _read_trace(path)
     if not trace.calls:
         raise InvalidInput(f"the trace {path} is empty: no op ran in it; trace the step again")
-    if batch is not None:
+    if batch is not None and trace.samples is None and trace.measurement is not None:
+        trace = replace(trace, samples=batch)  # a profiler does not know it
+    elif batch is not None:
         raise InvalidInput(
             f"{path} is a trace: its batch is fixed; trace the step again to change it, or give "
             "traces of three batches to wavecast extrapolate"

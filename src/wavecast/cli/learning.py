@@ -93,8 +93,9 @@ def fit(
     if out.suffix != ".npz" or not out.parent.is_dir():
         raise InvalidInput(f"a model is saved as FILE.npz in a folder that exists, not {out}")
     rows = [row for path in files for row in read_rows(path)]
+    recipe = Recipe(width=width, epochs=epochs, late_after=epochs // 2)
     with telling() as told:
-        found = fitting.fit(rows, target, Recipe(width=width, epochs=epochs), on=device, told=told)
+        found = fitting.fit(rows, target, recipe, on=device, told=told)
     write_model(out, found.network, found.card)
     if as_json:
         print_json(dict(found.card))

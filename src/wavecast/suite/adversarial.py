@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -64,9 +65,9 @@ def wgan_gp(
     return TrainingStep(both, (real,), improve_both)
 
 
-def gradient_penalty(critic: nn.Module, real: Tensor, made: Tensor) -> Tensor:
+def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, made: Tensor) -> Tensor:
     """How far the critic's slope is from 1, squared, at random places between real and made."""
-    share = torch.rand(len(real), 1, 1, 1, device=real.device)
+    share = torch.rand_like(real[:, :1, :1, :1])
     between = torch.lerp(real, made.to(real.dtype), share).requires_grad_()
     judgement = critic(between).sum()
     # As in a backward pass, every op runs in the precision of its forward pass. Slopes of about
@@ -110,16 +111,18 @@ class Critic(nn.Module):
     one sample's (section 4). A block from A to B channels has 9A² + 9AB + AB weights, 2B biases
     and 4A in its norms. With 28W in the first convolution and 128W in the last layer there are
 
-        1825W² + 260W .
+        1825W² + 244W .
 
-    The last layer has no bias: it would be the same for real and made, and never change.
+    The last block and layer have no biases, 16W + 1 in the authors' code: they would be the same
+    for real and made, and never change.
     """
 
     def __init__(self, image: int = 64, width: int = 64) -> None:
         super().__init__()
         channels = _channels(image, width)
         self.first = nn.Conv2d(3, channels[0], 3, padding=1)
-        self.blocks = nn.Sequential(*[Shrink(narrow, wide) for narrow, wide in pairwise(channels)])
+        *lower, top = pairwise(channels)
+        self.blocks = nn.Sequential(*[Shrink(*each) for each in lower], Shrink(*top, bias=False))
         self.last = nn.Linear(channels[-1] * 4 * 4, 1, bias=False)
         _initialize(self)
 
@@ -149,13 +152,13 @@ class Grow(nn.Module):
 class Shrink(nn.Module):
     """A residual block that halves an image, by the means of two by two pixels."""
 
-    def __init__(self, narrow: int, wide: int) -> None:
+    def __init__(self, narrow: int, wide: int, *, bias: bool = True) -> None:
         super().__init__()
         # Over channels and pixels, with a scale and an offset for each channel: one group.
         self.first_norm, self.second_norm = nn.GroupNorm(1, narrow), nn.GroupNorm(1, narrow)
         self.first = nn.Conv2d(narrow, narrow, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(narrow, wide, 3, padding=1)
-        self.shortcut = nn.Conv2d(narrow, wide, 1)
+        self.second = nn.Conv2d(narrow, wide, 3, padding=1, bias=bias)
+        self.shortcut = nn.Conv2d(narrow, wide, 1, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, narrow, height, width) -> (batch, wide, height / 2, width / 2)."""

@@ -21,8 +21,7 @@ from wavecast.suite.vision import ResNet
 
 _STRIDE = 16  # pixels between two points of the features
 _RATIOS = (0.5, 1.0, 2.0)  # height by width of the anchors
-_SUPPRESSION_ROUNDS = 24
-_REGION_SIDE = 14  # points of the features that a region is resampled to
+_SUPPRESSION_ROUNDS = 32
 _OFFSET_SCALES = (0.1, 0.1, 0.2, 0.2)  # of the second stage: brings its targets to unit variance
 
 
@@ -40,6 +39,8 @@ def faster_rcnn(
     scales: Sequence[int] = (128, 256, 512),
     proposals: int = 2000,
     regions: int = 128,
+    anchors: int = 256,
+    side: int = 14,
     frozen: bool = True,
     learning_rate: float = 0.001,
 ) -> TrainingStep:
@@ -47,13 +48,14 @@ def faster_rcnn(
 
     The inputs of the step are `images`, (height, width) large; `boxes` (batch, objects, 4), corners
     in pixels as left, top, right, bottom; and `labels` (batch, objects), where 0 is no object: VOC
-    2007 has 2.5 in an image. `frozen` leaves the stem and first stage as they are, as is usual.
+    2007 has 2.5 in an image. `frozen` leaves the stem and first stage as they are: as much of VGG
+    was left in the paper.
 
     ResNet-101 up to conv4 is shared and conv5 is the head ("C4"; He et al. 2016, appendix A). Its
     norms are constants. Parameters: 42,394,816 of ResNet's convolutions; 512 (9 * 1024 + 1) +
     513 * 9 * (2 + 4) of the proposals; 2049 * 21 * (1 + 4) of the head: 47,356,767.
     """
-    model = FasterRCNN(layers, width, hidden, classes, scales, proposals, regions)
+    model = FasterRCNN(layers, width, hidden, classes, scales, proposals, regions, anchors, side)
     if frozen:
         model.freeze(1 + layers[0])
     model = model.to(device)
@@ -100,6 +102,7 @@ class FasterRCNN(nn.Module):
         proposals: the best boxes of an image, among which duplicates are suppressed.
         regions: how many of the remaining train the second stage.
         anchors: how many anchors of an image train the first.
+        side: points of the features, in height and width, that a region is resampled to.
     """
 
     def __init__(
@@ -112,9 +115,10 @@ class FasterRCNN(nn.Module):
         proposals: int = 2000,
         regions: int = 128,
         anchors: int = 256,
+        side: int = 14,
     ) -> None:
         super().__init__()
-        self.classes = classes
+        self.classes, self.side = classes, side
         self.proposals, self.regions, self.anchors = proposals, regions, anchors
         resnet = ResNet(layers, width, classes, norm=ConstantNorm)
         for block in resnet.stages:  # or the sums of so many blocks, not normalized, overflow
@@ -176,7 +180,7 @@ class FasterRCNN(nn.Module):
 
     def classify(self, features: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (batch, regions, classes) and offsets (batch, regions, classes, 4) of boxes."""
-        regions = self.head(align_regions(features, boxes)).mean(dim=(2, 3))
+        regions = self.head(align_regions(features, boxes, self.side)).mean(dim=(2, 3))
         regions = regions.unflatten(0, boxes.shape[:2])
         logits: Tensor = self.classifier(regions).float()
         offsets = self.region_offsets(regions).float().unflatten(-1, (self.classes, 4))
@@ -283,9 +287,10 @@ def decode(offsets: Tensor, references: Tensor) -> Tensor:
 def find_distinct(boxes: Tensor, threshold: float = 0.7) -> Tensor:
     """Which boxes (batch, n, 4), the best first, overlap no better one that is itself distinct.
 
-    Greedy suppression as rounds over all boxes at once (Zheng et al. 2020, "Cluster-NMS"): after r
-    rounds every box is decided whose chain of suppressors is at most r long, and chains of the
-    proposals are shorter than the rounds made here. The published code is sequential and exact.
+    Greedy suppression as rounds over all boxes at once (Zheng et al. 2020, "Cluster-NMS"), where
+    the published code goes from box to box: r rounds decide every box whose chain of suppressors,
+    each near the last, has at most r boxes. The 32 rounds made here are enough for 2000 anchors
+    ranked by their overlap with a few objects (up to 25).
     """
     near = (overlap(boxes, boxes) > threshold).triu(diagonal=1)
     distinct = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
@@ -312,22 +317,22 @@ def draw(positive: Tensor, negative: Tensor, size: int, most: int) -> tuple[Tens
     return places, (best > 0).float()
 
 
-def align_regions(features: Tensor, boxes: Tensor, samples: int = 2) -> Tensor:
+def align_regions(features: Tensor, boxes: Tensor, side: int, samples: int = 2) -> Tensor:
     """Features of boxes (batch, n, 4) in the image: (batch * n, channels, side, side).
 
     Each point is the mean of samples x samples interpolated ones (RoIAlign; He et al. 2017), where
     Ren et al. took the largest of the nearest (RoI pooling).
     """
-    points = _REGION_SIDE * samples
+    points = side * samples
     steps = (torch.arange(points, device=boxes.device) + 0.5) / points
     left, top, right, bottom = boxes.unsqueeze(-2).unbind(dim=-1)
-    height, width = (_STRIDE * side for side in features.shape[2:])
+    height, width = (_STRIDE * n for n in features.shape[2:])
     x = (left + (right - left) * steps) * (2 / width) - 1  # grid_sample counts from -1 to 1
     y = (top + (bottom - top) * steps) * (2 / height) - 1
     shape = (*x.shape, points)
     grid = torch.stack([x[:, :, None, :].expand(shape), y[..., None].expand(shape)], dim=-1)
     found = F.grid_sample(features, grid.flatten(1, 2), padding_mode="border", align_corners=False)
-    means = F.avg_pool2d(found, samples).unflatten(2, (-1, _REGION_SIDE))
+    means = F.avg_pool2d(found, samples).unflatten(2, (-1, side))
     return means.transpose(1, 2).flatten(0, 1)
 
 

@@ -52,7 +52,7 @@ def a3c(
         with torch.no_grad():
             seen.copy_(frames)
             _, expected = model(frames)
-        return _loss(moments, expected, discount, entropy_bonus)
+        return advantage_loss(moments, expected, discount, entropy_bonus)
 
     inputs = (torch.randint(256, (batch, _PICTURES, image, image), device=device).byte(),)
     clipped = Minimizer(loss, optimizer, precision, device, clip_norm=40.0)
@@ -69,7 +69,9 @@ class Moment(NamedTuple):
     alive: Tensor
 
 
-def _loss(moments: list[Moment], expected: Tensor, discount: float, bonus: float) -> Tensor:
+def advantage_loss(
+    moments: list[Moment], expected: Tensor, discount: float, bonus: float
+) -> Tensor:
     """Algorithm S3 of the paper: backwards from what is expected behind the last step."""
     gain, loss = expected, torch.zeros_like(expected)
     for chances, value, action, reward, alive in reversed(moments):

@@ -65,8 +65,8 @@ def sentence_lengths(batch: int, shortest: int, longest: int) -> tuple[list[int]
 
 def _sentences(lengths: list[int], vocabulary: int, device: str) -> Tensor:
     words = torch.randint(1, vocabulary, (len(lengths), max(lengths)), device=device)
-    behind = torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device)[:, None]
-    return words.masked_fill(behind, _NOTHING)
+    ends = torch.tensor(lengths, device=device)[:, None]
+    return words.masked_fill(torch.arange(max(lengths), device=device) >= ends, _NOTHING)
 
 
 class Seq2Seq(nn.Module):

@@ -87,7 +87,10 @@ def _as_profiled(
 ) -> Trace:
     """A step that cannot be taken apart op by op, as torch.profiler sees it by itself."""
     seen = profiling.profiled(step)
-    note = "ops are as torch.profiler names them: this step runs compiled code"
+    note = (
+        "ops are as torch.profiler names them: this step runs compiled code, or runs other kernels "
+        "when it is taken apart op by op"
+    )
     return replace(
         seen,
         calls=_with_host(seen.calls, measurement.host_s),

@@ -1,0 +1,118 @@
+"""WGAN-GP bounds the slope of its critic, and its generator learns to look real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_suite import SMALL, count, losses_of, small  # noqa: E402
+
+import wavecast  # noqa: E402
+from wavecast.errors import InvalidInput  # noqa: E402
+from wavecast.suite import benchmark  # noqa: E402
+from wavecast.suite.adversarial import gradient_penalty  # noqa: E402
+from wavecast.targets import resolve  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers_on_one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_generator_and_critic_have_14_layers_each() -> None:
+    with torch.device("meta"):
+        both = benchmark("wgan").make_step(device="meta").model
+    kinds = (torch.nn.Conv2d, torch.nn.Linear)
+    layers = [sum(isinstance(each, kinds) for each in half.modules()) for half in both.values()]
+    assert layers == [14, 14]
+    assert [count(half) for half in both.values()] == [8_540_483, 7_490_816]
+
+
+def test_it_makes_images_of_the_size_it_judges() -> None:
+    step = small("wgan-gp", batch=3, image=16)
+    with torch.no_grad():
+        made = step.model["generator"](torch.randn(3, 8))
+    assert made.shape == step.inputs[0][0].shape
+    assert float(made.abs().max()) <= 1
+    assert step.model["critic"](made).shape == (3,)
+
+
+def test_other_sizes_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="not 48"):
+        small("wgan-gp", image=48)
+
+
+def test_the_penalty_is_the_square_of_how_far_a_slope_is_from_one() -> None:
+    weight = torch.full((3, 8, 8), 3 / 192**0.5, requires_grad=True)
+
+    def plane(images: Any) -> Any:
+        return (weight * images).sum(dim=(1, 2, 3))
+
+    real, made = torch.rand(2, 5, 3, 8, 8)
+    penalty = gradient_penalty(plane, real, made)
+    assert penalty.item() == pytest.approx(4)  # (3 - 1)²
+    penalty.backward()  # 2(3 - 1) along the weight, whose norm is 3
+    torch.testing.assert_close(weight.grad, 4 / 3 * weight.detach())
+
+
+def test_the_penalty_of_the_critic_has_the_gradient_of_its_differences() -> None:
+    critic = small("wgan-gp").model["critic"].double()
+    real, made = torch.rand(2, 2, 3, 8, 8, dtype=torch.float64)
+    weight = critic.blocks[0].first.weight
+
+    def penalty() -> Any:
+        torch.manual_seed(1)
+        return gradient_penalty(critic, real, made)
+
+    (slope,) = torch.autograd.grad(penalty(), weight)
+    with torch.no_grad():
+        weight[0, 0, 1, 1] += 1e-6
+    above = float(penalty().detach())
+    with torch.no_grad():
+        weight[0, 0, 1, 1] -= 2e-6
+    below = float(penalty().detach())
+    assert (above - below) / 2e-6 == pytest.approx(float(slope[0, 0, 1, 1]), rel=1e-4)
+
+
+def test_a_step_has_five_critic_steps_and_counts_their_images() -> None:
+    with torch.device("meta"):
+        (real,) = benchmark("wgan-gp").make_step(device="meta").inputs
+    assert real.shape == (5, 64, 3, 64, 64)
+    assert (resolve("wgan-gp").samples, resolve("wgan-gp").unit) == (320, "images")
+
+
+def test_the_gradient_of_the_gradient_is_in_the_trace() -> None:
+    def convolutions(penalties: int) -> int:
+        sizes = {**SMALL["wgan-gp"], "critic_steps": penalties}
+        traced = wavecast.trace(lambda: benchmark("wgan-gp").make_step(2, "fp32", **sizes))
+        return sum(call.op.base == "aten.convolution" for call in traced.calls)
+
+    # The critic has 4 convolutions, the generator as many and reads noise in a linear layer. A
+    # critic's step makes images once and judges three times; the penalty's second gradient goes
+    # through each convolution of the critic forward again.
+    assert convolutions(2) - convolutions(1) > 4 + 3 * 4
+
+
+def test_the_generator_learns_the_brightness_of_the_real_images() -> None:
+    step = small("wgan-gp", critic_steps=3, learning_rate=1e-3)
+    noise = torch.randn(64, 8)
+
+    def refill() -> tuple[Any, ...]:
+        return ((0.6 + 0.1 * torch.randn(3, 16, 3, 8, 8)).clamp(-1, 1),)
+
+    def made() -> Any:
+        with torch.no_grad():
+            return step.model["generator"](noise)
+
+    assert abs(float(made().mean())) < 0.3
+    losses_of(step, 80, refill)
+    assert float(made().mean()) == pytest.approx(0.6, abs=0.15)
+    assert float(made().std()) < 0.4

@@ -1,0 +1,96 @@
+"""A3C's actors see four pictures, play, and learn which action is paid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_suite import small  # noqa: E402
+
+from wavecast.errors import InvalidInput  # noqa: E402
+from wavecast.suite import benchmark  # noqa: E402
+from wavecast.suite.reinforcement import Moment, advantage_loss, follow_the_light  # noqa: E402
+from wavecast.targets import resolve  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers_on_one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_sixteen_actors_see_four_pictures_of_84_by_84_and_count_their_frames() -> None:
+    with torch.device("meta"):
+        (seen,) = benchmark("a3c").make_step(device="meta").inputs
+    assert (seen.shape, seen.dtype) == ((16, 4, 84, 84), torch.uint8)
+    assert (resolve("a3c").samples, resolve("a3c").unit) == (80, "frames")
+
+
+def test_images_too_small_for_the_convolutions_are_refused() -> None:
+    small("a3c", image=20)()
+    with pytest.raises(InvalidInput, match="at least 20 pixels wide, not 19"):
+        small("a3c", image=19)
+
+
+def lit(frames: Any, actions: int) -> Any:
+    return frames[:, -1].float().mean(dim=2).argmax(dim=1) * actions // frames.shape[-1]
+
+
+def test_the_action_of_the_lit_band_is_paid_and_pictures_move_on() -> None:
+    frames, _, _ = follow_the_light(torch.zeros(50, 4, 84, 84).byte(), torch.zeros(50), 6)
+    assert set(lit(frames, 6).tolist()) == set(range(6))
+    assert (frames[:, -1] == 255).float().mean().item() == pytest.approx(1 / 6)
+    after, right, alive = follow_the_light(frames, lit(frames, 6), 6)
+    assert right.tolist() == [1.0] * 50
+    assert torch.equal(after[:, :3], frames[:, 1:])
+    assert set(alive.tolist()) <= {0.0, 1.0}
+    _, wrong, _ = follow_the_light(frames, lit(frames, 6) + 1, 6)
+    assert wrong.tolist() == [0.0] * 50
+
+
+def test_returns_reach_back_to_the_end_of_an_episode() -> None:
+    half = torch.tensor([[0.5, 0.5]]).log()
+    action = torch.tensor([[0]])
+
+    def moment(reward: float, alive: float) -> Moment:
+        rewards, lives = torch.tensor([reward]), torch.tensor([alive])
+        return Moment(half, torch.zeros(1), action, rewards, lives)
+
+    moments = [moment(1.0, 1.0), moment(2.0, 0.0), moment(4.0, 1.0)]
+    # Behind the last step 8 is expected: 4 + 0.5 · 8 = 8; the episode ends before it: 2; 1 + 1 = 2.
+    gains = [2.0, 2.0, 8.0]
+    log2 = float(torch.tensor(2.0).log())
+    expected = sum(gain * log2 + gain**2 - 0.01 * log2 for gain in gains)
+    found = advantage_loss(moments, torch.tensor([8.0]), discount=0.5, bonus=0.01)
+    assert float(found) == pytest.approx(expected)
+
+
+def test_the_actors_play_on_where_they_stopped() -> None:
+    step = small("a3c", steps=3)
+    before = step.inputs[0].clone()
+    step()
+    after = step.inputs[0]
+    assert torch.equal(after[:, 0], before[:, 3])
+    assert set(after[:, 1:].unique().tolist()) == {0, 255}
+
+
+def test_it_learns_to_follow_the_light() -> None:
+    step = small("a3c", discount=0.5, learning_rate=3e-3)
+
+    def chance_of_being_right() -> float:
+        frames, _, _ = follow_the_light(step.inputs[0], torch.zeros(16), 3)
+        with torch.no_grad():
+            policy = step.model(frames)[0].softmax(dim=1)
+        return float(policy.gather(1, lit(frames, 3)[:, None]).mean())
+
+    assert chance_of_being_right() == pytest.approx(1 / 3, abs=0.1)
+    for _ in range(100):
+        step()
+    assert chance_of_being_right() > 0.8

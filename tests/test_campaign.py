@@ -1,0 +1,107 @@
+"""Results of the suite: one row each, none lost and none twice, whatever happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wavecast.campaign import COLUMNS, Configuration, Result, configurations, read_results, run
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.suite import benchmark, benchmarks
+
+WANTED = tuple(Configuration("resnet50", batch, "fp32") for batch in (8, 16, 32, 64))
+
+
+def measured(each: Configuration) -> Result:
+    if each.batch == 64:
+        return Result(each.model, each.batch, each.precision, "t4", "oom")
+    return Result(
+        **{"model": each.model, "batch": each.batch, "precision": each.precision},
+        gpu="t4",
+        status="ok",
+        seconds=each.batch / 100,
+        throughput_per_s=100.0,
+        peak_bytes=1 << 30,
+        software="torch, CUDA",
+    )
+
+
+def test_every_model_is_run_at_parts_of_its_batch_in_each_precision() -> None:
+    found = configurations((), ("fp32", "bf16"), (0.5, 1.0))
+    assert {each.model for each in found} == {each.name for each in benchmarks()}
+    default = benchmark("resnet50").default_batch
+    own = [each for each in found if each.model == "resnet50"]
+    assert own == [
+        Configuration("resnet50", batch, precision)
+        for batch in (default // 2, default)
+        for precision in ("fp32", "bf16")
+    ]
+    smallest = configurations((), ("fp32",), (1e-9,))
+    assert all(each.batch == benchmark(each.model).smallest_batch for each in smallest)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(UnknownName, match="resnet51"):
+        configurations(("resnet51",), ("fp32",))
+
+
+def test_results_are_read_as_they_were_measured(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    found = run(WANTED, path, measured, gpu="t4")
+    assert found == tuple(map(measured, WANTED)) == read_results(path)
+    assert found[-1].seconds is None
+
+
+def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    run(WANTED[:2], path, measured, gpu="t4")
+    again: list[Configuration] = []
+
+    def counted(each: Configuration) -> Result:
+        again.append(each)
+        return measured(each)
+
+    told: list[tuple[int, int]] = []
+    run(WANTED, path, counted, gpu="t4", progress=lambda done, total, _: told.append((done, total)))
+    assert again == list(WANTED[2:])
+    assert told == [(3, 4), (4, 4)]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_file_cut_anywhere_is_completed(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "suite.csv"
+    path.unlink(missing_ok=True)
+    run(WANTED, path, measured, gpu="t4")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    run(WANTED, path, measured, gpu="t4")
+    assert path.read_bytes() == whole
+
+
+def test_results_of_another_gpu_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    run(WANTED[:1], path, measured, gpu="t4")
+    with pytest.raises(InvalidInput, match="results of t4, not of l4"):
+        run(WANTED, path, measured, gpu="l4")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("model,seconds\nresnet50,1\n", "not a file of suite results"),
+        ("some notes", "not a file of suite results"),
+        (",".join(COLUMNS) + "\nresnet50,many" + "," * (len(COLUMNS) - 2) + "\n", "line 2"),
+        (",".join(COLUMNS) + "\nresnet50,8\n", "line 2"),
+    ],
+    ids=["other columns", "no table", "no number", "too short"],
+)
+def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "suite.csv"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=message):
+        run(WANTED, path, measured, gpu="t4")
+    assert path.read_text() == content
