@@ -36,8 +36,8 @@ def test_every_model_is_run_at_parts_of_its_batch_in_each_precision() -> None:
     own = [each for each in found if each.model == "resnet50"]
     assert own == [
         Configuration("resnet50", batch, precision)
-        for batch in (default // 2, default)
         for precision in ("fp32", "bf16")
+        for batch in (default // 2, default)
     ]
     smallest = configurations((), ("fp32",), (1e-9,))
     assert all(each.batch == benchmark(each.model).smallest_batch for each in smallest)

@@ -89,8 +89,8 @@ def configurations(
     found = (
         Configuration(each.name, max(each.smallest_batch, round(each.default_batch * scale)), p)
         for each in chosen
-        for scale in scales
         for p in precisions
+        for scale in scales
     )
     return tuple(dict.fromkeys(found))
 
