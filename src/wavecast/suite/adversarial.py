@@ -80,9 +80,9 @@ def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, made: Ten
 class Generator(nn.Module):
     """Noise (batch, noise) to images (batch, 3, image, image), doubling from 4 x 4.
 
-    As in appendix F of Gulrajani et al., with batch norms. At 64 x 64 pixels and width W there are
-    14 layers: a linear one, 4 blocks of 3 convolutions and a last convolution. A block from A to B
-    channels has 9AB + 9B² + AB weights, 2B biases and 2A + 2B in its norms; A to B are 8W to 8W,
+    The residual network of Gulrajani et al. for 64 x 64 pixels, with batch norms. It has 14 layers:
+    a linear one, 4 blocks of 3 convolutions and a last convolution. A block from A to B channels
+    has 9AB + 9B² + AB weights, 2B biases and 2A + 2B in its norms; A to B are 8W to 8W,
     8W to 4W, 4W to 2W and 2W to W. With the 128W(N + 1) of the first layer from N numbers of noise,
     2W in the last norm and 27W + 3 in the last convolution, that is
 

@@ -11,7 +11,7 @@ from wavecast.errors import InvalidInput
 from wavecast.suite.training import Minimizer, TrainingStep
 
 _PICTURES = 4
-"""An actor sees the last four pictures at once, and so what moves (section 8 of the paper)."""
+"""An actor sees the last four pictures at once, and so what moves."""
 _LIFE = 1000
 """Steps of an episode, on average."""
 
@@ -30,7 +30,7 @@ def a3c(
 ) -> TrainingStep:
     """A3C: a batch of actors takes five steps in its environments, then all learn from these.
 
-    Shared RMSProp, 5-step returns and the entropy bonus as in section 8 of Mnih et al., gradients
+    Shared RMSProp, 5-step returns and the entropy bonus as Mnih et al. have them, gradients
     clipped at 40, the six actions of Pong. The paper's 16 actors change the shared weights each in
     its own time; here they do it together, in one step, so that one GPU runs them all. They play
     `follow_the_light` on the device: the time of Atari's emulator on the host is not in the step.

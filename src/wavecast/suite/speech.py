@@ -32,10 +32,10 @@ def deep_speech_2(
 ) -> TrainingStep:
     """Deep Speech 2: CTC, SGD with Nesterov momentum 0.99, gradients clipped at 400.
 
-    That is section 3.8 of Amodei et al., and two convolutions under five recurrent layers, as TBD
-    ran it. The inputs of the step are the `spectrograms` (batch, 1, frequencies, frames) of
-    `utterance_seconds` and their `text` (batch, letters of the longest), letters from 1 on; both
-    are filled with zeros behind their ends, which stay the same. The loss is that of an utterance.
+    So Amodei et al. train; two convolutions under five recurrent layers are what TBD ran. The
+    inputs of the step are the `spectrograms` (batch, 1, frequencies, frames), as long as
+    `utterance_seconds` says, and their `text` (batch, letters), letters from 1 on; both are filled
+    with zeros behind their ends, which stay the same. The loss is that of an utterance.
     """
     lengths = utterance_seconds(batch, seconds)
     frames = [math.ceil(length * _FRAMES_PER_SECOND) for length in lengths]
@@ -66,7 +66,7 @@ def utterance_seconds(batch: int, mean: float = 12.5) -> list[float]:
     every batch has the same mean, and the more utterances, the longer the longest.
     """
     if not mean > 0:
-        raise InvalidInput(f"an utterance must be longer than {mean} seconds")
+        raise InvalidInput(f"an utterance takes more than 0 seconds, not {mean:g}")
     low, mode, high = (mean / 12.5 * second for second in (5.0, 15.5, 17.0))
 
     def at(quantile: float) -> float:
@@ -80,18 +80,19 @@ def utterance_seconds(batch: int, mean: float = 12.5) -> list[float]:
 class DeepSpeech2(nn.Module):
     """Amodei et al. 2016: convolutions, two-way recurrent layers, one layer more, the output.
 
-    The width is that of five recurrent layers in table 1, the convolutions are the two-dimensional
-    ones of table 3, which halve the frames once and the F frequencies twice. A letter more than the
-    alphabet's L is CTC's blank. With C channels, width H and f = ceil(F / 4) there are
+    The width is that of five recurrent layers in the paper's comparison of depths, the convolutions
+    are the two-dimensional ones of its comparison of convolutions. They halve the frames once and
+    the F frequencies twice. CTC's blank is one more than the L letters. With C channels, width H
+    and f = ceil(F / 4) there are
 
         451C + 231C² + 4C                                in the convolutions and their norms,
         2H(Cf + H) + 4H and N - 1 times 4H² + 6H         in N recurrent layers and their norms,
-        H² + 4H and (L + 1)H + L + 1                     in the last two layers and one norm:
+        H² + 3H and (L + 1)H + L + 1                     in the last two layers and one norm:
 
-    47.6 million, where table 1 says 38 and table 3 says 35 million for others of these networks.
-    There, both directions share the matrix that reads the layer below; cuDNN's do not share it,
-    nor can they normalize its product: here its input is normalized, and ReLUs are not clipped at
-    20 within a recurrent layer.
+    47.6 million. The paper keeps all networks at 38 million in the one comparison, at 35 million in
+    the other: there, both directions share the matrix that reads the layer below. cuDNN's do not,
+    nor can they normalize its product: here its input is normalized, and the ReLUs within a
+    recurrent layer are not clipped at 20.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class DeepSpeech2(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Reads a sequence both ways and sums what the ways found (section 3.2 of the paper).
+    """Reads a sequence both ways and sums what the ways found.
 
     The norm is sequence-wise: its statistics are those of all frames of all samples, which are the
     rows of a packed sequence.
