@@ -122,6 +122,12 @@ def _packed(model: nn.Module) -> Any:
     return nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)[0].square().mean()
 
 
+def _cells(model: nn.Module) -> Any:
+    cell, gated = model.children()
+    hidden, state = cell(_random(5, 32))
+    return cell(_random(5, 32), (hidden, state))[0].mean() + gated(_random(5, 32)).square().mean()
+
+
 def _ctc(model: nn.Module) -> Any:
     scores = model(_random(50, 4, 32)).log_softmax(-1)
     targets = torch.randint(1, 20, (4, 10), device="cuda")
@@ -152,6 +158,11 @@ LAYER_STEPS: dict[str, Callable[[str], TrainingStep]] = {
     "packed lstm": _layers(lambda: nn.LSTM(32, 48, 2, batch_first=True, dropout=0.1), _packed),
     "plain rnn": _layers(
         lambda: _First(nn.RNN(32, 48, 2, bidirectional=True)), _square(20, 5, 32), fused=True
+    ),
+    "cells": _layers(lambda: nn.ModuleList([nn.LSTMCell(32, 48), nn.GRUCell(32, 48)]), _cells),
+    "activations": _layers(
+        lambda: nn.Sequential(nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 32), nn.Mish()),
+        _square(20, 32),
     ),
     "ctc": _layers(lambda: nn.Linear(32, 20), _ctc),
     "bags": _layers(lambda: nn.EmbeddingBag(100, 32), _bags, foreach=False),

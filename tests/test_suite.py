@@ -63,6 +63,25 @@ SMALL: dict[str, dict[str, Any]] = {
     "wgan-gp": {"image": 8, "width": 8, "noise": 8, "critic_steps": 2},
     "a3c": {"image": 20, "actions": 3},
     "nmt": {"shortest": 2, "longest": 4, "width": 32, "vocabulary": 7},
+    "alexnet": {"image": 67, "classes": 3, "width": 12, "hidden": 64},
+    "googlenet": {"image": 80, "classes": 3, "width": 8},
+    "vgg16": {"image": 32, "classes": 3, "width": 4, "hidden": 32},
+    "vgg19": {"image": 32, "classes": 3, "width": 4, "hidden": 32},
+    "vit": {"image": 16, "classes": 3, "patch": 4, "layers": 2, "width": 32, "heads": 2},
+    "faster-rcnn": {
+        "image": (64, 64),
+        "objects": 2,
+        "classes": 3,
+        "layers": (1, 1, 1, 1),
+        "width": 8,
+        "hidden": 64,
+        "scales": (16, 32, 64),
+        "proposals": 60,
+        "regions": 16,
+        "anchors": 16,
+        "side": 4,
+        "frozen": False,
+    },
 }
 every_benchmark = pytest.mark.parametrize("each", benchmarks(), ids=lambda each: each.name)
 

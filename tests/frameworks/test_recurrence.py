@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from frameworks.networks import Step, calls_of, names, training
+from wavecast import ops
 from wavecast.frameworks.pytorch import capture
 from wavecast.trace import Phase, Trace
 
@@ -127,8 +128,9 @@ def test_a_list_of_sequences_can_be_packed() -> None:
     assert _rnn(capture(make_step)).inputs[0].shape == (9, 8)
 
 
-@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_cells_run_step_by_step(cell: Any) -> None:
+def over_time(cell: Any) -> Any:
+    """A step that runs a cell over seven items."""
+
     def make_step() -> Step:
         model, x = cell(8, 16).cuda(), torch.randn(SHAPE, device="cuda")
 
@@ -140,4 +142,19 @@ def test_cells_run_step_by_step(cell: Any) -> None:
 
         return step
 
-    assert names(capture(make_step), Phase.FORWARD)["aten.addmm"] == 14
+    return capture(make_step)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_cell_is_two_products_and_a_fused_kernel_each_way(cell: str) -> None:
+    trace = over_time(getattr(nn, f"{cell.upper()}Cell"))
+    forward, backward = names(trace, Phase.FORWARD), names(trace, Phase.BACKWARD)
+    assert forward["aten.mm"] == 14
+    assert forward[f"aten._thnn_fused_{cell}_cell"] == 7
+    fused = {name: count for name, count in backward.items() if "thnn_fused" in name}
+    assert list(fused.values()) == [7]
+    assert not ops.totals(trace).unknown
+
+
+def test_a_plain_cell_is_two_products_with_their_biases() -> None:
+    assert names(over_time(nn.RNNCell), Phase.FORWARD)["aten.addmm"] == 14

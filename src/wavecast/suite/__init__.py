@@ -108,6 +108,8 @@ _ALIASES = {
     "bert": "bert-base",
     "deepspeech2": "deep-speech-2",
     "ds2": "deep-speech-2",
+    "faster-r-cnn": "faster-rcnn",
+    "fasterrcnn": "faster-rcnn",
     "gpt2-small": "gpt2",
     "gpt-2": "gpt2",
     "inception": "inception-v3",
@@ -119,11 +121,16 @@ _ALIASES = {
     "seq2seq": "nmt",
     "stable-diffusion": "latent-diffusion",
     "transformer-base": "transformer",
+    "vgg": "vgg16",
+    "vgg-16": "vgg16",
+    "vgg-19": "vgg19",
+    "vit-base": "vit",
     "wgan": "wgan-gp",
 }
 
 _BERT = "Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers ..., NAACL 2019"
 _GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
+_VGG = "Simonyan and Zisserman, Very Deep Convolutional Networks ..., ICLR 2015"
 
 _BENCHMARKS = (
     Benchmark(
@@ -303,6 +310,66 @@ _BENCHMARKS = (
         reference="Luong et al., Neural Machine Translation (seq2seq) Tutorial, TensorFlow, 2017",
         published_parameters=37_165_057,
         default_batch=128,
+        unit="samples",
+    ),
+    Benchmark(
+        name="alexnet",
+        title="AlexNet, with two groups",
+        domain="image classification",
+        module="classics",
+        reference="Krizhevsky et al., ImageNet Classification with Deep CNNs, NeurIPS 2012",
+        published_parameters=60_965_224,
+        default_batch=128,
+        unit="samples",
+    ),
+    Benchmark(
+        name="googlenet",
+        title="GoogLeNet, with both auxiliary heads",
+        domain="image classification",
+        module="classics",
+        reference="Szegedy et al., Going Deeper with Convolutions, CVPR 2015",
+        published_parameters=13_378_280,
+        default_batch=32,
+        unit="samples",
+    ),
+    Benchmark(
+        name="vgg16",
+        title="VGG-16",
+        domain="image classification",
+        module="classics",
+        reference=_VGG,
+        published_parameters=138_357_544,
+        default_batch=64,
+        unit="samples",
+    ),
+    Benchmark(
+        name="vgg19",
+        title="VGG-19",
+        domain="image classification",
+        module="classics",
+        reference=_VGG,
+        published_parameters=143_667_240,
+        default_batch=64,
+        unit="samples",
+    ),
+    Benchmark(
+        name="vit",
+        title="ViT-Base/16",
+        domain="image classification",
+        module="vision",
+        reference="Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021",
+        published_parameters=86_567_656,
+        default_batch=64,
+        unit="samples",
+    ),
+    Benchmark(
+        name="faster-rcnn",
+        title="Faster R-CNN with ResNet-101",
+        domain="object detection",
+        module="detection",
+        reference="Ren et al., Faster R-CNN: Towards Real-Time Object Detection ..., NeurIPS 2015",
+        published_parameters=47_356_767,
+        default_batch=1,
         unit="samples",
     ),
 )

@@ -121,8 +121,7 @@ class FasterRCNN(nn.Module):
         self.classes, self.side = classes, side
         self.proposals, self.regions, self.anchors = proposals, regions, anchors
         resnet = ResNet(layers, width, classes, norm=ConstantNorm)
-        for block in resnet.stages:  # or the sums of so many blocks, not normalized, overflow
-            block.expand_norm.scale.fill_(len(resnet.stages) ** -0.5)
+        _hold_size(resnet)
         shared = sum(layers[:-1])
         self.body = nn.Sequential(resnet.stem, *resnet.stages[:shared])
         self.head = resnet.stages[shared:]
@@ -241,6 +240,17 @@ class ConstantNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, ...) -> the same."""
         return F.batch_norm(x, self.mean, self.variance, self.scale, self.shift)
+
+
+def _hold_size(resnet: ResNet) -> None:
+    """Choose scales for which features neither grow nor fade, as those of a trained network would.
+
+    Where nothing normalizes, the sum of so many blocks overflows, and each new shortcut halves.
+    """
+    for block in resnet.stages:
+        block.expand_norm.scale.fill_(len(resnet.stages) ** -0.5)
+        if not isinstance(block.shortcut, nn.Identity):
+            block.shortcut[1].scale.fill_(2.0)
 
 
 def make_anchors(height: int, width: int, sides: Tensor) -> Tensor:

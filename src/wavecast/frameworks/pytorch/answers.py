@@ -17,6 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.blame import user_line
 from wavecast.frameworks.pytorch.layout import suggested
+from wavecast.frameworks.pytorch.recurrence import fused_gru_cell, fused_gru_cell_backward
 
 _aten = torch.ops.aten
 _BAG_MAX = 2
@@ -55,6 +56,8 @@ class Answers:
             _aten._embedding_bag.default: _embedding_bag,
             _aten._embedding_bag_forward_only.default: _embedding_bag,
             _aten._cudnn_rnn.default: _cudnn_rnn,
+            _aten._thnn_fused_gru_cell.default: fused_gru_cell,
+            _aten._thnn_fused_gru_cell_backward.default: fused_gru_cell_backward,
             _aten._ctc_loss.default: _ctc_loss,
             _aten._ctc_loss_backward.default: lambda _, log_probs, *__: torch.empty_like(log_probs),
             # The CPU's takes the memory format of the input, CUDA's that of the gradient.

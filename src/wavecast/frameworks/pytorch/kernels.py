@@ -20,7 +20,12 @@ from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.attention import Attention
 from wavecast.frameworks.pytorch.layout import suggested
 from wavecast.frameworks.pytorch.recorder import Recorder
-from wavecast.frameworks.pytorch.recurrence import CUDNN_MODES, RecurrentLayer
+from wavecast.frameworks.pytorch.recurrence import (
+    CUDNN_MODES,
+    RecurrentLayer,
+    gru_cell,
+    lstm_cell,
+)
 from wavecast.frameworks.pytorch.sequences import sequence_kernels
 
 _aten = torch.ops.aten
@@ -57,6 +62,8 @@ def _implementations(
     yield "scaled_dot_product_attention", Attention(capability)
     yield "softmax.int", Softmax(_aten._softmax)
     yield "log_softmax.int", Softmax(_aten._log_softmax)
+    yield "lstm_cell", lstm_cell
+    yield "gru_cell", gru_cell
     yield from sequence_kernels(answers)
     for name in CUDNN_MODES:
         layer = RecurrentLayer(name, recorder)

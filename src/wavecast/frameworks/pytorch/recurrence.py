@@ -111,6 +111,37 @@ class RecurrentLayer:
             return torch.empty(0, dtype=torch.uint8, device=source.device)
 
 
+def lstm_cell(
+    source: Any, states: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    """One step of an LSTM: two products and a fused kernel (aten/native/RNN.cpp, `LSTMCell`)."""
+    hidden, cell = states
+    gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
+    return _aten._thnn_fused_lstm_cell(*gates, cell, b_ih, b_hh)[:2]
+
+
+def gru_cell(
+    source: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    """One step of a GRU, likewise."""
+    gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
+    return _aten._thnn_fused_gru_cell(*gates, hidden, b_ih, b_hh)[0]
+
+
+def fused_gru_cell(input_gates: Any, hidden_gates: Any, hidden: Any, *_biases: Any) -> Any:
+    """What `_thnn_fused_gru_cell` gives: the new state, and a workspace for the way back."""
+    batch, size = hidden.shape
+    return torch.empty_like(hidden), hidden.new_empty(batch, 5 * size)
+
+
+def fused_gru_cell_backward(gradient: Any, _workspace: Any, has_bias: bool) -> Any:
+    """What its backward gives: gradients of both gates, the state and the biases."""
+    batch, size = gradient.shape
+    gates = [gradient.new_empty(batch, 3 * size) for _ in range(2)]
+    biases = [gradient.new_empty(3 * size) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(gradient), *biases)
+
+
 def _flat_copies(weights: list[Any], dtype: Any) -> tuple[Any, list[Any]]:
     """Under autocast all weights are cast into one new buffer: matrices first, then biases."""
     place = {"dtype": dtype, "device": weights[0].device}
