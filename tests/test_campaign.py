@@ -19,7 +19,9 @@ def measured(each: Configuration) -> Result:
     if each.batch == 64:
         return Result(each.model, each.batch, each.precision, "t4", "oom")
     return Result(
-        **{"model": each.model, "batch": each.batch, "precision": each.precision},
+        model=each.model,
+        batch=each.batch,
+        precision=each.precision,
         gpu="t4",
         status="ok",
         seconds=each.batch / 100,

@@ -58,7 +58,7 @@ def the_same_numbers_on_one_thread() -> Iterator[None]:
 
 
 def published(name: str, **options: Any) -> tuple[Any, Any]:
-    """The model without groups, which the papers did not count, and one image; without memory."""
+    """The model, without the groups that the papers did not count, and one image."""
     if name == "alexnet":
         options.setdefault("groups", 1)
     with torch.device("meta"):
@@ -141,7 +141,8 @@ def test_channels_are_normalized_as_in_caffe() -> None:
     ("name", "decay"), [("alexnet", 5e-4), ("googlenet", 2e-4), ("vgg16", 5e-4)]
 )
 def test_biases_learn_twice_as_fast_and_do_not_decay(name: str, decay: float) -> None:
-    weights, biases = small(name, batch=1).run.optimizer.param_groups
+    minimize: Any = small(name, batch=1).run
+    weights, biases = minimize.optimizer.param_groups
     assert (weights["lr"], weights["weight_decay"]) == (0.01, decay)
     assert (biases["lr"], biases["weight_decay"]) == (0.02, 0)
     assert weights["momentum"] == biases["momentum"] == 0.9
@@ -157,11 +158,18 @@ def test_images_that_are_too_small_are_refused(name: str, least: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "heads"),
-    [("alexnet", 60, 1), ("googlenet", 60, 1.6), ("vgg16", 80, 1), ("vgg19", 80, 1)],
+    ("name", "steps", "learning_rate", "sizes", "heads"),
+    [
+        ("alexnet", 30, 0.002, {}, 1.0),
+        ("googlenet", 60, 0.002, {}, 1.6),
+        ("vgg16", 80, 0.001, {"width": 8}, 1.0),
+        ("vgg19", 60, 0.0005, {"width": 16, "hidden": 64}, 1.0),
+    ],
 )
-def test_it_learns_which_colour_is_brightest(name: str, steps: int, heads: float) -> None:
-    step = small(name, dropout=0.0)
+def test_it_learns_which_colour_is_brightest(
+    name: str, steps: int, learning_rate: float, sizes: dict[str, Any], heads: float
+) -> None:
+    step = small(name, dropout=0.0, learning_rate=learning_rate, **sizes)
     images = step.inputs[0].shape
 
     def refill() -> tuple[Any, ...]:

@@ -164,7 +164,7 @@ class FasterRCNN(nn.Module):
         height, width = features.shape[2:]
         return scores, offsets, make_anchors(height, width, self.anchor_sides)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def select(
         self, scores: Tensor, offsets: Tensor, anchors: Tensor, images: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ class FasterRCNN(nn.Module):
         points = scores.shape[0] * scores.shape[1] / len(self.anchor_sides)
         return wrong, far * (10 / points)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _sample_regions(
         self, candidates: Tensor, distinct: Tensor, boxes: Tensor, labels: Tensor
     ) -> Regions:
