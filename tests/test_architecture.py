@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("prediction", "predictors"),
     },
     "counters": {"trace", "errors"},
+    "pieces": {"trace", "counters", "errors"},
     "fitting": {"collection", "devices", "predictors", "errors"},
     "device_file": {"devices"},
     "report": {
@@ -72,7 +73,7 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
     # numpy and torch
     "cli": {
         *("predictors", "frameworks", "collection", "counters", "device_file"),
-        *("fitting", "analysis", "campaign"),
+        *("fitting", "analysis", "campaign", "pieces"),
     },
     "targets": {"frameworks"},  # only for a profiler file
     "fitting": {"frameworks"},  # torch

@@ -44,6 +44,14 @@ def test_its_numbers_are_in_the_json(measured: Path) -> None:
     assert found["memory_bytes"]["weights"] is None
 
 
+def test_several_looks_are_joined(measured: Path) -> None:
+    [found] = json.loads(run("profile", measured, measured, "--json").out)
+    assert found["seconds"] == pytest.approx(8e-3)
+    refused = run("profile", measured, measured, "--gpu", "l4")
+    assert refused.code == 1
+    assert "leave --gpu out" in refused.err
+
+
 def test_gpus_are_predicted_side_by_side_and_held_to_the_first() -> None:
     done = run("profile", "dcgan", "--batch", 8, "--gpu", "t4", "--gpu", "a100-sxm-80gb")
     assert done.code == 0

@@ -17,11 +17,18 @@ from wavecast.errors import InvalidInput
 from wavecast.families import family
 from wavecast.report import record
 from wavecast.targets import Target, resolve
+from wavecast.trace import Trace
 
 
 @app.command()
 def profile(
     target: TargetArgument,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TRACE]...", help="Other measured traces of the same step, to join."
+        ),
+    ] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option("--gpu", "-g", help="Predict it for this GPU; repeat to compare several."),
@@ -37,10 +44,15 @@ def profile(
     \b
     wavecast profile resnet50 --batch 32                       (on a machine with a GPU)
     wavecast profile rank0.pt.trace.json.gz                    (a torch.profiler file)
+    wavecast profile kernels.json.gz counters.json.gz          (several looks at one step)
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
     from wavecast.analysis import profile_measured, profile_predicted
+    from wavecast.pieces import join
     from wavecast.report import profiles
+
+    if gpu and more:
+        raise InvalidInput("traces are joined where they were measured: leave --gpu out")
 
     wanted = resolve(target, batch, precision)
     if gpu:
@@ -54,7 +66,9 @@ def profile(
             raise InvalidInput(
                 f"{target} was traced, not measured: name a GPU to predict it for (--gpu)"
             )
-        where = wavecast.device(origin or trace.measurement.gpu)
+        if more:
+            trace = join([trace, *(trace_of(resolve(each), None) for each in more)])
+        where = wavecast.device(origin or _gpu_of(trace))
         found = [profile_measured(wanted.name, trace, where)]
     if as_json:
         print_json([record.profile(each) for each in found])
@@ -62,5 +76,9 @@ def profile(
         show(profiles.profiles(wanted.name, found, kernels))
 
 
-def _trace(target: Target, gpu: Device) -> wavecast.Trace:
+def _gpu_of(trace: Trace) -> str:
+    return trace.measurement.gpu if trace.measurement else ""
+
+
+def _trace(target: Target, gpu: Device) -> Trace:
     return trace_of(target, family(gpu))
