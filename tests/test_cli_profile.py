@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from made import mm, relu
 from shell import run
 
-from wavecast.trace import Call, Kernel, Measurement, Phase, Trace
+from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
 
 pytest.importorskip("torch")
 
@@ -42,6 +43,18 @@ def test_its_numbers_are_in_the_json(measured: Path) -> None:
     assert found["throughput_per_s"] == pytest.approx(2000)
     assert found["kernels"][0]["name"] == "sgemm"
     assert found["memory_bytes"]["weights"] is None
+
+
+def test_utilisation_is_unknown_where_no_flops_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "named.json.gz"
+    call = Call(Op("aten.mm", (), ()), Phase.FORWARD, kernels=(Kernel("k", 1e-3, start_s=0.0),))
+    known = Call(relu(8), Phase.FORWARD, kernels=(Kernel("r", 1e-3, start_s=1e-3),))
+    whole = Measurement("Tesla T4", seconds=4e-3)
+    Trace((call,), measurement=whole).save(path)
+    assert re.search(r"fp32 utilisation +\?", run("profile", path).out)
+    assert json.loads(run("profile", path, "--json").out)[0]["utilisation"] is None
+    Trace((call, known), measurement=whole).save(path)
+    assert "at least 0.0%" in run("profile", path).out
 
 
 def test_several_looks_are_joined(measured: Path) -> None:

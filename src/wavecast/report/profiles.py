@@ -13,6 +13,7 @@ from wavecast.report.tables import empty
 from wavecast.report.units import count, duration, memory, three_digits
 
 _LONGEST_NAME = 60
+_ALL = 0.995
 
 
 def profiles(title: str, found: Sequence[Profile], kernels: int = 5) -> RenderableType:
@@ -43,7 +44,7 @@ def _rows(found: Sequence[Profile]) -> Iterable[tuple[str, list[str]]]:
         yield f"{first.unit}/s", _compared([p.throughput or 0.0 for p in found], count)
     yield "GPU utilisation", _plain(found, lambda p: f"{p.gpu_utilisation:.0%}")
     for name in ("fp32", "tensor"):
-        yield f"{name} utilisation", _pad([f"{p.utilisation[name]:.1%}" for p in found])
+        yield f"{name} utilisation", _pad([_utilisation(p, name) for p in found])
     if any(p.cpu_utilisation is not None for p in found):
         yield "CPU utilisation", _plain(found, lambda p: _percent(p.cpu_utilisation))
     for cause in dict.fromkeys(cause for p in found for cause, s in p.idle_s.items() if s):
@@ -73,6 +74,14 @@ def _pad(cells: Sequence[str]) -> list[str]:
     return [first, *(part for cell in others for part in (cell, ""))]
 
 
+def _utilisation(profile: Profile, name: str) -> str:
+    """A lower bound where the FLOPs of some kernels are not known."""
+    if not profile.known_share:
+        return "?"
+    at_least = "at least " if profile.known_share < _ALL else ""
+    return f"{at_least}{profile.utilisation[name]:.1%}"
+
+
 def _percent(share: float | None) -> str:
     return "?" if share is None else f"{share:.1%}"
 
@@ -87,8 +96,8 @@ def _explanations(found: Sequence[Profile]) -> Iterable[str]:
     yield f"{made}; utilisation of cores is over the time in which the GPU is active"
     if first.counted_share:
         yield f"FLOPs: counted by the hardware for {first.counted_share:.0%} of the GPU's time"
-    if first.known_share < 0.995:
-        yield f"FLOPs are known for {first.known_share:.0%} of the GPU's time; the rest counts as 0"
+    if first.known_share < _ALL:
+        yield f"FLOPs are known for {first.known_share:.0%} of the GPU's time"
     if any(first.memory_bytes.values()):
         yield "memory: the most ever allocated of each kind; workspaces of libraries are not seen"
 

@@ -127,7 +127,7 @@ def profile(found: Profile) -> dict[str, Any]:
         "throughput_per_s": found.throughput,
         "unit": found.unit,
         "gpu_utilisation": found.gpu_utilisation,
-        "utilisation": dict(found.utilisation),
+        "utilisation": dict(found.utilisation) if found.known_share else None,
         "cpu_utilisation": found.cpu_utilisation,
         "idle_s": dict(found.idle_s),
         "memory_bytes": dict(found.memory_bytes),
