@@ -58,9 +58,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("trace", "devices", "prices", "ops", "intervals"),
         *("prediction", "batches", "analysis", "suite", "campaign", "errors"),
     },
-    "targets": {"trace", "suite", "errors"},
+    "targets": {"trace", "trace_file", "suite", "errors"},
     "__init__": {"trace", "devices", "families", "prices", "errors"},
-    "cli": {"__init__", "trace", "devices", "families", "suite", "report", "targets", "errors"},
+    "cli": {
+        *("__init__", "trace", "trace_file", "devices", "families", "suite"),
+        *("report", "targets", "errors"),
+    },
     "__main__": {"cli"},
 }
 

@@ -96,10 +96,11 @@ def test_results_of_another_gpu_are_not_mixed(tmp_path: Path) -> None:
     [
         ("model,seconds\nresnet50,1\n", "not a file of suite results"),
         ("some notes", "not a file of suite results"),
+        ("a,b\n1,2\n3", "not a file of suite results"),
         (",".join(COLUMNS) + "\nresnet50,many" + "," * (len(COLUMNS) - 2) + "\n", "line 2"),
         (",".join(COLUMNS) + "\nresnet50,8\n", "line 2"),
     ],
-    ids=["other columns", "no table", "no number", "too short"],
+    ids=["other columns", "no table", "no last line end", "no number", "too short"],
 )
 def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "suite.csv"

@@ -571,3 +571,11 @@ def test_help_has_an_example(command: str) -> None:
     done = run(command, "--help")
     assert done.code == 0
     assert [line for line in done.out.splitlines() if line.startswith(f"  wavecast {command} ")]
+
+
+def test_a_trace_may_be_called_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "measured.trace"
+    measured().save(path)
+    done = run("predict", path, "--gpu", "l4")
+    assert done.code == 0
+    assert "measured.trace" in done.out

@@ -6,7 +6,7 @@ import inspect
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ from wavecast.ops import cost_of  # noqa: E402
 from wavecast.suite import PRECISIONS, Benchmark, benchmark, benchmarks  # noqa: E402
 from wavecast.suite.training import Minimizer, TrainingStep, float32_products  # noqa: E402
 from wavecast.suite.translation import sinusoids  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 # Variants small enough for a CPU, one for each model.
 SMALL: dict[str, dict[str, Any]] = {
@@ -84,15 +86,6 @@ SMALL: dict[str, dict[str, Any]] = {
     },
 }
 every_benchmark = pytest.mark.parametrize("each", benchmarks(), ids=lambda each: each.name)
-
-
-@pytest.fixture(autouse=True)
-def the_same_numbers_on_one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from wavecast.trace import Measurement, Trace, load_trace
 if TYPE_CHECKING:
     from wavecast.batches import LargerBatch, extrapolate_batch
     from wavecast.frameworks.kineto import read_kineto
+    from wavecast.frameworks.pytorch.measurement import measure
     from wavecast.frameworks.pytorch.tracker import OperationTracker
     from wavecast.prediction import Estimate, Prediction, Predictor, Scaler, predict
     from wavecast.timeline import Host
@@ -66,6 +67,7 @@ _LAZY = {
     "Predictor": "wavecast.prediction",
     "Scaler": "wavecast.prediction",
     "extrapolate_batch": "wavecast.batches",
+    "measure": "wavecast.frameworks.pytorch.measurement",
     "predict": "wavecast.prediction",
     "read_kineto": "wavecast.frameworks.kineto",
 }
@@ -76,7 +78,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'wavecast' has no attribute {name!r}")
     import importlib
 
-    with _needing_torch("tracking"):
+    with _needing_torch(name):
         return getattr(importlib.import_module(_LAZY[name]), name)
 
 
@@ -114,37 +116,6 @@ def trace(
         samples=samples,
         unit=unit,
         progress=progress,
-    )
-
-
-def measure(
-    step: Callable[[], Any],
-    *,
-    warm_up: int = 3,
-    repeats: int = 10,
-    recordings: int = 3,
-    samples: int | None = None,
-    unit: str = "samples",
-) -> Trace:
-    """The trace of a training step that really runs on this machine's GPU, with its kernels.
-
-    Args:
-        step: runs one training iteration.
-        warm_up: iterations to run first and forget.
-        repeats: iterations of which the untouched times are the median.
-        recordings: iterations to take apart, of which the median is kept.
-        samples: how many samples (or other `unit`) one step consumes, for throughput.
-        unit: what `samples` counts.
-    """
-    with _needing_torch("measuring"):
-        from wavecast.frameworks.pytorch.measurement import measure as measure_step
-    return measure_step(
-        step,
-        warm_up=warm_up,
-        repeats=repeats,
-        recordings=recordings,
-        samples=samples,
-        unit=unit,
     )
 
 

@@ -43,7 +43,7 @@ class Result:
     precision: str
     gpu: str
     status: str
-    """"ok", "oom" or what went wrong."""
+    """"ok", "oom" (it did not fit) or "predicted"."""
     unit: str = "samples"
     seconds: float | None = None
     """The median iteration of the stable phase."""
@@ -135,7 +135,7 @@ def read_results(path: Path) -> tuple[Result, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: cannot be read ({error})") from None
-    lines = text[: text.rfind("\n") + 1].splitlines()
+    lines = text.split("\n")[:-1]  # no value of ours has a line end; other breaks may be in one
     if lines and tuple(next(csv.reader(lines[:1]))) != COLUMNS:
         raise InvalidInput(f"{path}: is not a file of suite results; its columns are others")
     return tuple(_result(line, number, path) for number, line in enumerate(lines[1:], start=2))
@@ -248,17 +248,17 @@ def _resume(file: int, path: Path, gpu: str) -> set[Configuration]:
     """What the file has, after its torn line was cut off and its header is there."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        if not whole and not line_of(COLUMNS).startswith(content):
-            raise InvalidInput(f"{path}: is not a file of suite results; choose another file")
-        os.ftruncate(file, whole)
     if not whole:
+        if not line_of(COLUMNS).startswith(content):
+            raise InvalidInput(f"{path}: is not a file of suite results; choose another file")
+        os.ftruncate(file, 0)
         append(file, line_of(COLUMNS))
         return set()
     known = read_results(path)
     for row in known:
         if row.gpu != gpu:
             raise InvalidInput(f"{path}: has results of {row.gpu}, not of {gpu}; choose another")
+    os.ftruncate(file, whole)  # only now: a file that is refused stays as it is
     return {row.configuration for row in known}
 
 

@@ -178,10 +178,9 @@ def _resume(file: int, path: Path, kind: str, seed: str, gpu: str) -> set[int]:
     """The indices that the file has, after its torn line was cut off and its header is there."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        _refuse_foreign(content, path, kind)
-        os.ftruncate(file, whole)
     if not whole:
+        _refuse_foreign(content, path, kind)
+        os.ftruncate(file, 0)
         append(file, line_of(_columns(kind)))
         return set()
     try:
@@ -197,13 +196,13 @@ def _resume(file: int, path: Path, kind: str, seed: str, gpu: str) -> set[int]:
                 f"{path}: has layers of seed {row.seed} measured on {row.gpu}, "
                 f"not of seed {seed} on {gpu}; choose another file"
             )
+    os.ftruncate(file, whole)  # only now: a file that is refused stays as it is
     return {row.index for row in rows}
 
 
 def _refuse_foreign(content: bytes, path: Path, kind: str) -> None:
     """A single torn line is cut off only if it is the beginning of our header."""
-    header = line_of(_columns(kind))
-    if b"\n" not in content and not header.startswith(content):
+    if not line_of(_columns(kind)).startswith(content):
         raise InvalidInput(f"{path}: is not a collection of {kind} layers; choose another file")
 
 

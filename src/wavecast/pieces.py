@@ -33,11 +33,13 @@ def join(pieces: Sequence[Trace]) -> Trace:
     first, *others = pieces
     for other in others:
         _refuse_another_step(first, other)
+    counting = next((piece for piece in pieces if piece.samples), first)
     counted = {key: each for piece in reversed(pieces) for key, each in _counters(piece)}
     return replace(
         with_counters(first, counted),
         allocations=next((p.allocations for p in pieces if p.allocations), ()),
-        samples=next((p.samples for p in pieces if p.samples), None),
+        samples=counting.samples,
+        unit=counting.unit,
         notes=tuple(dict.fromkeys(note for piece in pieces for note in piece.notes)),
         measurement=_whole([_measurement(piece) for piece in pieces]),
     )

@@ -18,12 +18,13 @@ from typing import Any
 from wavecast import suite
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError
 from wavecast.trace import Trace, load_trace
+from wavecast.trace_file import SUFFIXES
 
 MakeStep = Callable[[], Callable[[], Any]]
 
 FORMS = (
     "a suite model (resnet50), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, "
-    "a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.json)"
+    "a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.trace, FILE.json)"
 )
 
 
@@ -50,7 +51,7 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if precision is not None and precision not in suite.PRECISIONS:
         raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
-    if text.endswith((".gz", ".json")):
+    if text.endswith((".gz", ".json", *SUFFIXES)):
         return _saved(text, batch, precision)
     if text.startswith("timm:"):
         return _timm(text.removeprefix("timm:"), batch or 32, precision or "fp32")
@@ -96,7 +97,7 @@ _PROFILE_FIELDS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
 
 
 def _is_profile(path: Path) -> bool:
-    if path.suffix != ".gz":  # our own traces are always compressed
+    if path.suffix == ".json":  # our own traces are always compressed
         return True
     try:
         with gzip.open(path) as file:

@@ -22,6 +22,9 @@ from wavecast.trace_columns import Malformed, decode, encode, short
 FORMAT = "wavecast-trace"
 VERSION = 2
 
+SUFFIXES = (".json.gz", ".trace")
+"""What the name of a trace file ends with."""
+
 # Far beyond any real step; a file that needs more is a mistake or an attack.
 LARGEST_JSON_BYTES = 1 << 28
 

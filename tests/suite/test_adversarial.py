@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,14 +16,7 @@ from wavecast.suite import benchmark  # noqa: E402
 from wavecast.suite.adversarial import gradient_penalty  # noqa: E402
 from wavecast.targets import resolve  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def the_same_numbers_on_one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
 def test_generator_and_critic_have_14_layers_each() -> None:

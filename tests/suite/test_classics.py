@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
 from wavecast.suite.classics import GoogLeNet, Inception  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 # Gianniti et al. 2019 and its slides, layer by layer; weights without groups.
 ALEXNET = """\
@@ -46,15 +47,6 @@ relu7,4096,1,0
 drop7,4096,1,0
 fc8,1000,1,4097000
 """
-
-
-@pytest.fixture(autouse=True)
-def the_same_numbers_on_one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def published(name: str, **options: Any) -> tuple[Any, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,7 @@ from wavecast.suite.detection import (  # noqa: E402
     overlap,
 )
 
-
-@pytest.fixture(autouse=True)
-def the_same_numbers_on_one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
 def random_boxes(*shape: int, image: float = 100.0) -> Any:

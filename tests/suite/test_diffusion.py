@@ -14,10 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite.diffusion import Stage, UNet, share_of_signal, sinusoids  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def the_same_numbers() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
 def published_inputs() -> tuple[Any, ...]:

@@ -15,10 +15,7 @@ from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
 from wavecast.suite.graphs import GraphSAGE  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def the_same_numbers() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
 def test_the_graph_is_as_large_as_ogbn_arxiv() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,7 @@ from wavecast.suite import benchmark  # noqa: E402
 from wavecast.suite.reinforcement import Moment, advantage_loss, follow_the_light  # noqa: E402
 from wavecast.targets import resolve  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def the_same_numbers_on_one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
 def test_sixteen_actors_see_four_pictures_of_84_by_84_and_count_their_frames() -> None:

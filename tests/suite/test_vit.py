@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,7 @@ from torch import nn  # noqa: E402
 from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def the_same_numbers_on_one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from rich.console import Console
 import wavecast
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.targets import FORMS
+from wavecast.trace_file import SUFFIXES
 
 
 class _Group(typer.core.TyperGroup):
@@ -49,7 +50,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Where to save the trace (FILE.json.gz).")
+    Path | None,
+    typer.Option("--out", "-o", help="The trace to write (FILE.json.gz or FILE.trace)."),
 ]
 
 
@@ -69,8 +71,8 @@ def _root(
 
 def refuse_unwritable(out: Path) -> None:
     """Refuse a place for a trace before it is made, which may take long."""
-    if not out.name.endswith(".json.gz"):
-        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out}")
+    if not out.name.endswith(SUFFIXES):
+        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace will do, too)")
     if out.is_dir():
         raise InvalidInput(f"cannot write {out}: it is a directory; name a file in it")
     if not out.parent.is_dir():

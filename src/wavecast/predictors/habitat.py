@@ -16,10 +16,8 @@ from wavecast.devices import Device
 from wavecast.ops import Kind
 from wavecast.prediction import Estimate, Predictor
 from wavecast.predictors.mlp import Mlp
-from wavecast.predictors.wave import WaveScaling
+from wavecast.predictors.wave import CONTRACTIONS, WaveScaling
 from wavecast.trace import Call
-
-KERNEL_VARYING = frozenset({Kind.MATMUL, Kind.CONVOLUTION, Kind.RNN, Kind.ATTENTION})
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Habitat:
             return None
         ways = [self.wave.scale_call, self._by_ratio]
         # Waves need clocks and SMs, which are not known of every GPU; shapes are not always known.
-        for way in reversed(ways) if kind in KERNEL_VARYING else ways:
+        for way in reversed(ways) if kind in CONTRACTIONS else ways:
             answer = way(call, origin, target)
             if answer is not None:
                 return answer

@@ -360,7 +360,7 @@ def write_model(path: Path, network: Network, card: Mapping[str, Any]) -> None:
 def _toml(card: Mapping[str, Any]) -> str:
     """The card: values first, then tables of values. JSON's texts, numbers and lists are TOML's."""
     values = [(key, value) for key, value in card.items() if not isinstance(value, Mapping)]
-    lines = ["# A network of Habitat's kind. Made by training/mlp.py."]
+    lines = ["# A network of Habitat's kind; data says what it was fitted on."]
     lines += [f"{key} = {json.dumps(value)}" for key, value in values]
     for key, table in card.items():
         if isinstance(table, Mapping):

@@ -191,7 +191,7 @@ _SAME = Scaled(1.0, 1.0, 1.0, None, "same device")
 _ONE_WAVE = Scaled(1.0, 1 / ONE_WAVE_SPREAD, ONE_WAVE_SPREAD, None, "one wave")
 _COPIES = ("Memcpy", "Memset")
 # Their time is that of the links between GPUs and of waiting for each other.
-_COLLECTIVES = ("nccl", "rccl")
+_COLLECTIVES = ("nccl", "rccl", "msccl")
 
 
 def _counted_intensity(flops: float | None, dram_bytes: float | None) -> float | None:

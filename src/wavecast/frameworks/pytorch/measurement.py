@@ -4,7 +4,8 @@ Protocol (Habitat, section 5.1: warm up, then repeat; we take the median where i
 
 1. `warm_up` iterations are run and forgotten.
 2. `repeats` iterations run untouched, one after the other, between CUDA events: `seconds`.
-3. `repeats` iterations are issued to an idle GPU: the host's time, `host_s`.
+3. `repeats` iterations are issued to an idle GPU: the host's time, `host_s`, less what one
+   profiled iteration spent waiting.
 4. A few run with only the GPU's activity recorded: `gpu_s`, and which kernels run.
 5. `recordings` iterations are taken apart, op by op and kernel by kernel; the one whose kernels
    took the median time is the trace. This recording slows the host, so of it only the kernels'
@@ -61,13 +62,14 @@ def measure(
     for _ in range(warm_up):
         step()
     seconds, cpu_s = _steady_s(step, repeats)
+    issue_s = _issue_s(step, repeats)
     host = profiling.watch_host(step)
     untouched = profiling.untouched(step, _BUSY_ITERATIONS)
     measurement = Measurement(
         gpu=torch.cuda.get_device_name(),
         seconds=seconds,
         gpu_s=untouched.busy_s,
-        host_s=max(0.0, _issue_s(step, repeats) - host.blocked_s),
+        host_s=max(0.0, issue_s - host.blocked_s),
         repeats=repeats,
         software=software(),
         cpu_s=cpu_s,

@@ -49,16 +49,14 @@ def sample(
         OutOfMemory: it does not fit.
     """
     require_gpu()
-    failed = False
     try:
         return _sample(make_step, samples, unit, limit_s)
     except torch.OutOfMemoryError:
-        failed = True
+        pass  # raised below, outside of the handler, whose traceback holds the tensors
     finally:
-        # Outside of the handler, whose traceback holds the tensors.
         gc.collect()
         torch.cuda.empty_cache()
-    raise OutOfMemory if failed else AssertionError
+    raise OutOfMemory
 
 
 def _sample(
