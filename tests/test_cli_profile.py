@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made import mm, relu
 from shell import run
 
-from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
+from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace, load_trace
 
 pytest.importorskip("torch")
 
@@ -57,9 +58,13 @@ def test_utilisation_is_unknown_where_no_flops_are_known(tmp_path: Path) -> None
     assert "at least 0.0%" in run("profile", path).out
 
 
-def test_several_looks_are_joined(measured: Path) -> None:
-    [found] = json.loads(run("profile", measured, measured, "--json").out)
-    assert found["seconds"] == pytest.approx(8e-3)
+def test_several_looks_are_joined(measured: Path, tmp_path: Path) -> None:
+    seen = load_trace(measured)
+    slower = replace(seen.measurement or Measurement("Tesla T4"), seconds=10e-3, cores=8)
+    path = tmp_path / "again.json.gz"
+    replace(seen, measurement=slower).save(path)
+    [found] = json.loads(run("profile", measured, path, "--json").out)
+    assert found["seconds"] == pytest.approx(9e-3)
     refused = run("profile", measured, measured, "--gpu", "l4")
     assert refused.code == 1
     assert "leave --gpu out" in refused.err

@@ -91,13 +91,19 @@ def test_shown_commands_are_understood(command: str, monkeypatch: pytest.MonkeyP
     group = get_command(app)
     assert word in group.commands, f"there is no command {word}"  # type: ignore[attr-defined]
     found: typer.core.TyperCommand = group.commands[word]  # type: ignore[attr-defined]
+    while hasattr(found, "commands"):  # a command of a group
+        word, *arguments = arguments
+        assert word in found.commands, f"there is no command {word}"
+        found = found.commands[word]
     context = found.make_context(word, arguments)
     gpus = context.params.get("gpu") or context.params.get("names") or ()
     for gpu in [gpus] if isinstance(gpus, str) else gpus:
         assert gpu == "all" or gpu.endswith(".toml") or wavecast.device(gpu)
-    target = str(context.params.get("target", ""))
-    if target.startswith("examples/"):
-        assert (ROOT / target.partition(":")[0]).is_file()
+    target = context.params.get("target")
+    more = context.params.get("more") or context.params.get("targets") or ()
+    for file in (str(target or ""), *more):
+        if file.startswith(("examples/", "measurements/")):
+            assert (ROOT / file.partition(":")[0]).is_file()
 
 
 @every_page

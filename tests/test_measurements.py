@@ -87,7 +87,9 @@ def test_the_page_repeats_how_far_two_measurements_differ() -> None:
 
 
 def test_the_page_repeats_the_errors_on_the_cards_of_the_networks() -> None:
-    for path in (ROOT / "src/wavecast/data/models").glob("mlp-*.toml"):
+    cards = sorted((ROOT / "src/wavecast/data/models").glob("mlp-*.toml"))
+    assert len(cards) == 6
+    for path in cards:
         card = tomllib.loads(path.read_text(encoding="utf-8"))
         gpus, error = len(card["gpus"]), card["configuration_error"]
         row = rf"\| {card['rows']:,} \| {gpus} \| [\d.]+ \| {error:.1f}\* \|"

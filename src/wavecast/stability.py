@@ -2,8 +2,8 @@
 
 Frameworks try algorithms and fill caches first, so the first iterations say little. The paper
 samples "once throughput is stable" and gives no detector. The rule here: the median over windows
-of 50 iterations is compared with that of the run's last third; stable is what follows the last
-window that is off by more than the tolerance, and a guard of one window.
+of 50 iterations is compared with that of the run's last third; stable is what follows the whole of
+the last window that is off by more than the tolerance.
 """
 
 from __future__ import annotations

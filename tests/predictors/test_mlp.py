@@ -278,7 +278,9 @@ def test_objects_in_a_file_are_not_loaded() -> None:
 
 def test_what_is_shipped_is_small_and_says_where_it_comes_from() -> None:
     folder = Path(__file__).parents[2] / "src" / "wavecast" / "data" / "models"
-    for path in folder.glob("mlp-*.npz"):
+    shipped = sorted(folder.glob("mlp-*.npz"))
+    assert len(shipped) == len(Mlp.shipped().models) == 6
+    for path in shipped:
         assert path.stat().st_size < 1.3e6
         text = path.with_suffix(".toml").read_text()
         for key in ("fitted", "data_sha256", "rows", "gpus", "configuration_error", "[left_out]"):
