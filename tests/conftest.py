@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,3 +20,9 @@ def the_same_numbers_on_one_thread() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def transformers() -> Any:
+    """Hugging Face's models, for which we do not need torchvision."""
+    return pytest.importorskip("transformers")

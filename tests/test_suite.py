@@ -88,16 +88,6 @@ SMALL: dict[str, dict[str, Any]] = {
 every_benchmark = pytest.mark.parametrize("each", benchmarks(), ids=lambda each: each.name)
 
 
-@pytest.fixture
-def transformers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Hugging Face's models, for which we do not need torchvision.
-
-    Where timm brought a CUDA build of it beside a torch without CUDA, importing it fails.
-    """
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    return pytest.importorskip("transformers")
-
-
 def small(name: str, batch: int = 16, precision: str = "fp32", **options: Any) -> TrainingStep:
     each = benchmark(name)
     sizes = {**SMALL[each.name], **options}

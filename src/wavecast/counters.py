@@ -236,5 +236,8 @@ def save(counted: Mapping[Key, Counted], path: Path) -> None:
     rows = [[*key, each.flops, each.dram_bytes] for key, each in sorted(counted.items())]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(rows))
-    draft.replace(path)
+    try:
+        draft.write_text(json.dumps(rows))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from wavecast.trace import Kernel
 KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
 HABITAT = ("quadro-p4000", "p100-pcie-16gb", "v100-pcie-16gb", "rtx-2070", "rtx-2080-ti", "t4")
 
-# Threads, registers, shared bytes; blocks per SM on HABITAT's GPUs (papers.md, appendix 7).
+# Threads, registers, shared bytes; blocks per SM on HABITAT's GPUs by NVIDIA's cuda_occupancy.h.
 VECTORS = [
     (256, 32, 0, (8, 8, 8, 4, 4, 4)),
     (1024, 32, 0, (2, 2, 2, 1, 1, 1)),

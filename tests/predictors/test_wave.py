@@ -35,7 +35,7 @@ from wavecast.predictors.wave import (
 )
 from wavecast.trace import Call, Kernel, Op, Phase
 
-# Capability, SMs, GB/s, MHz of the GPUs of the paper (papers.md, appendix 6).
+# Capability, SMs, GB/s, MHz of Habitat's GPUs: its table 2 and published configuration file.
 HABITAT = {
     "P4000": ((6, 1), 14, 195, 1227),
     "P100": ((6, 0), 56, 501, 1126),
@@ -84,7 +84,7 @@ GAMMAS = st.floats(0, 1)
 
 @pytest.mark.parametrize(
     ("origin", "target", "expected"),
-    [  # papers.md HB-3, at gamma 0, 1/2 and 1
+    [  # Habitat's Eq. 2 at gamma 0, 1/2 and 1
         ("P4000", "V100", (0.16366, 0.20781, 0.26387)),
         ("T4", "P100", (0.18555, 0.29752, 0.47705)),
         ("2080Ti", "V100", (0.43731, 0.55685, 0.70907)),
@@ -97,11 +97,11 @@ def test_equation_2(origin: str, target: str, expected: tuple[float, ...]) -> No
 
 def test_equation_1_makes_kernels_below_one_wave_slower_on_bigger_gpus() -> None:
     found = whole_waves_ratio(100, waves("P4000"), waves("V100"), 0.5)
-    assert found == pytest.approx(1.187, abs=5e-4)  # papers.md HB-1: why it is not used
+    assert found == pytest.approx(1.187, abs=5e-4)  # Eq. 1: why it is not used
 
 
 def test_equation_3() -> None:
-    points = (0, 0.25, 0.5, 1, 2, 4, 100)  # papers.md HB-2, x / R
+    points = (0, 0.25, 0.5, 1, 2, 4, 100)  # Eq. 3, x / R
     expected = (1, 0.875, 0.75, 0.5, 0.25, 0.125, 0.005)
     assert [gamma(x * 31.046, 31.046) for x in points] == pytest.approx(expected, rel=1e-12)
     assert gamma(math.inf, 10) == 0

@@ -18,11 +18,6 @@ from wavecast.suite.llama import Llama, rotate, rotations  # noqa: E402
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
-@pytest.fixture
-def transformers() -> Any:
-    return pytest.importorskip("transformers")
-
-
 def test_the_first_llama_is_a_setting_of_it() -> None:
     size = {"layers": 32, "width": 4096, "heads": 32, "key_value_heads": 32, "inner": 11_008}
     with torch.device("meta"):

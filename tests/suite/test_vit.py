@@ -18,11 +18,6 @@ from wavecast.suite import benchmark  # noqa: E402
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
 
-@pytest.fixture
-def transformers() -> Any:
-    return pytest.importorskip("transformers")
-
-
 def test_it_is_as_large_as_in_transformers(transformers: Any) -> None:
     with torch.device("meta"):
         theirs = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000))

@@ -1,8 +1,8 @@
 """How many blocks of a kernel an NVIDIA GPU keeps in flight, from the facts of its architecture.
 
 The rule is that of NVIDIA's occupancy calculator: warps, blocks, registers and shared memory each
-allow so many blocks per SM, and the scarcest decides. `papers.md` HB-4 states it for the six GPUs
-of Habitat (Yu et al., ATC 2021), whose waves (`wavecast.predictors.wave`) are built on it.
+allow so many blocks per SM, and the scarcest decides (cuda_occupancy.h). The waves of Habitat (Yu
+et al., ATC 2021; `wavecast.predictors.wave`) are built on it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import nn
 
 from wavecast.collection import LayerTime, Status
 from wavecast.devices import device as device_named
-from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.frameworks.pytorch.switches import true_float32
 from wavecast.layers import Bmm, Conv2d, Layer, Linear, Lstm
 
 SLOW_S = 0.01
@@ -189,12 +189,11 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
 @contextmanager
 def _true_float32(benchmark: bool) -> Iterator[None]:
     """No TF32, neither in matrix products (the default) nor in cuDNN (not the default)."""
-    with switches_restored():
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
-        with torch.backends.cudnn.flags(
-            enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
-        ):
-            yield
+    cudnn = torch.backends.cudnn.flags(
+        enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
+    )
+    with true_float32(), cudnn:
+        yield
 
 
 def _synchronize(device: str) -> None:

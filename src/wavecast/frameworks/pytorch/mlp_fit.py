@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.frameworks.pytorch.switches import true_float32
 
 Floats = NDArray[np.float64]
 Weights = tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]
@@ -78,7 +77,7 @@ def fit(
     """
     recipe = recipe or Recipe()
     mean, scale = _standard(features)
-    with _true_float32(), torch.random.fork_rng(devices=[]):
+    with true_float32(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         # Made on the CPU, so that every device begins with the same weights.
         model = network(features.shape[1], recipe.width, recipe.depth).to(device)
@@ -99,7 +98,7 @@ def _standard(features: Floats) -> tuple[Floats, Floats]:
 
 def milliseconds(fitted: Fitted, features: Floats, device: str = "cpu") -> Floats:
     """What a trained MLP says, for many layers at once."""
-    with torch.no_grad(), _true_float32():
+    with torch.no_grad(), true_float32():
         scaled = (features - fitted.mean) * fitted.scale
         rows = torch.tensor(scaled, dtype=torch.float32).to(device)
         layers = [[torch.tensor(part).to(device) for part in pair] for pair in fitted.weights]
@@ -193,14 +192,6 @@ def _captured(step: Callable[[], None], model: nn.Module, optimizer: Any) -> Cal
                 value.zero_()
     replay: Callable[[], None] = graph.replay
     return replay
-
-
-@contextmanager
-def _true_float32() -> Iterator[None]:
-    """No TF32: its ten bits cannot tell small sizes apart once sizes are standardised."""
-    with switches_restored():
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
-        yield
 
 
 def _array(tensor: Any) -> NDArray[np.float32]:

@@ -16,11 +16,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from wavecast import intervals
 from wavecast.frameworks.kineto import read_kineto
-from wavecast.frameworks.kineto.events import GPU_CATEGORIES, kernel_of, read_events
+from wavecast.frameworks.kineto.events import (
+    GPU_CATEGORIES,
+    RUNTIME_CATEGORIES,
+    kernel_of,
+    read_events,
+)
 from wavecast.frameworks.pytorch.recorder import LABEL
 from wavecast.trace import Kernel, Trace
 
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
 _WAITS = (
     "Synchronize",  # cudaStreamSynchronize, cudaDeviceSynchronize, cudaEventSynchronize, hip...
     "cudaStreamWaitValue",
@@ -107,7 +111,7 @@ def watch_host(step: Callable[[], Any]) -> Host:
         (e["ts"] + e["dur"] for e in events if e.get("name") == _STEP and e["cat"] == _RANGE),
         default=float("inf"),
     )
-    launches = [e for e in events if e.get("cat") in _LAUNCHES and e["ts"] < end_us]
+    launches = [e for e in events if e.get("cat") in RUNTIME_CATEGORIES and e["ts"] < end_us]
     compiled = any(str(e.get("name", "")).startswith(_COMPILED) for e in events)
     return Host(_standing_us(launches) / 1e6, compiled)
 
@@ -157,7 +161,7 @@ def _sorted_out(events: Sequence[dict[str, Any]]) -> Look:
     launches: dict[int, tuple[int, float]] = {}
     host_us = {r.position: r.end_us - r.begin_us for own in ranges.values() for r in own}
     for event in events:
-        if event.get("cat") in _LAUNCHES:
+        if event.get("cat") in RUNTIME_CATEGORIES:
             launches[event["args"]["correlation"]] = event["tid"], event["ts"]
             inside = _position(ranges.get(event["tid"], ()), event["ts"])
             if inside is not None and _is_wait(event["name"]):

@@ -47,6 +47,14 @@ def switches_restored() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def true_float32() -> Iterator[None]:
+    """Matrix products of float32 in float32: TF32's ten bits are too few for some purposes."""
+    with switches_restored():
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        yield
+
+
 def _precisions() -> tuple[list[Any], list[str]]:
     old: list[Any] = []
     for read, _ in _OLD_PRECISION:
