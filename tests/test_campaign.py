@@ -108,3 +108,26 @@ def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str, me
     with pytest.raises(InvalidInput, match=message):
         run(WANTED, path, measured, gpu="t4")
     assert path.read_text() == content
+
+
+def test_a_step_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    told: list[tuple[int, str]] = []
+
+    def sometimes(each: Configuration) -> Result:
+        if each.batch == 16:
+            raise RuntimeError("CUDA error")
+        return measured(each)
+
+    with pytest.raises(RuntimeError):
+        run(WANTED, path, sometimes, gpu="t4")
+    found = run(
+        WANTED,
+        path,
+        sometimes,
+        gpu="t4",
+        failed=lambda each, error: told.append((each.batch, str(error))),
+    )
+    assert told == [(16, "CUDA error")]
+    assert [row.batch for row in found] == [8, 32, 64]
+    assert {row.batch for row in run(WANTED, path, measured, gpu="t4")} == {8, 16, 32, 64}

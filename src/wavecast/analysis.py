@@ -158,7 +158,7 @@ def profile_measured(name: str, trace: Trace, device: Device) -> Profile:
         seconds=seconds,
         gpu_s=min(gpu_s, seconds),
         host_s=whole.host_s if whole else None,
-        idle_s=_idle(trace.calls, max(0.0, seconds - gpu_s)),
+        idle_s=_idle(trace.calls, max(0.0, seconds - gpu_s), _begins_idle(whole)),
         works=tuple(work for call in trace for work in _works(call)),
         memory_bytes=memory_by_kind(trace),
         samples=trace.samples,
@@ -206,7 +206,8 @@ def memory_by_kind(trace: Trace) -> dict[str, int | None]:
     """The most that each kind of memory ever takes (TBD, section III-D3).
 
     Feature maps are what the forward pass leaves for the backward pass; dynamic is what else comes
-    and goes, and the optimizer's state. What libraries take inside a call is not in a trace.
+    and goes, and the optimizer's state; workspace is what libraries take for themselves, which
+    only a measurement sees.
     """
     if not trace.allocations:
         return dict.fromkeys(MEMORY_KINDS)
@@ -215,7 +216,7 @@ def memory_by_kind(trace: Trace) -> dict[str, int | None]:
     for each in trace.allocations:
         groups[_memory_kind(each, backward)].append(each)
     found: dict[str, int | None] = {kind: peak_bytes(group) for kind, group in groups.items()}
-    return found | {"workspace": None}
+    return found if groups["workspace"] else found | {"workspace": None}
 
 
 def _memory_kind(allocation: Allocation, backward: int) -> str:
@@ -223,6 +224,8 @@ def _memory_kind(allocation: Allocation, backward: int) -> str:
         return "weights"
     if allocation.role is Role.GRADIENT:
         return "weight gradients"
+    if allocation.role is Role.WORKSPACE:
+        return "workspace"
     if allocation.role is Role.INTERMEDIATE:
         born = allocation.born if allocation.born is not None else 0
         crosses = born < backward and (allocation.freed is None or allocation.freed > backward)
@@ -287,11 +290,17 @@ def _together(name: str, group: Sequence[Work], total_s: float, device: Device) 
     )
 
 
-def _idle(calls: Sequence[Call], idle_s: float) -> dict[str, float]:
+def _begins_idle(whole: Measurement | None) -> bool:
+    """Whether the recorded iteration began on an idle GPU, as one that is taken apart does."""
+    return whole is not None and whole.recorded_s is not None
+
+
+def _idle(calls: Sequence[Call], idle_s: float, from_start: bool) -> dict[str, float]:
     """Idle time by cause, shared out as the recorded gaps between kernels have it.
 
     A gap belongs to the host, unless the call before it waited for the GPU (the queue was empty
     because of the wait), or data was on its way (input), or another GPU was (communication).
+    `from_start`: what lies before the first kernel is a gap, too.
     """
     gaps = dict.fromkeys(CAUSES, 0.0)
     runs = sorted(
@@ -301,7 +310,7 @@ def _idle(calls: Sequence[Call], idle_s: float) -> dict[str, float]:
         if (interval := intervals.interval_of(kernel)) is not None
     )
     waited = [i for i, call in enumerate(calls) if call.syncs]
-    end = runs[0][0][0] if runs else 0.0
+    end = runs[0][0][0] if runs and not from_start else 0.0
     last = 0
     for (begin, finish), index, kernel in runs:
         if begin > end:

@@ -57,6 +57,7 @@ class Result:
     weights_bytes: int | None = None
     weight_gradients_bytes: int | None = None
     feature_maps_bytes: int | None = None
+    workspace_bytes: int | None = None
     dynamic_bytes: int | None = None
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -102,6 +103,7 @@ def run(
     *,
     gpu: str,
     progress: Callable[[int, int, float], None] = lambda done, total, remaining_s: None,
+    failed: Callable[[Configuration, Exception], None] | None = None,
 ) -> tuple[Result, ...]:
     """Measure what the file does not have yet; gives all its rows.
 
@@ -111,6 +113,8 @@ def run(
         measure: measures a step.
         gpu: the id of the GPU that measures.
         progress: told how many are done, how many there are, and how long the rest takes.
+        failed: told of a step that could not be measured, which then has no row, so that the next
+            run tries again; without it the error ends the run.
     """
     asked = tuple(wanted)
     began = time.monotonic()
@@ -118,7 +122,12 @@ def run(
         known = _resume(file, path, gpu)
         missing = [each for each in asked if each not in known]
         for number, each in enumerate(missing, start=1):
-            append(file, line_of(_values(measure(each))))
+            try:
+                append(file, line_of(_values(measure(each))))
+            except Exception as error:  # hours of other steps must not be lost to one
+                if failed is None:
+                    raise
+                failed(each, error)
             spent_s = time.monotonic() - began
             done = len(asked) - len(missing) + number
             progress(done, len(asked), spent_s / number * (len(missing) - number))
@@ -141,13 +150,16 @@ def read_results(path: Path) -> tuple[Result, ...]:
     return tuple(_result(line, number, path) for number, line in enumerate(lines[1:], start=2))
 
 
-def measure_here(each: Configuration, device: Device, limit_s: float = 20.0) -> Result:
+def measure_here(
+    each: Configuration, device: Device, limit_s: float = 20.0, traces: Path | None = None
+) -> Result:
     """Measure a step of the suite on this machine's GPU.
 
     Args:
         each: the step.
         device: the GPU's facts.
         limit_s: how long to sample iterations at most.
+        traces: a folder in which to keep the measured traces, too.
     """
     from wavecast.frameworks.pytorch import sampling
 
@@ -162,6 +174,9 @@ def measure_here(each: Configuration, device: Device, limit_s: float = 20.0) -> 
         )
     except sampling.OutOfMemory:
         return Result(each.model, each.batch, each.precision, device.id, "oom", benchmark.unit)
+    if traces is not None:
+        traces.mkdir(parents=True, exist_ok=True)
+        sample.trace.save(traces / f"{each.model}-b{each.batch}-{each.precision}.json.gz")
     start = _stable_from(sample.seconds)
     stable = sample.seconds[start:]
     profile = profile_measured(each.model, sample.trace, device)
@@ -195,12 +210,8 @@ def predict_there(each: Configuration, device: Device) -> Result:
 
 
 def _memory(profile: Profile) -> dict[str, Any]:
-    """Memory by kind under the names of the columns; workspaces are not seen."""
-    found: dict[str, Any] = {
-        f"{kind.replace(' ', '_')}_bytes": n for kind, n in profile.memory_bytes.items()
-    }
-    found.pop("workspace_bytes")
-    return found
+    """Memory by kind under the names of the columns."""
+    return {f"{kind.replace(' ', '_')}_bytes": n for kind, n in profile.memory_bytes.items()}
 
 
 def _stable_from(seconds: Sequence[float]) -> int:

@@ -60,6 +60,8 @@ class Role(StrEnum):
     OPTIMIZER_STATE = "optimizer_state"
     INPUT = "input"
     INTERMEDIATE = "intermediate"
+    WORKSPACE = "workspace"
+    """What libraries and kernels take for themselves; only a measurement sees it."""
 
 
 @dataclass(frozen=True, slots=True)

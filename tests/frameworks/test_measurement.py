@@ -19,6 +19,7 @@ from wavecast import OperationTracker
 from wavecast.devices import device
 from wavecast.errors import CaptureError, InvalidInput, UnknownName
 from wavecast.frameworks.pytorch import measurement, profiling
+from wavecast.frameworks.pytorch import recorder as recorder_module
 from wavecast.frameworks.pytorch.calibration import calibrate
 from wavecast.frameworks.pytorch.measurement import (
     Take,
@@ -28,8 +29,9 @@ from wavecast.frameworks.pytorch.measurement import (
     trace_of,
 )
 from wavecast.frameworks.pytorch.profiling import Host, Look, Untouched
-from wavecast.frameworks.pytorch.recorder import Recording
-from wavecast.trace import Call, Kernel, Measurement, Phase, Trace
+from wavecast.frameworks.pytorch.recorder import MemoryMode, Recorder, Recording
+from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.trace import Allocation, Call, Kernel, Measurement, Phase, Role, Trace
 
 
 @pytest.fixture
@@ -203,6 +205,8 @@ def steps_run(a_t4: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(
         measurement, "_median_take", lambda step, n: take(call(0.05, A), call(0.05, B))
     )
+    seen = Recording((call(), call()), (Allocation(512, 0, 1, Role.WORKSPACE),))
+    monkeypatch.setattr(measurement, "_memory_look", lambda step: seen)
     return []
 
 
@@ -224,6 +228,43 @@ def test_a_measurement_has_the_untouched_whole_and_the_recorded_parts(
     )
     assert found.samples == 16
     assert sum(each.host_s or 0.0 for each in found) == pytest.approx(0.25)
+    assert found.allocations == (Allocation(512, 0, 1, Role.WORKSPACE),)
+
+
+@pytest.mark.usefixtures("a_t4")
+def test_the_memory_of_an_iteration_with_other_ops_is_not_taken() -> None:
+    trace = trace_of(take(call(0.1, A), call(0.1, B)), Measurement("Tesla T4"))
+    held = (Allocation(512, 0, 1, Role.WORKSPACE),)
+    same = measurement.with_memory(trace, Recording((call(), call()), held))
+    assert same.allocations == held
+    other = Call(relu(8), Phase.FORWARD)
+    kept = measurement.with_memory(trace, Recording((call(), other), held))
+    assert kept.allocations == trace.allocations
+    assert "iterations differ" in kept.notes[-1]
+    longer = measurement.with_memory(trace, Recording((call(),) * 3, held))
+    assert longer.allocations == trace.allocations
+
+
+def test_ops_and_libraries_take_memory_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator's count before, inside and after each op of a step, by a made-up allocator."""
+    counts = iter([(100, 100), (150, 400), (150, 150), (150, 150)])
+    monkeypatch.setattr(
+        recorder_module,
+        "held_bytes",
+        lambda: dict(zip(("current", "peak"), next(counts), strict=True)),
+    )
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    recorder = Recorder(Structure())
+    x = torch.ones(4)
+    with MemoryMode(recorder), recorder.step():
+        torch.relu(x)  # from 100 to 150 bytes, with 400 in between
+        torch.neg(x)
+    recorder.keep(32)
+    found = recorder.recording().allocations
+    assert {(each.nbytes, each.born) for each in found if each.role is Role.WORKSPACE} == {
+        (250, 0),
+        (32, None),
+    }
 
 
 def test_a_host_that_only_waits_needs_no_time(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 
 import wavecast as wc
 from wavecast import intervals, suite
+from wavecast.analysis import profile_measured
+from wavecast.columns import peak_bytes
 from wavecast.frameworks.pytorch.calibration import calibrate
 from wavecast.trace import Phase, Role, Trace
 
@@ -106,3 +109,30 @@ def test_a_measured_trace_has_the_weights_that_were_made_before() -> None:
     assert weights == sum(p.numel() * p.element_size() for p in net.parameters())
     states = sum(a.nbytes for a in trace.allocations if a.role is Role.OPTIMIZER_STATE)
     assert states >= 2 * weights  # Adam's two moments
+
+
+def test_memory_by_kind_adds_up_to_what_the_allocator_gave_out() -> None:
+    step = suite.benchmark("resnet50").make_step(16, "fp32")
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    peak = torch.cuda.max_memory_allocated()
+    trace = wc.measure(step)
+    assert peak_bytes(trace.allocations) == pytest.approx(peak, rel=0.02)
+    assert any(a.role is Role.WORKSPACE for a in trace.allocations)
+
+
+def test_a_step_that_waits_for_its_data_idles_for_its_input() -> None:
+    net = nn.Linear(512, 512).cuda()
+
+    def step() -> None:
+        time.sleep(0.02)  # a loader that is too slow
+        batch = torch.ones(256, 512).cuda()
+        net(batch).sum().backward()
+
+    trace = wc.measure(step)
+    found = profile_measured("waiting", trace, own_gpu())
+    assert found.idle_s["input"] > 0.7 * sum(found.idle_s.values())
+    assert found.gpu_utilisation < 0.2

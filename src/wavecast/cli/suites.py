@@ -14,7 +14,7 @@ from wavecast import suite as models
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.measuring import require_gpu
 from wavecast.cli.screen import counted, print_json, show, width
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, WavecastError
 
 if TYPE_CHECKING:
     from wavecast.campaign import Configuration, Result
@@ -57,6 +57,9 @@ def run(
     precision: PrecisionsOption = None,
     scale: ScaleOption = None,
     seconds: Annotated[float, typer.Option(help="How long to sample each step.")] = 20.0,
+    traces: Annotated[
+        Path | None, typer.Option("--traces", help="A folder for the measured traces, too.")
+    ] = None,
     page: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,15 +75,21 @@ def run(
 
     device = wavecast.device(gpu_id())
     wanted = _configurations(model, precision, scale)
+    failures: list[str] = []
     with counted("measuring the suite", len(wanted)) as update:
         found = campaign.run(
             wanted,
             out,
-            lambda each: campaign.measure_here(each, device, seconds),
+            lambda each: campaign.measure_here(each, device, seconds, traces),
             gpu=device.id,
             progress=lambda done, total, remaining_s: update(done, remaining_s),
+            failed=lambda each, error: failures.append(
+                f"{each.model}, batch {each.batch}, {each.precision}: {error}"
+            ),
         )
     _finish(f"the suite on {device.name}, measured", found, page, as_json)
+    if failures:
+        raise WavecastError("\n".join(("these steps failed; run again to retry:", *failures)))
 
 
 @suite_app.command()

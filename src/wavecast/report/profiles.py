@@ -99,7 +99,8 @@ def _explanations(found: Sequence[Profile]) -> Iterable[str]:
     if first.known_share < _ALL:
         yield f"FLOPs are known for {first.known_share:.0%} of the GPU's time"
     if any(first.memory_bytes.values()):
-        yield "memory: the most ever allocated of each kind; workspaces of libraries are not seen"
+        unseen = "" if first.memory_bytes["workspace"] else "; workspaces of libraries are not seen"
+        yield f"memory: the most ever allocated of each kind{unseen}"
 
 
 def _kernel_table(profile: Profile, limit: int) -> RenderableType:

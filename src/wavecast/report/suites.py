@@ -47,6 +47,7 @@ def _columns(found: Sequence[Result]) -> list[Column]:
         Column("weights", [_shown(each.weights_bytes, memory) for each in found], 5),
         Column("gradients", [_shown(each.weight_gradients_bytes, memory) for each in found], 6),
         Column("feature maps", [_shown(each.feature_maps_bytes, memory) for each in found], 4),
+        Column("workspace", [_shown(each.workspace_bytes, memory) for each in found], 6),
         Column("dynamic", [_shown(each.dynamic_bytes, memory) for each in found], 6),
         Column("peak", [_shown(each.peak_bytes, memory) for each in found], 4),
     ]

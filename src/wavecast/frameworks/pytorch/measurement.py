@@ -10,6 +10,7 @@ Protocol (Habitat, section 5.1: warm up, then repeat; we take the median where i
 5. `recordings` iterations are taken apart, op by op and kernel by kernel; the one whose kernels
    took the median time is the trace. This recording slows the host, so of it only the kernels'
    times count, and how the host's time is shared among the ops.
+6. One more is looked at by the allocator's own count: memory, with what libraries take.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ import torch
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch import profiling
 from wavecast.frameworks.pytorch.profiling import Look, Untouched
-from wavecast.frameworks.pytorch.recorder import Recorder, Recording, RecordingMode
+from wavecast.frameworks.pytorch.recorder import (
+    MemoryMode,
+    Recorder,
+    Recording,
+    RecordingMode,
+    held_bytes,
+)
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -80,7 +87,7 @@ def measure(
         take = _median_take(step, recordings)
         if _ran_the_same(take, untouched):
             whole = replace(measurement, recorded_s=take.look.span_s)
-            return trace_of(take, whole, samples, unit)
+            return with_memory(trace_of(take, whole, samples, unit), _memory_look(step))
     return _as_profiled(step, measurement, samples, unit)
 
 
@@ -233,6 +240,30 @@ def _issue_s(step: Callable[[], Any], repeats: int) -> float:
         times.append(time.perf_counter() - begin)
     torch.cuda.synchronize()
     return statistics.median(times)
+
+
+def _memory_look(step: Callable[[], Any]) -> Recording:
+    """One iteration with what each op takes inside, and what libraries keep between ops."""
+    recorder = Recorder(Structure())
+    with MemoryMode(recorder), recorder.step():
+        step()
+    torch.cuda.synchronize()
+    held = held_bytes()["current"]
+    torch._C._cuda_clearCublasWorkspaces()
+    recorder.keep(held - held_bytes()["current"])
+    recorder.structure.forget()
+    return recorder.recording()
+
+
+def with_memory(trace: Trace, seen: Recording) -> Trace:
+    """A measured trace with the memory of another look at the same step.
+
+    Lengths may vary from one iteration to the next: then workspaces have no place in the trace.
+    """
+    if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
+        return replace(trace, allocations=seen.allocations)
+    note = "iterations differ in their ops: what libraries take inside of them is not in the trace"
+    return replace(trace, notes=(*trace.notes, note))
 
 
 def _median_take(step: Callable[[], Any], recordings: int) -> Take:

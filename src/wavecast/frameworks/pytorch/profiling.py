@@ -107,10 +107,7 @@ def watch_host(step: Callable[[], Any]) -> Host:
         torch.cuda.synchronize()
     events = list(_events(profiler))
     # The profiler waits too, when it stops.
-    end_us = max(
-        (e["ts"] + e["dur"] for e in events if e.get("name") == _STEP and e["cat"] == _RANGE),
-        default=float("inf"),
-    )
+    end_us = max((e["ts"] + e["dur"] for e in events if _is_step(e)), default=float("inf"))
     launches = [e for e in events if e.get("cat") in RUNTIME_CATEGORIES and e["ts"] < end_us]
     compiled = any(str(e.get("name", "")).startswith(_COMPILED) for e in events)
     return Host(_standing_us(launches) / 1e6, compiled)
@@ -134,7 +131,8 @@ def looking() -> Iterator[Callable[[], Look]]:
     Gives a function that tells, once the block has ended, what each op launched.
     """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        yield lambda: _sorted_out(list(_events(profiler)))
+        with torch.profiler.record_function(_STEP):
+            yield lambda: _sorted_out(list(_events(profiler)))
         torch.cuda.synchronize()
 
 
@@ -151,13 +149,18 @@ def _events(profiler: Any) -> Iterator[dict[str, Any]]:
         yield from read_events(path)
 
 
+def _is_step(event: dict[str, Any]) -> bool:
+    return event.get("name") == _STEP and event.get("cat") == _RANGE
+
+
 def _is_wait(name: str) -> bool:
     return any(part in name for part in _WAITS)
 
 
 def _sorted_out(events: Sequence[dict[str, Any]]) -> Look:
     ranges = _ranges(events)
-    begin_us = min((r.begin_us for own in ranges.values() for r in own), default=0.0)
+    begins = [e["ts"] for e in events if _is_step(e)]  # before its first op it may wait for data
+    begin_us = min((*begins, *(r.begin_us for own in ranges.values() for r in own)), default=0.0)
     launches: dict[int, tuple[int, float]] = {}
     host_us = {r.position: r.end_us - r.begin_us for own in ranges.values() for r in own}
     for event in events:

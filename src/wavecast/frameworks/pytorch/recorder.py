@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -80,10 +80,35 @@ class RecordingMode(TorchDispatchMode):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        with torch.profiler.record_function(f"{LABEL}{len(self.recorder)}"):
-            out = func(*args, **kwargs)
+        self.recorder.meet(tensors_of((args, tuple(kwargs.values()))) or [])
+        out = self._run(func, args, kwargs)
         self.recorder.write_down(func, args, kwargs, out)
         return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        with torch.profiler.record_function(f"{LABEL}{len(self.recorder)}"):
+            return func(*args, **kwargs)
+
+
+class MemoryMode(RecordingMode):
+    """Writes down, too, what each op takes inside for itself and gives back: its workspace.
+
+    It asks the allocator before and after each op, which takes the host longer than the op.
+    """
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        before = held_bytes()["current"]
+        torch.cuda.reset_peak_memory_stats()
+        out = func(*args, **kwargs)
+        after = held_bytes()
+        self.recorder.take_inside(after["peak"] - max(before, after["current"]))
+        return out
+
+
+def held_bytes() -> dict[str, int]:
+    """What the allocator has given out: "current", and the "peak" since it was last reset."""
+    found: dict[str, int] = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+    return found
 
 
 class Recorder:
@@ -136,6 +161,24 @@ class Recorder:
             for tensor in outputs:
                 self._remember_writer(tensor.untyped_storage())
         return op
+
+    def meet(self, tensors: Iterable[Any]) -> None:
+        """See tensors that an op is about to read: some were made before anybody looked."""
+        for tensor in tensors:
+            if tensor.device.type == "cuda" and key_of(tensor) not in self._live:
+                self._remember(tensor)
+                self._live[key_of(tensor)][0].born = -1
+
+    def take_inside(self, nbytes: int) -> None:
+        """Write down what the op that is about to be written down takes inside, and gives back."""
+        if self._recording and nbytes > 0:
+            position = len(self._entries)
+            self._memories.append(_Memory(nbytes, position, position + 1, Role.WORKSPACE))
+
+    def keep(self, nbytes: int) -> None:
+        """Write down what libraries have kept since before the step."""
+        if nbytes > 0:
+            self._memories.append(_Memory(nbytes, -1, None, Role.WORKSPACE))
 
     def mark(self, name: str) -> None:
         """Write down an event of the host that no tensor op shows, such as a synchronisation."""
@@ -259,9 +302,7 @@ class Recorder:
 
     def _assign_roles(self) -> None:
         for role, tensor in self.structure.held():
-            if tensor.device.type == "cuda" and key_of(tensor) not in self._live:
-                self._remember(tensor)  # made before anybody looked
-                self._live[key_of(tensor)][0].born = -1
+            self.meet([tensor])
             self._claim(role, key_of(tensor))
         for memory in self._memories:
             if memory.born < 0 and memory.role is Role.INTERMEDIATE:
