@@ -1,24 +1,29 @@
 """TBD's observations (Zhu et al., IISWC 2018, section IV) on measurements of the suite.
 
-    python -m benchmarks.observations RESULTS.csv
+    python -m benchmarks.observations RESULTS.csv TRACES
 
-RESULTS.csv is what `wavecast suite run` wrote. Each observation that one GPU and one framework can
-show is stated with what the rows say; those about frameworks (3), two GPUs (9) and several machines
-(12) are left out, and 8 is about kernels: `wavecast profile` shows it.
+RESULTS.csv and the folder TRACES are what `wavecast suite run --traces` wrote. Each observation
+that one GPU and one framework can show is stated with what the rows say; those about frameworks
+(3), two GPUs (9) and several machines (12) are left out.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from wavecast import Device, device, load_trace
+from wavecast.analysis import profile_measured
 from wavecast.campaign import Result, read_results
 
 RECURRENT = frozenset({"nmt", "gnmt", "deep-speech-2"})
 """Models whose time is in recurrent layers."""
+
+_BATCH_NORM = re.compile(r"batch_norm|bn_(?:fw|bw)")
 
 NOISE = 0.03
 """A drop smaller than this is none."""
@@ -151,9 +156,24 @@ def _seventh(sweeps: Sequence[Sequence[Result]]) -> Observation:
     return Observation(7, claim, tuple(names[True]), tuple(names[False]))
 
 
-def main(path: Path) -> None:
-    """Print what the rows say."""
-    for each in sorted(observe(read_results(path)), key=lambda found: found.number):
+def observe_kernels(folder: Path, device: Device) -> Observation:
+    """The eighth: batch normalisation is among the long kernels below the average."""
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for path in sorted(folder.glob("*.json.gz")):
+        trace = load_trace(path)
+        if any("batch_norm" in call.op.base for call in trace):
+            name = path.name.removesuffix(".json.gz")
+            worst = profile_measured(name, trace, device).wasteful(5)
+            names[any(_BATCH_NORM.search(kernel.name) for kernel in worst)].append(name)
+    claim = "of the five longest kernels below the average, one is batch normalisation"
+    return Observation(8, claim, tuple(names[True]), tuple(names[False]))
+
+
+def main(path: Path, folder: Path) -> None:
+    """Print what the rows and the traces say."""
+    rows = read_results(path)
+    found = (*observe(rows), observe_kernels(folder, device(rows[0].gpu)))
+    for each in sorted(found, key=lambda found: found.number):
         total = len(each.agreeing) + len(each.others)
         print(f"{each.number:2}. {each.claim}: {len(each.agreeing)} of {total}")
         if each.others:
@@ -161,4 +181,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

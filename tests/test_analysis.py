@@ -118,6 +118,40 @@ def test_a_kernel_has_its_place_under_the_roofline() -> None:
     assert kernel.attained == pytest.approx(0.5)
 
 
+def test_the_work_of_a_call_is_shared_among_the_kernels_that_do_it() -> None:
+    """A convolution backward runs two products and conversions; a recurrent layer, thousands."""
+    op = mm(4096, 4096, 4096)
+    whole_s = 2 * 4096**3 / V100.fp32_flops
+    kernels = (
+        Kernel("nchwToNhwcKernel", whole_s, start_s=0.0),
+        Kernel("sm80_xmma_dgrad_implicit_gemm", whole_s, start_s=whole_s),
+        Kernel("cutlass_wgrad", 3 * whole_s, start_s=2 * whole_s),
+        Kernel("splitKreduce_kernel", whole_s, start_s=5 * whole_s),
+    )
+    found = profile(Call(op, Phase.BACKWARD, kernels=kernels), seconds=1.0)
+    shares = {each.name: each.utilisation for each in found.kernels}
+    assert shares == pytest.approx(
+        {
+            "nchwToNhwcKernel": 0,
+            "sm80_xmma_dgrad_implicit_gemm": 0.25,
+            "cutlass_wgrad": 0.25,
+            "splitKreduce_kernel": 0,
+        }
+    )
+    plain = Call(relu(1 << 20), Phase.FORWARD, kernels=(Kernel("a", 1.0), Kernel("b", 3.0)))
+    assert [w.nbytes for w in profile(plain, seconds=4.0).works] == [2 << 20, 6 << 20]
+
+
+def test_what_lies_before_the_first_kernel_is_idle_where_the_gpu_began_idle() -> None:
+    copied = ran(relu(8), (6.0, 7.0), name="Memcpy HtoD (Pageable -> Device)")
+    calls = (copied, ran(relu(8), (9.0, 10.0)))
+    taken = profile(*calls, seconds=10.0, gpu_s=2.0, recorded_s=10.0)
+    assert taken.idle_s["input"] == pytest.approx(6.0)
+    assert taken.idle_s["host"] == pytest.approx(2.0)
+    of_many = profile(*calls, seconds=10.0, gpu_s=2.0)
+    assert of_many.idle_s["host"] == pytest.approx(8.0)
+
+
 def test_memory_is_counted_by_the_kinds_of_the_paper_as_maxima() -> None:
     calls = (
         Call(relu(8), Phase.FORWARD),
@@ -133,6 +167,9 @@ def test_memory_is_counted_by_the_kinds_of_the_paper_as_maxima() -> None:
             Allocation(50, 0, 2, Role.INTERMEDIATE),  # kept for the backward pass
             Allocation(7, 0, 1, Role.INTERMEDIATE),
             Allocation(200, None, None, Role.OPTIMIZER_STATE),
+            Allocation(32, None, None, Role.WORKSPACE),
+            Allocation(8, 0, 1, Role.WORKSPACE),
+            Allocation(9, 1, 2, Role.WORKSPACE),
         ),
         measurement=Measurement("V100", seconds=1.0),
     )
@@ -140,7 +177,7 @@ def test_memory_is_counted_by_the_kinds_of_the_paper_as_maxima() -> None:
         "weights": 110,
         "weight gradients": 90,
         "feature maps": 50,
-        "workspace": None,
+        "workspace": 41,
         "dynamic": 207,
     }
 

@@ -76,7 +76,7 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
     # numpy and torch
     "cli": {
         *("predictors", "frameworks", "collection", "counters", "device_file"),
-        *("fitting", "analysis", "campaign", "pieces"),
+        *("fitting", "analysis", "campaign", "pieces", "prediction"),
     },
     "targets": {"frameworks"},  # only for a profiler file
     "fitting": {"frameworks"},  # torch

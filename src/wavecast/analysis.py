@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,12 @@ CAUSES = ("host", "synchronisation", "communication", "input")
 
 _MOVES = ("Memcpy", "Memset")
 """What no arithmetic unit does."""
+
+_PRODUCT = re.compile(
+    r"gemm|gemv|conv(?!ert)|xmma|cutlass|winograd|fft|nvjet|dgrad|wgrad|fprop|flash|fmha|sdpa"
+    r"|attention|persist"
+)
+"""Kernels that do the work of products, convolutions, attention and recurrent layers."""
 
 MEMORY_KINDS = ("weights", "weight gradients", "feature maps", "workspace", "dynamic")
 """TBD, section III-D3."""
@@ -234,17 +241,25 @@ def _memory_kind(allocation: Allocation, backward: int) -> str:
 
 
 def _works(call: Call) -> Iterable[Work]:
-    """The kernels of a call; what is known of its work goes to the longest of them."""
-    main = max(call.kernels, key=lambda kernel: kernel.seconds, default=None)
+    """The kernels of a call; its work is shared by their times among those that do it.
+
+    What only converts, reduces or fills on the side of a product (a convolution, an attention)
+    does none of it.
+    """
     flops, nbytes = _demand(call)
     unit = _unit(call)
+    doing = [kernel for kernel in call.kernels if _PRODUCT.search(kernel.name)]
+    doing = doing or [k for k in call.kernels if not k.name.startswith(_MOVES)]
+    doing_s = sum(kernel.seconds for kernel in doing)
+    does = set(map(id, doing))  # a recurrent layer has thousands
     for kernel in call.kernels:
         if kernel.flops is not None and kernel.dram_bytes is not None:
             yield Work(kernel.name, kernel.seconds, kernel.flops, kernel.dram_bytes, unit, True)
-        elif kernel is main or flops is None:
+        elif flops is None or nbytes is None:
             yield Work(kernel.name, kernel.seconds, flops, nbytes, unit)
         else:
-            yield Work(kernel.name, kernel.seconds, 0.0, 0.0, unit)
+            share = kernel.seconds / doing_s if doing_s and id(kernel) in does else 0.0
+            yield Work(kernel.name, kernel.seconds, share * flops, share * nbytes, unit)
 
 
 def _demand(call: Call) -> tuple[float | None, float | None]:

@@ -248,7 +248,7 @@ def predict(
         _refuse_scaling(trace, predictor, origin)
         answers = _predicted(trace, target, predictor or default_predictor())
     else:
-        answers = _scaled(trace, target, predictor or default_scaler(), _origin_of(trace, origin))
+        answers = _scaled(trace, target, predictor or default_scaler(), origin_of(trace, origin))
         recorded = trace.measurement.host_s is not None
         pace = _pace(columns_of(trace), recorded, trace.measurement.seconds)
         if host is None:
@@ -278,7 +278,8 @@ def _scales(predictor: object) -> bool:
     return hasattr(predictor, "scale_call")
 
 
-def _origin_of(trace: Trace, origin: Device | str | None) -> Device:
+def origin_of(trace: Trace, origin: Device | str | None) -> Device:
+    """The GPU on which a trace was measured: as given, or by the name it has in the trace."""
     if isinstance(origin, Device):
         return origin
     if origin is not None:

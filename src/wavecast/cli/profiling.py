@@ -49,6 +49,7 @@ def profile(
     """
     from wavecast.analysis import profile_measured, profile_predicted
     from wavecast.pieces import join
+    from wavecast.prediction import origin_of
     from wavecast.report import profiles
 
     if gpu and more:
@@ -68,16 +69,11 @@ def profile(
             )
         if more:
             trace = join([trace, *(trace_of(resolve(each), None) for each in more)])
-        where = wavecast.device(origin or _gpu_of(trace))
-        found = [profile_measured(wanted.name, trace, where)]
+        found = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
     if as_json:
         print_json([record.profile(each) for each in found])
     else:
         show(profiles.profiles(wanted.name, found, kernels))
-
-
-def _gpu_of(trace: Trace) -> str:
-    return trace.measurement.gpu if trace.measurement else ""
 
 
 def _trace(target: Target, gpu: Device) -> Trace:

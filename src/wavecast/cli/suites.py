@@ -92,6 +92,24 @@ def run(
         raise WavecastError("\n".join(("these steps failed; run again to retry:", *failures)))
 
 
+@suite_app.command(name="show")
+def show_(
+    results: Annotated[Path, typer.Argument(metavar="FILE", help="What `suite run` wrote.")],
+    page: PageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the results in a file of `suite run`, as a table or a page.
+
+    \b
+    wavecast suite show suite-h200.csv --html suite-h200.html
+    """
+    from wavecast import campaign
+
+    found = campaign.read_results(results)
+    gpus = ", ".join(dict.fromkeys(wavecast.device(each.gpu).name for each in found))
+    _finish(f"the suite on {gpus}, measured", found, page, as_json)
+
+
 @suite_app.command()
 def predict(
     gpu: Annotated[str, typer.Option("--gpu", "-g", help="The GPU to predict for.")],
