@@ -38,6 +38,8 @@ class Case:
     """What it ran with; it does not change the trace."""
     newest: bool = True
     """No other case of the same GPU, model and precision ran with newer software."""
+    gpu_s: float | None = None
+    """How long the GPU was busy, where that was measured."""
 
     @property
     def name(self) -> str:
@@ -62,12 +64,14 @@ class Traces:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
+    def path(self, case: Case) -> Path | None:
+        """Where the trace of a case lies, if it was made."""
+        return next((path for path in self._paths(case) if path.exists()), None)
+
     def find(self, case: Case) -> Trace | None:
         """The trace of a case, if the folder has it."""
-        for path in self._paths(case):
-            if path.exists():
-                return wavecast.load_trace(path)
-        return None
+        path = self.path(case)
+        return None if path is None else wavecast.load_trace(path)
 
     def failure(self, case: Case) -> str | None:
         """Why it could not be traced before."""
@@ -86,15 +90,16 @@ class Traces:
         trace.save(exact if differs else shared)
         return trace
 
+    @staticmethod
+    def key(case: Case) -> str:
+        """The same for all cases that have one step."""
+        facts = (case.set, case.model, case.precision, case.batch, case.layout, case.options)
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
+
     def _paths(self, case: Case) -> tuple[Path, Path]:
         capability = family(wavecast.device(case.gpu))
-        exact = f"{_key(case)}-{capability[0]}{capability[1]}.json.gz"
-        return self.folder / exact, self.folder / f"{_key(case)}-any.json.gz"
+        exact = f"{self.key(case)}-{capability[0]}{capability[1]}.json.gz"
+        return self.folder / exact, self.folder / f"{self.key(case)}-any.json.gz"
 
     def _failure(self, case: Case) -> Path:
-        return self.folder / f"{_key(case)}.failed.txt"
-
-
-def _key(case: Case) -> str:
-    facts = (case.set, case.model, case.precision, case.batch, case.layout, case.options)
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
+        return self.folder / f"{self.key(case)}.failed.txt"

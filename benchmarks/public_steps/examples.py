@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,16 +29,16 @@ PADDED_TOKENS = 28
 longest."""
 
 
-def classifier(build: Callable[[], Any], image: int, batch: int, precision: str, layout: str) -> Step:
+def classifier(
+    build: Callable[[], Any], image: int, batch: int, precision: str, layout: str
+) -> Step:
     """ConvNets: SGD with momentum, smoothed labels; no mixup, which mixes images on the GPU."""
     form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     model = build().cuda().to(memory_format=form).train()
     images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
     labels = torch.randint(1000, (batch,), device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.875, foreach=False)
-    return steady_step(
-        lambda: smoothed_cross_entropy(model(images), labels), optimizer, precision
-    )
+    return steady_step(lambda: smoothed_cross_entropy(model(images), labels), optimizer, precision)
 
 
 def resnet50(batch: int, precision: str, layout: str) -> Step:
@@ -140,7 +141,7 @@ class NeuMF(nn.Module):
         self.users, self.items = (nn.Embedding(rows, 128) for rows in (self.USERS, self.ITEMS))
         sizes = (256, 256, 128, 64)
         self.layers = nn.ModuleList(
-            nn.Linear(inputs, outputs) for inputs, outputs in zip(sizes, sizes[1:], strict=False)
+            nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes)
         )
         self.dropout = nn.Dropout(0.5)
         self.output = nn.Linear(128, 1)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.public_steps.case import Case
+from benchmarks.public_steps.case import Case, Option
 from benchmarks.public_steps.tables import read_rows
 
 GPUS = {
@@ -48,7 +48,8 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
     config = str(row["config"] or "")
     precision = _precision(row)
     batch = int(row["batch_per_gpu"])
-    model, options = example, ()
+    model = example
+    options: tuple[tuple[str, Option], ...] = ()
     if example == "efficientnet":
         # The same V100 has B4 at 83 images/s in one table and at 36 in another, and the variants
         # with wide SE as fast as without, or less than half as fast: only B0 is in no doubt.
@@ -98,9 +99,7 @@ def _units(example: str) -> float:
     return examples.SOURCE_TOKENS + examples.TARGET_TOKENS if example == "GNMT" else 1.0
 
 
-def make_step(
-    model: str, options: dict[str, Any], batch: int, precision: str, layout: str
-) -> Any:
+def make_step(model: str, options: dict[str, Any], batch: int, precision: str, layout: str) -> Any:
     """The step of a row."""
     from benchmarks.public_steps import examples
 

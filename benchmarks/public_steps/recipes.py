@@ -62,7 +62,6 @@ def half_step(
     masters = [p.detach().float() for p in weights]
     optimizer = torch.optim.Adam(masters, fused=True)
 
-    @torch.no_grad()
     def update() -> None:
         gradients = [p.grad.float() for p in weights]
         torch._foreach_mul_(gradients, 1 / 1024)
@@ -79,7 +78,8 @@ def half_step(
         for weight in weights:
             weight.grad = None
         (loss().float() * 1024).backward()
-        update()
+        with torch.no_grad():
+            update()
 
     return step
 

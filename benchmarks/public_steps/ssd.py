@@ -56,7 +56,9 @@ class SSD300(nn.Module):
         for shrink in self.smaller:
             maps.append(shrink(maps[-1]))
         batch = len(images)
-        offsets = [head(x).reshape(batch, 4, -1) for head, x in zip(self.offsets, maps, strict=True)]
+        offsets = [
+            head(x).reshape(batch, 4, -1) for head, x in zip(self.offsets, maps, strict=True)
+        ]
         scores = [
             head(x).reshape(batch, CLASSES, -1) for head, x in zip(self.scores, maps, strict=True)
         ]

@@ -45,10 +45,7 @@ def cases(folder: Path) -> Iterator[Case]:
             precision=PRECISIONS[precision],
             batch=int(batch),
             layout="nchw",
-            measured_s=statistics.median(
-                row["median_ms"] or row["mean_ms"] for row in rows
-            )
-            * 1e-3,
+            measured_s=statistics.median(row["median_ms"] or row["mean_ms"] for row in rows) * 1e-3,
             make_step=partial(make_step, model, *kinds, modern=modern, autograd=autograd),
             options=(
                 ("copied", bool(copied)),
