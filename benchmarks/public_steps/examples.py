@@ -7,7 +7,6 @@ Each is made by `make(batch, precision, layout)`, where a precision is "fp32", "
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from benchmarks.public_steps import ssd
 from benchmarks.public_steps.recipes import half_step, smoothed_cross_entropy, steady_step
 from wavecast import suite
+from wavecast.suite.vision import ResNet
 
 Step = Callable[[], Any]
 
@@ -43,13 +43,13 @@ def classifier(
 
 def resnet50(batch: int, precision: str, layout: str) -> Step:
     """ResNet-50 v1.5."""
-    return classifier(partial(torchvision, "resnet50"), 224, batch, precision, layout)
+    return classifier(ResNet, 224, batch, precision, layout)
 
 
 def ssd300(batch: int, precision: str, layout: str) -> Step:
     """SSD300: SGD with momentum."""
     form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    model = ssd.SSD300(torchvision("resnet50")).cuda().to(memory_format=form).train()
+    model = ssd.SSD300().cuda().to(memory_format=form).train()
     images = torch.randn(batch, 3, 300, 300, device="cuda").contiguous(memory_format=form)
     boxes, labels = ssd.targets(batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=False)
@@ -154,16 +154,6 @@ class NeuMF(nn.Module):
             x = self.dropout(torch.relu(layer(x)))
         logits: Tensor = self.output(torch.cat([product, x], dim=1))
         return logits
-
-
-def torchvision(name: str) -> Any:
-    """A model of torchvision with random weights."""
-    from benchmarks.zoo import import_timm
-
-    import_timm()  # declares what torchvision lacks beside a CPU torch
-    import torchvision.models
-
-    return getattr(torchvision.models, name)(weights=None)
 
 
 def timm(name: str) -> Any:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wavecast.suite.vision import ResNet
+
 BOXES = (4, 6, 6, 6, 4, 4)
 """Default boxes of each place of each map."""
 CLASSES = 81
@@ -22,21 +24,12 @@ NEGATIVES = 3
 class SSD300(nn.Module):
     """(batch, 3, 300, 300) -> offsets (batch, 4, 8732) and class scores (batch, 81, 8732)."""
 
-    def __init__(self, backbone: nn.Module) -> None:
-        """Take apart a ResNet-50 with the names of torchvision."""
+    def __init__(self) -> None:
         super().__init__()
-        last = backbone.layer3[0]
-        for convolution in (last.conv2, last.downsample[0]):
-            convolution.stride = (1, 1)
-        self.backbone = nn.Sequential(
-            backbone.conv1,
-            backbone.bn1,
-            backbone.relu,
-            backbone.maxpool,
-            backbone.layer1,
-            backbone.layer2,
-            backbone.layer3,
-        )
+        resnet = ResNet((3, 4, 6))
+        first = resnet.stages[7]  # of the third stage
+        first.conv.stride = first.shortcut[0].stride = (1, 1)
+        self.backbone = nn.Sequential(resnet.stem, resnet.stages)
         channels, narrow = (1024, 512, 512, 256, 256, 256), (256, 256, 128, 128, 128)
         self.smaller = nn.ModuleList(
             _shrink(*sizes, halve=position < 3)
