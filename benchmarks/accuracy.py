@@ -20,7 +20,16 @@ from pathlib import Path
 
 from benchmarks import own_steps, public_steps
 from benchmarks.public_steps.case import Case, Traces
-from benchmarks.scoring import Contender, Scored, Summary, groups, rankings, score, summary
+from benchmarks.scoring import (
+    Contender,
+    Scored,
+    Summary,
+    groups,
+    parts,
+    rankings,
+    score,
+    summary,
+)
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import Roofline
 
@@ -32,6 +41,8 @@ CONTENDERS = (
 
 MARKS = ("<!-- begin: python -m benchmarks.accuracy -->", "<!-- end -->")
 WORST = 10
+FEW = 8
+"""Fewer steps than these say nothing about kinds of op."""
 
 
 def make_missing(cases: Sequence[Case], traces: Traces) -> None:
@@ -54,27 +65,28 @@ def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
 def report(rows: Sequence[Scored]) -> str:
     """All tables, in Markdown."""
     shown = [row for row in rows if row.contender == CONTENDERS[-1].name]
-    parts = [
+    pages = [
         _table("### By set", "set", rows, lambda row: row.case.set),
         _waiting(shown),
         _gpu_times(rows),
         _ranks(rows),
+        _kinds(shown),
     ]
     for name, group in groups(rows, lambda row: row.case.set):
         own = [row for row in group if row.contender == CONTENDERS[-1].name]
-        parts.append(f"### {name[:1].upper()}{name[1:]}")
+        pages.append(f"### {name[:1].upper()}{name[1:]}")
         by: dict[str, Callable[[Scored], str]] = {
             "GPU": lambda row: row.case.gpu,
             "precision": lambda row: f"{row.case.precision} {row.case.layout}".strip(),
             "family": lambda row: row.case.family,
         }
-        parts += [
+        pages += [
             _table("", what, group, key)
             for what, key in by.items()
             if 1 < len({key(row) for row in group}) <= 40
         ]
-        parts.append(_worst(own))
-    return "\n\n".join(part for part in parts if part) + "\n"
+        pages.append(_worst(own))
+    return "\n\n".join(part for part in pages if part) + "\n"
 
 
 def _table(title: str, what: str, rows: Iterable[Scored], key: Callable[[Scored], str]) -> str:
@@ -152,6 +164,30 @@ def _ranks(rows: Sequence[Scored]) -> str:
         cells = " | ".join(f"{found[name][1]:.2f}" for name in names)
         lines.append(f"| {task} | {found[names[0]][0]} | {cells} |")
     return "\n".join(lines)
+
+
+def _kinds(rows: Sequence[Scored]) -> str:
+    """Which kinds of op the errors come from."""
+    lines = [
+        f"Where the errors of `{CONTENDERS[-1].name}` come from, in GPU-bound steps: factors by "
+        "which the times of each kind of op would have to be multiplied, kinds with at least 4% "
+        "of the time (in brackets).",
+        "",
+        "| set | steps | mean error | with the factors | factors |",
+        "|---|---:|---:|---:|---|",
+    ]
+    bound = [row for row in rows if row.bound_by == "gpu"]
+    for name, group in groups(bound, lambda row: f"{row.case.set}, {row.case.precision}"):
+        if len(group) >= FEW:
+            found, left = parts(group)
+            cells = ", ".join(
+                f"{part.kind} {part.factor:.2f} ({part.share:.0%})"
+                for part in found
+                if part.share >= 0.04
+            )
+            mean = summary(group).mean
+            lines.append(f"| {name} | {len(group)} | {mean:.0%} | {left:.0%} | {cells} |")
+    return "\n".join(lines) if len(lines) > 4 else ""
 
 
 def _worst(rows: Sequence[Scored]) -> str:

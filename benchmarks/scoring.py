@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 import wavecast
 from benchmarks.public_steps.case import Case, Traces
-from wavecast import Predictor, Trace
+from wavecast import Prediction, Predictor, Trace, ops
+from wavecast.columns import columns_of
 
 Fit = Callable[[str], Predictor]
 
@@ -45,6 +48,8 @@ class Scored:
     gpu_s: float
     host_s: float
     bound_by: str
+    kinds_s: Mapping[str, float]
+    """The GPU's predicted time by kind of op."""
 
     @property
     def error(self) -> float:
@@ -97,7 +102,20 @@ def score(
                 gpu_s=found.gpu_s,
                 host_s=found.host_s,
                 bound_by=found.bound_by,
+                kinds_s=_kinds(found),
             )
+
+
+def _kinds(found: Prediction) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    columns = columns_of(found.trace)
+    times = zip(columns.works, columns.counts.tolist(), found.answers, strict=True)
+    for call, count, answer in times:
+        if answer is not None:
+            kind = ops.kind(call.op)
+            name = "depthwise" if ops.is_depthwise(call.op) else kind.value if kind else "other"
+            seconds[name] = seconds.get(name, 0.0) + count * answer.seconds
+    return seconds
 
 
 def _traced(cases: Iterable[Case], traces: Traces) -> Iterator[tuple[Case, Trace]]:
@@ -131,6 +149,41 @@ def groups(rows: Iterable[Scored], key: Callable[[Scored], str]) -> list[tuple[s
     """Rows by a key, in its order."""
     ordered = sorted(rows, key=key)
     return [(name, list(group)) for name, group in itertools.groupby(ordered, key)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A kind of op in many steps."""
+
+    kind: str
+    share: float
+    """Of the predicted time, the mean over steps."""
+    factor: float
+    """What its predictions must be multiplied by for the steps to come out best."""
+
+
+def parts(rows: Sequence[Scored]) -> tuple[list[Part], float]:
+    """Which kinds of op make the errors of GPU-bound steps, and the mean error without them.
+
+    The factors solve measured = sum of factor * predicted over kinds, in least squares of relative
+    errors. Kinds that are always in the same proportion cannot be told apart: a weak pull to the
+    median of measured / predicted keeps those at it.
+    """
+    kinds = sorted({kind for row in rows for kind in row.kinds_s})
+    measured = np.array([row.case.measured_s for row in rows])
+    predicted = np.array([[row.kinds_s.get(kind, 0.0) for kind in kinds] for row in rows])
+    relative = predicted / measured[:, None]
+    pull = 0.05 * np.sqrt(len(rows))
+    common = float(np.median(measured / predicted.sum(axis=1)))
+    factors = np.linalg.lstsq(
+        np.vstack([relative, pull * np.eye(len(kinds))]),
+        np.concatenate([np.ones(len(rows)), np.full(len(kinds), pull * common)]),
+        rcond=None,
+    )[0]
+    shares = (predicted / predicted.sum(axis=1, keepdims=True)).mean(axis=0)
+    found = map(Part, kinds, shares.tolist(), factors.tolist())
+    left = float(np.abs(relative @ factors - 1).mean())
+    return sorted(found, key=lambda part: -part.share), left
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:

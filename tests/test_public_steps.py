@@ -14,7 +14,7 @@ import pytest
 
 import wavecast
 from benchmarks.public_steps.case import Case, Traces
-from benchmarks.scoring import Contender, kendall_tau, rankings, score, summary
+from benchmarks.scoring import Contender, Scored, kendall_tau, parts, rankings, score, summary
 from wavecast import Predictor, Trace
 from wavecast.predictors.roofline import Roofline
 
@@ -267,6 +267,18 @@ def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> N
     assert found.bias == pytest.approx(-1, abs=0.01)
     assert found.mean == pytest.approx(-found.bias)
     assert found.within == 0
+
+
+def test_the_kind_of_op_that_makes_the_errors_is_found() -> None:
+    def row(matmul_s: float, copy_s: float) -> Scored:
+        case = a_case(make_linear, measured_s=2 * matmul_s + copy_s)
+        kinds_s = {"matmul": matmul_s, "copy": copy_s}
+        seconds = matmul_s + copy_s
+        return Scored(case, "made", seconds, seconds, seconds, seconds, 0.0, "gpu", kinds_s)
+
+    found, left = parts([row(1 + n, 1 + 5 * (n % 4)) for n in range(12)])
+    assert {part.kind: round(part.factor, 1) for part in found} == {"matmul": 2.0, "copy": 1.0}
+    assert left < 0.02
 
 
 def test_orders_are_compared_by_kendalls_tau(tmp_path: Path) -> None:
