@@ -27,6 +27,7 @@ from benchmarks.scoring import (
     groups,
     parts,
     rankings,
+    read,
     score,
     summary,
 )
@@ -232,7 +233,7 @@ def main() -> None:
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]
         cases = [case for case in every if given.only in case.set]
         make_missing(cases, traces)
-        text = report(list(score(cases, traces, CONTENDERS)))
+        text = report(list(score(read(cases, traces), CONTENDERS)))
         untraced = list(failures(cases, traces))
     if untraced:
         text += "\n".join(["\nNot traced:", "", *untraced]) + "\n"

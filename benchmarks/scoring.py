@@ -83,11 +83,16 @@ class Summary:
 
 
 def score(
-    cases: Iterable[Case], traces: Traces, contenders: Sequence[Contender]
+    traced: Iterable[tuple[Case, Trace]], contenders: Sequence[Contender]
 ) -> Iterator[Scored]:
-    """Every case by every contender; cases that were never traced are passed over."""
+    """Every case by every contender.
+
+    Args:
+        traced: what `read` gives; keep it as a list to score again without reading.
+        contenders: each is fitted once for each thing that it leaves out.
+    """
     fitted: dict[tuple[str, str], Predictor] = {}
-    for case, trace in _traced(cases, traces):
+    for case, trace in traced:
         for contender in contenders:
             key = (contender.name, contender.left_out(case))
             if key not in fitted:
@@ -118,8 +123,8 @@ def _kinds(found: Prediction) -> dict[str, float]:
     return seconds
 
 
-def _traced(cases: Iterable[Case], traces: Traces) -> Iterator[tuple[Case, Trace]]:
-    """Cases of one trace stand together, so that it is read once."""
+def read(cases: Iterable[Case], traces: Traces) -> Iterator[tuple[Case, Trace]]:
+    """Cases with their traces, each read once; those that were never traced are passed over."""
     for _, group in itertools.groupby(sorted(cases, key=traces.key), traces.key):
         known: dict[str, Trace | None] = {}
         for case in group:

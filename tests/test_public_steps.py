@@ -14,7 +14,7 @@ import pytest
 
 import wavecast
 from benchmarks.public_steps.case import Case, Traces
-from benchmarks.scoring import Contender, Scored, kendall_tau, parts, rankings, score, summary
+from benchmarks.scoring import Contender, Scored, kendall_tau, parts, rankings, read, score, summary
 from wavecast import Predictor, Trace
 from wavecast.predictors.roofline import Roofline
 
@@ -246,7 +246,7 @@ def test_a_failure_is_kept_with_its_reason(tmp_path: Path) -> None:
     traces = Traces(tmp_path)
     assert traces.make(a_case(make_broken)) is None
     assert "no such layer" in (traces.failure(a_case(make_broken)) or "")
-    assert list(score([a_case(make_broken)], traces, [])) == []
+    assert list(read([a_case(make_broken)], traces)) == []
 
 
 def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> N
     traces = Traces(tmp_path)
     cases = [a_case(make_linear, gpu, seconds) for gpu in ("t4", "l4") for seconds in (1.0, 2.0)]
     traces.make(cases[0])
-    rows = list(score(cases, traces, [Contender("fitted", fit, leaves_out="gpu")]))
+    rows = list(score(read(cases, traces), [Contender("fitted", fit, leaves_out="gpu")]))
     assert len(rows) == 4
     assert sorted(asked) == ["l4", "t4"]
     found = summary(rows)
@@ -289,5 +289,5 @@ def test_orders_are_compared_by_kendalls_tau(tmp_path: Path) -> None:
     times = {"t4": 3.0, "l4": 2.0, "h100-sxm-80gb": 1.0}
     cases = [a_case(make_linear, gpu, seconds) for gpu, seconds in times.items()]
     traces.make(cases[0])
-    rows = list(score(cases, traces, [Contender("roofline", lambda _: Roofline())]))
+    rows = list(score(read(cases, traces), [Contender("roofline", lambda _: Roofline())]))
     assert [(task, count) for task, count, _ in rankings(rows)] == [("make_linear fp32 or tf32", 3)]

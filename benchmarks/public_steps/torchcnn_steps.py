@@ -23,7 +23,11 @@ GPUS = {
     "Tesla V100 DGXS 16GB": "v100-dgxs-16gb",
 }
 PRECISIONS = {"float": "fp32", "half": "fp16"}
-BAD = ("noisy", "above_peak", "order_violation")
+BAD = ("noisy", "order_violation")
+"""Not "above_peak": those are VGGs in float32, steady to 1%, whose 3x3 convolutions do fewer
+multiplications than are counted (Winograd)."""
+OLDER = ("no_opt",)
+"""A run of the RX 7700S with an older torch."""
 
 
 def cases(folder: Path) -> Iterator[Case]:
@@ -31,7 +35,8 @@ def cases(folder: Path) -> Iterator[Case]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in read_rows(folder / "steps.parquet"):
         known = row["n_gpu"] == 1 and row["gpu"] in GPUS and row["precision"] in PRECISIONS
-        if known and not any(flag in (row["qc"] or "") for flag in BAD):
+        doubted = any(flag in (row["qc"] or "") for flag in BAD)
+        if known and not doubted and row["run"] not in OLDER:
             columns = ("gpu", "model", "mode", "precision", "batch", "img_size", "h2d_in_timing")
             groups.setdefault(tuple(row[name] for name in columns), []).append(row)
     for (gpu, model, mode, precision, batch, image, copied), rows in groups.items():
