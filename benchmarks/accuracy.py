@@ -42,8 +42,8 @@ CONTENDERS = (
 
 MARKS = ("<!-- begin: python -m benchmarks.accuracy -->", "<!-- end -->")
 WORST = 10
-FEW = 8
-"""Fewer steps than these say nothing about kinds of op."""
+FEW = 30
+"""Fewer steps than these say nothing about a dozen kinds of op."""
 
 
 def make_missing(cases: Sequence[Case], traces: Traces) -> None:
@@ -172,9 +172,10 @@ def _kinds(rows: Sequence[Scored]) -> str:
     lines = [
         f"Where the errors of `{CONTENDERS[-1].name}` come from, in GPU-bound steps: factors by "
         "which the times of each kind of op would have to be multiplied, kinds with at least 4% "
-        "of the time (in brackets).",
+        "of the time (in brackets). The factors are fitted to these very steps: they say what is "
+        "wrong, not how good a predictor could be.",
         "",
-        "| set | steps | mean error | with the factors | factors |",
+        "| set | steps | mean error | with the factors, in sample | factors |",
         "|---|---:|---:|---:|---|",
     ]
     bound = [row for row in rows if row.bound_by == "gpu"]

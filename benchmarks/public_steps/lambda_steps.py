@@ -58,7 +58,15 @@ def _usable(row: dict[str, Any]) -> bool:
         return False
     if row["n_gpu"] != 1 or row["data"] == "pytorch":  # decoding images may be the slower part
         return False
+    if row["task"] == "gnmt" and not _consistent(row):
+        return False
     return all(flag in MEASURED_OTHERWISE for flag in (row["flags"] or "").split(";") if flag)
+
+
+def _consistent(row: dict[str, Any]) -> bool:
+    """Whether rate, step time and batch agree on the length of a sentence, as all but one do."""
+    tokens = row["throughput"] * row["step_ms"] * 1e-3 / row["batch_per_gpu"]
+    return bool(abs(tokens / _units("gnmt") - 1) < 0.2)
 
 
 def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Case:
