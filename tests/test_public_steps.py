@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import wavecast
+from benchmarks import own_steps
 from benchmarks.public_steps.case import Case, Traces
 from benchmarks.scoring import Contender, Scored, kendall_tau, parts, rankings, read, score, summary
 from wavecast import Predictor, Trace
+from wavecast.campaign import Result, run
 from wavecast.predictors.roofline import Roofline
 
 torch = pytest.importorskip("torch")
@@ -206,6 +208,23 @@ def test_lambda_takes_the_newest_torch_and_no_flagged_run(tmp_path: Path) -> Non
     assert {batch: case.measured_s for batch, case in found.items()} == {100: 0.2, 50: 0.2}
     assert found[100].newest
     assert not found[50].newest
+
+
+def test_our_own_results_of_the_suite_are_cases(tmp_path: Path) -> None:
+    rows = [
+        Result("resnet50", 64, "bf16", "h200-sxm", "ok", seconds=0.03, gpu_s=0.02, host_s=0.01),
+        Result("gpt2", 8, "bf16", "h200-sxm", "oom"),
+    ]
+    given = iter(rows)
+    run([row.configuration for row in rows], tmp_path / "suite.csv", lambda _: next(given), gpu="")
+    (case,) = own_steps.cases(tmp_path)
+    assert (case.set, case.model, case.batch, case.gpu) == (
+        "h200 suite",
+        "resnet50",
+        64,
+        "h200-sxm",
+    )
+    assert (case.measured_s, case.gpu_s) == (0.03, 0.02)
 
 
 def make_linear() -> Callable[[], Any]:
