@@ -1,167 +1,247 @@
-"""Predicted against measured training steps.
+"""Predicted against measured steps: our own on an H200, and every public set that is at hand.
 
-    python -m benchmarks.accuracy                       on our H200 (measurements/h200/steps.csv)
-    python -m benchmarks.accuracy --timm timm_train.csv timm's own table for the RTX 3090
-    python -m benchmarks.accuracy --memory              the peak of traced lifetimes, our H200
+    python -m benchmarks.accuracy                                    our own measurements
+    python -m benchmarks.accuracy --data FOLDER --cache FOLDER       and those of others
+    python -m benchmarks.accuracy ... --write docs/accuracy.md       into the page
 
-The shares of `attainable` were fitted on the H200's steps at the larger batch of each; the RTX
-3090, and all models of timm, were never seen.
+The data of others is not shipped; `benchmarks/public_steps` says what it reads. Traces are made
+once and kept in the cache: after that, a new predictor is scored without making any.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import statistics
-from collections.abc import Callable, Iterable
-from functools import partial
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import wavecast
-from benchmarks.steps import STEPS
-from wavecast import Predictor
-from wavecast.columns import peak_bytes
+from benchmarks import own_steps, public_steps
+from benchmarks.public_steps.case import Case, Traces
+from benchmarks.scoring import (
+    Contender,
+    Scored,
+    Summary,
+    groups,
+    parts,
+    rankings,
+    read,
+    score,
+    summary,
+)
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import Roofline
 
-MEASURED = Path(__file__).parent.parent / "measurements" / "h200" / "steps.csv"
-TIMES = ("steady_s", "gpu_busy_s")
-PREDICTORS: dict[str, Predictor] = {"roofline": Roofline(), "attainable": Attainable.shipped()}
+CONTENDERS = (
+    Contender("roofline", lambda _: Roofline()),
+    Contender("attainable", lambda _: Attainable.shipped()),
+)
+"""The last is the one whose single steps are shown."""
+
+MARKS = ("<!-- begin: python -m benchmarks.accuracy -->", "<!-- end -->")
+WORST = 10
+FEW = 30
+"""Fewer steps than these say nothing about a dozen kinds of op."""
 
 
-def h200() -> None:
-    """Our own measurements: wall time and GPU-busy time of each step."""
-    errors: dict[str, list[float]] = {f"{n} {w}": [] for n in PREDICTORS for w in ("wall", "gpu")}
-    inside = 0
-    rows = _mean_of_runs(csv.DictReader(MEASURED.open()))
-    print("| step | measured | predicted | error | GPU measured | GPU predicted | error |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    for row in rows:
-        make, batch = STEPS[row["model"]][0], int(row["batch"])
-        trace = wavecast.trace(partial(make, batch, row["precision"]))
-        wall_s, gpu_s = float(row["steady_s"]), float(row["gpu_busy_s"])
-        for name, predictor in PREDICTORS.items():
-            found = wavecast.predict(trace, "h200-sxm", predictor=predictor)
-            errors[f"{name} wall"].append(found.seconds / wall_s - 1)
-            errors[f"{name} gpu"].append(found.gpu_s / gpu_s - 1)
-        inside += found.low_s <= wall_s <= found.high_s
-        print(
-            f"| {row['model']} {row['precision']} b{batch} | {wall_s * 1e3:.1f} ms "
-            f"| {found.seconds * 1e3:.1f} ms | {errors['attainable wall'][-1]:+.0%} "
-            f"| {gpu_s * 1e3:.1f} ms | {found.gpu_s * 1e3:.1f} ms "
-            f"| {errors['attainable gpu'][-1]:+.0%} |"
-        )
-    _summary(errors)
-    print(f"measured wall time within the range: {inside} of {len(rows)}")
+def make_missing(cases: Sequence[Case], traces: Traces) -> None:
+    """Trace what the cache does not have, and say what cannot be traced."""
+    missing = [c for c in cases if traces.path(c) is None and traces.failure(c) is None]
+    for number, case in enumerate(missing, start=1):
+        if traces.path(case) is None:  # an earlier one of these may have the same step
+            print(f"{number}/{len(missing)} {case.set}: {case.name}", file=sys.stderr, flush=True)
+            traces.make(case)
 
 
-def _mean_of_runs(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    """Each step once: host-bound ones differed by 18% (median) between two runs."""
-    runs: dict[tuple[str, str, str], list[dict[str, str]]] = {}
-    for row in rows:
-        runs.setdefault((row["model"], row["precision"], row["batch"]), []).append(row)
-    means = [
-        {name: str(statistics.mean(float(r[name]) for r in group)) for name in TIMES}
-        for group in runs.values()
+def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
+    """A line for each step that cannot be traced."""
+    found = {(case.set, case.model): traces.failure(case) for case in cases}
+    for (name, model), reason in found.items():
+        if reason is not None:
+            yield f"- {name}, {model}: {reason.splitlines()[0][:160]}"
+
+
+def report(rows: Sequence[Scored]) -> str:
+    """All tables, in Markdown."""
+    shown = [row for row in rows if row.contender == CONTENDERS[-1].name]
+    pages = [
+        _table("### By set", "set", rows, lambda row: row.case.set),
+        _waiting(shown),
+        _gpu_times(rows),
+        _ranks(rows),
+        _kinds(shown),
     ]
-    return [group[0] | mean for group, mean in zip(runs.values(), means, strict=True)]
+    for name, group in groups(rows, lambda row: row.case.set):
+        own = [row for row in group if row.contender == CONTENDERS[-1].name]
+        pages.append(f"### {name[:1].upper()}{name[1:]}")
+        by: dict[str, Callable[[Scored], str]] = {
+            "GPU": lambda row: row.case.gpu,
+            "precision": lambda row: f"{row.case.precision} {row.case.layout}".strip(),
+            "family": lambda row: row.case.family,
+        }
+        pages += [
+            _table("", what, group, key)
+            for what, key in by.items()
+            if 1 < len({key(row) for row in group}) <= 40
+        ]
+        pages.append(_worst(own))
+    return "\n\n".join(part for part in pages if part) + "\n"
 
 
-def memory() -> None:
-    """The most memory that traced tensors hold at once, against torch's allocator.
+def _table(title: str, what: str, rows: Iterable[Scored], key: Callable[[Scored], str]) -> str:
+    names = [contender.name for contender in CONTENDERS]
+    head = " | ".join(f"{name}: mean | median | bias | worst" for name in names)
+    lines = [
+        f"| {what} | steps | {head} | in range | wait for the host |",
+        "|---|---:|" + "---:|" * (4 * len(names) + 2),
+    ]
+    for value, group in groups(rows, key):
+        found = [summary([row for row in group if row.contender == name]) for name in names]
+        cells = " | ".join(map(_errors, found))
+        last = found[-1]
+        lines.append(
+            f"| {value} | {last.count} | {cells} | {last.within:.0%} | {last.waits or ''} |"
+        )
+    return "\n".join(([title, ""] if title else []) + lines)
 
-    Workspaces of cuDNN and cuBLAS are not traced; memory has no predictor yet.
-    """
-    for row in csv.DictReader(MEASURED.open()):
-        if row["peak_bytes"]:
-            make, batch = STEPS[row["model"]][0], int(row["batch"])
-            trace = wavecast.trace(partial(make, batch, row["precision"]))
-            held, measured = peak_bytes(trace.allocations), float(row["peak_bytes"])
-            print(
-                f"{row['model']:14} {row['precision']} b{batch:<3} {measured / 1e6:7.0f} MB "
-                f"{held / 1e6:7.0f} MB {held / measured - 1:+.1%}"
+
+def _errors(found: Summary) -> str:
+    return f"{found.mean:.0%} | {found.median:.0%} | {found.bias:+.0%} | {found.worst:.0%}"
+
+
+def _waiting(rows: Sequence[Scored]) -> str:
+    """Steps that wait for the host, whose hosts we do not know, and the others."""
+    lines = [
+        f"Of `{CONTENDERS[-1].name}`, apart: steps predicted to wait for the host, which is the "
+        "reference host here and was another there.",
+        "",
+        "| set | GPU-bound | mean | bias | others | mean | bias |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, group in groups(rows, lambda row: row.case.set):
+        cells = []
+        for bound in (True, False):
+            part = [row for row in group if (row.bound_by == "gpu") == bound]
+            found = summary(part) if part else None
+            cells.append(
+                f"{found.count} | {found.mean:.0%} | {found.bias:+.0%}" if found else "0 | | "
             )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def timm(table: Path) -> None:
-    """One model of each family of timm's published training times on an RTX 3090."""
-    from benchmarks.zoo import import_timm
+def _gpu_times(rows: Iterable[Scored]) -> str:
+    """Where the time that the GPU is busy was measured."""
+    known = [row for row in rows if row.gpu_error is not None]
+    if not known:
+        return ""
+    lines = ["| set, GPU busy | steps | mean | bias |", "|---|---:|---:|---:|"]
+    for name, group in groups(known, lambda row: f"{row.case.set}, {row.contender}"):
+        errors = [row.gpu_error for row in group if row.gpu_error is not None]
+        mean = sum(map(abs, errors)) / len(errors)
+        lines.append(f"| {name} | {len(errors)} | {mean:.0%} | {sum(errors) / len(errors):+.0%} |")
+    return "\n".join(lines)
 
-    library = import_timm()
-    errors: dict[str, list[float]] = {name: [] for name in PREDICTORS}
-    inside = 0
-    for row in _one_per_family(csv.DictReader(table.open())):
-        try:
-            trace = wavecast.trace(_timm_step(library, row))
-        except wavecast.WavecastError as error:
-            print(f"{row['model']}: {error}")
-            continue
-        measured_s = float(row["step_ms"]) * 1e-3
-        for name, predictor in PREDICTORS.items():
-            found = wavecast.predict(trace, "rtx-3090", predictor=predictor)
-            errors[name].append(found.seconds / measured_s - 1)
-        inside += found.low_s <= measured_s <= found.high_s
-        print(
-            f"{row['model']:40} {row['layout']} b{row['batch']:>4} {measured_s * 1e3:7.1f} ms "
-            f"{found.seconds * 1e3:7.1f} ms {errors['attainable'][-1]:+.0%}",
-            flush=True,
+
+def _ranks(rows: Sequence[Scored]) -> str:
+    """Whether GPUs come in the right order."""
+    names = [contender.name for contender in CONTENDERS]
+    taus: dict[str, dict[str, tuple[int, float]]] = {}
+    for name in names:
+        chosen = [r for r in rows if r.contender == name and r.case.set == "lambda"]
+        for task, count, tau in rankings(chosen):
+            taus.setdefault(task, {})[name] = (count, tau)
+    if not taus:
+        return ""
+    lines = [
+        "The order of GPUs by throughput (Lambda; Kendall's tau, 1 is the same order):",
+        "",
+        f"| task | GPUs | {' | '.join(names)} |",
+        "|---|---:|" + "---:|" * len(names),
+    ]
+    for task, found in taus.items():
+        cells = " | ".join(f"{found[name][1]:.2f}" for name in names)
+        lines.append(f"| {task} | {found[names[0]][0]} | {cells} |")
+    return "\n".join(lines)
+
+
+def _kinds(rows: Sequence[Scored]) -> str:
+    """Which kinds of op the errors come from."""
+    lines = [
+        f"Where the errors of `{CONTENDERS[-1].name}` come from, in GPU-bound steps: factors by "
+        "which the times of each kind of op would have to be multiplied, kinds with at least 4% "
+        "of the time (in brackets). The factors are fitted to these very steps: they say what is "
+        "wrong, not how good a predictor could be.",
+        "",
+        "| set | steps | mean error | with the factors, in sample | factors |",
+        "|---|---:|---:|---:|---|",
+    ]
+    bound = [row for row in rows if row.bound_by == "gpu"]
+    for name, group in groups(bound, lambda row: f"{row.case.set}, {row.case.precision}"):
+        if len(group) >= FEW:
+            found, left = parts(group)
+            cells = ", ".join(
+                f"{part.kind} {part.factor:.2f} ({part.share:.0%})"
+                for part in found
+                if part.share >= 0.04
+            )
+            mean = summary(group).mean
+            lines.append(f"| {name} | {len(group)} | {mean:.0%} | {left:.0%} | {cells} |")
+    return "\n".join(lines) if len(lines) > 4 else ""
+
+
+def _worst(rows: Sequence[Scored]) -> str:
+    lines = [
+        f"Worst of {len(rows)}:",
+        "",
+        "| step | GPU | measured | predicted | error | bound by |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for row in sorted(rows, key=lambda row: -abs(row.error))[:WORST]:
+        lines.append(
+            f"| {row.case.name} | {row.case.gpu} | {row.case.measured_s * 1e3:.1f} ms "
+            f"| {row.seconds * 1e3:.1f} ms | {row.error:+.0%} | {row.bound_by} |"
         )
-    _summary(errors)
-    print(f"within the range: {inside} of {len(errors['attainable'])}")
+    return "\n".join(lines)
 
 
-def _one_per_family(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    first: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if row["precision"] == "amp_fp16" and row["compiled"] == "False":
-            first.setdefault(row["family"], row)
-    return list(first.values())
+def write(page: Path, text: str) -> None:
+    """Put the tables between the marks of a page."""
+    begin, end = MARKS
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    old = page.read_text(encoding="utf-8")
+    if not pattern.search(old):
+        sys.exit(f"{page} has no place for the tables: a line {begin} and a line {end}")
+    new = pattern.sub(lambda _: f"{begin}\n{text}{end}", old)
+    page.write_text(new, encoding="utf-8")
 
 
-def _timm_step(timm: Any, row: dict[str, str]) -> Callable[[], Any]:
-    import torch
-    import torch.nn.functional as F
-
-    def make_step() -> Callable[[], None]:
-        size, batch = int(row["img_size"]), int(row["batch"])
-        layout = torch.channels_last if row["layout"] == "nhwc" else torch.contiguous_format
-        torch.backends.cuda.matmul.allow_tf32 = True
-        model = timm.create_model(row["model"]).cuda().to(memory_format=layout)
-        images = torch.randn(batch, 3, size, size, device="cuda").contiguous(memory_format=layout)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            target = torch.empty(batch, dtype=torch.long, device="cuda").random_(1000)
-            with torch.autocast("cuda", torch.float16):
-                loss = F.cross_entropy(model(images), target)
-            loss.backward()
-            optimizer.step()
-
-        return step
-
-    return make_step
-
-
-def _summary(errors: dict[str, list[float]]) -> None:
-    for name, values in errors.items():
-        sizes = sorted(map(abs, values))
-        print(
-            f"{name:16} mean |error| {statistics.mean(sizes):.1%}, median "
-            f"{statistics.median(sizes):.1%}, worst {sizes[-1]:.0%}, bias "
-            f"{statistics.mean(values):+.1%} ({len(values)} steps)"
-        )
+def main() -> None:
+    """Score what is at hand."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="the folder of published measurements")
+    parser.add_argument("--cache", type=Path, help="where traces are kept")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables there, too")
+    parser.add_argument("--only", default="", metavar="TEXT", help="sets whose names have this")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")  # of models that are older than their library
+    with tempfile.TemporaryDirectory() as place:
+        traces = Traces(given.cache or Path(place))
+        every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]
+        cases = [case for case in every if given.only in case.set]
+        make_missing(cases, traces)
+        text = report(list(score(read(cases, traces), CONTENDERS)))
+        untraced = list(failures(cases, traces))
+    if untraced:
+        text += "\n".join(["\nNot traced:", "", *untraced]) + "\n"
+    print(text)
+    if given.write:
+        write(given.write, text)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--timm", type=Path)
-    parser.add_argument("--memory", action="store_true")
-    given = parser.parse_args()
-    if given.memory:
-        memory()
-    elif given.timm is not None:
-        timm(given.timm)
-    else:
-        h200()
+    main()

@@ -13,6 +13,7 @@ import fnmatch
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ class Result:
     failure: str = ""
 
 
+@cache
 def import_timm() -> Any:
     """Import timm, whose torchvision has no build for a CPU torch: two of its ops are declared."""
     library = torch.library.Library("torchvision", "DEF")

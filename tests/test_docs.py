@@ -142,13 +142,17 @@ def test_the_number_of_gpus_is_right() -> None:
 
 def test_the_readme_repeats_the_accuracy_page() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text()
-    readme = (ROOT / "README.md").read_text()
-    errors = re.findall(r"^attainable (?:wall)? +mean .error. ([\d.]+)%.*worst (\d+)%", page, re.M)
-    within = re.findall(r"within the range: (\d+ of \d+)", page)
-    assert len(errors) == len(within) == 2
-    for (mean, worst), count in zip(errors, within, strict=True):
-        said = rf"mean error {float(mean):.0f}%.*, worst {worst}%; {count} within the range"
-        assert re.search(said, readme), said
+    by_set = page.partition("### By set\n")[2].partition("\n\nOf ")[0]
+    said = re.findall(
+        r"\| ([a-z0-9 ]+): (\d+) .*?\| mean error (\d+%) \(bare roofline: (\d+%)\), "
+        r"worst (\d+%); (\d+%) within the range",
+        (ROOT / "README.md").read_text(),
+    )
+    assert said
+    for name, steps, mean, bare, worst, within in said:
+        line = next(line for line in by_set.splitlines() if line.startswith(f"| {name} |"))
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert [steps, bare, mean, worst, within] == [cells[n] for n in (1, 2, 6, 9, 10)], name
 
 
 def test_the_site_has_every_page() -> None:

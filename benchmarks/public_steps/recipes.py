@@ -1,0 +1,89 @@
+"""How others write a training step: the few forms that the published ones come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wavecast.suite.training import float32_products
+
+Step = Callable[[], Any]
+
+
+def steady_step(
+    loss: Callable[[], Tensor],
+    optimizer: torch.optim.Optimizer,
+    precision: str,
+    *,
+    clip_norm: float | None = None,
+) -> Step:
+    """An iteration among many, with no wait but those of the gradient scaler.
+
+    Args:
+        loss: runs the forward pass.
+        optimizer: holds what is trained.
+        precision: "fp32", "tf32" or "amp_fp16" (autocast and a gradient scaler).
+        clip_norm: the largest norm of the gradients.
+    """
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "amp_fp16")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def step() -> None:
+        # Before torch 2 gradients were filled with zeros and added to, not made anew.
+        optimizer.zero_grad(set_to_none=False)
+        with float32_products(precision):
+            with torch.autocast("cuda", torch.float16, enabled=precision == "amp_fp16"):
+                value = loss()
+            scaler.scale(value).backward()
+            if clip_norm is not None:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(parameters, clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+
+    return step
+
+
+def half_step(
+    model: nn.Module, loss: Callable[[], Tensor], *, clip_norm: float | None = None
+) -> Step:
+    """Apex's level O2: the model in float16, float32 masters that a fused Adam updates.
+
+    Args:
+        model: on the device.
+        loss: runs the forward pass of the model.
+        clip_norm: the largest norm of the gradients.
+    """
+    model.half()
+    weights = [p for p in model.parameters() if p.requires_grad]
+    masters = [p.detach().float() for p in weights]
+    optimizer = torch.optim.Adam(masters, fused=True)
+
+    def update() -> None:
+        gradients = [p.grad.float() for p in weights]
+        torch._foreach_mul_(gradients, 1 / 1024)
+        norm = nn.utils.get_total_norm(gradients)
+        norm.item()  # dynamic loss scaling asks whether all gradients are finite
+        if clip_norm is not None:
+            torch._foreach_mul_(gradients, torch.clamp(clip_norm / norm, max=1.0))
+        for master, gradient in zip(masters, gradients, strict=True):
+            master.grad = gradient
+        optimizer.step()
+        torch._foreach_copy_(weights, masters)
+
+    def step() -> None:
+        for weight in weights:
+            weight.grad = None
+        (loss().float() * 1024).backward()
+        with torch.no_grad():
+            update()
+
+    return step
+
+
+def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of NVIDIA's classifiers."""
+    return nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
