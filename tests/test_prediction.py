@@ -132,7 +132,7 @@ def test_throughput_needs_the_number_of_samples() -> None:
 
 
 def test_a_wait_in_the_step_is_played() -> None:
-    host = dataclasses.replace(FREE_HOST, op_s=1.0, sync_s=0.125)
+    host = dataclasses.replace(FREE_HOST, forward_s=1.0, sync_s=0.125)
     apart = trace(call(mm()), call(mm(), syncs=True))
     assert predicted(apart, host=host).seconds == 1 + 2 + 2 + 0.125
     assert predicted(trace(call(mm()), call(mm())), host=host).seconds == 4
@@ -148,7 +148,7 @@ def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
 
 
 def test_host_times_move_by_their_spread() -> None:
-    host = dataclasses.replace(FREE_HOST, op_s=100.0)
+    host = dataclasses.replace(FREE_HOST, forward_s=100.0)
     found = predicted(trace(call(mm())), host=host)
     assert (found.low_s, found.high_s) == (100 * (1 - HOST_SPREAD), 100 * (1 + HOST_SPREAD))
 

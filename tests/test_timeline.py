@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,9 +14,26 @@ from made import call, mm, relu, tensor, view
 
 from wavecast.errors import InvalidInput
 from wavecast.timeline import REFERENCE_HOST, Host, Step, play
-from wavecast.trace import Op
+from wavecast.trace import Call, Op, Phase
 
-HOST = Host("test", op_s=10, view_s=1, convolution_s=100, kernel_s=2, tensor_s=3, sync_s=5)
+HOST = Host(
+    name="test",
+    forward_s=10,
+    backward_s=20,
+    other_s=30,
+    view_s=1,
+    module_s=0,
+    convolution_s=100,
+    kernel_s=2,
+    tensor_s=3,
+    step_s=0,
+    sync_s=5,
+)
+
+
+def issue_s(host: Host, op: Op, phase: Phase = Phase.FORWARD) -> float:
+    """What one call of an op costs, in the middle of a step."""
+    return float(host.issue_times([call(view(2)), call(op, phase)])[1])
 
 
 def played(issue: list[float], gpu: list[float], syncs: list[int], sync_s: float = 0) -> Step:
@@ -144,21 +162,41 @@ def lstm(length: int) -> Op:
     ],
 )
 def test_issuing_costs_by_the_sort_of_op(op: Op, seconds: float) -> None:
-    assert HOST.issue_s(op) == seconds
+    assert issue_s(HOST, op) == seconds
     assert HOST.issue_times([call(op), call(view(2)), call(op)]).tolist() == [seconds, 1, seconds]
 
 
 def test_a_scaled_host_takes_that_many_times_as_long_for_everything() -> None:
     slow = HOST.scaled(2.5)
     for op in (mm(), view(4), conv(), foreach(7), lstm(6)):
-        assert slow.issue_s(op) == 2.5 * HOST.issue_s(op)
+        assert issue_s(slow, op) == 2.5 * issue_s(HOST, op)
     assert slow.sync_s == 2.5 * HOST.sync_s
     assert slow.name == "test x2.5"
 
 
 def test_a_host_that_costs_nothing_leaves_the_gpu_alone() -> None:
     free = REFERENCE_HOST.scaled(0)
-    assert [free.issue_s(op) for op in (mm(), view(4), conv())] == [0, 0, 0]
+    assert [issue_s(free, op) for op in (mm(), view(4), conv())] == [0, 0, 0]
+
+
+def test_the_backward_pass_and_optimizers_cost_their_own() -> None:
+    assert issue_s(HOST, mm(), Phase.BACKWARD) == 20
+    assert issue_s(HOST, conv(), Phase.BACKWARD) == 20 + 2 * 100  # two products
+    assert issue_s(HOST, foreach(7), Phase.OPTIMIZER) == 30 + 7 * 3
+    assert issue_s(HOST, mm(), Phase.OTHER) == 30
+
+
+def test_a_step_and_each_visit_of_a_module_cost_something_beside_the_ops() -> None:
+    host = replace(HOST, module_s=1000, step_s=7)
+    calls = [
+        Call(mm(), Phase.FORWARD, "a"),
+        Call(mm(), Phase.FORWARD, "a"),
+        Call(mm(), Phase.FORWARD, "b"),
+        Call(mm(), Phase.FORWARD, "a"),
+        Call(mm(), Phase.BACKWARD, "b"),
+    ]
+    assert host.issue_times(calls).tolist() == [1017, 10, 1010, 1010, 20]
+    assert not len(host.issue_times([]))
 
 
 @pytest.mark.parametrize("factor", [-1, math.nan, math.inf])

@@ -8,8 +8,8 @@ synchronisation the host already issues the next while the GPU works on this one
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.ops import Kind
-from wavecast.trace import Call, Op
+from wavecast.trace import Call, Op, Phase
 
 Seconds = NDArray[np.float64]
 
@@ -27,58 +27,95 @@ class Host:
     """What it costs a host to issue work, in Python, dispatcher, autograd and driver."""
 
     name: str
-    op_s: float
-    """An op that launches a kernel."""
+    forward_s: float
+    """An op of the forward pass: Python calls it, autograd writes it down."""
+    backward_s: float
+    """An op of the backward pass, which C++ issues."""
+    other_s: float
+    """An op of an optimizer, or of none of the phases."""
     view_s: float
-    """An op that launches none."""
+    """An op that launches no kernel."""
+    module_s: float
+    """Coming into another module in the forward pass."""
     convolution_s: float
-    """What cuDNN adds to find its plan for a convolution."""
+    """What cuDNN adds to find its plan for one of a convolution's products."""
     kernel_s: float
     """Each kernel of an op that launches many (recurrent layers)."""
     tensor_s: float
     """Each tensor of an op on lists (foreach optimizers)."""
+    step_s: float
+    """What an iteration costs beside its ops."""
     sync_s: float
     """A return trip to the GPU."""
 
     def scaled(self, factor: float) -> Host:
         """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""
         _check_factor(factor)
-        times = {
-            name: getattr(self, name) * factor
-            for name in ("op_s", "view_s", "convolution_s", "kernel_s", "tensor_s", "sync_s")
-        }
+        times = {name: getattr(self, name) * factor for name in COSTS}
         return replace(self, name=f"{self.name} x{factor:g}", **times)
 
     def issue_times(self, calls: Sequence[Call]) -> Seconds:
         """The host's time for each call."""
-        known: dict[Op, float] = {}
-        for call in calls:
-            if call.op not in known:
-                known[call.op] = self.issue_s(call.op)
-        return np.array([known[call.op] for call in calls])
+        costs = np.array([getattr(self, name) for name in COSTS])
+        found: Seconds = demands(calls) @ costs
+        return found
 
-    def issue_s(self, op: Op) -> float:
-        """The host's time for one call of an op."""
-        kind = ops.kind(op)
-        if not ops.launches(op):
-            return self.view_s
-        if kind is Kind.RNN:
-            return self.op_s + self.kernel_s * ops.kernels(op)
-        lists = self.tensor_s * len(op.inputs) if kind is Kind.OPTIMIZER else 0.0
-        return self.op_s + lists + (self.convolution_s if kind is Kind.CONVOLUTION else 0.0)
+
+COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
+
+
+def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
+    """How often each call asks for each of the host's `COSTS`; waits are counted elsewhere."""
+    asked = np.zeros((len(calls), len(COSTS)))
+    column = {name: index for index, name in enumerate(COSTS)}
+    known: dict[tuple[Op, Phase], list[tuple[int, float]]] = {}
+    module = None
+    for row, call in enumerate(calls):
+        key = (call.op, call.phase)
+        if key not in known:
+            known[key] = [(column[name], times) for name, times in _asked(*key)]
+        for index, times in known[key]:
+            asked[row, index] = times
+        if call.phase is Phase.FORWARD and call.module != module:
+            asked[row, column["module_s"]] = 1
+        module = call.module
+    if len(calls):
+        asked[0, column["step_s"]] = 1
+    return asked
+
+
+def _asked(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
+    if not ops.launches(op):
+        yield "view_s", 1
+        return
+    yield _BY_PHASE.get(phase, "other_s"), 1
+    match ops.kind(op):
+        case Kind.CONVOLUTION:
+            yield "convolution_s", 2 if phase is Phase.BACKWARD else 1
+        case Kind.RNN:
+            yield "kernel_s", ops.kernels(op)
+        case Kind.OPTIMIZER:
+            yield "tensor_s", len(op.inputs)
+
+
+_BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 
 REFERENCE_HOST = Host(
     name="reference host",
-    op_s=32.3e-6,
-    view_s=12.9e-6,
-    convolution_s=74.7e-6,
-    kernel_s=8.9e-6,
-    tensor_s=0.2e-6,
+    forward_s=24.3e-6,
+    backward_s=18.2e-6,
+    other_s=59.7e-6,
+    view_s=6.2e-6,
+    module_s=60.6e-6,
+    convolution_s=13.5e-6,
+    kernel_s=11.6e-6,
+    tensor_s=1.8e-6,
+    step_s=1260e-6,
     sync_s=12.2e-6,
 )
-"""The host of our H200 (a virtual machine, Python 3.12, torch 2.11), fitted by
-`training/host.py` on the steps at batch 2 of measurements/h200/steps.csv, two runs of each."""
+"""The middle one of the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), fitted by
+`training/host.py`; they differ by a factor of 1.6."""
 
 
 @dataclass(frozen=True)
