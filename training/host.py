@@ -4,9 +4,8 @@
 
 The host's seconds for a step are the sum of `timeline.COSTS` times how often its calls ask for
 them, times a factor of the machine: each lease of our GPU came with another virtual machine, and
-they differ by up to 1.6. Costs lie within four times what single ops take (`PRIOR`), so that what
-the steps cannot tell apart stays plausible; errors are relative and robust. Prints the constants
-for `wavecast.timeline.REFERENCE_HOST`, and the errors with each model left out.
+they differ by up to 1.6. Costs lie within `BOUNDS`; errors are relative and robust. Prints the
+constants for `wavecast.timeline.REFERENCE_HOST`, and the errors with each model left out.
 """
 
 from __future__ import annotations
@@ -29,18 +28,19 @@ LEASES = ("suite", "suite-half", "layouts", "measured", "habitat")
 """Folders of traces, each of another machine (the last two of several)."""
 HOST_BOUND = 0.75
 """GPU utilisation below which the host sets the pace."""
-PRIOR = {
-    "forward_s": 18e-6,
-    "backward_s": 12e-6,
-    "other_s": 15e-6,
-    "view_s": 8e-6,
-    "module_s": 12e-6,
-    "convolution_s": 25e-6,
-    "kernel_s": 7e-6,
-    "tensor_s": 1.5e-6,
-    "step_s": 300e-6,
+BOUNDS = {
+    "forward_s": (4e-6, 15e-6),
+    "backward_s": (3e-6, 80e-6),
+    "other_s": (4e-6, 60e-6),
+    "view_s": (2e-6, 6e-6),
+    "module_s": (3e-6, 10e-6),
+    "convolution_s": (6e-6, 60e-6),
+    "kernel_s": (2e-6, 28e-6),
+    "tensor_s": (0.4e-6, 6e-6),
+    "step_s": (75e-6, 1200e-6),
 }
-WITHIN = 4.0
+"""What a cost may be. Steps that train cannot tell the forward pass from the backward pass, since
+they have as much of one as of the other; an op in Python takes 5 to 15 us."""
 ROUNDS = 25
 NEAR = 0.05
 """Errors below this count as their square, larger ones as they are."""
@@ -65,7 +65,7 @@ class Steps:
 def read() -> Steps:
     """All steps that the host bounds."""
     rows = []
-    columns = [COSTS.index(name) for name in PRIOR]
+    columns = [COSTS.index(name) for name in BOUNDS]
     for lease in LEASES:
         for path in sorted((MEASURED / lease).glob("*.json.gz")):
             trace = load_trace(path)
@@ -84,7 +84,7 @@ def read() -> Steps:
 
 def fit(steps: Steps) -> tuple[Vector, dict[str, float]]:
     """The costs on the suite's machine, and how many times as long others take."""
-    prior = np.array(list(PRIOR.values()))
+    low, high = np.array(list(BOUNDS.values())).T
     factors = dict.fromkeys(LEASES, 1.0)
     weights = np.ones(len(steps.seconds))
     for _ in range(ROUNDS):
@@ -92,7 +92,7 @@ def fit(steps: Steps) -> tuple[Vector, dict[str, float]]:
         seconds = steps.seconds / of_each
         rooted = np.sqrt(weights)
         scaled = steps.asked / seconds[:, None] * rooted[:, None]
-        costs = lsq_linear(scaled, rooted, bounds=(prior / WITHIN, prior * WITHIN)).x
+        costs = lsq_linear(scaled, rooted, bounds=(low, high)).x
         ratios = steps.seconds / (steps.asked @ costs)
         for lease in np.unique(steps.leases):
             factors[str(lease)] = float(np.median(ratios[steps.leases == lease]))
@@ -116,9 +116,9 @@ def main() -> None:
     """Fit, and show how well steps are met."""
     steps = read()
     costs, factors = fit(steps)
-    middle = statistics.median(factors.values())
+    middle = statistics.median(factors[lease] for lease in steps.leases)  # of the middle step
     print({lease: round(factor, 2) for lease, factor in factors.items()}, f"middle {middle:.2f}")
-    for name, cost in zip(PRIOR, costs, strict=True):
+    for name, cost in zip(BOUNDS, costs, strict=True):
         print(f"{name:14} {cost * middle * 1e6:7.1f} us")
     read_back_s = json.loads((MEASURED / "probe.json").read_text())["issue_s"]["item"]
     print(f"{'sync_s':14} {read_back_s * 1e6:7.1f} us (a value read back, probe.json)")

@@ -103,15 +103,15 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 REFERENCE_HOST = Host(
     name="reference host",
-    forward_s=24.3e-6,
-    backward_s=18.2e-6,
-    other_s=59.7e-6,
-    view_s=6.2e-6,
-    module_s=60.6e-6,
-    convolution_s=13.5e-6,
-    kernel_s=11.6e-6,
-    tensor_s=1.8e-6,
-    step_s=1260e-6,
+    forward_s=19e-6,
+    backward_s=28.7e-6,
+    other_s=66.4e-6,
+    view_s=7.6e-6,
+    module_s=12.6e-6,
+    convolution_s=44e-6,
+    kernel_s=11.2e-6,
+    tensor_s=3.6e-6,
+    step_s=1517.1e-6,
     sync_s=12.2e-6,
 )
 """The middle one of the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), fitted by
