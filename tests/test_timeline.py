@@ -19,6 +19,7 @@ from wavecast.trace import Call, Op, Phase
 HOST = Host(
     name="test",
     forward_s=10,
+    autograd_s=0,
     backward_s=20,
     other_s=30,
     view_s=1,
@@ -197,6 +198,14 @@ def test_a_step_and_each_visit_of_a_module_cost_something_beside_the_ops() -> No
     ]
     assert host.issue_times(calls).tolist() == [1017, 10, 1010, 1010, 20]
     assert not len(host.issue_times([]))
+
+
+def test_without_a_backward_pass_autograd_writes_nothing_down() -> None:
+    host = replace(HOST, autograd_s=7)
+    inference = [call(mm()), call(view(2))]
+    assert host.issue_times(inference).tolist() == [10, 1]
+    training = [*inference, call(mm(), Phase.BACKWARD)]
+    assert host.issue_times(training).tolist() == [17, 1, 20]
 
 
 @pytest.mark.parametrize("factor", [-1, math.nan, math.inf])
