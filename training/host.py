@@ -5,14 +5,14 @@
 The host's seconds for a step are the sum of `timeline.COSTS` times how often its calls ask for
 them, times a factor of the machine: each lease of our GPU came with another virtual machine, and
 they differ by up to 1.6. Costs lie within `BOUNDS`; errors are relative and robust. Prints the
-constants for `wavecast.timeline.REFERENCE_HOST`, and the errors with each model left out.
+constants for `wavecast.timeline.REFERENCE_HOST`, those of the fastest machine, to which the hosts
+in public tables are nearest; and the errors with each model left out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,9 +119,8 @@ def main() -> None:
     """Fit, and show how well steps are met."""
     steps = read()
     costs, factors = fit(steps)
-    middle = statistics.median(factors[lease] for lease in steps.leases)  # of the middle step
-    print({lease: round(factor, 2) for lease, factor in factors.items()}, f"middle {middle:.2f}")
-    found = dict(zip(BOUNDS, costs * middle * 1e6, strict=True))
+    print({lease: round(factor, 2) for lease, factor in factors.items()})
+    found = dict(zip(BOUNDS, costs * 1e6, strict=True))
     found["autograd_s"] = AUTOGRAD * found["forward_s"]
     found["forward_s"] -= found["autograd_s"]
     for name, cost_us in found.items():

@@ -107,20 +107,21 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 REFERENCE_HOST = Host(
     name="reference host",
-    forward_s=11.4e-6,
-    autograd_s=7.6e-6,
-    backward_s=28.7e-6,
-    other_s=66.4e-6,
-    view_s=7.6e-6,
-    module_s=12.6e-6,
-    convolution_s=44e-6,
-    kernel_s=11.2e-6,
-    tensor_s=3.6e-6,
-    step_s=1517.1e-6,
+    forward_s=9e-6,
+    autograd_s=6e-6,
+    backward_s=22.7e-6,
+    other_s=52.5e-6,
+    view_s=6e-6,
+    module_s=10e-6,
+    convolution_s=34.8e-6,
+    kernel_s=8.8e-6,
+    tensor_s=2.9e-6,
+    step_s=1200e-6,
     sync_s=12.2e-6,
 )
-"""The middle one of the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), fitted by
-`training/host.py`; they differ by a factor of 1.6."""
+"""The fastest of the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), fitted by
+`training/host.py`; the slowest takes 1.6 times as long. NVIDIA's DGX and the desktops in public
+tables take 0.6 to 1.3 times as long."""
 
 
 @dataclass(frozen=True)
