@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "families": {"devices"},
     "op_costs": {"trace", "errors"},
     "ops": {"op_costs", "trace", "errors"},
+    "op_models": {"trace", "devices", "op_costs", "ops"},
     "layers": {"errors"},
     "append_file": {"errors"},
     "collection": {"append_file", "layers", "errors"},
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pace": {"trace", "ops", "intervals", "timeline"},
     "prediction": {"trace", "devices", "columns", "pace", "timeline", "errors"},
     "batches": {"prediction", "errors"},
-    "predictors": {"trace", "devices", "ops", "layers", "prediction", "errors"},
+    "predictors": {"trace", "devices", "ops", "op_models", "layers", "prediction", "errors"},
     "analysis": {
         *("trace", "devices", "ops", "intervals", "columns"),
         *("prediction", "predictors"),

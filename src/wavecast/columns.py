@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -37,6 +37,11 @@ class Columns:
     phase: NDArray[np.int64]
     syncs: tuple[int, ...]
     persistent_bytes: int
+
+    @cached_property
+    def launched(self) -> tuple[Op, ...]:
+        """The op of each piece of work that gives the GPU something to run."""
+        return tuple(call.op for call, launches in self.work_items() if launches)
 
     def work_items(self) -> Iterator[tuple[Call, bool]]:
         """Each piece of work, and whether the GPU has something to run for it."""

@@ -259,6 +259,13 @@ def predict(
 
 
 def _predicted(trace: Trace, target: Device, predictor: Any) -> tuple[Estimate | None, ...]:
+    if hasattr(predictor, "predict_all"):  # all at once is many times as fast
+        columns = columns_of(trace)
+        found = iter(predictor.predict_all(columns.launched, target))
+        return tuple(
+            _checked(next(found), call.op, predictor) if launches else None
+            for call, launches in columns.work_items()
+        )
     return tuple(
         _checked(predictor.predict(call.op, target), call.op, predictor) if launches else None
         for call, launches in columns_of(trace).work_items()

@@ -33,6 +33,7 @@ class By(StrEnum):
 class PredictorName(StrEnum):
     """Who predicts the ops, or scales the measured ones."""
 
+    LEARNED = "learned"
     ATTAINABLE = "attainable"
     ROOFLINE = "roofline"
     MLP = "mlp"
@@ -48,7 +49,7 @@ PredictorOption = Annotated[
     PredictorName | None,
     typer.Option(
         "--predictor",
-        help="Who predicts the ops (attainable, roofline, mlp), or scales a measurement "
+        help="Who predicts the ops (learned, attainable, roofline, mlp), or scales a measurement "
         "(habitat, wave); the best one if not given.",
     ),
 ]
@@ -208,6 +209,10 @@ def _predictor(
     match name:
         case None:
             return None
+        case PredictorName.LEARNED:
+            from wavecast.predictors.learned import Learned
+
+            return Learned.shipped()
         case PredictorName.ATTAINABLE:
             from wavecast.predictors.attainable import Attainable
 

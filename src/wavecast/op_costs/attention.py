@@ -23,7 +23,7 @@ _BACKWARD = (*(f"{name}_backward" for name in (*_SDPA, *_RAW)), "flex_attention_
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """`sequences` products of (q_len, d) by (d, k_len), and of those by (k_len, d_v)."""
 
     sequences: int
@@ -57,7 +57,7 @@ def _packed_sequences(op: Op) -> int:
     return next(offsets, 1) - 1
 
 
-def _problem(op: Op, *, as_torch: bool) -> _Problem:
+def problem(op: Op, *, as_torch: bool) -> Problem:
     """The shapes of an op; torch takes (batch, length, heads, d) for (batch, heads, length, d).
 
     Packed sequences count with the longest one's length: the lengths are not in the trace.
@@ -68,10 +68,10 @@ def _problem(op: Op, *, as_torch: bool) -> _Problem:
     if packed:
         q_len = integer(op, "max_q") or integer(op, "max_seqlen_q")
         k_len = integer(op, "max_k") or integer(op, "max_seqlen_k")
-        return _Problem(packed * query.shape[-2], q_len, k_len, d, d_v)
+        return Problem(packed * query.shape[-2], q_len, k_len, d, d_v)
     heads, length = (2, 1) if _is_raw(op) and not as_torch else (1, 2)
     sequences = query.shape[0] * query.shape[heads]
-    return _Problem(sequences, query.shape[length], key.shape[length], d, d_v)
+    return Problem(sequences, query.shape[length], key.shape[length], d, d_v)
 
 
 def _below(q_len: int, k_len: int, offset: int) -> int:
@@ -88,7 +88,7 @@ def _below(q_len: int, k_len: int, offset: int) -> int:
     return reach - triangle(q_len + offset - k_len) + triangle(offset - k_len)
 
 
-def _attended(op: Op, q_len: int, k_len: int) -> int:
+def attended(op: Op, q_len: int, k_len: int) -> int:
     """Pairs of query and key that the mask of the op itself leaves.
 
     Causal masks start at the top left, but in `_flash_attention` and for mask type 2 of
@@ -106,15 +106,15 @@ def _attended(op: Op, q_len: int, k_len: int) -> int:
 
 @cost(*_FORWARD, *_BACKWARD, kind=Kind.ATTENTION)
 def _attention(op: Op) -> Cost:
-    flops = _problem(op, as_torch=True).flops(backward="backward" in op.base)
+    flops = problem(op, as_torch=True).flops(backward="backward" in op.base)
     return Cost(flops, read(op.inputs), written(op.outputs))
 
 
 @executed(*_FORWARD, *_BACKWARD)
 def _executed(op: Op) -> int:
-    problem = _problem(op, as_torch=False)
-    pairs = problem.q_len * problem.k_len
+    found = problem(op, as_torch=False)
+    pairs = found.q_len * found.k_len
     if not pairs:
         return 0
-    flops = problem.flops(backward="backward" in op.base)
-    return flops * _attended(op, problem.q_len, problem.k_len) // pairs
+    flops = found.flops(backward="backward" in op.base)
+    return flops * attended(op, found.q_len, found.k_len) // pairs

@@ -14,7 +14,7 @@ _LSTM = 2
 
 
 @dataclass(frozen=True)
-class _Network:
+class Network:
     """Elements of everything that a recurrent network holds.
 
     `tokens` are batch times length, or the sum of the lengths when the input is packed.
@@ -62,13 +62,14 @@ class _Network:
         return steps * self.hidden * (self.gates + self.cells)
 
 
-def _network(op: Op) -> _Network:
+def network_of(op: Op) -> Network:
+    """The network of an op."""
     hidden, layers = integer(op, "hidden_size"), integer(op, "num_layers", 1)
     projected, mode = integer(op, "proj_size"), integer(op, "mode")
     directions = 2 if op.attr("bidirectional", False) else 1
     output = projected or hidden
     *tokens, features = op.inputs[0].shape
-    return _Network(
+    return Network(
         tokens=math.prod(tokens),
         layers=layers,
         directions=directions,
@@ -89,7 +90,7 @@ def _rnn(op: Op) -> Cost:
     Each layer's input, output and weights move once: that the recurrent weights stay on the
     chip from step to step is the best case.
     """
-    net, item = _network(op), item_bytes(op.inputs[0])
+    net, item = network_of(op), item_bytes(op.inputs[0])
     states = read(op.outputs[1:3])
     kept = net.activations if op.attr("train", True) else 0
     return Cost(
@@ -102,7 +103,7 @@ def _rnn(op: Op) -> Cost:
 @cost("aten._cudnn_rnn_backward", kind=Kind.RNN)
 def _rnn_backward(op: Op) -> Cost:
     """Data gradients always, then weight gradients if wanted; as many FLOPs each as forward."""
-    net, item = _network(op), item_bytes(op.inputs[0])
+    net, item = network_of(op), item_bytes(op.inputs[0])
     flops = 2 * net.tokens * net.matrices
     gates = net.tokens * net.layers * net.directions * net.gates * net.hidden
     data = Cost(
@@ -117,7 +118,7 @@ def _rnn_backward(op: Op) -> Cost:
 
 def cell_steps(op: Op) -> int:
     """How many times a cell is applied one after the other: time steps by layers by directions."""
-    network = _network(op)
+    network = network_of(op)
     packed = op.attr("batch_sizes")
     shape = op.inputs[0].shape
     if isinstance(packed, tuple):

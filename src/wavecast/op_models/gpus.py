@@ -1,0 +1,137 @@
+"""What the op models need to know of a GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast import ops
+from wavecast.devices import RATE_UNITS, Device
+from wavecast.ops import Unit
+
+Floats = NDArray[np.float64]
+Number = Any
+"""A number of one GPU, or an array with a number for each row, when rows are of several."""
+
+UNITS = tuple(Unit)
+CODES = {unit: code for code, unit in enumerate(UNITS)}
+
+USUAL_CLOCK_HZ = 1.6e9
+"""Where no clock is known."""
+USUAL_L2_PER_SM = 49152.0
+"""Where no cache size is known: 2 MiB for 40 SMs, the least of any GPU since Volta."""
+USUAL_COPY = 0.83
+"""The share of the nominal bandwidth that a measured copy reaches on most GPUs."""
+CONSUMER = r"GeForce|GTX|TITAN|^RTX [2345]0[5-9]0"
+CONSUMER_BOOST = 1.08
+"""Cards for consumers go beyond the boost clock of their data sheet, a typical one; for data
+centres it is the highest."""
+USUAL_WATTS = 300.0
+NODES = {
+    **{"Kepler": (2.4, 1.0e9), "Maxwell": (2.0, 1.2e9), "Pascal": (1.15, 1.75e9)},
+    **dict.fromkeys(("Volta", "Turing", "GCN 5"), (1.0, 1.75e9)),
+    **dict.fromkeys(("Ampere", "RDNA", "CDNA", "CDNA 2", "RDNA 2"), (0.65, 1.75e9)),
+}
+"""By process (28, 16, 12, 7 or 8 nm): the energy of an operation relative to 12 nm, at the clock
+up to which chips of it are made to go."""
+LATEST_NODE = (0.4, 2.5e9)
+"""4 and 5 nm."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Of one GPU, or arrays with the facts of each row's GPU."""
+
+    sm: Number
+    clock_hz: Number
+    bytes_per_s: Number
+    """As far as copies get it to its usual share, where one was measured."""
+    nominal_bytes_per_s: Number
+    l2_bytes: Number
+    fp32: Number
+    """FLOP/s."""
+    watts: Number
+    node: Number
+    """The energy of an operation, relative to 12 nm at full clock: it goes with the voltage
+    squared, and that goes with the clock."""
+    winograd: Any
+    """Whether cuDNN has Winograd's algorithm for all passes: on compute capability 9 it was seen
+    only for weight gradients."""
+    architecture: Any
+    """Its name."""
+    rates: Floats
+    """FLOP/s by unit code (last axis), of what stands in for it where the unit is missing;
+    NaN: it cannot."""
+    nominal_rates: Floats
+    tensor: NDArray[np.bool_]
+    """By unit code: whether that is a tensor core."""
+
+    def rate(self, unit: NDArray[np.int64]) -> Floats:
+        """FLOP/s for each row's unit."""
+        found: Floats = self._of_rows(self.rates, unit)
+        return found
+
+    def on_tensor_cores(self, unit: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """For each row, whether its unit is a tensor core here."""
+        found: NDArray[np.bool_] = self._of_rows(self.tensor, unit)
+        return found
+
+    @staticmethod
+    def _of_rows(table: NDArray[Any], unit: NDArray[np.int64]) -> Any:
+        return table[unit] if table.ndim == 1 else table[np.arange(len(unit)), unit]
+
+
+@lru_cache(maxsize=512)
+def gpu_of(device: Device) -> Gpu | None:
+    """The facts of a device; None where the number of its SMs is not known."""
+    if device.sm_count is None:
+        return None
+    energy, full_hz = NODES.get(device.architecture, LATEST_NODE)
+    clock_hz = device.boost_clock_hz or USUAL_CLOCK_HZ
+    faster = CONSUMER_BOOST if re.search(CONSUMER, device.name) else 1.0
+    units = [_available(unit, device) for unit in UNITS]
+    rates = [np.nan if unit is None else device.rate(unit) or np.nan for unit in units]
+    if device.fp32_tensor_flops:  # AMD's matrix cores take float32 as it is
+        rates[CODES[Unit.FP32]] = device.fp32_tensor_flops
+    return Gpu(
+        sm=float(device.sm_count),
+        clock_hz=clock_hz * faster,
+        bytes_per_s=_bytes_per_s(device),
+        nominal_bytes_per_s=device.memory_bytes_per_s,
+        l2_bytes=float(device.l2_bytes or USUAL_L2_PER_SM * device.sm_count),
+        fp32=device.fp32_flops * faster,
+        watts=device.tdp_w or USUAL_WATTS,
+        node=energy * (clock_hz / full_hz) ** 2,
+        winograd=(device.compute_capability or (8, 0)) < (9, 0),
+        architecture=device.architecture,
+        rates=np.array(rates) * faster,
+        nominal_rates=np.array(rates),
+        tensor=np.array([unit is not None and unit.endswith("_tensor") for unit in units]),
+    )
+
+
+def _bytes_per_s(device: Device) -> float:
+    """The bandwidth, less (or more) by what a measured copy reached beyond the usual share."""
+    nominal, measured = device.memory_bytes_per_s, device.measured.get("memory_bytes_per_s")
+    if measured is None:
+        return nominal
+    return nominal * min(max(measured.value / (nominal * USUAL_COPY), 0.7), 1.1)
+
+
+def joined(gpus: list[Gpu], which: NDArray[np.int64]) -> Gpu:
+    """The facts of each row's GPU, given its position in a list."""
+    names = (each.name for each in fields(Gpu))
+    return Gpu(*(np.array([getattr(gpu, name) for gpu in gpus])[which] for name in names))
+
+
+def _available(unit: Unit, device: Device) -> Unit | None:
+    """The unit itself, or what stands in for it."""
+    for candidate in (unit, *ops.fallbacks(unit)):
+        if candidate in RATE_UNITS and device.rate(candidate) is not None:
+            return candidate
+    return None

@@ -1,0 +1,60 @@
+"""The time of ops that pass over memory: elementwise, norms, softmax, copies, optimizers, ..."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wavecast.op_models.gpus import Floats, Gpu
+from wavecast.op_models.tiles import Bounds, Columns, Theta, overlapped
+
+STREAM_PARAMETERS: dict[str, Bounds] = {
+    "floor_us": (1.5, 0.3, 6.0),
+    "dram": (0.8, 0.4, 1.0),  # share of the bandwidth
+    "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the op before
+    "l2_bytes": (30.0, 4.0, 200.0),  # that an SM reads through L2 in a clock
+    "per_clock": (16.0, 1.0, 256.0),  # elements that an SM handles in a clock
+    "flops": (0.3, 0.01, 1.0),  # share of the plain cores' rate
+    "again": (0.5, 0.0, 1.5),  # of a second read, when it misses L2
+    "held": (0.5, 0.02, 4.0),  # how much of L2 the first read may fill for the second to hit
+    "row_blocks": (4.0, 0.5, 32.0),  # rows in flight on an SM
+    "twisted": (1.0, 0.0, 8.0),  # more traffic for what is stored in another order
+    "tensor_us": (0.05, 0.0, 1.0),  # for each tensor of a list
+    "block_elements": (2.0, 0.5, 8.0),  # that a block reads or writes in a clock
+    "atomic": (0.6, 0.05, 8.0),  # sums into places that an SM adds to in a clock
+}
+
+BLOCKS = 2.0
+"""Of 512 threads or more, that an SM runs at a time."""
+
+
+def stream_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
+    """Seconds of passes over memory; a second read costs what of it misses L2."""
+    moved = columns["read"] + columns["written"]
+    rows_in_flight = gpu.sm * theta["row_blocks"] * columns["width"] * columns["item"]
+    between = np.where(
+        columns["by_row"] > 0, np.minimum(rows_in_flight, columns["again"]), columns["again"]
+    )
+    miss = np.clip(between / (theta["held"] * gpu.l2_bytes) - 0.5, 0.0, 1.0)
+    hit = np.minimum(theta["resident"] * gpu.l2_bytes / np.maximum(columns["footprint"], 1.0), 0.9)
+    dram = moved * (1.0 - hit) + columns["again"] * miss * theta["again"]
+    dram = dram + columns["twisted"] * theta["twisted"]
+    memory_s = dram / (gpu.bytes_per_s * theta["dram"])
+    l2_s = (moved + columns["again"]) / (gpu.sm * gpu.clock_hz * theta["l2_bytes"])
+    issue_s = columns["elements"] / (gpu.sm * gpu.clock_hz * theta["per_clock"])
+    flop_s = columns["flops"] / (gpu.fp32 * theta["flops"])
+    block_s = _blocks_s(columns, gpu, theta)
+    atomic_s = columns["atomic"] / (gpu.sm * gpu.clock_hz * theta["atomic"])
+    together = overlapped(block_s, memory_s, l2_s, issue_s, flop_s, atomic_s)
+    lists_s = (columns["tensors"] - 1.0) * theta["tensor_us"] * 1e-6
+    seconds: Floats = theta["floor_us"] * 1e-6 + together + lists_s
+    return seconds
+
+
+def _blocks_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
+    """What the slowest SM needs where a block takes a whole channel: few channels, few blocks."""
+    groups = np.maximum(columns["groups"], 1.0)
+    accesses = (columns["read"] + columns["written"] + columns["again"]) / columns["item"] / groups
+    waves = np.ceil(groups / (gpu.sm * BLOCKS))
+    block_s = waves * accesses / (gpu.clock_hz * theta["block_elements"])
+    found: Floats = np.where(columns["groups"] > 0, block_s, 0.0)
+    return found

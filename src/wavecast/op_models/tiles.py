@@ -1,0 +1,144 @@
+"""The time of matrix products and convolutions: tiles in waves over the SMs.
+
+A product is cut into tiles, each computed by one thread block, and blocks run in waves over
+the SMs (Osama et al., "Stream-K", PPoPP 2023, section 3; NVIDIA, "Matrix Multiplication
+Background User's Guide"). A library has kernels for a dozen tiles and may split the inner
+dimension; the fastest choice counts. Each choice has three limits, which overlap: arithmetic,
+what the SMs read through L2, and memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from wavecast.op_models.gpus import Floats, Gpu
+
+Columns = Mapping[str, Floats]
+Theta = Mapping[str, float]
+Bounds = tuple[float, float, float]
+"""Where a fit begins, and the least and the most that a parameter may be."""
+
+_SIDES: tuple[tuple[int, int], ...] = (
+    *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128)),
+    *((32, 64), (64, 32), (32, 32), (16, 64), (64, 16)),
+)
+_SPLITS = (1, 2, 4, 8, 16, 64)
+_CHOICES = np.array([(tm, tn, s) for tm, tn in _SIDES for s in _SPLITS], dtype=np.float64)
+TILE_M, TILE_N, SPLIT = _CHOICES.T
+AREA = np.minimum(TILE_M * TILE_N / (128.0 * 128.0), 1.0)
+
+_ONE: dict[str, Bounds] = {
+    "efficiency": (0.8, 0.3, 1.0),  # of the peak rate, in a large tile's inner loop
+    "small_tile": (0.15, 0.0, 0.8),  # how much less of it small tiles reach: a power of the area
+    "prologue": (1200.0, 0.0, 8000.0),  # clocks that a tile takes to begin and to end
+    "quantised": (0.7, 0.0, 1.0),  # how much of the last partial wave is waited for
+    "l2_bytes": (40.0, 8.0, 200.0),  # that an SM reads through L2 in a clock
+    "dram": (0.8, 0.4, 1.0),  # share of the bandwidth
+    "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the call before
+    "floor_us": (2.5, 0.5, 12.0),
+    "split_us": (2.0, 0.0, 12.0),  # one more kernel, or a barrier, that adds up what was split
+    "unaligned": (0.15, 0.0, 1.5),  # slower by this, in the logarithm, for each halving
+    "picojoules": (15.0, 0.01, 40.0),  # of a FLOP at 12 nm
+}
+IDLE_WATTS = 15.0
+CLASSES = ("cores", "tensor")
+
+
+def class_parameters(which: Mapping[str, Bounds] = _ONE) -> dict[str, Bounds]:
+    """Each parameter for products on plain cores and for those on tensor cores."""
+    found = {f"{kind}.{name}": bounds for kind in CLASSES for name, bounds in which.items()}
+    return found | {"tensor.picojoules": (2.0, 0.01, 6.0)}
+
+
+PRODUCT_PARAMETERS = class_parameters()
+
+
+def picked(theta: Theta, tensor: Any, name: str) -> Floats:
+    """Each row's value of a parameter."""
+    found: Floats = np.where(tensor, theta[f"tensor.{name}"], theta[f"cores.{name}"])
+    return found
+
+
+def column(value: Any) -> Any:
+    """A number of each row (or of all) beside the choices."""
+    return value[:, None] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def tiled_s(
+    sizes: tuple[Floats, Floats, Floats, Floats],
+    item: Floats,
+    dram_bytes: Floats,
+    rate: Floats,
+    tensor: Any,
+    gpu: Gpu,
+    theta: Theta,
+) -> Floats:
+    """The fastest choice for `batch` products (m, k) @ (k, n), without the floor."""
+    batch, m, n, k = (column(each) for each in sizes)
+    item, tensor = column(item), column(tensor)
+    sm, clock = column(gpu.sm), column(gpu.clock_hz)
+
+    def pick(name: str) -> Any:
+        return picked(theta, tensor, name)
+
+    depth = np.where(tensor, 32.0, 8.0)
+    k_part = np.maximum(np.ceil(k / SPLIT / depth), 1.0) * depth
+    tiles = batch * np.ceil(m / TILE_M) * np.ceil(n / TILE_N) * SPLIT
+    waves = tiles / sm
+    whole = np.maximum(np.ceil(waves - 1e-9), 1.0)
+    waves = whole - (1.0 - pick("quantised")) * np.where(waves > 1, whole - waves, 0.0)
+    efficiency = np.where(tensor, *(_efficiency(theta, kind) for kind in reversed(CLASSES)))
+    work = 2.0 * TILE_M * TILE_N * k_part
+    compute_s = waves * (work * sm / (column(rate) * efficiency) + pick("prologue") / clock)
+    l2_rate = clock * pick("l2_bytes")
+    l2_s = waves * (TILE_M + TILE_N) * k_part * item / l2_rate
+    added = np.where(SPLIT > 1, batch * m * n * 4.0 * (SPLIT + 1), 0.0)
+    split_s = np.where(SPLIT > 1, pick("split_us") * 1e-6, 0.0) + added / (l2_rate * sm)
+    memory_s = column(dram_bytes) / (column(gpu.bytes_per_s) * pick("dram"))
+    together = overlapped(compute_s, l2_s, memory_s) + split_s
+    best: Floats = together.min(axis=1)
+    return best
+
+
+def _efficiency(theta: Theta, kind: str) -> Floats:
+    found: Floats = theta[f"{kind}.efficiency"] * AREA ** theta[f"{kind}.small_tile"]
+    return found
+
+
+def overlapped(*limits: Any) -> Any:
+    """What limits that overlap take together: the largest, and more where others are near it."""
+    total: Any = 0.0
+    for limit in limits:
+        squared = limit * limit
+        total = total + squared * squared
+    return np.sqrt(np.sqrt(total))  # many times as fast as a power
+
+
+def sustained(rate: Floats, gpu: Gpu, picojoules: Any) -> Floats:
+    """The rate that the card's power allows: below full load clocks fall with the root of it."""
+    load = picojoules * 1e-12 * gpu.node * rate / np.maximum(gpu.watts - IDLE_WATTS, 20.0)
+    found: Floats = rate / np.sqrt(np.maximum(load, 1.0))
+    return found
+
+
+def from_memory(nbytes: Floats, gpu: Gpu, resident: Any) -> Floats:
+    """Bytes that come from memory when part of L2 holds what was there before."""
+    found: Floats = np.maximum(nbytes - resident * gpu.l2_bytes, 0.1 * nbytes)
+    return found
+
+
+def product_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
+    """Seconds of matrix products."""
+    unit = columns["unit"].astype(np.int64)
+    rate, tensor = gpu.rate(unit), gpu.on_tensor_cores(unit)
+    rate = sustained(rate, gpu, picked(theta, tensor, "picojoules"))
+    dram = from_memory(columns["bytes"], gpu, picked(theta, tensor, "resident"))
+    wanted = np.where(tensor, 16.0 / columns["item"], 16.0 / np.maximum(columns["item"], 4.0))
+    halvings = np.log2(wanted / np.minimum(columns["aligned"], wanted))
+    slower = np.exp(picked(theta, tensor, "unaligned") * halvings)
+    sizes = (columns["batch"], columns["m"], columns["n"], columns["k"])
+    seconds = tiled_s(sizes, columns["item"], dram, rate / slower, tensor, gpu, theta)
+    return picked(theta, tensor, "floor_us") * 1e-6 + seconds

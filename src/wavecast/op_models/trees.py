@@ -1,0 +1,66 @@
+"""Boosted oblivious trees: every node of a level asks the same question.
+
+A tree of depth d is d questions and 2^d answers (Prokhorenkova et al., "CatBoost", NeurIPS 2018),
+so that a whole forest is evaluated with a few array operations. `training/boosting.py` grows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast.op_models.gpus import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Trees whose answers add up."""
+
+    feature: NDArray[np.int64]
+    """Which feature each level of each tree asks for: (trees, depth)."""
+    threshold: Floats
+    """A level's bit is set where the feature is larger: (trees, depth)."""
+    answer: Floats
+    """By the bits: (trees, 2^depth)."""
+    low: Floats
+    high: Floats
+    """The range of each feature in the fit. Outside of it nothing was learned: the answer is 0."""
+
+    def __call__(self, features: Floats) -> Floats:
+        """The sum of all trees' answers, for each row."""
+        if not len(self.feature) or not len(features):
+            return np.zeros(len(features))
+        larger = features[:, self.feature] > self.threshold
+        leaf = larger @ (1 << np.arange(self.feature.shape[1]))
+        found = self.answer[np.arange(len(self.answer)), leaf].sum(axis=1)
+        inside = ((features >= self.low) & (features <= self.high)).all(axis=1)
+        return np.where(inside, found, 0.0)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What a file keeps of it."""
+        return {
+            "feature": self.feature.astype(np.int16),
+            "threshold": self.threshold.astype(np.float32),
+            "answer": self.answer.astype(np.float32),
+            "low": self.low.astype(np.float32),
+            "high": self.high.astype(np.float32),
+        }
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Forest:
+        """The forest of what `arrays` gave."""
+        return cls(
+            arrays["feature"].astype(np.int64),
+            arrays["threshold"].astype(np.float64),
+            *(arrays[name].astype(np.float64) for name in ("answer", "low", "high")),
+        )
+
+
+NOTHING = Forest(
+    np.zeros((0, 1), np.int64), np.zeros((0, 1)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)
+)
+"""Answers zero."""

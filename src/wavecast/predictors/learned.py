@@ -1,0 +1,160 @@
+"""Physics of each kind of op, times a learned efficiency that is bounded.
+
+The most accurate predictor without a measurement. Each op becomes parts (a product, a
+convolution's gradient, a pass over memory), and `wavecast.op_models` has a model for each sort of
+part: tiles in waves over SMs, traffic of memory and L2, floors, with constants fitted on measured
+ops of many GPUs; then boosted trees on shapes and ratios, held to a factor. `training/learned.py`
+fits them, and leaves whole GPUs out to find the errors, which are the ranges. Ops without a model
+get the share of the roofline that ops attain, and a wide range.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from wavecast.devices import Device
+from wavecast.op_models.batch import UNMODELLED, Batch, batch_of, group_of
+from wavecast.op_models.gpus import Gpu, gpu_of
+from wavecast.op_models.model import OpModel
+from wavecast.op_models.trees import Forest
+from wavecast.prediction import Estimate
+from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.roofline import demand, limits
+from wavecast.trace import Op
+
+UNSEEN = 1.5
+"""By how much the range of an op grows of which no like was measured."""
+_MOST_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of nine in ten ops on GPUs left out of the fit, measured over predicted lay in between."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Fitted physics and bounded learned efficiencies."""
+
+    models: Mapping[str, OpModel] = field(repr=False)
+    spreads: Mapping[str, Spread] = field(repr=False)
+    """By group: "product/tensor", "norm", ...; "other" for those without."""
+    fallback: Attainable = field(repr=False)
+    _batches: dict[int, tuple[Sequence[Op], Batch]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def shipped(cls) -> Learned:
+        """The fit that comes with the package."""
+        return _shipped()
+
+    def predict(self, op: Op, device: Device) -> Estimate | None:
+        """The time of one op. Many at once are predicted much faster: `predict_all`."""
+        return self.predict_all((op,), device)[0]
+
+    def predict_all(self, given: Sequence[Op], device: Device) -> list[Estimate | None]:
+        """The time of each op; what does not depend on the GPU is kept for the next one."""
+        gpu = gpu_of(device)
+        if gpu is None or not given:
+            return [self._fallen_back(op, device) for op in given]
+        return list(self._answers(given, self._batch(given), gpu, device))
+
+    def _answers(
+        self, given: Sequence[Op], batch: Batch, gpu: Gpu, device: Device
+    ) -> Iterator[Estimate | None]:
+        seconds, least = batch.seconds(self.models, gpu), batch.least_s(gpu)
+        rows = zip(
+            given,
+            seconds.tolist(),
+            least.tolist(),
+            batch.main,
+            batch.unit.tolist(),
+            batch.seen.tolist(),
+            strict=True,
+        )
+        for op, mid_s, least_s, main, unit, seen in rows:
+            if main == UNMODELLED or _crosses(op):
+                yield self._fallen_back(op, device)
+            elif not 0 < mid_s < np.inf:
+                yield None
+            else:
+                spread = self.spreads.get(group_of(main, unit, gpu), self.spreads["other"])
+                wider = 1.0 if seen else UNSEEN
+                low_s = max(mid_s * min(spread.low / wider, 1.0), least_s)
+                high_s = mid_s * max(spread.high * wider, 1.0)
+                yield Estimate(mid_s, low_s, high_s, "learned" if seen else "learned, op unseen")
+
+    def _fallen_back(self, op: Op, device: Device) -> Estimate | None:
+        found = self.fallback.predict(op, device)
+        if found is None:
+            return None
+        least_s = max(limit.seconds for limit in limits(op, device))
+        low_s = max(found.low_s / UNSEEN, least_s)
+        return Estimate(found.seconds, low_s, found.high_s * UNSEEN, "attainable")
+
+    def _batch(self, given: Sequence[Op]) -> Batch:
+        """By identity, as `roofline.demand`: hashing ops takes longer than predicting them."""
+        if len(given) == 1:
+            given = (op := given[0],)
+            key = id(op)
+        else:
+            key = id(given)
+        known = self._batches.get(key)
+        if known is not None and (
+            known[0] is given or (len(given) == 1 and known[0][0] is given[0])
+        ):
+            return known[1]
+        made = batch_of(given, self.models["stream"].families)
+        if len(self._batches) >= _MOST_BATCHES:
+            self._batches.clear()
+        self._batches[key] = given, made
+        return made
+
+
+def _crosses(op: Op) -> bool:
+    """Whether bytes move between host and GPU."""
+    wanted = demand(op)
+    return wanted is not None and wanted.crossing_bytes > 0
+
+
+@cache
+def _shipped() -> Learned:
+    folder = resources.files("wavecast").joinpath("data/models")
+    card = tomllib.loads(folder.joinpath("learned.toml").read_text("utf-8"))
+    with resources.as_file(folder.joinpath("learned.npz")) as path, np.load(path) as stored:
+        arrays = dict(stored)
+    models = {name: _model(name, arrays) for name in card["models"]}
+    spreads = {name: Spread(each["low"], each["high"]) for name, each in card["groups"].items()}
+    return Learned(models, spreads, Attainable.shipped())
+
+
+def _model(name: str, arrays: Mapping[str, np.ndarray]) -> OpModel:
+    of_name = {key.partition("/")[2]: a for key, a in arrays.items() if key.startswith(name + "/")}
+    theta = dict(zip(of_name["names"].tolist(), of_name["values"].tolist(), strict=True))
+    families = dict(zip(of_name["families"].tolist(), of_name["factors"].tolist(), strict=True))
+    generations = dict(
+        zip(of_name["generations"].tolist(), of_name["offsets"].tolist(), strict=True)
+    )
+    return OpModel(name, theta, Forest.of(of_name), families, generations)
+
+
+def stored(models: Mapping[str, OpModel]) -> dict[str, np.ndarray]:
+    """What the file of the shipped fit holds."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, model in models.items():
+        arrays |= {f"{name}/{key}": array for key, array in model.forest.arrays().items()}
+        arrays[f"{name}/names"] = np.array(list(model.theta))
+        arrays[f"{name}/values"] = np.array(list(model.theta.values()))
+        arrays[f"{name}/families"] = np.array(list(model.families), dtype=str)
+        arrays[f"{name}/factors"] = np.array(list(model.families.values()), dtype=np.float64)
+        arrays[f"{name}/generations"] = np.array(list(model.generations), dtype=str)
+        arrays[f"{name}/offsets"] = np.array(list(model.generations.values()), dtype=np.float64)
+    return arrays

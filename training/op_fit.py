@@ -1,0 +1,169 @@
+"""Fit one op model: constants of the physics by least squares, then trees on what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from training.boosting import grow
+from training.op_table import OpTable
+from wavecast.op_costs import registry as ops
+from wavecast.op_costs.registry import Kind
+from wavecast.op_models.features import FEATURES
+from wavecast.op_models.gpus import Floats
+from wavecast.op_models.model import PHYSICS, REACH, OpModel, generation_of
+
+SAMPLE = 2500
+"""Rows for the physics: a dozen constants need no more."""
+MOST = 4.0
+"""A row counts at most this many times as much as a usual one of its GPU."""
+SCALE = 0.15
+"""Errors (in the logarithm) from here on count by their size, no longer by its square."""
+PRIOR = 8.0
+"""How much a constant resists leaving its physical guess: what nobody measured stays there."""
+GPU_ROWS = 8.0
+"""How much a GPU's mean error counts, as the root of a number of rows: shapes are learned from how
+ops differ on one GPU, and what a GPU does as a whole from how GPUs differ, each counting once."""
+ALIKE = ("stream", "depthwise")
+"""Models without that: some GPUs have only one op of them, whose error would pass for the GPU's."""
+GENERATIONS = ("product", "convolution", "recurrent")
+"""Models with a constant for each architecture."""
+FAMILY_ROWS = 4.0
+"""A family's factor is what so many rows with none would leave of its mean."""
+MOST_ELEMENTWISE = 0.1
+"""Elementwise ops are alike where all were measured (NeuSight); what differs on one GPU is what its
+L2 holds."""
+
+
+def weights(table: OpTable) -> Floats:
+    """Between every row counting the same and every GPU counting the same.
+
+    On one GPU long ops count more, by the root of their time: the short ones are many, and what
+    they take of a step is little.
+    """
+    found = np.zeros(len(table))
+    for gpu in np.unique(table.gpu):
+        rows = table.gpu == gpu
+        longer = np.sqrt(table.seconds[rows] / np.median(table.seconds[rows]))
+        found[rows] = np.clip(longer, 1 / MOST, MOST)
+        found[rows] *= np.sqrt(rows.sum()) / found[rows].sum()
+    scaled: Floats = found / found.mean()
+    return scaled
+
+
+def middle(values: Floats, weight: Floats) -> float:
+    """The weighted median."""
+    order = np.argsort(values)
+    below = np.cumsum(weight[order])
+    return float(values[order][np.searchsorted(below, below[-1] / 2)])
+
+
+def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, trees: bool = True) -> OpModel:
+    """The model of a name, on rows of which `others` predict the parts that are not its."""
+    model = OpModel(name, _constants(name, table, others))
+    if name == "stream":
+        model = replace(model, families=_families(table, model))
+    if name in GENERATIONS:
+        model = replace(model, generations=_generations(table, model, others))
+    if not trees:
+        return model
+    part = table.parts[name]
+    left = _left(table, model, others)
+    features = FEATURES[name](part.columns, table.facts(name))
+    weight = weights(table)[part.row]
+    forest = grow(features, left[part.row], weight)
+    return replace(model, forest=forest)
+
+
+def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict[str, float]:
+    parameters = PHYSICS[name][1]
+    names = list(parameters)
+    start, low, high = np.array([parameters[each] for each in names]).T
+    weight = weights(table)
+    if len(table) > SAMPLE:
+        drawn = np.random.default_rng(0).choice(
+            len(table), SAMPLE, replace=False, p=weight / weight.sum()
+        )
+        table = table.where(np.isin(np.arange(len(table)), drawn))
+        weight = np.ones(len(table))
+    fixed = table.predicted(others)
+    root, gpus = np.sqrt(weight), len(table.gpus)
+    total = np.maximum(np.bincount(table.which, weights=weight, minlength=gpus), 1e-9)
+
+    def off(x: Floats) -> Floats:
+        said = fixed + table.predicted({name: OpModel(name, dict(zip(names, x, strict=True)))})
+        left = np.log(said / table.seconds)
+        of_gpu = np.bincount(table.which, weights=weight * left, minlength=gpus) / total
+        prior = PRIOR * (x - start) / (high - low)
+        if name in ALIKE:
+            return np.concatenate([root * left, prior])
+        return np.concatenate([root * (left - of_gpu[table.which]), GPU_ROWS * of_gpu, prior])
+
+    best = least_squares(
+        off,
+        start,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=SCALE,
+        x_scale=(high - low) / 3,
+        diff_step=1e-3,
+        max_nfev=25,
+    )
+    return {each: float(f"{value:.5g}") for each, value in zip(names, best.x, strict=True)}
+
+
+def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:
+    """What the model's parts miss, in the logarithm, less what all rows of a GPU miss.
+
+    A GPU's own share cannot be known of the next one; left in, trees would learn to tell GPUs.
+    """
+    fixed = table.predicted(others)
+    own = np.maximum(table.seconds - fixed, 0.2 * table.seconds)
+    left = np.clip(np.log(own / table.predicted({model.name: model})), -REACH, REACH)
+    weight = weights(table)
+    for gpu in np.unique(table.gpu):
+        rows = table.gpu == gpu
+        left[rows] -= middle(left[rows], weight[rows])
+    return left
+
+
+def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, float]:
+    """What an architecture's GPUs have in common, each counting once, shrunk as if one more had
+    nothing of it."""
+    part = table.parts[model.name]
+    first = np.zeros(len(table), np.int64)
+    first[part.row] = np.arange(len(part.row))
+    key = generation_of(part.columns, table.facts(model.name))[first]
+    said = table.predicted(dict(others) | {model.name: model})
+    left = np.clip(np.log(table.seconds / said), -REACH, REACH)
+    found, weight = {}, weights(table)
+    for each in np.unique(key):
+        groups = [(key == each) & (table.gpu == gpu) for gpu in np.unique(table.gpu[key == each])]
+        medians = [middle(left[here], weight[here]) for here in groups if here.sum() >= 10]
+        if medians:
+            found[str(each)] = float(f"{sum(medians) / (len(medians) + 1):.4f}")
+    return found
+
+
+def _families(table: OpTable, model: OpModel) -> dict[str, float]:
+    """What ops of a name take longer than their like on the same GPU, each GPU counting once."""
+    part = table.parts[model.name]
+    first = np.zeros(len(table), np.int64)
+    first[part.row] = np.arange(len(part.row))
+    family = part.family[first]
+    left = np.clip(np.log(table.seconds / table.predicted({model.name: model})), -REACH, REACH)
+    found, weight = {}, weights(table)
+    for name in np.unique(family):
+        of_gpus, rows = [], 0
+        for gpu in np.unique(table.gpu[family == name]):
+            here = (family == name) & (table.gpu == gpu)
+            of_gpus.append(middle(left[here], weight[here]))
+            rows += int(here.sum())
+        shrunk = float(np.mean(of_gpus)) * rows / (rows + FAMILY_ROWS)
+        if ops.kind_of(str(name)) is Kind.ELEMENTWISE:
+            shrunk = min(max(shrunk, -MOST_ELEMENTWISE), MOST_ELEMENTWISE)
+        found[str(name)] = float(f"{shrunk:.4f}")
+    return found
