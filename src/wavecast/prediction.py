@@ -275,9 +275,16 @@ def _predicted(trace: Trace, target: Device, predictor: Any) -> tuple[Estimate |
 def _scaled(
     trace: Trace, target: Device, scaler: Any, origin: Device
 ) -> tuple[Estimate | None, ...]:
+    columns = columns_of(trace)
+    if hasattr(scaler, "scale_all"):
+        answers = scaler.scale_all(columns.works, origin, target)
+        return tuple(
+            _checked(answer, call.op, scaler) if launches else None
+            for (call, launches), answer in zip(columns.work_items(), answers, strict=True)
+        )
     return tuple(
         _checked(scaler.scale_call(call, origin, target), call.op, scaler) if launches else None
-        for call, launches in columns_of(trace).work_items()
+        for call, launches in columns.work_items()
     )
 
 
@@ -327,9 +334,9 @@ def default_scaler() -> Scaler:
 
 def default_predictor() -> Predictor:
     """The most accurate predictor that needs no measurement."""
-    from wavecast.predictors.attainable import Attainable
+    from wavecast.predictors.learned import Learned
 
-    return Attainable.shipped()
+    return Learned.shipped()
 
 
 def _checked(answer: Estimate | None, op: Op, predictor: object) -> Estimate | None:

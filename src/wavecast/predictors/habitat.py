@@ -8,16 +8,18 @@ on both GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 from wavecast import ops
 from wavecast.devices import Device
 from wavecast.ops import Kind
 from wavecast.prediction import Estimate, Predictor
+from wavecast.predictors.learned import Learned
 from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.wave import CONTRACTIONS, WaveScaling
-from wavecast.trace import Call
+from wavecast.trace import Call, Op
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,32 @@ class Habitat:
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         """The target's time for a measured call; communication is nobody's to scale."""
+        return self._scaled(call, origin, target, None)
+
+    def scale_all(
+        self, calls: Sequence[Call], origin: Device, target: Device
+    ) -> list[Estimate | None]:
+        """The target's time for each call, with all ratios predicted at once."""
+        ratios = self._ratios(calls, origin, target)
+        return [
+            self._scaled(call, origin, target, ratio)
+            for call, ratio in zip(calls, ratios, strict=True)
+        ]
+
+    def _ratios(
+        self, calls: Sequence[Call], origin: Device, target: Device
+    ) -> Sequence[float | None]:
+        if origin == target or not isinstance(self.learned, Learned):
+            return [None] * len(calls)
+        here, there = (self.learned.predict_all(_ops(calls), gpu) for gpu in (origin, target))
+        return [
+            b.seconds / a.seconds if a and b and ops.has_shapes(call.op) else None
+            for call, a, b in zip(calls, here, there, strict=True)
+        ]
+
+    def _scaled(
+        self, call: Call, origin: Device, target: Device, ratio: float | None
+    ) -> Estimate | None:
         measured_s = sum(kernel.seconds for kernel in call.kernels)
         if not measured_s:
             return None
@@ -45,16 +73,17 @@ class Habitat:
         kind = ops.kind(call.op)
         if kind is Kind.COLLECTIVE:
             return None
-        ways = [self.wave.scale_call, self._by_ratio]
+        by_waves = partial(self.wave.scale_call, call, origin, target)
+        by_ratio = partial(self._by_ratio, call, origin, target, ratio)
         # Waves need clocks and SMs, which are not known of every GPU; shapes are not always known.
-        for way in reversed(ways) if kind in CONTRACTIONS else ways:
-            answer = way(call, origin, target)
-            if answer is not None:
-                return answer
-        return None
+        if kind in CONTRACTIONS:
+            return by_ratio() or by_waves()
+        return by_waves() or by_ratio()
 
-    def _by_ratio(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        ratio = self._ratio(call, origin, target)
+    def _by_ratio(
+        self, call: Call, origin: Device, target: Device, known: float | None
+    ) -> Estimate | None:
+        ratio = known or self._ratio(call, origin, target)
         if ratio is None:
             return None
         seconds = ratio * sum(kernel.seconds for kernel in call.kernels)
@@ -72,8 +101,20 @@ class Habitat:
         return None if here is None or there is None else there.seconds / here.seconds
 
 
+_OPS: dict[int, tuple[Sequence[Call], tuple[Op, ...]]] = {}
+_MOST_OPS = 8
+
+
+def _ops(calls: Sequence[Call]) -> tuple[Op, ...]:
+    """Always the same tuple for the same calls, by which `Learned` knows what it has seen."""
+    known = _OPS.get(id(calls))
+    if known is None or known[0] is not calls:
+        if len(_OPS) >= _MOST_OPS:
+            _OPS.clear()
+        known = _OPS[id(calls)] = calls, tuple(call.op for call in calls)
+    return known[1]
+
+
 @cache
 def _shipped() -> Habitat:
-    from wavecast.predictors.attainable import Attainable
-
-    return Habitat(Attainable.shipped())
+    return Habitat(Learned.shipped())
