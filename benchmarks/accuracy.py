@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 from benchmarks import own_steps, public_steps
@@ -32,12 +33,14 @@ from benchmarks.scoring import (
     summary,
 )
 from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.learned import Learned
 from wavecast.predictors.roofline import Roofline
 
-CONTENDERS = (
+CONTENDERS = [
     Contender("roofline", lambda _: Roofline()),
     Contender("attainable", lambda _: Attainable.shipped()),
-)
+    Contender("learned", lambda _: Learned.shipped()),
+]
 """The last is the one whose single steps are shown."""
 
 MARKS = ("<!-- begin: python -m benchmarks.accuracy -->", "<!-- end -->")
@@ -229,6 +232,11 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="sets whose names have this")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # of models that are older than their library
+    if given.data and given.cache:
+        from training.learned import fitted_without
+
+        fit = lru_cache(maxsize=2)(partial(fitted_without, data=given.data, cache=given.cache))
+        CONTENDERS.append(Contender("GPU left out", fit, leaves_out="gpu"))
     with tempfile.TemporaryDirectory() as place:
         traces = Traces(given.cache or Path(place))
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]

@@ -17,11 +17,12 @@ MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
 
 
 def cases(folder: Path = MEASURED) -> Iterator[Case]:
-    """What the folder has of both files."""
+    """What the folder has of each file."""
     if (folder / "steps.csv").exists():
         yield from _steps(folder / "steps.csv")
-    if (folder / "suite.csv").exists():
-        yield from _suite(folder / "suite.csv")
+    for name in ("suite.csv", "suite-half.csv"):
+        if (folder / name).exists():
+            yield from _suite(folder / name)
 
 
 def _steps(path: Path) -> Iterator[Case]:
@@ -51,11 +52,12 @@ def _make_step(model: str, batch: int, precision: str) -> Any:
 
 
 def _suite(path: Path) -> Iterator[Case]:
+    """Measured on machines whose hosts differ by a factor of 1.5: two sets."""
     for row in read_results(path):
         if row.status == "ok" and row.seconds:
             benchmark = suite.benchmark(row.model)
             yield Case(
-                set="h200 suite",
+                set=f"h200 {path.stem}",
                 gpu=row.gpu,
                 model=row.model,
                 family=benchmark.domain,

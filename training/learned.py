@@ -16,10 +16,10 @@ import argparse
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from wavecast.op_models.batch import batch_of, group_of
 from wavecast.op_models.gpus import Floats, gpu_of
 from wavecast.op_models.model import PHYSICS, OpModel
 from wavecast.predictors.attainable import Attainable
-from wavecast.predictors.learned import stored
+from wavecast.predictors.learned import Learned, restored, stored
 from wavecast.predictors.roofline import Roofline
 
 MODELS = ROOT / "src" / "wavecast" / "data" / "models"
@@ -85,6 +85,31 @@ def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[
         scores[name] = Scored(rows, said[known], table.predicted(full)[known])
         print(f"{name}: {len(gpus)} GPUs, {len(rows)} rows", flush=True)
     return scores
+
+
+def chip_of(gpu: str) -> tuple[str, int | None]:
+    """What GPUs share that are one chip with other memory or cooling."""
+    found = device(gpu)
+    return found.architecture, found.sm_count
+
+
+def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
+    """The models fitted on all GPUs but those of this one's chip; kept in a folder.
+
+    A GPU whose chip was never measured needs no fit of its own.
+    """
+    shipped = Learned.shipped()
+    rows = [row for row in all_rows(data) if device(row.gpu).vendor == "NVIDIA"]
+    others = [row for row in rows if chip_of(row.gpu) != chip_of(gpu)]
+    if len(others) == len(rows):
+        return shipped
+    path = cache / f"learned-without-{'-'.join(map(str, chip_of(gpu)))}-{digest(rows)[:12]}.npz"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, **cast(dict[str, Any], stored(fit_all(tables(others)))))
+    with np.load(path) as arrays:
+        models = restored(dict(arrays), PHYSICS)
+    return replace(shipped, models=models, _batches={})
 
 
 # What it comes to.

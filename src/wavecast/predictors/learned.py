@@ -11,7 +11,7 @@ get the share of the roofline that ops attain, and a wide range.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -130,10 +130,14 @@ def _shipped() -> Learned:
     folder = resources.files("wavecast").joinpath("data/models")
     card = tomllib.loads(folder.joinpath("learned.toml").read_text("utf-8"))
     with resources.as_file(folder.joinpath("learned.npz")) as path, np.load(path) as stored:
-        arrays = dict(stored)
-    models = {name: _model(name, arrays) for name in card["models"]}
+        models = restored(dict(stored), card["models"])
     spreads = {name: Spread(each["low"], each["high"]) for name, each in card["groups"].items()}
     return Learned(models, spreads, Attainable.shipped())
+
+
+def restored(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, OpModel]:
+    """The models that `stored` took apart."""
+    return {name: _model(name, arrays) for name in names}
 
 
 def _model(name: str, arrays: Mapping[str, np.ndarray]) -> OpModel:
