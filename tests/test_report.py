@@ -185,8 +185,9 @@ def test_without_samples_there_is_no_throughput_but_a_hint() -> None:
     assert "(--batch)" in out
 
 
-def test_ranges_are_said_to_be_uncalibrated() -> None:
-    assert "not yet calibrated" in shown(text.predictions("s", predictions(step(), "l4"), 200))
+def test_ranges_that_nobody_held_to_measurements_are_said_to_be_uncalibrated() -> None:
+    assert "nine in ten" in shown(text.predictions("s", [predict(step(), "l4")], 200))
+    assert "uncalibrated" in shown(text.predictions("s", predictions(step(), "l4"), 200))
 
 
 def test_notes_of_all_traces_are_shown_and_counted_when_many() -> None:

@@ -28,9 +28,12 @@ USUAL_L2_PER_SM = 49152.0
 USUAL_COPY = 0.83
 """The share of the nominal bandwidth that a measured copy reaches on most GPUs."""
 CONSUMER = r"GeForce|GTX|TITAN|^RTX [2345]0[5-9]0"
-CONSUMER_BOOST = 1.08
+CONSUMER_BOOST = {"Maxwell": 1.15, "Pascal": 1.15, "Turing": 1.15}
+LATER_BOOST = 1.08
 """Cards for consumers go beyond the boost clock of their data sheet, a typical one; for data
-centres it is the highest."""
+centres it is the highest. Since Ampere the sheet is nearer to what cards do."""
+DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
+"""Whose data sheets count two float32 instructions a clock, which compilers hardly ever pair."""
 USUAL_WATTS = 300.0
 NODES = {
     **{"Kepler": (2.4, 1.0e9), "Maxwell": (2.0, 1.2e9), "Pascal": (1.15, 1.75e9)},
@@ -93,9 +96,13 @@ def gpu_of(device: Device) -> Gpu | None:
         return None
     energy, full_hz = NODES.get(device.architecture, LATEST_NODE)
     clock_hz = device.boost_clock_hz or USUAL_CLOCK_HZ
-    faster = CONSUMER_BOOST if re.search(CONSUMER, device.name) else 1.0
+    faster = 1.0
+    if re.search(CONSUMER, device.name):
+        faster = CONSUMER_BOOST.get(device.architecture, LATER_BOOST)
     units = [_available(unit, device) for unit in UNITS]
     rates = [np.nan if unit is None else device.rate(unit) or np.nan for unit in units]
+    fp32 = device.fp32_flops / (2.0 if device.architecture in DUAL_ISSUE else 1.0)
+    rates[CODES[Unit.FP32]] = fp32
     if device.fp32_tensor_flops:  # AMD's matrix cores take float32 as it is
         rates[CODES[Unit.FP32]] = device.fp32_tensor_flops
     return Gpu(
@@ -104,7 +111,7 @@ def gpu_of(device: Device) -> Gpu | None:
         bytes_per_s=_bytes_per_s(device),
         nominal_bytes_per_s=device.memory_bytes_per_s,
         l2_bytes=float(device.l2_bytes or USUAL_L2_PER_SM * device.sm_count),
-        fp32=device.fp32_flops * faster,
+        fp32=fp32 * faster,
         watts=device.tdp_w or USUAL_WATTS,
         node=energy * (clock_hz / full_hz) ** 2,
         winograd=(device.compute_capability or (8, 0)) < (9, 0),
