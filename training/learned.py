@@ -56,10 +56,13 @@ class Scored:
 
 
 def fit_all(found: Mapping[str, OpTable]) -> dict[str, OpModel]:
-    """A model of each sort of part."""
+    """A model of each sort of part; of one that nobody measured, the physics it begins with."""
     models: dict[str, OpModel] = {}
-    for name in PHYSICS:
-        models[name] = fit(name, found[name], models)
+    for name, (_, parameters) in PHYSICS.items():
+        if name in found:
+            models[name] = fit(name, found[name], models)
+        else:
+            models[name] = OpModel(name, {each: bounds[0] for each, bounds in parameters.items()})
     return models
 
 

@@ -100,11 +100,9 @@ def gpu_of(device: Device) -> Gpu | None:
     if re.search(CONSUMER, device.name):
         faster = CONSUMER_BOOST.get(device.architecture, LATER_BOOST)
     units = [_available(unit, device) for unit in UNITS]
-    rates = [np.nan if unit is None else device.rate(unit) or np.nan for unit in units]
     fp32 = device.fp32_flops / (2.0 if device.architecture in DUAL_ISSUE else 1.0)
-    rates[CODES[Unit.FP32]] = fp32
-    if device.fp32_tensor_flops:  # AMD's matrix cores take float32 as it is
-        rates[CODES[Unit.FP32]] = device.fp32_tensor_flops
+    products = device.fp32_tensor_flops or fp32  # AMD's matrix cores take float32 as it is
+    rates = [products if unit is Unit.FP32 else _rate(unit, device) for unit in units]
     return Gpu(
         sm=float(device.sm_count),
         clock_hz=clock_hz * faster,
@@ -134,6 +132,10 @@ def joined(gpus: list[Gpu], which: NDArray[np.int64]) -> Gpu:
     """The facts of each row's GPU, given its position in a list."""
     names = (each.name for each in fields(Gpu))
     return Gpu(*(np.array([getattr(gpu, name) for gpu in gpus])[which] for name in names))
+
+
+def _rate(unit: Unit | None, device: Device) -> float:
+    return np.nan if unit is None else device.rate(unit) or np.nan
 
 
 def _available(unit: Unit, device: Device) -> Unit | None:
