@@ -346,7 +346,7 @@ def test_a_measured_trace_is_scaled_to_other_gpus(saved: Path) -> None:
     wanted = wavecast.predict(measured(), "a100-sxm-80gb")
     assert found["seconds"] == wanted.seconds < 10e-3
     assert found["host"] == "host of the measurement"
-    assert {part["name"] for part in found["by_source"]} == {"ratio of attainable", "wave scaling"}
+    assert {part["name"] for part in found["by_source"]} == {"ratio of learned", "wave scaling"}
     assert found["throughput_per_s"] == 8 / wanted.seconds
 
 
