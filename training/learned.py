@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,6 +54,12 @@ class Scored:
     said_s: Floats
     fitted_s: Floats
     """What the models say that have seen all GPUs."""
+
+
+@lru_cache(maxsize=1)
+def rows_of(data: Path) -> Sequence[Row]:
+    """All ops that are fitted: AMD's libraries are too few and too different."""
+    return [row for row in all_rows(data) if device(row.gpu).vendor == "NVIDIA"]
 
 
 def fit_all(found: Mapping[str, OpTable]) -> dict[str, OpModel]:
@@ -102,7 +109,7 @@ def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
     A GPU whose chip was never measured needs no fit of its own.
     """
     shipped = Learned.shipped()
-    rows = [row for row in all_rows(data) if device(row.gpu).vendor == "NVIDIA"]
+    rows = rows_of(data)
     others = [row for row in rows if chip_of(row.gpu) != chip_of(gpu)]
     if len(others) == len(rows):
         return shipped
@@ -273,7 +280,7 @@ def main() -> None:
     parser.add_argument("--score", action="store_true", help="print the table, write nothing")
     parser.add_argument("--quick", action="store_true", help="leave no GPU out")
     args = parser.parse_args()
-    rows = [row for row in all_rows(args.data) if device(row.gpu).vendor == "NVIDIA"]
+    rows = rows_of(args.data)
     found = tables(rows)
     models = fit_all(found)
     lines = old_lines()
