@@ -119,7 +119,7 @@ def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
         np.savez_compressed(path, **cast(dict[str, Any], stored(fit_all(tables(others)))))
     with np.load(path) as arrays:
         models = restored(dict(arrays), PHYSICS)
-    return replace(shipped, models=models, _batches={})
+    return replace(shipped, models=models, _batches={}, _gpus={})
 
 
 # What it comes to.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import copy_to_gpu, mm, relu, tensor, unknown
 
-from wavecast.devices import device
+from wavecast.devices import Fact, device
 from wavecast.op_models.batch import batch_of
 from wavecast.op_models.convolutions import WINOGRAD_GAIN
 from wavecast.op_models.gpus import gpu_of
@@ -21,7 +21,7 @@ from wavecast.op_models.trees import NOTHING, Forest
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned import UNSEEN, Learned
 from wavecast.predictors.roofline import bound
-from wavecast.trace import Op, Scalar
+from wavecast.trace import Op, Scalar, TensorSpec
 
 LEARNED = Learned.shipped()
 GPUS = [
@@ -236,3 +236,19 @@ def test_measured_ops_are_met_roughly(name: str) -> None:
     assert answer is not None
     assert answer.low_s <= measured_s <= answer.high_s
     assert 0.6 < answer.seconds / measured_s < 1.6
+
+
+@pytest.mark.parametrize("share", [0.6, 0.75, 0.9])
+def test_large_products_run_at_the_rate_that_was_measured_on_this_very_gpu(share: float) -> None:
+    """As `wavecast calibrate` writes it into a device file."""
+    plain = device("v100-sxm-16gb")
+    rate = share * plain.fp32_flops
+    known = dataclasses.replace(plain, measured={"fp32_flops": Fact(rate, "calibrate")})
+    side = TensorSpec((8192, 8192), "float32")
+    product = Op("aten.mm", (side, side), (side,), (("precision", "ieee"),))
+    answer = Learned.shipped().predict(product, known)
+    assert answer is not None
+    assert 2 * 8192**3 / answer.seconds == pytest.approx(rate, rel=0.02)
+    untouched = Learned.shipped().predict(product, plain)
+    assert untouched is not None
+    assert untouched.seconds != pytest.approx(answer.seconds, rel=0.001)

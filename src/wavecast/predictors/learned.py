@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 
@@ -20,17 +20,36 @@ import numpy as np
 
 from wavecast.devices import Device
 from wavecast.op_models.batch import UNMODELLED, Batch, batch_of, group_of
-from wavecast.op_models.gpus import Gpu, gpu_of
+from wavecast.op_models.gpus import CODES, Gpu, gpu_of
 from wavecast.op_models.model import OpModel
 from wavecast.op_models.trees import Forest
+from wavecast.ops import Unit
 from wavecast.prediction import Estimate
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import demand, limits
-from wavecast.trace import Op
+from wavecast.trace import Op, TensorSpec
 
 UNSEEN = 1.5
 """By how much the range of an op grows of which no like was measured."""
 _MOST_BATCHES = 8
+_SIDE = 8192
+_TRUSTED = (0.5, 2.0)
+"""A measured rate further off than this is not believed."""
+_ROUNDS = 4
+
+
+def _product(dtype: str, precision: str = "ieee") -> Op:
+    """The product by which `wavecast calibrate` measures a rate."""
+    side = TensorSpec((_SIDE, _SIDE), dtype)
+    return Op("aten.mm", (side, side), (side,), (("precision", precision),))
+
+
+_PRODUCTS = {
+    Unit.FP32: _product("float32"),
+    Unit.TF32_TENSOR: _product("float32", "tf32"),
+    Unit.FP16_TENSOR: _product("float16"),
+    Unit.BF16_TENSOR: _product("bfloat16"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,7 @@ class Learned:
     """By group: "product/tensor", "norm", ...; "other" for those without."""
     fallback: Attainable = field(repr=False)
     _batches: dict[int, tuple[Sequence[Op], Batch]] = field(default_factory=dict, repr=False)
+    _gpus: dict[Device, Gpu] = field(default_factory=dict, repr=False)
 
     @classmethod
     def shipped(cls) -> Learned:
@@ -62,10 +82,34 @@ class Learned:
 
     def predict_all(self, given: Sequence[Op], device: Device) -> list[Estimate | None]:
         """The time of each op; what does not depend on the GPU is kept for the next one."""
-        gpu = gpu_of(device)
+        gpu = self._gpu(device)
         if gpu is None or not given:
             return [self._fallen_back(op, device) for op in given]
         return list(self._answers(given, self._batch(given), gpu, device))
+
+    def _gpu(self, device: Device) -> Gpu | None:
+        """The GPU, with rates at which large products take what they took on this very one.
+
+        What `wavecast calibrate` measured says more than a data sheet: of clocks and power.
+        """
+        known = self._gpus.get(device)
+        gpu = known or gpu_of(device)
+        if known is None and gpu is not None:
+            for unit, op in _PRODUCTS.items():
+                measured = device.measured.get(f"{unit}_flops")
+                if measured is not None and device.rate(unit) is not None:
+                    gpu = self._held(gpu, unit, op, measured.value)
+            self._gpus[device] = gpu
+        return gpu
+
+    def _held(self, gpu: Gpu, unit: Unit, op: Op, measured: float) -> Gpu:
+        batch = batch_of((op,), {})
+        for _ in range(_ROUNDS):  # a lower rate draws less power, which allows a higher one
+            said = 2.0 * _SIDE**3 / float(batch.seconds(self.models, gpu)[0])
+            factors = np.ones(len(gpu.rates))
+            factors[CODES[unit]] = np.clip(measured / said, *_TRUSTED)
+            gpu = replace(gpu, rates=gpu.rates * factors)
+        return gpu
 
     def _answers(
         self, given: Sequence[Op], batch: Batch, gpu: Gpu, device: Device
