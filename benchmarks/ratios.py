@@ -16,19 +16,13 @@ from typing import Any
 import numpy as np
 
 from training.mlp_data import op_of
+from training.published_gpus import NEUSIGHT_NVIDIA
 from wavecast.devices import Device, device
 from wavecast.layers import Bmm, Conv2d, Layer, Linear
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import WaveScaling
 from wavecast.trace import Call, Kernel, Phase
 
-GPUS = {
-    "P4": "p4",
-    "P100": "p100-pcie-16gb",
-    "T4": "t4",
-    "V100": "v100-pcie-32gb",
-    "A100-PCIE-40GB": "a100-pcie-40gb",
-}
 KEYS = {
     "conv": ["b", "c_in", "c_out", "ksize", "in_size", "stride", "pad"],
     "bmm": ["b", "m", "n", "k"],
@@ -52,16 +46,18 @@ def layer_of(kind: str, row: Any) -> Layer:
 
 def joined(table: Any, kind: str) -> Iterator[tuple[Device, Device, Any]]:
     """Rows of the same layer on two GPUs, for every ordered pair."""
-    rows = table[(table.op == kind) & table.gpu.isin(GPUS) & (table.latency_ms > LEAST_MS)]
+    rows = table[
+        (table.op == kind) & table.gpu.isin(NEUSIGHT_NVIDIA) & (table.latency_ms > LEAST_MS)
+    ]
     if kind == "linear":  # these run at 0.18 of the peak, the others of the same GPU at 0.74
         rows = rows[~((rows.gpu == "P4") & (rows.split == "train"))]
     rows = rows.drop_duplicates([*KEYS[kind], "gpu"])
-    for origin, target in itertools.permutations(GPUS, 2):
+    for origin, target in itertools.permutations(NEUSIGHT_NVIDIA, 2):
         both = rows[rows.gpu == origin].merge(
             rows[rows.gpu == target], on=KEYS[kind], suffixes=("_o", "_t")
         )
         for row in both.sample(min(PAIRS, len(both)), random_state=0).itertuples():
-            yield device(GPUS[origin]), device(GPUS[target]), row
+            yield device(NEUSIGHT_NVIDIA[origin]), device(NEUSIGHT_NVIDIA[target]), row
 
 
 def measured_call(kind: str, row: Any) -> Call:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from training.published_gpus import NEUSIGHT
 from wavecast import ops
 from wavecast.devices import Device, device
 from wavecast.ops import Kind
@@ -41,16 +42,7 @@ from wavecast.trace import Kernel, Op, TensorSpec
 PAPER = 29.8
 """Percent: the error of wave-scaled operations that Habitat reports (papers.md HB-19)."""
 ABOVE_FLOOR_S = 0.2e-3
-IDS = {
-    "P4": "p4",
-    "P100": "p100-pcie-16gb",
-    "T4": "t4",
-    "V100": "v100-pcie-32gb",
-    "A100-PCIE-40GB": "a100-pcie-40gb",
-    "MI100": "mi100",
-    "a40": "a40",
-    "a100": "a100-sxm-80gb",
-}
+IDS = {**NEUSIGHT, "a40": "a40", "a100": "a100-sxm-80gb"}
 NVIDIA = ("P4", "P100", "T4", "V100", "A100-PCIE-40GB")
 UNARY = {
     "relu": "aten.relu", "gelu": "aten.gelu", "tanh": "aten.tanh", "softmax": "aten._softmax",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from training.published_gpus import NEUSIGHT
 from wavecast.collection import Status, read_rows
 from wavecast.layers import KINDS, Bmm, Conv2d, Layer, Linear, Lstm, layer, layer_type
 from wavecast.trace import Op, Scalar, TensorSpec
@@ -17,14 +18,6 @@ from wavecast.trace import Op, Scalar, TensorSpec
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-NEUSIGHT = {
-    "P4": "p4",
-    "P100": "p100-pcie-16gb",
-    "T4": "t4",
-    "V100": "v100-pcie-32gb",
-    "A100-PCIE-40GB": "a100-pcie-40gb",
-    "MI100": "mi100",
-}
 DEEPBENCH = {
     "GTX 1080 Ti": "gtx-1080-ti",
     "Radeon Vega Frontier Edition": "vega-frontier-edition",

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from training import op_makers as make
+from training.published_gpus import KERNELS, NEUSIGHT
 from wavecast import load_trace, ops
 from wavecast.collection import Status, read_rows
 from wavecast.devices import device
@@ -37,25 +38,11 @@ MEASURED = ROOT / "measurements" / "h200"
 OUR_GPU = "h200-sxm"
 SEED = 0
 
-NEUSIGHT = {
-    "P4": "p4",
-    "P100": "p100-pcie-16gb",
-    "T4": "t4",
-    "V100": "v100-pcie-32gb",
-    "A100-PCIE-40GB": "a100-pcie-40gb",
-    "MI100": "mi100",
-}
 NEUSIGHT_LEAST_MS = {"bmm": 0.15, "linear": 0.25, "conv": 0.4, "softmax": 0.2, "ln": 0.2}
 NEUSIGHT_LEAST_OTHER_MS = 0.2
 """Three times what the smallest calls take, which is the host's part."""
 NEUSIGHT_ROWS = {"bmm": 1200, "linear": 800, "conv": 1000, "softmax": 400, "ln": 400}
 NEUSIGHT_ROWS_OTHER = 100
-KERNELS = {
-    "a100_sxm": "a100-sxm-80gb",
-    "h100_sxm": "h100-sxm-80gb",
-    "l40s": "l40s",
-    "b200_sxm": "b200-sxm",
-}
 KERNELS_ROWS = 900
 ATTENTION_ROWS = 700
 ATTENTION_LEAST_MS = 0.1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from training.published_gpus import KERNELS, NEUSIGHT_NVIDIA
 from wavecast.trace import Op, TensorSpec
 
 Row = tuple[Op, str, float]
@@ -20,19 +21,6 @@ Row = tuple[Op, str, float]
 SAMPLE = 300
 LEAST_MS = 0.2
 
-_NEUSIGHT = {
-    "P4": "p4",
-    "P100": "p100-pcie-16gb",
-    "T4": "t4",
-    "V100": "v100-pcie-32gb",
-    "A100-PCIE-40GB": "a100-pcie-40gb",
-}
-_KERNELS = {
-    "a100_sxm": "a100-sxm-80gb",
-    "h100_sxm": "h100-sxm-80gb",
-    "l40s": "l40s",
-    "b200_sxm": "b200-sxm",
-}
 _DEEPBENCH = {
     "GTX 1080 Ti": "gtx-1080-ti",
     "TITAN X Pascal": "titan-x-pascal",
@@ -59,12 +47,12 @@ def _sample(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 def _neusight(path: Path) -> Iterator[Row]:
     table = pd.read_parquet(path)
-    table = table[table.gpu.isin(list(_NEUSIGHT))]
+    table = table[table.gpu.isin(list(NEUSIGHT_NVIDIA))]
     makers = {"bmm": _bmm, "linear": _linear, "conv": _conv2d, "softmax": _softmax, "ln": _norm}
     makers |= dict.fromkeys(("add", "mul", "tanh", "relu", "gelu"), _elementwise)
     table = table[table.op.isin(list(makers))].astype({"gpu": str, "op": str})
     for row in _sample(table, ["gpu", "op"]).itertuples():
-        yield makers[row.op](row), _NEUSIGHT[row.gpu], row.latency_ms * 1e-3
+        yield makers[row.op](row), NEUSIGHT_NVIDIA[row.gpu], row.latency_ms * 1e-3
 
 
 def _gemm(path: Path) -> Iterator[Row]:
@@ -72,7 +60,7 @@ def _gemm(path: Path) -> Iterator[Row]:
     table = table[table.dtype == "bf16"].astype({"gpu": str})
     for row in _sample(table, ["gpu"]).itertuples():
         op = _mm(int(row.m), int(row.k), int(row.n), "bfloat16")
-        yield op, _KERNELS[row.gpu], row.latency_ms * 1e-3
+        yield op, KERNELS[row.gpu], row.latency_ms * 1e-3
 
 
 def _attention(path: Path) -> Iterator[Row]:
@@ -86,7 +74,7 @@ def _attention(path: Path) -> Iterator[Row]:
             (tensor, TensorSpec(shape[:3], "float32")),
             (("dropout_p", 0.0), ("is_causal", bool(row.causal))),
         )
-        yield op, _KERNELS[row.gpu], row.latency_ms * 1e-3
+        yield op, KERNELS[row.gpu], row.latency_ms * 1e-3
 
 
 def _convolutions(path: Path) -> Iterator[Row]:

@@ -18,15 +18,7 @@ from typing import Any
 
 from benchmarks.public_steps.case import Case
 from benchmarks.public_steps.tables import read_rows
-
-GPUS = {
-    "P4": "p4",
-    "P100": "p100-pcie-16gb",
-    "T4": "t4",
-    "V100": "v100-pcie-32gb",
-    "A100-PCIE-40GB": "a100-pcie-40gb",
-    "MI100": "mi100",
-}
+from training.published_gpus import NEUSIGHT
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ def cases(folder: Path) -> Iterator[Case]:
         training, batch, sequence = mode == "train", int(row["batch"]), int(row["seq_len"])
         yield Case(
             set=f"neusight {'compiled' if row['fused'] else mode}",
-            gpu=GPUS[row["gpu"]],
+            gpu=NEUSIGHT[row["gpu"]],
             model=row["model"],
             family=MODELS[row["model"]].kind,
             precision="fp32",

@@ -99,7 +99,7 @@ def gpu_of(device: Device) -> Gpu | None:
     faster = 1.0
     if re.search(CONSUMER, device.name):
         faster = CONSUMER_BOOST.get(device.architecture, LATER_BOOST)
-    units = [_available(unit, device) for unit in UNITS]
+    units = [available(unit, device) for unit in UNITS]
     fp32 = device.fp32_flops / (2.0 if device.architecture in DUAL_ISSUE else 1.0)
     products = device.fp32_tensor_flops or fp32  # AMD's matrix cores take float32 as it is
     rates = [products if unit is Unit.FP32 else _rate(unit, device) for unit in units]
@@ -138,8 +138,8 @@ def _rate(unit: Unit | None, device: Device) -> float:
     return np.nan if unit is None else device.rate(unit) or np.nan
 
 
-def _available(unit: Unit, device: Device) -> Unit | None:
-    """The unit itself, or what stands in for it."""
+def available(unit: Unit, device: Device) -> Unit | None:
+    """The unit on which this GPU runs what asks for `unit`: itself, or what stands in for it."""
     for candidate in (unit, *ops.fallbacks(unit)):
         if candidate in RATE_UNITS and device.rate(candidate) is not None:
             return candidate

@@ -27,9 +27,10 @@ from wavecast import ops
 from wavecast.devices import Device
 from wavecast.errors import InvalidInput
 from wavecast.layers import Bmm, Conv2d, Layer, Linear, Lstm
+from wavecast.op_models.gpus import available
 from wavecast.ops import Unit
 from wavecast.prediction import Estimate
-from wavecast.predictors.roofline import available, bound
+from wavecast.predictors.roofline import bound
 from wavecast.trace import Op, TensorSpec
 
 DEVICE_FEATURES = ("memory_bytes", "memory_bytes_per_s", "sm_count", "fp32_flops")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wavecast import ops
-from wavecast.devices import RATE_UNITS, Device
+from wavecast.devices import Device
+from wavecast.op_models.gpus import available as available  # for those above the predictors
 from wavecast.ops import Kind, Unit
 from wavecast.prediction import Estimate
 from wavecast.trace import Op
@@ -95,14 +96,6 @@ def limits(op: Op, device: Device) -> tuple[Bound, ...]:
     if rate is None:
         return ()
     return memory, Bound(wanted.flops / rate, wanted.kind, unit)
-
-
-def available(unit: Unit, device: Device) -> Unit | None:
-    """The unit on which this GPU runs what asks for `unit`: itself, or what stands in for it."""
-    for candidate in (unit, *ops.fallbacks(unit)):
-        if candidate in RATE_UNITS and device.rate(candidate) is not None:
-            return candidate
-    return None
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ import numpy as np
 
 from wavecast import ops
 from wavecast.devices import Device
+from wavecast.op_models.gpus import available
 from wavecast.ops import Kind, Unit
 from wavecast.prediction import Estimate
 from wavecast.predictors.occupancy import Limits, blocks_per_sm, limits_of
-from wavecast.predictors.roofline import available, demand
+from wavecast.predictors.roofline import demand
 from wavecast.trace import Call, Kernel, Op, Phase
 
 CONTRACTIONS = frozenset({Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION, Kind.RNN})
