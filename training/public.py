@@ -13,8 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from training import op_makers as make
 from training.published_gpus import KERNELS, NEUSIGHT_NVIDIA
-from wavecast.trace import Op, TensorSpec
+from wavecast.trace import Op
 
 Row = tuple[Op, str, float]
 
@@ -59,21 +60,14 @@ def _gemm(path: Path) -> Iterator[Row]:
     table = pd.read_parquet(path)
     table = table[table.dtype == "bf16"].astype({"gpu": str})
     for row in _sample(table, ["gpu"]).itertuples():
-        op = _mm(int(row.m), int(row.k), int(row.n), "bfloat16")
+        op = make.product(row.m, row.k, row.n, "bfloat16")
         yield op, KERNELS[row.gpu], row.latency_ms * 1e-3
 
 
 def _attention(path: Path) -> Iterator[Row]:
     table = pd.read_parquet(path).astype({"gpu": str})
     for row in _sample(table[table.heads == table.kv_heads], ["gpu"]).itertuples():
-        shape = (int(row.batch), int(row.heads), int(row.seq), int(row.head_dim))
-        tensor = TensorSpec(shape, "bfloat16")
-        op = Op(
-            "aten._scaled_dot_product_flash_attention",
-            (tensor, tensor, tensor),
-            (tensor, TensorSpec(shape[:3], "float32")),
-            (("dropout_p", 0.0), ("is_causal", bool(row.causal))),
-        )
+        op = make.attention(row.batch, row.heads, row.seq, row.head_dim, causal=bool(row.causal))
         yield op, KERNELS[row.gpu], row.latency_ms * 1e-3
 
 
@@ -88,84 +82,44 @@ def _convolutions(path: Path) -> Iterator[Row]:
 
 
 def _deepbench_conv(row: dict[str, Any]) -> Op:
-    dtype = "float16" if row["input_type"] == "fp16" else "float32"
-    source = TensorSpec((row["batch"], row["c"], row["h"], row["w"]), dtype)
-    weight = TensorSpec((row["filters"], row["c"], row["filter_h"], row["filter_w"]), dtype)
-    out = TensorSpec((row["batch"], row["filters"], row["out_h"], row["out_w"]), dtype)
-    shared = (
-        ("stride", (row["stride_h"], row["stride_w"])),
-        ("padding", (row["pad_h"], row["pad_w"])),
-        ("dilation", (1, 1)),
-        ("transposed", False),
-        ("groups", 1),
+    direction = row["direction"]
+    return make.convolution(
+        (row["batch"], row["c"], row["h"], row["w"]),
+        (row["filters"], row["c"], row["filter_h"], row["filter_w"]),
+        (row["stride_h"], row["stride_w"]),
+        (row["pad_h"], row["pad_w"]),
+        "float16" if row["input_type"] == "fp16" else "float32",
+        None if direction == "fw" else (direction == "bw_input", direction == "bw_weight"),
     )
-    if row["direction"] == "fw":
-        return Op("aten.convolution", (source, weight), (out,), shared)
-    inwards = row["direction"] == "bw_input"
-    return Op(
-        "aten.convolution_backward",
-        (out, source, weight),
-        (source if inwards else weight,),
-        (*shared, ("output_mask", (inwards, not inwards, False))),
-    )
-
-
-def _mm(m: int, k: int, n: int, dtype: str) -> Op:
-    specs = [TensorSpec(shape, dtype) for shape in ((m, k), (k, n), (m, n))]
-    return Op("aten.mm", tuple(specs[:2]), (specs[2],), (("precision", "ieee"),))
 
 
 def _linear(row: Any) -> Op:
-    return _mm(int(row.b * row.m), int(row.n), int(row.k), "float32")
+    return make.product(int(row.b * row.m), int(row.n), int(row.k))
 
 
 def _bmm(row: Any) -> Op:
-    b, m, n, k = (int(v) for v in (row.b, row.m, row.n, row.k))
-    a, c, out = (TensorSpec(shape, "float32") for shape in ((b, m, n), (b, n, k), (b, m, k)))
-    return Op("aten.bmm", (a, c), (out,), (("precision", "ieee"),))
+    return make.batched(row.b, row.m, row.n, row.k)
 
 
 def _conv2d(row: Any) -> Op:
-    size, kernel, stride, pad = (int(v) for v in (row.in_size, row.ksize, row.stride, row.pad))
-    reached = (size + 2 * pad - kernel) // stride + 1
-    return Op(
-        "aten.convolution",
-        (
-            TensorSpec((int(row.b), int(row.c_in), size, size), "float32"),
-            TensorSpec((int(row.c_out), int(row.c_in), kernel, kernel), "float32"),
-        ),
-        (TensorSpec((int(row.b), int(row.c_out), reached, reached), "float32"),),
-        (
-            ("stride", (stride, stride)),
-            ("padding", (pad, pad)),
-            ("dilation", (1, 1)),
-            ("transposed", False),
-            ("groups", 1),
-            ("precision", "ieee"),
-        ),
+    side, kernel = int(row.in_size), int(row.ksize)
+    return make.convolution(
+        (int(row.b), int(row.c_in), side, side),
+        (int(row.c_out), int(row.c_in), kernel, kernel),
+        (int(row.stride), int(row.stride)),
+        (int(row.pad), int(row.pad)),
     )
-
-
-def _rows(row: Any) -> TensorSpec:
-    return TensorSpec((int(row.b), int(row.h)), "float32")
 
 
 def _elementwise(row: Any) -> Op:
-    tensor = _rows(row)
-    name = {"add": "aten.add.Tensor", "mul": "aten.mul.Tensor"}.get(row.op, f"aten.{row.op}")
-    return Op(name, (tensor, tensor) if row.op in ("add", "mul") else (tensor,), (tensor,))
+    two = row.op in ("add", "mul")
+    name = f"aten.{row.op}.Tensor" if two else f"aten.{row.op}"
+    return make.elementwise(name, 2 if two else 1, row.b, row.h)
 
 
 def _softmax(row: Any) -> Op:
-    return Op("aten._softmax", (_rows(row),), (_rows(row),), (("dim", 1),))
+    return make.softmax(row.b, row.h)
 
 
 def _norm(row: Any) -> Op:
-    tensor, weight = _rows(row), TensorSpec((int(row.h),), "float32")
-    statistics = TensorSpec((int(row.b), 1), "float32")
-    return Op(
-        "aten.native_layer_norm",
-        (tensor, weight, weight),
-        (tensor, statistics, statistics),
-        (("normalized_shape", (int(row.h),)), ("eps", 1e-5)),
-    )
+    return make.layer_norm(row.b, row.h)
