@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,26 @@ def test_a_step_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     assert told == [(16, "CUDA error")]
     assert [row.batch for row in found] == [8, 32, 64]
     assert {row.batch for row in run(WANTED, path, measured, gpu="t4")} == {8, 16, 32, 64}
+
+
+def test_steps_of_too_few_stable_iterations_are_timed_again(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    counts = {8: 49, 16: 50, 32: 7}
+
+    def sampled(each: Configuration) -> Result:
+        return replace(measured(each), iterations=counts.get(each.batch))
+
+    first = run(WANTED, path, sampled, gpu="t4")
+    assert run(WANTED, path, sampled, gpu="t4") == first
+    timed: list[int] = []
+
+    def longer(row: Result) -> Result:
+        timed.append(row.batch)
+        return replace(row, seconds=1.0, iterations=60)
+
+    found = run(WANTED, path, sampled, gpu="t4", again=longer)
+    assert timed == [8, 32]  # not what has enough, nor what did not fit
+    assert [each.seconds for each in found] == [1.0, 0.16, 1.0, None]
+    assert found == read_results(path)
+    assert run(WANTED, path, sampled, gpu="t4", again=longer) == found
+    assert timed == [8, 32]

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.stability import stable_from, stable_seconds
+from wavecast.stability import is_enough, settled_from, stable_from, stable_seconds
 
 
 def run(seed: int, noise: float, iterations: int = 1200) -> tuple[list[float], int]:
@@ -62,3 +62,16 @@ def test_a_run_that_never_settles_is_refused() -> None:
 def test_a_run_that_drifts_is_refused() -> None:
     with pytest.raises(InvalidInput, match="scatter by"):
         stable_from([0.1 + 0.001 * index for index in range(600)])
+
+
+def test_a_short_run_is_enough_once_fifty_of_its_iterations_are_stable() -> None:
+    warm, steady = [3.0] * 10, [1.0] * 45
+    assert not is_enough(warm + steady)
+    assert is_enough(warm + steady + [1.0] * 15)
+
+
+def test_of_a_run_too_noisy_to_tell_the_last_two_thirds_count() -> None:
+    noisy = [1.0, 1.5] * 30
+    assert settled_from(noisy) == 20
+    assert not is_enough(noisy)
+    assert is_enough([1.0, 1.5] * 38)

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from wavecast.devices import Device
 from wavecast.errors import InvalidInput
 from wavecast.families import family
 from wavecast.prediction import predict
-from wavecast.stability import stable_from
+from wavecast.stability import ENOUGH, is_enough, settled_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ def run(
     measure: Callable[[Configuration], Result],
     *,
     gpu: str,
+    again: Callable[[Result], Result] | None = None,
     progress: Callable[[int, int, float], None] = lambda done, total, remaining_s: None,
     failed: Callable[[Configuration, Exception], None] | None = None,
 ) -> tuple[Result, ...]:
@@ -112,6 +113,8 @@ def run(
         path: the CSV file, made when missing, continued when it is of this GPU.
         measure: measures a step.
         gpu: the id of the GPU that measures.
+        again: samples once more a step whose row has fewer than `ENOUGH` stable iterations; the
+            new row counts.
         progress: told how many are done, how many there are, and how long the rest takes.
         failed: told of a step that could not be measured, which then has no row, so that the next
             run tries again; without it the error ends the run.
@@ -120,10 +123,13 @@ def run(
     began = time.monotonic()
     with appending(path) as file:
         known = _resume(file, path, gpu)
-        missing = [each for each in asked if each not in known]
+        missing = [
+            each for each in asked if each not in known or (again and _is_short(known[each]))
+        ]
         for number, each in enumerate(missing, start=1):
             try:
-                append(file, line_of(_values(measure(each))))
+                found = again(known[each]) if again and each in known else measure(each)
+                append(file, line_of(_values(found)))
             except Exception as error:  # hours of other steps must not be lost to one
                 if failed is None:
                     raise
@@ -135,7 +141,7 @@ def run(
 
 
 def read_results(path: Path) -> tuple[Result, ...]:
-    """The rows of a file; a torn last line does not count.
+    """The rows of a file, the last one of each step; a torn last line does not count.
 
     Raises:
         InvalidInput: it is not a file that `run` wrote; says which line and why.
@@ -147,7 +153,8 @@ def read_results(path: Path) -> tuple[Result, ...]:
     lines = text.split("\n")[:-1]  # no value of ours has a line end; other breaks may be in one
     if lines and tuple(next(csv.reader(lines[:1]))) != COLUMNS:
         raise InvalidInput(f"{path}: is not a file of suite results; its columns are others")
-    return tuple(_result(line, number, path) for number, line in enumerate(lines[1:], start=2))
+    rows = (_result(line, number, path) for number, line in enumerate(lines[1:], start=2))
+    return tuple({row.configuration: row for row in rows}.values())
 
 
 def measure_here(
@@ -164,23 +171,55 @@ def measure_here(
     from wavecast.frameworks.pytorch import sampling
 
     benchmark = suite.benchmark(each.model)
-    samples = round(each.batch * benchmark.units_per_sample)
     try:
         sample = sampling.sample(
             lambda: benchmark.make_step(each.batch, each.precision),
-            samples,
-            benchmark.unit,
+            is_enough,
             limit_s,
+            samples=round(each.batch * benchmark.units_per_sample),
+            unit=benchmark.unit,
         )
     except sampling.OutOfMemory:
         return Result(each.model, each.batch, each.precision, device.id, "oom", benchmark.unit)
+    assert sample.trace is not None
     if traces is not None:
         traces.mkdir(parents=True, exist_ok=True)
         sample.trace.save(traces / f"{each.model}-b{each.batch}-{each.precision}.json.gz")
-    start = _stable_from(sample.seconds)
-    stable = sample.seconds[start:]
     profile = profile_measured(each.model, sample.trace, device)
-    return _measured(each, benchmark, profile, stable, start, sample)
+    whole = sample.trace.measurement
+    assert whole is not None
+    row = Result(
+        **asdict(each),
+        gpu=device.id,
+        status="ok",
+        unit=benchmark.unit,
+        fp32_utilisation=profile.utilisation["fp32"],
+        tensor_utilisation=profile.utilisation["tensor"],
+        cpu_utilisation=profile.cpu_utilisation,
+        gpu_s=profile.gpu_s,
+        host_s=profile.host_s,
+        software=f"{sample.trace.framework}, {whole.software}",
+        **_memory(profile),
+    )
+    return _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
+
+
+def time_again(row: Result, limit_s: float = 20.0) -> Result:
+    """Sample the iterations of a step once more; what was seen of its parts stays.
+
+    As TBD has it, one short profile says what a step consists of and a longer sample how fast it
+    runs: kernels take the same time again, iterations need many samples.
+    """
+    from wavecast.frameworks.pytorch import sampling
+
+    benchmark = suite.benchmark(row.model)
+    try:
+        sample = sampling.sample(
+            lambda: benchmark.make_step(row.batch, row.precision), is_enough, limit_s, look=False
+        )
+    except sampling.OutOfMemory:
+        return row  # it ran before: what else is in the GPU's memory now is not the step's doing
+    return _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
 
 
 def predict_there(each: Configuration, device: Device) -> Result:
@@ -214,48 +253,27 @@ def _memory(profile: Profile) -> dict[str, Any]:
     return {f"{kind.replace(' ', '_')}_bytes": n for kind, n in profile.memory_bytes.items()}
 
 
-def _stable_from(seconds: Sequence[float]) -> int:
-    """Where warm-up ends; of a noisy run, after its first third, which says less but is honest."""
-    window = max(5, min(50, len(seconds) // 6))
-    try:
-        return stable_from(seconds, window)
-    except InvalidInput:
-        return len(seconds) // 3
-
-
-def _measured(
-    each: Configuration,
-    benchmark: suite.Benchmark,
-    profile: Profile,
-    stable: Sequence[float],
-    start: int,
-    sample: Any,
-) -> Result:
-    seconds = statistics.median(stable)
-    whole = sample.trace.measurement
-    return Result(
-        **asdict(each),
-        gpu=profile.device.id,
-        status="ok",
-        unit=benchmark.unit,
-        seconds=seconds,
-        throughput_per_s=each.batch * benchmark.units_per_sample / seconds,
-        gpu_utilisation=profile.gpu_utilisation,
-        fp32_utilisation=profile.utilisation["fp32"],
-        tensor_utilisation=profile.utilisation["tensor"],
-        cpu_utilisation=profile.cpu_utilisation,
-        gpu_s=profile.gpu_s,
-        host_s=profile.host_s,
-        peak_bytes=sample.peak_bytes,
-        reserved_bytes=sample.reserved_bytes,
+def _timed(row: Result, seconds: Sequence[float], peak_bytes: int, reserved_bytes: int) -> Result:
+    """The row with what a sample of iterations says."""
+    start = settled_from(seconds)
+    median_s = statistics.median(seconds[start:])
+    return replace(
+        row,
+        seconds=median_s,
+        throughput_per_s=row.batch * suite.benchmark(row.model).units_per_sample / median_s,
+        gpu_utilisation=min(1.0, row.gpu_s / median_s) if row.gpu_s is not None else None,
+        peak_bytes=peak_bytes,
+        reserved_bytes=reserved_bytes,
         warm_up=start,
-        iterations=len(stable),
-        software=f"{sample.trace.framework}, {whole.software}",
-        **_memory(profile),
+        iterations=len(seconds) - start,
     )
 
 
-def _resume(file: int, path: Path, gpu: str) -> set[Configuration]:
+def _is_short(row: Result) -> bool:
+    return row.status == "ok" and (row.iterations or 0) < ENOUGH
+
+
+def _resume(file: int, path: Path, gpu: str) -> dict[Configuration, Result]:
     """What the file has, after its torn line was cut off and its header is there."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
@@ -264,13 +282,13 @@ def _resume(file: int, path: Path, gpu: str) -> set[Configuration]:
             raise InvalidInput(f"{path}: is not a file of suite results; choose another file")
         os.ftruncate(file, 0)
         append(file, line_of(COLUMNS))
-        return set()
+        return {}
     known = read_results(path)
     for row in known:
         if row.gpu != gpu:
             raise InvalidInput(f"{path}: has results of {row.gpu}, not of {gpu}; choose another")
     os.ftruncate(file, whole)  # only now: a file that is refused stays as it is
-    return {row.configuration for row in known}
+    return {row.configuration: row for row in known}
 
 
 def _values(result: Result) -> list[str]:

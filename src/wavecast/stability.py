@@ -15,6 +15,8 @@ from wavecast.errors import InvalidInput
 
 WINDOW = 50
 TOLERANCE = 0.05
+ENOUGH = 50
+"""Stable iterations to sample at least, as TBD does."""
 NOISIEST = 0.07
 """Iterations that scatter more hide where warm-up ends: at 10% the rule was seen to fail."""
 
@@ -52,6 +54,23 @@ def stable_from(seconds: Sequence[float], window: int = WINDOW) -> int:
     if start > len(seconds) - window:
         raise InvalidInput("the iterations do not become stable; run longer")
     return start
+
+
+def settled_from(seconds: Sequence[float]) -> int:
+    """Where warm-up ends in a run however short; of one too noisy to tell, after its first third.
+
+    The window shrinks with the run, so this says less than `stable_from`.
+    """
+    window = max(5, min(WINDOW, len(seconds) // 6))
+    try:
+        return stable_from(seconds, window)
+    except InvalidInput:
+        return len(seconds) // 3
+
+
+def is_enough(seconds: Sequence[float]) -> bool:
+    """Whether a run has as many stable iterations as a sample needs."""
+    return len(seconds) - settled_from(seconds) >= ENOUGH
 
 
 def stable_seconds(seconds: Sequence[float], window: int = WINDOW) -> float:

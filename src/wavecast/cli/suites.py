@@ -60,6 +60,9 @@ def run(
     traces: Annotated[
         Path | None, typer.Option("--traces", help="A folder for the measured traces, too.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Sample rows of too few stable iterations once more.")
+    ] = False,
     page: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -82,6 +85,7 @@ def run(
             out,
             lambda each: campaign.measure_here(each, device, seconds, traces),
             gpu=device.id,
+            again=(lambda row: campaign.time_again(row, seconds)) if again else None,
             progress=lambda done, total, remaining_s: update(done, remaining_s),
             failed=lambda each, error: failures.append(
                 f"{each.model}, batch {each.batch}, {each.precision}: {error}"

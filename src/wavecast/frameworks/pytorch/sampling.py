@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,9 +15,9 @@ from wavecast.frameworks.pytorch.measurement import measure, require_gpu
 from wavecast.trace import Trace
 
 MOST = 1000
-"""Iterations, as TBD samples them (section III-D2)."""
-FEWEST = 20
-"""Iterations of a step that is slow for the time there is."""
+"""Iterations to run at most."""
+_BETWEEN_LOOKS = 10
+"""Iterations after which the host waits: it must not run ahead for longer than the limit."""
 _REPEATS = 5
 
 
@@ -33,26 +33,44 @@ class Sample:
     """Of each iteration, from the first."""
     peak_bytes: int
     reserved_bytes: int
-    trace: Trace
+    trace: Trace | None
+    """One iteration taken apart, where that was asked for."""
 
 
 def sample(
-    make_step: Callable[[], Callable[[], Any]], samples: int, unit: str, limit_s: float
+    make_step: Callable[[], Callable[[], Any]],
+    enough: Callable[[Sequence[float]], bool],
+    limit_s: float,
+    *,
+    look: bool = True,
+    samples: int | None = None,
+    unit: str = "samples",
 ) -> Sample:
     """Run a step from its first iteration on, then take one apart.
 
     Args:
         make_step: builds the step.
+        enough: whether these iterations, by their seconds, may end the sample.
+        limit_s: how long to run; longer until it is `enough`, but `MOST` iterations at most.
+        look: whether to take an iteration apart.
         samples: how many samples (or other `unit`) one iteration consumes.
         unit: what `samples` counts.
-        limit_s: how long to run; at least `FEWEST` iterations, at most `MOST`.
 
     Raises:
         OutOfMemory: it does not fit.
     """
     require_gpu()
     try:
-        return _sample(make_step, samples, unit, limit_s)
+        torch.cuda.reset_peak_memory_stats()
+        step = make_step()
+        seconds = _iterations(step, enough, limit_s)
+        peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        trace = None
+        if look:
+            trace = measure(
+                step, warm_up=0, repeats=_REPEATS, recordings=1, samples=samples, unit=unit
+            )
+        return Sample(seconds, peak, reserved, trace)
     except torch.OutOfMemoryError:
         pass  # raised below, outside of the handler, whose traceback holds the tensors
     finally:
@@ -61,23 +79,22 @@ def sample(
     raise OutOfMemory
 
 
-def _sample(
-    make_step: Callable[[], Callable[[], Any]], samples: int, unit: str, limit_s: float
-) -> Sample:
-    torch.cuda.reset_peak_memory_stats()
-    step = make_step()
+def _iterations(
+    step: Callable[[], Any], enough: Callable[[Sequence[float]], bool], limit_s: float
+) -> tuple[float, ...]:
+    """The seconds of each iteration, from the first."""
     events = [_now()]
     until = time.perf_counter() + limit_s
-    while len(events) <= FEWEST or (len(events) <= MOST and time.perf_counter() < until):
-        step()
-        events.append(_now())
-        if len(events) % 10 == 0:  # the host must not run ahead for longer than the limit
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    seconds = tuple(a.elapsed_time(b) * 1e-3 for a, b in pairwise(events))
-    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    trace = measure(step, warm_up=0, repeats=_REPEATS, recordings=1, samples=samples, unit=unit)
-    return Sample(seconds, peak, reserved, trace)
+    while True:
+        for _ in range(_BETWEEN_LOOKS):
+            step()
+            events.append(_now())
+        torch.cuda.synchronize()
+        late = time.perf_counter() > until
+        if late or len(events) > MOST:
+            seconds = tuple(a.elapsed_time(b) * 1e-3 for a, b in pairwise(events))
+            if enough(seconds) or len(events) > MOST:
+                return seconds
 
 
 def _now() -> Any:
