@@ -2,7 +2,8 @@
 
     python -m benchmarks.utilisation OUT.csv
 
-on a machine with an NVIDIA GPU: ten steps of the suite, from host-bound to GPU-bound. nvidia-smi
+on a machine with an NVIDIA GPU: steps of the suite, from host-bound to GPU-bound; those that the
+file has are not measured again. nvidia-smi
 counts the part of its sampling period in which a kernel ran; it is asked ten times a second while
 the step runs over and over. torch.profiler's table gives the sum of kernel times, held here to the
 untouched iteration.
@@ -39,6 +40,10 @@ STEPS = (
     ("graphsage", 169343, "fp32"),
     ("a3c", 16, "fp32"),
     ("transformer", 64, "fp32"),
+    ("vit", 16, "bf16"),
+    ("bert-large", 8, "fp32"),
+    ("gnmt", 64, "bf16"),
+    ("inception-v3", 16, "fp32"),
 )
 SECONDS = 3.0
 SETTLING_S = 1.2
@@ -94,12 +99,23 @@ def by_profiler(step: Callable[[], Any], seconds: float, iterations: int = 5) ->
     return total_us * 1e-6 / iterations / seconds
 
 
+def _rows(path: Path) -> list[tuple[str, ...]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [tuple(row) for row in csv.reader(file)][1:]
+
+
 def main(path: Path) -> None:
-    """Measure the ten steps, write the table and print it."""
-    with path.open("w", newline="") as file:
+    """Measure the steps that the table lacks, and print them."""
+    known = {row[:3] for row in _rows(path)}
+    with path.open("a", newline="") as file:
         table = csv.writer(file)
-        table.writerow(COLUMNS)
+        if not known:
+            table.writerow(COLUMNS)
         for model, batch, precision in STEPS:
+            if (model, str(batch), precision) in known:
+                continue
             step = suite.benchmark(model).make_step(batch, precision)
             trace = wavecast.measure(step, warm_up=10, repeats=30, recordings=1)
             assert trace.measurement is not None
