@@ -8,6 +8,7 @@ between the marks of docs/suite.md.
 
 from __future__ import annotations
 
+import csv
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -133,6 +134,20 @@ def observations(found: Iterable[Observation]) -> str:
     return "\n".join(lines)
 
 
+def utilisation(path: Path) -> str:
+    """GPU utilisation by three sources."""
+    lines = [
+        "| model | batch | precision | wavecast | nvidia-smi | torch.profiler |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            shares = (f"{float(row[n]):.1%}" for n in ("wavecast", "nvidia_smi", "profiler"))
+            cells = (row["model"], row["batch"], row["precision"], *shares)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def write(name: str, content: str) -> None:
     """Put a table between its marks on the page."""
     text = PAGE.read_text(encoding="utf-8")
@@ -150,6 +165,7 @@ def main() -> None:
     write("summary", summary(found))
     write("per model", per_model(largest(found)))
     write("memory", memory_by_kind(largest(found)))
+    write("utilisation", utilisation(MEASURED.parent / "utilisation.csv"))
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ def main(path: Path) -> None:
             shares = (own.gpu_utilisation, *others)
             row = (model, batch, precision, f"{own.seconds:.6g}", *(f"{s:.4f}" for s in shares))
             table.writerow(row)
+            file.flush()
             print(*row, flush=True)
             del step, trace
             torch.cuda.empty_cache()

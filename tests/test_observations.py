@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.observations import Observation, observe, observe_kernels
 from wavecast import device, load_trace
 from wavecast.campaign import Result, read_results
 from wavecast.columns import peak_bytes
+from wavecast.stability import ENOUGH
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "measurements" / "h200"
@@ -90,10 +92,10 @@ def test_steps_that_did_not_fit_say_nothing() -> None:
 def measured() -> dict[str, Result]:
     """Every model and precision at its largest batch."""
     rows = read_results(H200 / "suite.csv")
-    assert len(rows) == 134
+    assert len(rows) == 138
     assert {row.status for row in rows} == {"ok"}
-    short = sum((row.iterations or 0) < 50 for row in rows)
-    assert f"of {short} of them" in (ROOT / "docs" / "suite.md").read_text(encoding="utf-8")
+    assert min(row.iterations or 0 for row in rows) >= ENOUGH
+    assert set(Counter((row.model, row.precision) for row in rows).values()) == {3}
     return {f"{row.model} {row.precision}": row for row in rows}
 
 
@@ -124,11 +126,12 @@ def test_low_and_falling_utilisation_is_the_hosts(
     seen: dict[str, Observation], measured: dict[str, Result]
 ) -> None:
     falling = seen["GPU utilisation does not fall with the batch"].others
-    assert falling
-    assert all(is_host_bound(measured[name]) for name in falling)
+    assert falling == ("deep-speech-2 bf16",)  # each batch has another length
+    assert is_host_bound(measured[falling[0]])
     low = seen["the others use it by 95% or more"].others
     others = [name for name in low if not is_host_bound(measured[name])]
-    assert others == ["googlenet fp32"]  # 93%
+    assert others == ["googlenet fp32"]  # 92%
+    assert f"{len(low)} of the 40" in (ROOT / "docs" / "suite.md").read_text(encoding="utf-8")
 
 
 def test_recurrent_layers_that_cudnn_runs_keep_the_gpu_busy(seen: dict[str, Observation]) -> None:
@@ -171,9 +174,9 @@ def test_batch_normalisation_is_long_and_uses_the_gpu_badly_in_every_cnn(tmp_pat
 def test_gpu_utilisation_is_that_of_other_sources() -> None:
     with (H200 / "utilisation.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 10
-    off = [abs(float(row["wavecast"]) - float(row["nvidia_smi"])) for row in rows]
-    assert sum(points > 0.03 for points in off) == 1  # the shortest kernels, A3C's
+    assert len(rows) == 13
+    off = {r["model"] for r in rows if abs(float(r["wavecast"]) - float(r["nvidia_smi"])) > 0.03}
+    assert off == {"a3c", "gnmt"}  # the shortest kernels; batches of other lengths
     for row in rows:
         others = (float(row["nvidia_smi"]), float(row["profiler"]))
         assert min(abs(float(row["wavecast"]) - other) for other in others) < 0.03

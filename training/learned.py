@@ -74,7 +74,7 @@ def fit_all(found: Mapping[str, OpTable]) -> dict[str, OpModel]:
 
 
 def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, Scored]:
-    """What models say of each GPU that never saw it."""
+    """What models say of each GPU that never saw its chip."""
     scores = {}
     for name in PHYSICS:
         table = found[name]
@@ -82,13 +82,14 @@ def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[
         gpus, counts = np.unique(table.gpu, return_counts=True)
         for gpu, count in zip(gpus, counts, strict=True):
             out = table.gpu == gpu
+            same = np.isin(table.gpu, [each for each in gpus if chip_of(each) == chip_of(gpu)])
             if count < LEAST_ROWS:
                 continue
-            if len(gpus) == 1:
+            if same.all():
                 said[out] = table.where(out).predicted(full)
                 continue
             others = {key: full[key] for key in full if key != name}
-            model = fit(name, table.where(~out), others)
+            model = fit(name, table.where(~same), others)
             said[out] = table.where(out).predicted(others | {name: model})
         known = ~np.isnan(said)
         rows = [row for row, is_known in zip(table.rows, known, strict=True) if is_known]

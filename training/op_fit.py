@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -13,8 +14,9 @@ from training.op_table import OpTable
 from wavecast.op_costs import registry as ops
 from wavecast.op_costs.registry import Kind
 from wavecast.op_models.features import FEATURES
-from wavecast.op_models.gpus import Floats
-from wavecast.op_models.model import PHYSICS, REACH, OpModel, generation_of
+from wavecast.op_models.gpus import Floats, joined
+from wavecast.op_models.model import PHYSICS, REACH, OpModel, chip_of, generation_of
+from wavecast.op_models.trees import Forest
 
 SAMPLE = 2500
 """Rows for the physics: a dozen constants need no more."""
@@ -33,6 +35,11 @@ GENERATIONS = ("product", "convolution", "recurrent")
 """Models with a constant for each architecture."""
 FAMILY_ROWS = 4.0
 """A family's factor is what so many rows with none would leave of its mean."""
+CHIP_TREES: Mapping[int, dict[str, Any]] = {
+    200: {"trees": 150, "depth": 5, "rate": 0.08, "least": 10.0},
+    3000: {"trees": 300, "depth": 6, "rate": 0.1, "least": 5.0},
+}
+"""From so many rows on, a chip gets trees of its own: such ones."""
 MOST_ELEMENTWISE = 0.1
 """Elementwise ops are alike where all were measured (NeuSight); what differs on one GPU is what its
 L2 holds."""
@@ -74,8 +81,8 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, trees: bool
     left = _left(table, model, others)
     features = FEATURES[name](part.columns, table.facts(name))
     weight = weights(table)[part.row]
-    forest = grow(features, left[part.row], weight)
-    return replace(model, forest=forest)
+    model = replace(model, forest=grow(features, left[part.row], weight))
+    return replace(model, chips=_chips(table, model, others))
 
 
 def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict[str, float]:
@@ -128,6 +135,26 @@ def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floa
         rows = table.gpu == gpu
         left[rows] -= middle(left[rows], weight[rows])
     return left
+
+
+def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
+    """Trees on what the model misses on each chip of which enough is known; GPUs that differ in
+    memory or cooling only are one."""
+    facts = joined(list(table.gpus), table.which)
+    chips = chip_of(facts)
+    found = {}
+    for chip in np.unique(chips):
+        here = table.where(chips == chip)
+        sizes = [size for rows, size in CHIP_TREES.items() if len(here) >= rows]
+        if not sizes:
+            continue
+        own = np.maximum(here.seconds - here.predicted(others), 0.2 * here.seconds)
+        left = np.clip(np.log(own / here.predicted({model.name: model})), -REACH, REACH)
+        part = here.parts[model.name]
+        features = FEATURES[model.name](part.columns, here.facts(model.name))
+        weight = weights(here)[part.row]
+        found[str(chip)] = grow(features, left[part.row], weight, **sizes[-1])
+    return found
 
 
 def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, float]:

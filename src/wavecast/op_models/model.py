@@ -1,4 +1,4 @@
-"""One op model: physics with fitted constants, times a learned factor that is bounded."""
+"""One op model: physics with fitted constants, times learned factors that are bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "recurrent": (recurrent_s, RECURRENT_PARAMETERS),
 }
 REACH = 1.0
-"""The learned factor lies between exp(-REACH) and exp(REACH)."""
+"""The learned factor lies between exp(-REACH) and exp(REACH), and so does a chip's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +51,32 @@ class OpModel:
     generations: Mapping[str, float] = field(default_factory=dict)
     """By unit class and architecture ("cores.Pascal"): the same, where its GPUs have something in
     common that physics does not say."""
+    chips: Mapping[str, Forest] = field(default_factory=dict)
+    """By chip ("Hopper.132"): the same, where enough ops were measured on the very chip to know
+    what its libraries do with which shapes."""
 
     def seconds(self, columns: Columns, gpu: Gpu, added: Floats | float = 0.0) -> Floats:
         """The time of each part; `added` is its family's."""
         physics, _ = PHYSICS[self.name]
-        learned = self.forest(FEATURES[self.name](columns, gpu)) + added
-        learned = learned + self.generation(columns, gpu)
-        found: Floats = physics(columns, gpu, self.theta) * np.exp(np.clip(learned, -REACH, REACH))
+        features = FEATURES[self.name](columns, gpu)
+        learned = self.forest(features) + added + self.generation(columns, gpu)
+        factor = np.clip(learned, -REACH, REACH) + self.chip(features, gpu)
+        found: Floats = physics(columns, gpu, self.theta) * np.exp(factor)
+        return found
+
+    def chip(self, features: Floats, gpu: Gpu) -> Floats | float:
+        """What each row's chip adds."""
+        if not self.chips:
+            return 0.0
+        keys = chip_of(gpu)
+        if not isinstance(keys, np.ndarray):
+            own = self.chips.get(str(keys))
+            return 0.0 if own is None else np.clip(own(features), -REACH, REACH)
+        found = np.zeros(len(features))
+        for key in np.unique(keys):
+            if str(key) in self.chips:
+                here = keys == key
+                found[here] = np.clip(self.chips[str(key)](features[here]), -REACH, REACH)
         return found
 
     def generation(self, columns: Columns, gpu: Gpu) -> Floats | float:
@@ -68,6 +87,14 @@ class OpModel:
         known, which = np.unique(keys, return_inverse=True)
         offsets = np.array([self.generations.get(str(key), 0.0) for key in known])
         return offsets[which]
+
+
+def chip_of(gpu: Gpu) -> Any:
+    """The key in `OpModel.chips`, or each row's."""
+    if not isinstance(gpu.sm, np.ndarray):
+        return f"{gpu.architecture}.{gpu.sm:.0f}"
+    of_sm = gpu.sm.astype(np.int64).astype(str)
+    return np.strings.add(np.strings.add(gpu.architecture, "."), of_sm)
 
 
 def generation_of(columns: Columns, gpu: Gpu) -> Any:

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from wavecast.op_models.gpus import Floats
 
+FOREST = ("feature", "threshold", "answer", "low", "high")
+"""The arrays that a forest is kept in."""
+
 
 @dataclass(frozen=True, eq=False)
 class Forest:
@@ -45,7 +48,7 @@ class Forest:
         return {
             "feature": self.feature.astype(np.int16),
             "threshold": self.threshold.astype(np.float32),
-            "answer": self.answer.astype(np.float32),
+            "answer": self.answer.astype(np.float16),
             "low": self.low.astype(np.float32),
             "high": self.high.astype(np.float32),
         }

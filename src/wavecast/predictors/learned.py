@@ -22,7 +22,7 @@ from wavecast.devices import Device
 from wavecast.op_models.batch import UNMODELLED, Batch, batch_of, group_of
 from wavecast.op_models.gpus import CODES, Gpu, gpu_of
 from wavecast.op_models.model import OpModel
-from wavecast.op_models.trees import Forest
+from wavecast.op_models.trees import FOREST, Forest
 from wavecast.ops import Unit
 from wavecast.prediction import Estimate
 from wavecast.predictors.attainable import Attainable
@@ -191,7 +191,11 @@ def _model(name: str, arrays: Mapping[str, np.ndarray]) -> OpModel:
     generations = dict(
         zip(of_name["generations"].tolist(), of_name["offsets"].tolist(), strict=True)
     )
-    return OpModel(name, theta, Forest.of(of_name), families, generations)
+    chips = {
+        chip: Forest.of({key: of_name[f"{chip}/{key}"] for key in FOREST})
+        for chip in of_name["chips"].tolist()
+    }
+    return OpModel(name, theta, Forest.of(of_name), families, generations, chips)
 
 
 def stored(models: Mapping[str, OpModel]) -> dict[str, np.ndarray]:
@@ -205,4 +209,7 @@ def stored(models: Mapping[str, OpModel]) -> dict[str, np.ndarray]:
         arrays[f"{name}/factors"] = np.array(list(model.families.values()), dtype=np.float64)
         arrays[f"{name}/generations"] = np.array(list(model.generations), dtype=str)
         arrays[f"{name}/offsets"] = np.array(list(model.generations.values()), dtype=np.float64)
+        arrays[f"{name}/chips"] = np.array(list(model.chips), dtype=str)
+        for chip, forest in model.chips.items():
+            arrays |= {f"{name}/{chip}/{key}": array for key, array in forest.arrays().items()}
     return arrays

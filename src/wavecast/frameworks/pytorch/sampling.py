@@ -61,22 +61,31 @@ def sample(
     """
     require_gpu()
     try:
-        torch.cuda.reset_peak_memory_stats()
-        step = make_step()
-        seconds = _iterations(step, enough, limit_s)
-        peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        trace = None
-        if look:
-            trace = measure(
-                step, warm_up=0, repeats=_REPEATS, recordings=1, samples=samples, unit=unit
-            )
-        return Sample(seconds, peak, reserved, trace)
+        return _sample(make_step, enough, limit_s, look, samples, unit)
     except torch.OutOfMemoryError:
         pass  # raised below, outside of the handler, whose traceback holds the tensors
     finally:
-        gc.collect()
+        gc.collect()  # here, where no frame holds the step any more: the next begins empty
         torch.cuda.empty_cache()
     raise OutOfMemory
+
+
+def _sample(
+    make_step: Callable[[], Callable[[], Any]],
+    enough: Callable[[Sequence[float]], bool],
+    limit_s: float,
+    look: bool,
+    samples: int | None,
+    unit: str,
+) -> Sample:
+    torch.cuda.reset_peak_memory_stats()
+    step = make_step()
+    seconds = _iterations(step, enough, limit_s)
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    trace = None
+    if look:
+        trace = measure(step, warm_up=0, repeats=_REPEATS, recordings=1, samples=samples, unit=unit)
+    return Sample(seconds, peak, reserved, trace)
 
 
 def _iterations(
