@@ -9,11 +9,12 @@ between the marks of docs/suite.md.
 from __future__ import annotations
 
 import csv
-import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
+from benchmarks import pages
 from benchmarks.observations import Observation, observe, observe_kernels
 from wavecast import device
 from wavecast.analysis import MEMORY_KINDS
@@ -70,7 +71,7 @@ def memory_by_kind(found: Iterable[Pair]) -> str:
         held = sum(_held(kind, row) or 0 for kind in MEMORY_KINDS)
         lines.append(
             f"| {row.model} | {row.batch} | {row.precision} | {' | '.join(cells)} "
-            f"| {memory(held)} | {memory(row.peak_bytes or 0)} |"
+            f"| {memory(held)} | {_bytes('peak', row, other)} |"
         )
     return "\n".join(lines)
 
@@ -106,7 +107,7 @@ def summary(found: Sequence[Pair]) -> str:
 
     lines = ["| what | mean | median | worst |", "|---|---:|---:|---:|"]
     in_percent = {"throughput": [100 * abs(_relative(r, o)) for r, o in found]}
-    for kind in MEMORY_KINDS:
+    for kind in (*MEMORY_KINDS, "peak"):
         errors = [
             100 * abs(predicted / measured - 1)
             for r, o in found
@@ -148,19 +149,12 @@ def utilisation(path: Path) -> str:
     return "\n".join(lines)
 
 
-def write(name: str, content: str) -> None:
-    """Put a table between its marks on the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    mark = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    assert mark.search(text), f"{PAGE} has no mark {name}"
-    PAGE.write_text(mark.sub(lambda m: m[1] + content + m[2], text), encoding="utf-8")
-
-
 def main() -> None:
     """Write all tables."""
     found = pairs()
     rows = [row for row, _ in found]
     seen = (*observe(rows), observe_kernels(MEASURED.parent / "suite", device(rows[0].gpu)))
+    write = partial(pages.write, PAGE)
     write("observations", observations(sorted(seen, key=lambda each: each.number)))
     write("summary", summary(found))
     write("per model", per_model(largest(found)))

@@ -22,6 +22,7 @@ from wavecast.ops import Kind, Unit
 from wavecast.prediction import Prediction
 from wavecast.predictors.roofline import available
 from wavecast.trace import Allocation, Call, Kernel, Measurement, Phase, Role, Trace
+from wavecast.workspaces.estimate import with_workspaces
 
 CAUSES = ("host", "synchronisation", "communication", "input")
 """Why a GPU may stand still."""
@@ -183,7 +184,7 @@ def _cpu_utilisation(whole: Measurement | None) -> float | None:
 
 def profile_predicted(name: str, prediction: Prediction) -> Profile:
     """What a prediction says of a step that nobody ran."""
-    trace = prediction.trace
+    trace = with_workspaces(prediction.trace, prediction.device)
     idle_s = max(0.0, prediction.seconds - prediction.gpu_s)
     # Without its waits the step would take as long as the slower of host and GPU.
     unhurried_s = max(0.0, max(prediction.host_s, prediction.gpu_s) - prediction.gpu_s)
@@ -213,8 +214,8 @@ def memory_by_kind(trace: Trace) -> dict[str, int | None]:
     """The most that each kind of memory ever takes (TBD, section III-D3).
 
     Feature maps are what the forward pass leaves for the backward pass; dynamic is what else comes
-    and goes, and the optimizer's state; workspace is what libraries take for themselves, which
-    only a measurement sees.
+    and goes, and the optimizer's state; workspace is what libraries take for themselves: measured,
+    or added by `with_workspaces`.
     """
     if not trace.allocations:
         return dict.fromkeys(MEMORY_KINDS)

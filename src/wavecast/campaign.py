@@ -18,11 +18,13 @@ from typing import Any
 from wavecast import suite
 from wavecast.analysis import Profile, profile_measured, profile_predicted
 from wavecast.append_file import append, appending, line_of
+from wavecast.columns import peak_bytes
 from wavecast.devices import Device
 from wavecast.errors import InvalidInput
 from wavecast.families import family
 from wavecast.prediction import predict
 from wavecast.stability import ENOUGH, is_enough, settled_from
+from wavecast.workspaces.estimate import with_workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ def predict_there(each: Configuration, device: Device) -> Result:
         tensor_utilisation=profile.utilisation["tensor"],
         gpu_s=profile.gpu_s,
         host_s=profile.host_s,
+        peak_bytes=peak_bytes(with_workspaces(trace, device).allocations),
         software=trace.framework,
         **_memory(profile),
     )

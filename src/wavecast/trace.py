@@ -61,7 +61,7 @@ class Role(StrEnum):
     INPUT = "input"
     INTERMEDIATE = "intermediate"
     WORKSPACE = "workspace"
-    """What libraries and kernels take for themselves; only a measurement sees it."""
+    """What libraries and kernels take for themselves; no traced tensor shows it."""
 
 
 @dataclass(frozen=True, slots=True)

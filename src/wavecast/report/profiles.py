@@ -99,7 +99,7 @@ def _explanations(found: Sequence[Profile]) -> Iterable[str]:
     if first.known_share < _ALL:
         yield f"FLOPs are known for {first.known_share:.0%} of the GPU's time"
     if any(first.memory_bytes.values()):
-        unseen = "" if first.memory_bytes["workspace"] else "; workspaces of libraries are not seen"
+        unseen = "" if first.memory_bytes["workspace"] else "; workspaces are not known"
         yield f"memory: the most ever allocated of each kind{unseen}"
 
 

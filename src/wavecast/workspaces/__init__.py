@@ -1,0 +1,1 @@
+"""What libraries and kernels take for themselves while an op runs, from shapes and the GPU."""
