@@ -62,12 +62,12 @@ def rows_of(data: Path) -> Sequence[Row]:
     return [row for row in all_rows(data) if device(row.gpu).vendor == "NVIDIA"]
 
 
-def fit_all(found: Mapping[str, OpTable]) -> dict[str, OpModel]:
+def fit_all(found: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, OpModel]:
     """A model of each sort of part; of one that nobody measured, the physics it begins with."""
     models: dict[str, OpModel] = {}
     for name, (_, parameters) in PHYSICS.items():
         if name in found:
-            models[name] = fit(name, found[name], models)
+            models[name] = fit(name, found[name], models, chips=chips)
         else:
             models[name] = OpModel(name, {each: bounds[0] for each, bounds in parameters.items()})
     return models
@@ -89,7 +89,7 @@ def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[
                 said[out] = table.where(out).predicted(full)
                 continue
             others = {key: full[key] for key in full if key != name}
-            model = fit(name, table.where(~same), others)
+            model = fit(name, table.where(~same), others, chips=False)
             said[out] = table.where(out).predicted(others | {name: model})
         known = ~np.isnan(said)
         rows = [row for row, is_known in zip(table.rows, known, strict=True) if is_known]
@@ -117,7 +117,9 @@ def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
     path = cache / f"learned-without-{'-'.join(map(str, chip_of(gpu)))}-{digest(rows)[:12]}.npz"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **cast(dict[str, Any], stored(fit_all(tables(others)))))
+        np.savez_compressed(
+            path, **cast(dict[str, Any], stored(fit_all(tables(others), chips=False)))
+        )
     with np.load(path) as arrays:
         models = restored(dict(arrays), PHYSICS)
     return replace(shipped, models=models, _batches={}, _gpus={})

@@ -36,6 +36,8 @@ from wavecast.trace import Op
 ROOT = Path(__file__).parent.parent
 MEASURED = ROOT / "measurements" / "h200"
 OUR_GPU = "h200-sxm"
+OUR_STEPS = "h200 steps"
+"""The source of ops that our measured traces have."""
 SEED = 0
 
 NEUSIGHT_LEAST_MS = {"bmm": 0.15, "linear": 0.25, "conv": 0.4, "softmax": 0.2, "ln": 0.2}
@@ -265,7 +267,7 @@ def _traced(folder: Path) -> Iterator[Row]:
             if seconds > 0 and ops.launches(call.op) and ops.cost_of(call.op) is not None:
                 found[gpu, call.op].append(seconds)
     for (gpu, op), times in found.items():
-        yield Row((op,), gpu, float(np.median(times)), "h200 steps")
+        yield Row((op,), gpu, float(np.median(times)), OUR_STEPS)
 
 
 def _layers(folder: Path) -> Iterator[Row]:

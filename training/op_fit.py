@@ -68,21 +68,22 @@ def middle(values: Floats, weight: Floats) -> float:
     return float(values[order][np.searchsorted(below, below[-1] / 2)])
 
 
-def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, trees: bool = True) -> OpModel:
-    """The model of a name, on rows of which `others` predict the parts that are not its."""
+def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool = True) -> OpModel:
+    """The model of a name, on rows of which `others` predict the parts that are not its.
+
+    `chips`: with trees for the chips of these rows; of no use for others.
+    """
     model = OpModel(name, _constants(name, table, others))
     if name == "stream":
         model = replace(model, families=_families(table, model))
     if name in GENERATIONS:
         model = replace(model, generations=_generations(table, model, others))
-    if not trees:
-        return model
     part = table.parts[name]
     left = _left(table, model, others)
     features = FEATURES[name](part.columns, table.facts(name))
     weight = weights(table)[part.row]
     model = replace(model, forest=grow(features, left[part.row], weight))
-    return replace(model, chips=_chips(table, model, others))
+    return replace(model, chips=_chips(table, model, others)) if chips else model
 
 
 def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict[str, float]:

@@ -14,12 +14,12 @@ from made import copy_to_gpu, mm, relu, tensor, unknown
 from wavecast.devices import Fact, device
 from wavecast.op_models.batch import batch_of
 from wavecast.op_models.convolutions import WINOGRAD_GAIN
-from wavecast.op_models.gpus import gpu_of
+from wavecast.op_models.gpus import gpu_of, joined
 from wavecast.op_models.model import REACH
 from wavecast.op_models.parts import COLUMNS, parts_of
 from wavecast.op_models.trees import NOTHING, Forest
 from wavecast.predictors.attainable import Attainable
-from wavecast.predictors.learned import UNSEEN, Learned
+from wavecast.predictors.learned import UNSEEN, Learned, restored, stored
 from wavecast.predictors.roofline import bound
 from wavecast.trace import Op, Scalar, TensorSpec
 
@@ -189,6 +189,46 @@ def test_the_learned_factor_is_bounded() -> None:
         bare = dataclasses.replace(model, forest=NOTHING, generations={})
         ratio = model.seconds(part.columns, gpu) / bare.seconds(part.columns, gpu)
         assert np.all(np.abs(np.log(ratio)) <= REACH + 1e-9)
+
+
+def test_what_was_learned_of_a_chip_counts_there_only_and_is_bounded() -> None:
+    part = batch_of([mm(640, 640, 640)], {}).parts["product"]
+    features = 14
+    far = Forest(
+        np.zeros((1, 1), np.int64),
+        np.zeros((1, 1)),
+        np.full((1, 2), 5.0),
+        np.full(features, -100.0),
+        np.full(features, 1e4),
+    )
+    bare = dataclasses.replace(LEARNED.models["product"], chips={})
+    known = dataclasses.replace(bare, chips={"Hopper.132": far})
+    for name, factor in (("h200-sxm", math.exp(REACH)), ("h100-pcie-80gb", 1.0), ("t4", 1.0)):
+        gpu = gpu_of(device(name))
+        assert gpu is not None
+        ratio = known.seconds(part.columns, gpu) / bare.seconds(part.columns, gpu)
+        assert ratio == pytest.approx(factor)
+
+
+def test_rows_of_several_gpus_get_what_was_learned_of_their_own_chips() -> None:
+    facts = [gpu_of(device(name)) for name in ("h200-sxm", "t4", "a100-sxm-80gb")]
+    known = [each for each in facts if each is not None]
+    part = batch_of([mm(640, 640, 640), mm(64, 64, 64), mm(4096, 4096, 64)], {}).parts["product"]
+    model = LEARNED.models["product"]
+    together = model.seconds(part.columns, joined(known, np.arange(3)))
+    for row, gpu in enumerate(known):
+        assert together[row] == pytest.approx(model.seconds(part.columns, gpu)[row])
+
+
+def test_a_fit_is_stored_and_restored() -> None:
+    again = restored(stored(LEARNED.models), LEARNED.models)
+    ops_ = [mm(640, 640, 640), convolution(8, 64, 56, 64, 3), relu(512, 512)]
+    for name in ("h200-sxm", "t4", "rtx-4090"):
+        gpu = gpu_of(device(name))
+        assert gpu is not None
+        batch = batch_of(ops_, LEARNED.models["stream"].families)
+        assert np.array_equal(batch.seconds(again, gpu), batch.seconds(LEARNED.models, gpu))
+    assert any(model.chips for model in again.values())
 
 
 def test_every_part_has_all_its_numbers() -> None:

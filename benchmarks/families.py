@@ -1,0 +1,144 @@
+"""Our own steps, predicted by models that never saw an op of their family of models.
+
+    python -m benchmarks.families --data FOLDER --cache FOLDER [--write docs/accuracy.md]
+
+Families (BERT of all sizes, VGG, ...) are dealt into `FOLDS` groups. For each group the op models
+are fitted anew without every op that only its steps have; what other steps, the sweep of single
+layers and other GPUs have of the same shapes stays. The H200 stays in the fit: this is about models
+never seen, on a GPU that was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks import own_steps, pages
+from benchmarks.own_steps import MEASURED
+from benchmarks.public_steps.case import Case, Traces
+from benchmarks.scoring import Contender, Scored, groups, read, score, summary
+from training.learned import fit_all, rows_of
+from training.op_data import OUR_STEPS, Row, digest
+from training.op_table import tables
+from wavecast import load_trace
+from wavecast.op_models.model import PHYSICS
+from wavecast.predictors.learned import Learned, restored, stored
+from wavecast.trace import Op
+
+FOLDS = 6
+NAME = "family left out"
+SWEEP = "sweep"
+
+
+def family_of(model: str) -> str:
+    """BERT for bert-base and hf_bert_padded: the letters that a model's name begins with."""
+    found = re.match(r"(?:hf_)?([a-z]+)", model)
+    return found[1] if found else model
+
+
+def fold_of(family: str, families: Sequence[str]) -> int:
+    """The group that a family is left out with."""
+    return sorted(families).index(family) % FOLDS
+
+
+def owners() -> dict[Op, set[str]]:
+    """The families (or the sweep) that each measured op was seen in."""
+    found: dict[Op, set[str]] = defaultdict(set)
+    for path in sorted(MEASURED.rglob("*.json.gz")):
+        own = SWEEP if path.parent.name == SWEEP else family_of(path.name)
+        for op in load_trace(path).counts:
+            found[op].add(own)
+    return found
+
+
+def kept(rows: Iterable[Row], left_out: set[str], seen: dict[Op, set[str]]) -> list[Row]:
+    """The rows of which something is known without these families."""
+    return [row for row in rows if row.source != OUR_STEPS or not seen[row.ops[0]] <= left_out]
+
+
+def fitted_without(left_out: set[str], data: Path, cache: Path) -> Learned:
+    """The models fitted without the ops of these families; kept in a folder."""
+    rows = kept(rows_of(data), left_out, owners())
+    path = cache / f"learned-families-{digest(rows)[:12]}.npz"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, **cast(dict[str, Any], stored(fit_all(tables(rows)))))
+    with np.load(path) as arrays:
+        models = restored(dict(arrays), PHYSICS)
+    return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
+
+
+def table(rows: Sequence[Scored], known: Sequence[Scored]) -> str:
+    """Errors by set and by family, beside those of the shipped fit, which has seen the ops."""
+    lines = [
+        "| | steps | GPU time: mean | median | bias | in the fit: mean | "
+        "iteration: mean | median | in the fit: mean |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    fitted = {(row.case.set, row.case.name): row for row in known}
+
+    def line(name: str, group: Sequence[Scored]) -> str:
+        others = [fitted[row.case.set, row.case.name] for row in group]
+        gpu, gpu_fitted = ([r.gpu_error or 0.0 for r in each] for each in (group, others))
+        whole, whole_fitted = summary(group), summary(others)
+        cells = (
+            f"{_mean(gpu):.1%} | {statistics.median(map(abs, gpu)):.1%} | "
+            f"{statistics.mean(gpu):+.1%} | {_mean(gpu_fitted):.1%}"
+        )
+        return (
+            f"| {name} | {len(group)} | {cells} | {whole.mean:.1%} | {whole.median:.1%} | "
+            f"{whole_fitted.mean:.1%} |"
+        )
+
+    lines += [line(name, group) for name, group in groups(rows, lambda row: row.case.set)]
+    lines.append(line("**all**", rows))
+    lines += [line(name, group) for name, group in groups(rows, lambda r: family_of(r.case.model))]
+    return "\n".join(lines)
+
+
+def _always(model: Learned, _: str) -> Learned:
+    return model
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return statistics.mean(map(abs, errors))
+
+
+def main() -> None:
+    """Fit, predict, show."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    parser.add_argument("--cache", type=Path, required=True, help="where fits and traces are kept")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
+    given = parser.parse_args()
+    cases = list(own_steps.cases())
+    families = sorted({family_of(case.model) for case in cases})
+    traces = Traces(given.cache)
+    for case in cases:
+        if traces.path(case) is None and traces.failure(case) is None:
+            traces.make(case)
+    found: list[Scored] = []
+    for fold in range(FOLDS):
+        out = {each for each in families if fold_of(each, families) == fold}
+        model = fitted_without(out, given.data, given.cache)
+        own: list[Case] = [case for case in cases if family_of(case.model) in out]
+        found += score(read(own, traces), [Contender(NAME, partial(_always, model))])
+        print(f"group {fold + 1} of {FOLDS}: {', '.join(sorted(out))}", flush=True)
+    known = list(score(read(cases, traces), [Contender("shipped", lambda _: Learned.shipped())]))
+    text = table(found, known)
+    print(text)
+    if given.write:
+        pages.write(given.write, "families", text)
+
+
+if __name__ == "__main__":
+    main()
