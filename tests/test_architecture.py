@@ -35,11 +35,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "append_file": {"errors"},
     "collection": {"append_file", "layers", "errors"},
     "stability": {"errors"},
+    "runs": {"errors"},
+    "run_readers": {"runs", "stability", "errors"},
+    "run_store": {"runs", "run_readers", "errors"},
     "campaign": {
         *("append_file", "stability", "suite", "devices", "families", "trace"),
         *("prediction", "analysis", "columns", "workspaces", "errors"),
     },
-    "frameworks": {"trace", "intervals", "devices", "ops", "layers", "collection", "errors"},
+    "frameworks": {
+        *("trace", "intervals", "devices", "ops", "layers", "collection"),
+        *("runs", "run_readers", "errors"),
+    },
     "suite": {"errors"},
     "timeline": {"trace", "ops", "errors"},
     "intervals": {"trace"},
@@ -58,13 +64,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device_file": {"devices"},
     "report": {
         *("trace", "devices", "prices", "ops", "intervals"),
-        *("prediction", "batches", "analysis", "suite", "campaign", "errors"),
+        *("prediction", "batches", "analysis", "suite", "campaign", "runs", "errors"),
     },
     "targets": {"trace", "trace_file", "suite", "errors"},
-    "__init__": {"trace", "devices", "families", "prices", "errors"},
+    "__init__": {"trace", "devices", "families", "prices", "runs", "errors"},
     "cli": {
         *("__init__", "trace", "trace_file", "devices", "families", "suite"),
-        *("report", "targets", "errors"),
+        *("report", "targets", "runs", "errors"),
     },
     "__main__": {"cli"},
 }
@@ -79,7 +85,9 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
     "cli": {
         *("predictors", "frameworks", "collection", "counters", "device_file"),
         *("fitting", "analysis", "campaign", "pieces", "prediction"),
+        *("run_readers", "run_store"),
     },
+    "frameworks": {"__init__"},  # the store of runs
     "targets": {"frameworks"},  # only for a profiler file
     "fitting": {"frameworks"},  # torch
     "campaign": {"frameworks"},  # torch
@@ -98,6 +106,7 @@ LONG_FILES = {
 PUBLIC = [
     "CaptureError",
     "Device",
+    "DoubtfulInput",
     "Estimate",
     "Host",
     "InvalidInput",
@@ -108,7 +117,10 @@ PUBLIC = [
     "Prediction",
     "Predictor",
     "Price",
+    "Run",
+    "RunStore",
     "Scaler",
+    "StoreUnavailable",
     "Trace",
     "UnknownName",
     "WavecastError",
@@ -120,6 +132,7 @@ PUBLIC = [
     "predict",
     "price",
     "read_kineto",
+    "read_runs",
     "trace",
 ]
 

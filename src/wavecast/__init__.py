@@ -14,9 +14,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wavecast.devices import Device, device, devices
-from wavecast.errors import CaptureError, InvalidInput, MissingExtra, UnknownName, WavecastError
+from wavecast.errors import (
+    CaptureError,
+    DoubtfulInput,
+    InvalidInput,
+    MissingExtra,
+    StoreUnavailable,
+    UnknownName,
+    WavecastError,
+)
 from wavecast.families import family
 from wavecast.prices import Price, price
+from wavecast.runs import Run
 from wavecast.trace import Measurement, Trace, load_trace
 
 if TYPE_CHECKING:
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.measurement import measure
     from wavecast.frameworks.pytorch.tracker import OperationTracker
     from wavecast.prediction import Estimate, Prediction, Predictor, Scaler, predict
+    from wavecast.run_readers import read_runs
+    from wavecast.run_store.store import RunStore
     from wavecast.timeline import Host
 
 __version__ = "0.1.0"
@@ -32,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
     "Device",
+    "DoubtfulInput",
     "Estimate",
     "Host",
     "InvalidInput",
@@ -42,7 +54,10 @@ __all__ = [
     "Prediction",
     "Predictor",
     "Price",
+    "Run",
+    "RunStore",
     "Scaler",
+    "StoreUnavailable",
     "Trace",
     "UnknownName",
     "WavecastError",
@@ -54,6 +69,7 @@ __all__ = [
     "predict",
     "price",
     "read_kineto",
+    "read_runs",
     "trace",
 ]
 
@@ -65,11 +81,13 @@ _LAZY = {
     "OperationTracker": "wavecast.frameworks.pytorch.tracker",
     "Prediction": "wavecast.prediction",
     "Predictor": "wavecast.prediction",
+    "RunStore": "wavecast.run_store.store",
     "Scaler": "wavecast.prediction",
     "extrapolate_batch": "wavecast.batches",
     "measure": "wavecast.frameworks.pytorch.measurement",
     "predict": "wavecast.prediction",
     "read_kineto": "wavecast.frameworks.kineto",
+    "read_runs": "wavecast.run_readers",
 }
 
 
@@ -78,7 +96,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'wavecast' has no attribute {name!r}")
     import importlib
 
-    with _needing_torch(name):
+    with _needing_extra(name):
         return getattr(importlib.import_module(_LAZY[name]), name)
 
 
@@ -107,7 +125,7 @@ def trace(
         unit: what `samples` counts.
         progress: called now and then with the number of ops traced so far.
     """
-    with _needing_torch("tracing"):
+    with _needing_extra("tracing"):
         from wavecast.frameworks.pytorch import capture
     target = device(gpu) if isinstance(gpu, str) else gpu
     return capture(
@@ -119,11 +137,16 @@ def trace(
     )
 
 
+# What an optional dependency is called, and the extra that brings it.
+_EXTRAS = {"torch": ("torch", "torch"), "sqlalchemy": ("SQLAlchemy", "runs")}
+
+
 @contextmanager
-def _needing_torch(what: str) -> Iterator[None]:
+def _needing_extra(what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in _EXTRAS:
             raise
-        raise MissingExtra(f"{what} needs torch: pip install 'wavecast[torch]'") from error
+        name, extra = _EXTRAS[error.name]
+        raise MissingExtra(f"{what} needs {name}: pip install 'wavecast[{extra}]'") from error

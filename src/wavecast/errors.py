@@ -4,7 +4,10 @@ WavecastError
 ├── UnknownName       a GPU, model or op that we do not know; names the nearest
 ├── InvalidInput      a file or value that is not what it should be; says where and why
 ├── CaptureError      the user's step could not be traced; names the op and the line
-└── MissingExtra      an optional dependency is not installed; says what to install
+├── MissingExtra      an optional dependency is not installed; says what to install
+└── StoreUnavailable  the store of runs cannot be reached or written
+
+DoubtfulInput is a warning: a file was read, but not all of it, or it should be looked at.
 """
 
 
@@ -26,3 +29,11 @@ class CaptureError(WavecastError):
 
 class MissingExtra(WavecastError):
     """An optional dependency that this needs and that is not installed."""
+
+
+class StoreUnavailable(WavecastError):
+    """A run store that cannot be reached, read or written; what it holds is whole."""
+
+
+class DoubtfulInput(UserWarning):
+    """Part of a file that was left out, or should be looked at; says where and why."""
