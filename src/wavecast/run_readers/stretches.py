@@ -19,6 +19,10 @@ PAUSE = 10.0
 """A stretch this many times as long as the median holds something else: a checkpoint, a test, a
 suspended machine, a clock that was set."""
 
+MOST_SET_BACK, MOST_SET_BACK_SHARE = 3, 0.02
+"""Times that a clock may go back, in number and as a share of the moments: summer time and a
+correction or two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -50,47 +54,73 @@ def trainings(marks: Iterable[Mark], doubts: Doubts) -> list[list[Stretch]]:
 
     Marks that are there twice, and stretches over which the clock went back, are left out, and
     told. Marks at the same moment as the one before (a coarse clock) do not end a stretch.
+
+    Raises:
+        InvalidInput: the clock goes back again and again, so that no time can be believed.
     """
     found: list[list[Stretch]] = [[]]
     last: Mark | None = None
+    seen = back = 0
     for mark in marks:
+        seen += 1
         if last is None:
             last = mark
-            continue
-        if mark.iteration == last.iteration:
-            if not mark.after_break and mark.time_s == last.time_s:
-                doubts.tell(mark.place, "is there twice; the second one is left out")
-            elif not mark.after_break:
-                doubts.tell(
-                    mark.place,
-                    f"iteration {mark.iteration} is there twice, at two times; the second is taken",
-                )
+        elif mark.iteration == last.iteration:
+            _tell_twice(mark, last, doubts)
             last = replace(mark, time_s=max(mark.time_s, last.time_s))
-            continue
-        if mark.iteration < last.iteration:
-            doubts.tell(
-                mark.place,
-                f"goes back from iteration {last.iteration} to {mark.iteration}; what follows is "
-                "taken as another training",
-                "goes back to an earlier iteration",
-            )
+        elif mark.iteration < last.iteration:
+            _tell_restart(mark, last, doubts)
             found.append([])
+            last = mark
         elif mark.time_s < last.time_s:
-            doubts.tell(
-                mark.place,
-                f"the clock went back by {last.time_s - mark.time_s:.6g} s; the iterations up to "
-                "here are left out",
-                "the clock went back",
-            )
-        elif not mark.after_break:
-            if mark.time_s == last.time_s:
-                continue
-            stretch = Stretch(
-                mark.iteration - last.iteration, mark.time_s - last.time_s, mark.place
-            )
-            found[-1].append(stretch)
-        last = mark
+            _tell_clock(mark, last, doubts)
+            back += 1
+            last = mark
+        elif mark.after_break or mark.time_s > last.time_s:
+            if not mark.after_break:
+                found[-1].append(_between(last, mark))
+            last = mark
+    if last is not None and back > max(MOST_SET_BACK, MOST_SET_BACK_SHARE * seen):
+        raise InvalidInput(
+            f"{doubts.path}: {last.place}: the clock goes back at {back} of {seen} moments up to "
+            "here; none of these times can be believed"
+        )
     return [each for each in found if each]
+
+
+def _between(last: Mark, mark: Mark) -> Stretch:
+    return Stretch(mark.iteration - last.iteration, mark.time_s - last.time_s, mark.place)
+
+
+def _tell_twice(mark: Mark, last: Mark, doubts: Doubts) -> None:
+    if mark.after_break:  # a training that goes on after a test says again where it is
+        return
+    if mark.time_s == last.time_s:
+        doubts.tell(mark.place, "is there twice; the second one is left out")
+    else:
+        doubts.tell(
+            mark.place,
+            f"iteration {mark.iteration} is there twice, at two times; the later one is taken",
+            "an iteration is there twice, at two times",
+        )
+
+
+def _tell_restart(mark: Mark, last: Mark, doubts: Doubts) -> None:
+    doubts.tell(
+        mark.place,
+        f"goes back from iteration {last.iteration} to {mark.iteration}; what follows is taken as "
+        "another training",
+        "goes back to an earlier iteration",
+    )
+
+
+def _tell_clock(mark: Mark, last: Mark, doubts: Doubts) -> None:
+    doubts.tell(
+        mark.place,
+        f"the clock went back by {last.time_s - mark.time_s:.6g} s; the iterations up to here are "
+        "left out",
+        "the clock went back",
+    )
 
 
 def runs_of(
