@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import postgres
 import pytest
 
 sys.modules["torchvision"] = None  # type: ignore[assignment]
@@ -26,3 +29,42 @@ def the_same_numbers_on_one_thread() -> Iterator[None]:
 def transformers() -> Any:
     """Hugging Face's models, for which we do not need torchvision."""
     return pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lightning, which asks for the version of torchvision, too."""
+    real = importlib.metadata.Distribution.from_name
+
+    def found(name: str) -> importlib.metadata.Distribution:
+        if name == "torchvision":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", staticmethod(found))
+    return pytest.importorskip("pytorch_lightning")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server that runs while the tests do."""
+    pytest.importorskip("psycopg", reason="needs wavecast[postgres]")
+    programs = postgres.programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed: apt install postgresql")
+    server = postgres.Server(programs)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new run store may be: a file, or a database of a real server."""
+    pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
+    if request.param == "sqlite":
+        return str(tmp_path / "runs.sqlite")
+    server: postgres.Server = request.getfixturevalue("postgres_server")
+    return server.new_database()

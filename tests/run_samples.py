@@ -91,7 +91,7 @@ def caffe_log(iterations: int = 1500, test_s: float = 12.5) -> str:
     for iteration, at_s in moments(iterations, 20):
         if iteration % 500 == 0:
             say(at_s + tested_s, "solver.cpp:337", f"Iteration {iteration}, Testing net (#0)")
-            tested_s += test_s
+            tested_s += test_s + iteration / 1e5
             done = at_s + tested_s
             say(done, "solver.cpp:404", "    Test net output #0: accuracy = 0.31")
             say(done, "solver.cpp:404", "    Test net output #1: loss = 3.1 (* 1 = 3.1 loss)")

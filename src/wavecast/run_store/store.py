@@ -52,7 +52,11 @@ class RunStore:
 
     def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
         self._engine, self.name = connect(place)
-        schema.migrate(self._engine, self.name)
+        try:
+            schema.migrate(self._engine, self.name)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

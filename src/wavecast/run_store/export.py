@@ -1,0 +1,56 @@
+"""Runs as a table that any of our readers, and any other program, reads back exactly."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+from wavecast.errors import InvalidInput
+from wavecast.runs import COLUMNS, Run, record
+
+SUFFIXES = (".csv", ".jsonl")
+
+
+def export(runs: Iterable[Run], path: Path) -> int:
+    """Write runs as CSV or JSON Lines, by the name of the file; gives how many.
+
+    The file appears when it is whole: an export that is interrupted leaves what was there.
+
+    Raises:
+        InvalidInput: the file cannot be written, or is called otherwise.
+    """
+    if path.suffix not in SUFFIXES:
+        raise InvalidInput(f"runs are exported as FILE.csv or FILE.jsonl, not {path}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            count = write(runs, file, path.suffix)
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return count
+
+
+def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
+    """Write runs into an open file; gives how many."""
+    count = 0
+    rows = csv.writer(file, lineterminator="\n")
+    if suffix == ".csv":
+        rows.writerow(COLUMNS)
+    for run in runs:
+        values = record(run)
+        if suffix == ".csv":
+            # repr reads back as the same number, to the last bit
+            rows.writerow(
+                "" if v is None else repr(v) if v is run.seconds else v for v in values.values()
+            )
+        else:
+            file.write(json.dumps(values, allow_nan=False) + "\n")
+        count += 1
+    return count

@@ -1,0 +1,112 @@
+"""A PostgreSQL server of the tests' own: started, killed and started again.
+
+Debian's package has it (`apt install postgresql`); its programs are looked for on PATH and where
+Debian puts them. It refuses to run as root, so root starts it as another user.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WAIT_S = 60
+
+
+def programs() -> Path | None:
+    """The folder with PostgreSQL's programs, if it is installed."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for place in (os.environ.get("PATH"), *map(str, places)):
+        found = shutil.which("initdb", path=place)
+        if found and shutil.which("postgres", path=str(Path(found).resolve().parent)):
+            return Path(found).resolve().parent
+    return None
+
+
+class Server:
+    """A server with a data folder of its own, reached by a socket in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = Path(tempfile.mkdtemp(prefix="wavecast-pg-"))  # pytest's folders are private
+        self._programs = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names = 0
+        self._user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            names = {user.pw_name: user for user in pwd.getpwall()}
+            user = names.get("postgres") or names["nobody"]
+            os.chown(self.data, user.pw_uid, user.pw_gid)
+            self._user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        self._run(
+            "initdb", "-D", "data", "-A", "trust", "-U", "wavecast", "-E", "UTF8", "--no-sync"
+        )
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with (self.data / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                # -F: no fsync. Killing processes loses nothing that the kernel has.
+                [self._programs / "postgres", "-F", "-D", "data", "-k", self.data, "-h", ""],
+                cwd=self.data,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **self._user,
+            )
+        until = time.monotonic() + WAIT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError((self.data / "log").read_text())
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL for the server and everything it started, at once."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def close(self) -> None:
+        """Stop it and remove its data."""
+        if self._process is not None:
+            self.kill()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        import psycopg
+
+        self._names += 1
+        with psycopg.connect(self._where("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE t{self._names}")
+        return f"postgresql://wavecast@/t{self._names}?host={self.data}"
+
+    def _where(self, name: str) -> str:
+        return f"host={self.data} user=wavecast dbname={name}"
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self._where("postgres"), connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._programs / program, *arguments],
+            cwd=self.data,
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._user,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stderr}")
