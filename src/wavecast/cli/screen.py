@@ -8,10 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 _PIPE_WIDTH = 10_000
 """Columns for a pipe: nothing is cut off or wrapped there."""
+_WORTH_A_LINE = 20_000
+"""Things of which a pipe is told how many are done."""
 
 
 @contextmanager
@@ -84,6 +92,27 @@ def counted(doing: str, total: int) -> Iterator[Callable[[int, float], None]]:
         yield lambda done, remaining_s: bar.update(
             task, completed=done, left=f"{remaining_s:.0f} s left"
         )
+
+
+@contextmanager
+def advancing(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for what is done of what there is, known only later; lines in a pipe, for much."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        said = 0.0
+
+        def say(done: int, total: int) -> None:
+            nonlocal said
+            if total >= _WORTH_A_LINE and (done >= total or done >= said + total / 20):
+                said = done
+                print(f"{doing}: {done} of {total}", file=sys.stderr)
+
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

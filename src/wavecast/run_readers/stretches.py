@@ -188,7 +188,9 @@ def stable_part(
                 f"ends, which takes {6 * window}; give the iterations of warm-up yourself: "
                 "warm_up=..., or --warm-up on the command line"
             )
-        stable = stretches[stable_from([each.each_s for each in stretches], window) :]
+        # A median does not see a warm-up of less than half its window, so one goes in any case.
+        begin = max(window, stable_from([each.each_s for each in stretches], window))
+        stable = stretches[begin:]
     else:
         stable = _after(stretches, warm_up)
     usual_s = statistics.median(each.each_s for each in stable)

@@ -46,10 +46,7 @@ def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
     for run in runs:
         values = record(run)
         if suffix == ".csv":
-            # repr reads back as the same number, to the last bit
-            rows.writerow(
-                "" if v is None else repr(v) if v is run.seconds else v for v in values.values()
-            )
+            rows.writerow("" if value is None else value for value in values.values())
         else:
             file.write(json.dumps(values, allow_nan=False) + "\n")
         count += 1
