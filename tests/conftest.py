@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import postgres
 import pytest
+
+from benchmarks.postgres import Server, programs
 
 sys.modules["torchvision"] = None  # type: ignore[assignment]
 
@@ -46,13 +47,13 @@ def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[postgres.Server]:
+def postgres_server() -> Iterator[Server]:
     """A PostgreSQL server that runs while the tests do."""
     pytest.importorskip("psycopg", reason="needs wavecast[postgres]")
-    programs = postgres.programs()
-    if programs is None:
+    folder = programs()
+    if folder is None:
         pytest.skip("PostgreSQL is not installed: apt install postgresql")
-    server = postgres.Server(programs)
+    server = Server(folder)
     try:
         server.start()
         yield server
@@ -66,5 +67,5 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
     if request.param == "sqlite":
         return str(tmp_path / "runs.sqlite")
-    server: postgres.Server = request.getfixturevalue("postgres_server")
+    server: Server = request.getfixturevalue("postgres_server")
     return server.new_database()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -129,11 +130,12 @@ def test_a_long_import_shows_how_far_it_is(tmp_path: Path) -> None:
     piped = run("runs", "add", file, "--store", tmp_path / "a.sqlite")
     assert piped.err.splitlines()[0] == "adding many.csv: 10000 of 25000"
     assert piped.err.splitlines()[-1] == "adding many.csv: 25000 of 25000"
-    shown = run_in_terminal("runs", "add", file, "--store", tmp_path / "b.sqlite", **env())
+    shown = run_in_terminal(
+        "runs",
+        "add",
+        file,
+        "--store",
+        tmp_path / "b.sqlite",
+        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
+    )
     assert "/25000" in shown
-
-
-def env() -> dict[str, str]:
-    import os
-
-    return {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -14,17 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from postgres import Server
 from run_samples import LOGS, TABLE
+from sqlalchemy import Connection
 
 import wavecast
+from benchmarks.postgres import Server
 from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable
 from wavecast.run_readers.facts import Given
 from wavecast.run_store import schema
 from wavecast.run_store import store as store_module
 from wavecast.run_store.database import connect, default_place, reading
 from wavecast.run_store.imports import Imported, add_file
-from wavecast.run_store.store import Added, RunStore
+from wavecast.run_store.store import Added, RunStore, insert
 from wavecast.runs import Run, check, identity
 
 RUN = Run("AlexNet", 32, 100, 2.5, gpu="m6000", source="a.csv:2")
@@ -305,20 +305,22 @@ def test_a_server_killed_during_an_import_loses_nothing(
     file = write_table(tmp_path / "runs.csv", 10_000)
     place = postgres_server.new_database()
 
-    def kill(done: int, total: int) -> None:
-        if done == 4000:  # the next transaction is under way, or soon will be
-            threading.Timer(0.01, postgres_server.kill).start()
+    def insert_and_kill(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
+        count = insert(connection, runs)
+        if next(iter(runs))[1].iterations > 4000:  # written, but not for good
+            postgres_server.kill()
+        return count
 
+    monkeypatch.setattr("wavecast.run_store.imports.insert", insert_and_kill)
     with RunStore(place) as store:
         try:
             with pytest.raises(StoreUnavailable, match="nothing half-written is in it"):
-                add_file(store, file, progress=kill)
+                add_file(store, file)
         finally:
             postgres_server.start()
-        whole = store.count()
-        assert whole % 500 == 0
-        assert 4000 <= whole < 10_000
-        assert add_file(store, file) == Imported(str(file), 10_000, 10_000 - whole, whole)
+        assert store.count() == 4000
+        monkeypatch.setattr("wavecast.run_store.imports.insert", insert)
+        assert add_file(store, file) == Imported(str(file), 10_000, 6000, resumed_at=4000)
         assert [run.iterations for run in store.runs()] == list(range(1, 10_001))
 
 

@@ -7,7 +7,6 @@ them. A run is known by its contents: the same run read twice is one run.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -46,6 +45,7 @@ class Run:
 COLUMNS = tuple(field.name for field in fields(Run))
 DEFAULTS = {field.name: field.default for field in fields(Run) if field.default is not MISSING}
 WHOLE = ("batch", "iterations", "gpus", "inner_modules")
+_IDENTIFYING = tuple((n, DEFAULTS.get(n, MISSING)) for n in COLUMNS if n != "source")
 TEXTS = ("model", "phase", "gpu", "precision", "framework", "source")
 
 
@@ -77,14 +77,16 @@ def identity(run: Run) -> str:
 
     Values equal to their default do not count, so that a field added later changes no identity.
     """
-    told = [
-        (name, value)
-        for name in COLUMNS
-        if name != "source" and (value := getattr(run, name)) != DEFAULTS.get(name, MISSING)
-    ]
-    # repr gives the shortest text that reads back as the same number, on every machine.
-    text = json.dumps([(name, repr(float(v)) if name == "seconds" else v) for name, v in told])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    # repr gives the shortest text that reads back as the same number, on every machine; no text of
+    # a run has the character between, which cannot be shown.
+    told = "\x1f".join(
+        [
+            f"{name}={float(value)!r}" if name == "seconds" else f"{name}={value}"
+            for name, default in _IDENTIFYING
+            if (value := getattr(run, name)) != default
+        ]
+    )
+    return hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def record(run: Run) -> dict[str, Any]:

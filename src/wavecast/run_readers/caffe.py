@@ -82,7 +82,10 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
         _take(entry, found[-1], doubts)
     timed = [each for each in found if each.marks]
     if not timed:
-        raise InvalidInput(f"{path}: has no line of an iteration, such as 'Iteration 20, loss = 1'")
+        raise InvalidInput(
+            f"{path}: has no line of an iteration, such as 'Iteration 20, loss = 1'; what "
+            "`caffe time` writes is of layers, not of runs"
+        )
     for each in timed:
         yield from _training_runs(each, given, doubts)
         yield from _testing_runs(each, given, doubts)

@@ -77,9 +77,9 @@ def add_file(
         return Imported(str(file), checked.count, 0, done)
     if checked.kept is None:
         again = iterate_runs(file, given, format=format, told=lambda _: None)
-        rest = islice(_same(again, checked, file), done, None)
+        rest: Iterator[tuple[str, Run]] = islice(_same(again, checked, file), done, None)
     else:
-        rest = islice(checked.kept, done, None)
+        rest = ((identity(run), run) for run in islice(checked.kept, done, None))
     new, written = 0, done
     for some in batches(rest):
         written += len(some)
@@ -103,15 +103,16 @@ def _check(runs: Iterable[Run]) -> _Checked:
     return _Checked(digest.hexdigest(), count, None if kept is None else tuple(kept))
 
 
-def _same(runs: Iterable[Run], checked: _Checked, file: Path) -> Iterator[Run]:
-    """The runs, as they were when they were checked."""
+def _same(runs: Iterable[Run], checked: _Checked, file: Path) -> Iterator[tuple[str, Run]]:
+    """The runs, as they were when they were checked, with their identities."""
     digest, count = hashlib.sha256(), 0
     for run in runs:
-        digest.update(identity(run).encode())
+        key = identity(run)
+        digest.update(key.encode())
         count += 1
         if count == checked.count and digest.hexdigest() != checked.key:
             break
-        yield run
+        yield key, run
     if count != checked.count or digest.hexdigest() != checked.key:
         raise InvalidInput(f"{file}: changed while it was read; import it again")
 

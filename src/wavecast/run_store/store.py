@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Select, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import BigInteger, Connection, Double, Select, TextClause, func, select, text
+from sqlalchemy.dialects import sqlite
 
 from wavecast.errors import InvalidInput
 from wavecast.run_store import schema
@@ -21,6 +21,7 @@ from wavecast.runs import COLUMNS, Run, check, identity, record
 
 BATCH = 10_000
 """Runs of one transaction, and of one fetch."""
+_Item = TypeVar("_Item")
 NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules")
 
 
@@ -78,8 +79,9 @@ class RunStore:
         """
         new = known = 0
         for some in batches(runs):
+            rows = [_identified(run) for run in some]
             with self.writing() as connection:
-                added = insert(connection, some)
+                added = insert(connection, rows)
             new, known = new + added, known + len(some) - added
         return Added(new, known)
 
@@ -153,33 +155,59 @@ class RunStore:
             yield from connection.execution_options(yield_per=BATCH).execute(chosen).partitions()
 
 
-def insert(connection: Connection, runs: Iterable[Run]) -> int:
+def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
     """Insert, within a transaction, the runs that are not there; how many those were.
 
-    Raises:
-        InvalidInput: a run that cannot be true.
+    Args:
+        connection: with a transaction.
+        runs: that were checked, each with its identity.
     """
-    rows = {}
-    for run in runs:
-        try:
-            rows[identity(check(run))] = record(run)
-        except InvalidInput as error:
-            raise InvalidInput(f"{run.source or run}: {error}") from None
+    rows = [{"id": key, **record(run)} for key, run in dict(runs).items()]
     if not rows:
         return 0
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(schema.runs).on_conflict_do_nothing(index_elements=["id"])
-    done = connection.execution_options(preserve_rowcount=True).execute(
-        statement, [{"id": key, **row} for key, row in rows.items()]
-    )
+    if connection.dialect.name == "postgresql":
+        done = connection.execute(
+            _INSERT_ARRAYS, {name: [r[name] for r in rows] for name in rows[0]}
+        )
+    else:
+        statement = sqlite.insert(schema.runs).on_conflict_do_nothing(index_elements=["id"])
+        done = connection.execution_options(preserve_rowcount=True).execute(statement, rows)
     return done.rowcount
 
 
-def batches(runs: Iterable[Run]) -> Iterator[tuple[Run, ...]]:
+def batches(runs: Iterable[_Item]) -> Iterator[tuple[_Item, ...]]:
     """The runs, as many at a time as one transaction takes."""
     rest = iter(runs)
     while some := tuple(islice(rest, BATCH)):
         yield some
+
+
+def _insert_arrays() -> TextClause:
+    """One statement for many rows, a column an array: in PostgreSQL far faster than row by row."""
+    kinds = {
+        column.name: "double precision"
+        if isinstance(column.type, Double)
+        else "bigint"
+        if isinstance(column.type, BigInteger)
+        else "text"
+        for column in schema.runs.columns
+        if column.name != "number"
+    }
+    arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in kinds.items())
+    return text(
+        f"INSERT INTO {schema.runs.name} ({', '.join(kinds)}) "
+        f"SELECT * FROM unnest({arrays}) ON CONFLICT (id) DO NOTHING"
+    )
+
+
+_INSERT_ARRAYS = _insert_arrays()
+
+
+def _identified(run: Run) -> tuple[str, Run]:
+    try:
+        return identity(check(run)), run
+    except InvalidInput as error:
+        raise InvalidInput(f"{run.source or run}: {error}") from None
 
 
 def _where(

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: started, killed and started again.
+"""A PostgreSQL server of the tests' and benchmarks' own: started, killed and started again.
 
 Debian's package has it (`apt install postgresql`); its programs are looked for on PATH and where
 Debian puts them. It refuses to run as root, so root starts it as another user.
