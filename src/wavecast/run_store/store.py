@@ -162,7 +162,9 @@ def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
         connection: with a transaction.
         runs: that were checked, each with its identity.
     """
-    rows = [{"id": key, **record(run)} for key, run in dict(runs).items()]
+    rows = [
+        {"id": key, **record(run), "seconds": float(run.seconds)} for key, run in dict(runs).items()
+    ]
     if not rows:
         return 0
     if connection.dialect.name == "postgresql":
