@@ -7,7 +7,6 @@ Debian puts them. It refuses to run as root, so root starts it as another user.
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -39,6 +38,8 @@ class Server:
         self._names = 0
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
+            import pwd  # not on Windows
+
             names = {user.pw_name: user for user in pwd.getpwall()}
             user = names.get("postgres") or names["nobody"]
             os.chown(self.data, user.pw_uid, user.pw_gid)

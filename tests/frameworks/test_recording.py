@@ -51,6 +51,17 @@ def test_warm_up_and_evaluations_are_left_out(tmp_path: Path) -> None:
         assert list(store.runs()) == [run]
 
 
+def test_of_a_long_training_fewer_moments_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wavecast.frameworks.recording.MOST_MARKS", 200)
+    recorder, _ = record(tmp_path, 5000)
+    assert len(recorder._marks) < 200
+    (run,) = recorder.end(FACTS)
+    assert run.seconds / run.iterations == pytest.approx(0.1)
+    assert run.iterations > 2000  # of every 128 steps or so, those with an evaluation are out
+
+
 def test_a_training_that_is_too_short_is_not_recorded_and_ends_well(tmp_path: Path) -> None:
     recorder, _ = record(tmp_path, 20)
     with pytest.warns(DoubtfulInput, match=r"was not recorded: test: .* too few"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from wavecast.run_readers.facts import Facts
 from wavecast.run_readers.stretches import Mark, runs_of, trainings
 from wavecast.run_readers.text import Doubts, warn
 from wavecast.runs import Run
+
+MOST_MARKS = 100_000
+"""Moments that are kept of a training, however long it is."""
 
 
 class Recorder:
@@ -44,6 +48,7 @@ class Recorder:
         self._given = make_given(given)
         self._marks: list[Mark] = []
         self._broken = False
+        self._every = 1
         self.runs: tuple[Run, ...] = ()
         """What was recorded last."""
         with wavecast.RunStore(store):
@@ -51,12 +56,17 @@ class Recorder:
 
     def begin(self) -> None:
         """A training begins."""
-        self._marks, self._broken, self.runs = [], False, ()
+        self._marks, self._broken, self._every, self.runs = [], False, 1, ()
 
     def step(self, number: int) -> None:
         """A step has ended."""
+        if number % self._every:
+            return
         self._marks.append(Mark(number, self._clock(), f"step {number}", self._broken))
         self._broken = False
+        if len(self._marks) >= MOST_MARKS:  # a long training: every second one will do
+            self._every *= 2
+            self._marks = _every_second(self._marks)
 
     def interrupt(self) -> None:
         """Something other than steps takes time: an evaluation, a checkpoint."""
@@ -76,6 +86,12 @@ class Recorder:
             warn(f"the training was not recorded: {error}")
         doubts.close()
         return self.runs
+
+
+def _every_second(marks: list[Mark]) -> list[Mark]:
+    """Half of the marks; one before which there was something else stands for both."""
+    pairs = zip(marks[::2], marks[1::2], strict=False)
+    return [replace(b, after_break=a.after_break or b.after_break) for a, b in pairs]
 
 
 def gpu_name(device: Any) -> str:
