@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from wavecast.errors import InvalidInput
-from wavecast.run_store.database import writing
+from wavecast.run_store.database import reading, writing
 
 _metadata = MetaData()
 _number = BigInteger().with_variant(Integer, "sqlite")  # only so does SQLite number rows itself
@@ -70,6 +70,9 @@ def migrate(engine: Engine, name: str, to: int | None = None) -> None:
         InvalidInput: a newer wavecast made the store.
     """
     newest = len(_STEPS)
+    with reading(engine, name) as connection:
+        if version_of(connection) == newest:
+            return
     with writing(engine, name) as connection:
         now = version_of(connection)
         if now > newest:

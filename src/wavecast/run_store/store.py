@@ -37,9 +37,11 @@ class Added:
 class RunStore:
     """Past runs in SQLite or PostgreSQL; a run added twice is there once.
 
+    ```python
     with wavecast.RunStore() as store:
         store.add(wavecast.read_runs("train.log"))
         runs = list(store.runs(model="AlexNet"))
+    ```
 
     Args:
         place: a file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE. Without it the
