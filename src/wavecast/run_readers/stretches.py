@@ -124,25 +124,21 @@ def _tell_clock(mark: Mark, last: Mark, doubts: Doubts) -> None:
 
 
 def runs_of(
-    each_training: Sequence[Sequence[Stretch]],
-    facts: Facts,
-    given: Given,
-    doubts: Doubts,
-    place: str = "",
+    each_training: Sequence[Sequence[Stretch]], facts: Facts, given: Given, doubts: Doubts
 ) -> list[Run]:
     """A run of each training that is long enough.
 
     Raises:
-        InvalidInput: none is; says why the longest is not.
+        InvalidInput: none is; says why the first is not.
     """
     found: list[Run] = []
     refused: list[tuple[str, str]] = []
     for stretches in each_training:
-        where = place or stretches[0].place
+        where = stretches[0].place
         try:
             stable = stable_part(stretches, given.warm_up, doubts)
         except InvalidInput as error:
-            refused.append((stretches[0].place, str(error)))
+            refused.append((where, str(error)))
             continue
         found.append(
             make_run(
