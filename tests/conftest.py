@@ -1,4 +1,7 @@
-"""Tests run as if torchvision were not installed: it has no build for the CPU torch they use."""
+"""Tests run as if torchvision were not installed: it has no build for the CPU torch they use.
+
+They see no devices and no host of the machine's user.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,19 @@ import pytest
 from benchmarks.postgres import Server, programs
 
 sys.modules["torchvision"] = None  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What `wavecast calibrate` left on this machine must not change a test."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(_empty(tmp_path_factory)))
+    monkeypatch.delenv("WAVECAST_HOST", raising=False)
+
+
+def _empty(factory: pytest.TempPathFactory) -> Path:
+    return factory.getbasetemp() / "no-configuration"
 
 
 @pytest.fixture

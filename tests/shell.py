@@ -56,7 +56,9 @@ def run_in_terminal(*arguments: object, **env: str) -> str:
         [sys.executable, "-m", "wavecast", *map(str, arguments)],
         stdout=theirs,
         stderr=theirs,
-        env={"TERM": "xterm-256color", "PATH": os.environ["PATH"]} | env,
+        env={name: os.environ[name] for name in ("PATH", "XDG_CONFIG_HOME")}
+        | {"TERM": "xterm-256color"}
+        | env,
     )
     os.close(theirs)
     shown = b""

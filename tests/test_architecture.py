@@ -51,7 +51,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intervals": {"trace"},
     "columns": {"trace", "ops"},
     "pace": {"trace", "ops", "intervals", "timeline"},
-    "prediction": {"trace", "devices", "columns", "pace", "timeline", "errors"},
+    "hosts": {"devices", "timeline", "toml_file", "errors"},
+    "estimates": {"trace", "devices", "columns", "errors"},
+    "prediction": {
+        *("trace", "devices", "columns", "estimates", "hosts", "pace", "timeline", "errors"),
+    },
     "batches": {"prediction", "errors"},
     "predictors": {"trace", "devices", "ops", "op_models", "layers", "prediction", "errors"},
     "analysis": {
@@ -63,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fitting": {"collection", "devices", "predictors", "errors"},
     "device_file": {"devices"},
     "report": {
-        *("trace", "devices", "prices", "ops", "intervals"),
+        *("trace", "devices", "prices", "ops", "intervals", "hosts", "timeline"),
         *("prediction", "batches", "analysis", "suite", "campaign", "runs", "errors"),
     },
     "targets": {"trace", "trace_file", "suite", "errors"},
@@ -83,7 +87,7 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
     "__init__": {"frameworks", "prediction", "timeline"},  # torch and numpy
     # numpy and torch
     "cli": {
-        *("predictors", "frameworks", "collection", "counters", "device_file"),
+        *("predictors", "frameworks", "collection", "counters", "device_file", "hosts"),
         *("fitting", "analysis", "campaign", "pieces", "prediction"),
         *("run_readers", "run_store"),
     },

@@ -182,6 +182,22 @@ def test_a_slower_host_makes_a_slower_step(saved: Path) -> None:
     assert seconds("--host-factor", "0") < seconds()
 
 
+def test_a_step_in_a_cuda_graph_waits_for_the_gpu_alone(saved: Path) -> None:
+    done = run("predict", saved, "--gpu", "h200-sxm", "--cuda-graph", "--json")
+    (found,) = json.loads(done.out)["predictions"]
+    assert found["host"] == "reference host, as one CUDA graph"
+    assert found["bound_by"] == "gpu"
+    shown = run("profile", saved, "--gpu", "h200-sxm", "--cuda-graph").out
+    assert "issued by the reference host, as one CUDA graph" in shown
+
+
+def test_hosts_and_graphs_are_for_predictions(saved: Path) -> None:
+    for option in (("--host", "reference"), ("--cuda-graph",)):
+        done = run("profile", saved, *option)
+        assert (done.code, done.out) == (1, "")
+        assert "name a GPU (--gpu)" in done.err
+
+
 def test_a_pipe_gets_whole_lines_without_colour_or_blanks_at_their_ends(saved: Path) -> None:
     notes = ("upper bound: " + "very " * 100 + "long",)
     found = step()

@@ -21,8 +21,10 @@ from wavecast.collection import read_rows
 from wavecast.counters import Counted, Key
 from wavecast.devices import Fact, device
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch import calibration, measurement
+from wavecast.frameworks.pytorch import calibration, issuing, measurement
+from wavecast.hosts import find_host, reference_times
 from wavecast.targets import resolve
+from wavecast.timeline import REFERENCE_HOST
 from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
 
 ALL_REDUCE = Op("nccl.all_reduce", (tensor(8),), (tensor(8),))
@@ -120,7 +122,6 @@ def prediction(*arguments: object) -> dict[str, Any]:
         pytest.param(["measure", "resnet50"], id="measure"),
         pytest.param(["measure", "resnet50", "--counters", "--json"], id="measure --counters"),
         pytest.param(["iterate", "resnet50"], id="iterate"),
-        pytest.param(["calibrate"], id="calibrate"),
         pytest.param(["collect", "bmm", "-o", "rows.csv"], id="collect"),
     ],
 )
@@ -156,6 +157,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         return measured(samples=None if samples is None else run_step())
 
     monkeypatch.setattr(measurement, "require_gpu", lambda: None)
+    monkeypatch.setattr(measurement, "has_gpu", lambda: True)
     monkeypatch.setattr(wavecast, "measure", fake)
     return f"{path}:make_step"
 
@@ -218,34 +220,103 @@ def test_long_kernels_are_counted_once_for_each_gpu(
     assert asked[1] == (["relu_kernel"], iterate[:4])
 
 
-# Calibrate, likewise.
+# Calibrate, with a GPU and without.
+
+
+@pytest.fixture
+def a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that takes twice as long as the reference."""
+
+    def time_host(device: str = "cpu") -> dict[str, float]:
+        return {name: 2 * seconds for name, seconds in reference_times()[device].items()}
+
+    monkeypatch.setattr(issuing, "time_host", time_host)
+    monkeypatch.setattr(issuing, "processor", lambda: "a processor")
+
+
+@pytest.fixture
+def a_known_gpu(a_gpu: str, a_host: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Fact]:
+    """A machine with a T4 that attains these facts."""
+    facts = {"memory_bytes_per_s": Fact(2.4e11, "me"), "tf32_tensor_flops": Fact(1e13, "me")}
+    direct = {"launch_s": 3e-6, "sync_s": 4e-6, "graph_s": 5e-6, "node_s": 6e-8}
+    monkeypatch.setattr(calibration, "calibrate", lambda seconds: ("Tesla T4", facts))
+    monkeypatch.setattr(issuing, "time_gpu", lambda: direct)
+    monkeypatch.setattr(issuing, "gpu_name", lambda: "Tesla T4")
+    return facts
+
+
+def test_without_a_gpu_the_host_is_calibrated_and_kept(a_host: None, tmp_path: Path) -> None:
+    done = run("calibrate")
+    shown = cells(done.out)
+    assert (done.code, shown[0]) == (0, "a processor")
+    assert "a module 10.0 us 20.0 us 2.00" in shown
+    assert "from the end to the host 7.30 us 7.30 us 1.00" in shown
+    assert any("without a GPU" in line for line in shown)
+    assert f"saved as {tmp_path / 'config' / 'wavecast' / 'host.toml'}" in done.out
+    assert "no GPU here: its rates were not measured" in shown
+    assert find_host("mine").module_s == pytest.approx(2 * REFERENCE_HOST.module_s)
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Path:
+    path = tmp_path / "traced.json.gz"
+    step().save(path)
+    return path
+
+
+def test_a_calibrated_host_is_named_where_it_issues(a_host: None, traced: Path) -> None:
+    run("calibrate")
+    mine = "a processor, calibrated"
+    assert f"issued by the host {mine}" in run("predict", traced, "--gpu", "l4").out
+    assert prediction(traced, "--gpu", "l4", "--host", "reference")["host"] == "reference host"
+    assert prediction(traced, "--gpu", "l4", "--host", "mine")["host"].startswith(f"host {mine}")
+    profiled = run("profile", traced, "--gpu", "l4").out
+    assert f"predicted, issued by the host {mine}" in profiled
+
+
+def test_a_host_may_be_kept_elsewhere_and_asked_for(
+    a_host: None, traced: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "server.toml"
+    found = json.loads(run("calibrate", "--host-out", path, "--json").out)
+    assert (found["gpu"], found["host"]["file"]) == (None, str(path))
+    assert found["host"]["costs"]["module_s"] == pytest.approx(2 * REFERENCE_HOST.module_s)
+    assert prediction(traced, "--gpu", "l4")["host"] == "reference host"
+    assert "a processor" in prediction(traced, "--gpu", "l4", "--host", path)["host"]
+
+
+def test_an_unknown_host_is_refused(traced: Path) -> None:
+    said = refused(run("predict", traced, "--gpu", "l4", "--host", "yours"))
+    assert 'unknown host "yours"' in said
+    said = refused(run("predict", traced, "--gpu", "l4", "--host", "mine"))
+    assert 'run "wavecast calibrate"' in said
 
 
 def test_a_calibration_is_shown_and_kept_as_facts_of_ones_own(
-    a_gpu: str, monkeypatch: pytest.MonkeyPatch
+    a_known_gpu: dict[str, Fact],
 ) -> None:
-    facts = {"memory_bytes_per_s": Fact(2.4e11, "me"), "tf32_tensor_flops": Fact(1e13, "me")}
-    monkeypatch.setattr(calibration, "calibrate", lambda seconds: ("Tesla T4", facts))
     shown = cells(run("calibrate").out)
-    assert shown[0] == f"{device('t4').name} (t4)"
+    assert f"{device('t4').name} (t4)" in shown
     assert "memory_bytes_per_s 320 GB/s 240 GB/s 75%" in shown
     assert "tf32_tensor_flops ? 10.0 TFLOP/s" in shown
-    assert device("t4").measured["memory_bytes_per_s"] == facts["memory_bytes_per_s"]
+    assert device("t4").measured["memory_bytes_per_s"] == a_known_gpu["memory_bytes_per_s"]
     assert device("t4").memory_bytes_per_s == 320e9
 
 
+def test_with_a_gpu_launches_and_waits_are_measured_too(a_known_gpu: dict[str, Fact]) -> None:
+    assert any("with Tesla T4" in line for line in cells(run("calibrate").out))
+    mine = find_host("mine")
+    assert (mine.launch_s, mine.sync_s, mine.graph_s, mine.node_s) == (3e-6, 4e-6, 5e-6, 6e-8)
+
+
 def test_a_calibration_as_json_says_where_it_is(
-    a_gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    a_known_gpu: dict[str, Fact], tmp_path: Path
 ) -> None:
-    facts = {"fp32_flops": Fact(7e12, "me")}
-    monkeypatch.setattr(calibration, "calibrate", lambda seconds: ("Tesla T4", facts))
     found = json.loads(run("calibrate", "-o", tmp_path / "mine", "--json").out)
-    assert found == {
-        "gpu": "t4",
-        "file": str(tmp_path / "mine" / "t4.toml"),
-        "fp32_flops": {"value": 7e12, "source": "me"},
-    }
-    wanted = device_file.with_measured(device("t4"), facts)
+    assert found["gpu"] == "t4"
+    assert found["file"] == str(tmp_path / "mine" / "t4.toml")
+    assert found["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
+    wanted = device_file.with_measured(device("t4"), a_known_gpu)
     assert wavecast.device(found["file"]) == wanted
 
 

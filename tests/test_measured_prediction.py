@@ -17,7 +17,7 @@ from wavecast.errors import InvalidInput, UnknownName
 from wavecast.prediction import HOST_SPREAD, Estimate, default_scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.roofline import Roofline
-from wavecast.timeline import REFERENCE_HOST, RecordedHost
+from wavecast.timeline import GRAPH_GAP_S, REFERENCE_HOST, RecordedHost
 from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
 
 T4, L4, A100 = device("t4"), device("l4"), device("a100-sxm-80gb")
@@ -289,3 +289,12 @@ def test_a_measured_trace_survives_its_file(tmp_path: Any) -> None:
     again = wavecast.load_trace(path)
     assert predict(again, A100).seconds == predict(step(seconds=5.0), A100).seconds
     assert predict(again, T4).seconds == pytest.approx(5)
+
+
+def test_a_measured_step_as_a_graph_has_its_kernels_and_no_host() -> None:
+    calls = [ran(mm(), 2.0, 1.0, host_s=9.0), ran(relu(64), 1.0, host_s=9.0)]
+    eager = measured(*calls, seconds=18.0, host_s=18.0, gpu_s=4.0)
+    assert predict(eager, T4, predictor=Times(1)).seconds == pytest.approx(18)
+    found = predict(eager, T4, predictor=Times(1), graphed=True)
+    assert found.seconds == pytest.approx(4 + 3 * GRAPH_GAP_S, abs=1e-9)
+    assert found.host.name == "reference host, as one CUDA graph"

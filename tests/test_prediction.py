@@ -298,3 +298,26 @@ def test_predicting_on_every_gpu_takes_less_than_a_second() -> None:
     found = [predict(made, gpu) for gpu in gpus]
     assert all(p.low_s <= p.seconds <= p.high_s for p in found)
     assert time.process_time() - start < 1
+
+
+def test_a_graphed_step_takes_the_gpus_time_whatever_the_host() -> None:
+    slow = dataclasses.replace(REFERENCE_HOST.scaled(1e6), graph_s=0.5, node_s=0.0)
+    found = predicted(step(), host=slow, graphed=True)
+    assert found.gpu_s == 9.25
+    assert found.seconds == 9.25
+    assert found.host_s == pytest.approx(0.5)
+    assert found.bound_by == "gpu"
+    assert found.host.name == "reference host x1e+06, as one CUDA graph"
+
+
+def test_the_launch_of_a_graph_may_take_longer_than_its_kernels() -> None:
+    slow = dataclasses.replace(FREE_HOST, graph_s=100.0)
+    found = predicted(step(), host=slow, graphed=True, host_factor=2)
+    assert found.seconds == pytest.approx(200)
+    assert found.bound_by == "host"
+
+
+def test_a_step_that_waits_for_the_gpu_is_no_graph() -> None:
+    waits = trace(call(mm(), syncs=True), call(mm()))
+    with pytest.raises(InvalidInput, match="a CUDA graph cannot wait"):
+        predicted(waits, graphed=True)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from made import call, mm, relu, tensor, view
 
 from wavecast.errors import InvalidInput
-from wavecast.timeline import REFERENCE_HOST, Host, Step, play
-from wavecast.trace import Call, Op, Phase
+from wavecast.timeline import REFERENCE_HOST, Host, Step, kernels, play, refuse_waits
+from wavecast.trace import Call, Kernel, Op, Phase
 
 HOST = Host(
     name="test",
@@ -212,3 +212,42 @@ def test_without_a_backward_pass_autograd_writes_nothing_down() -> None:
 def test_a_host_factor_that_is_no_factor_is_refused(factor: float) -> None:
     with pytest.raises(InvalidInput, match="from 0 on"):
         REFERENCE_HOST.scaled(factor)
+
+
+def test_a_graph_is_launched_once_and_no_op_costs_anything() -> None:
+    host = replace(HOST, graph_s=5.0, node_s=0.5, launch_s=2.0, sync_s=1.0).graphed()
+    calls = [call(mm()), call(view(2)), call(lstm(6)), call(mm(), Phase.BACKWARD)]
+    assert host.issue_times(calls).tolist() == [5 + (1 + 12 + 1) * 0.5, 0, 0, 0]
+    assert host.trip_s == 3
+    assert host.name == "test, as one CUDA graph"
+    assert not len(host.issue_times([]))
+
+
+def test_kernels_are_those_that_were_seen_or_else_those_that_an_op_has() -> None:
+    assert kernels([call(mm()), call(view(2)), call(lstm(6))]).tolist() == [1, 0, 12]
+    seen = Call(mm(), Phase.FORWARD, kernels=(Kernel("a", 1.0), Kernel("b", 1.0)))
+    assert kernels([seen, call(mm()), call(lstm(6))]).tolist() == [2, 0, 0]
+
+
+def item() -> Call:
+    return call(Op("aten._local_scalar_dense", (tensor(),), ()), Phase.OTHER, syncs=True)
+
+
+def test_a_graph_cannot_wait_for_the_gpu() -> None:
+    with pytest.raises(InvalidInput, match=r"_local_scalar_dense, call 2 of 3\. Take the wait"):
+        refuse_waits([call(mm()), item(), call(mm())])
+    waits = Call(mm(), Phase.FORWARD, "net.0", syncs=True)
+    with pytest.raises(InvalidInput, match=r"aten\.mm in net\.0, call 1 of 2"):
+        refuse_waits([waits, call(mm())])
+
+
+def test_what_is_read_after_the_last_work_stays_outside_of_the_graph() -> None:
+    refuse_waits([call(mm()), item(), call(view(2)), item()])
+    refuse_waits([call(mm()), call(mm())])
+    refuse_waits([])
+
+
+def test_a_wait_costs_the_way_there_and_back() -> None:
+    host = replace(HOST, launch_s=2.0, sync_s=1.0)
+    assert host.trip_s == 3
+    assert host.scaled(2).trip_s == 6

@@ -94,6 +94,8 @@ class Profile:
     unit: str = "samples"
     cpu_utilisation: float | None = None
     """Of all cores of the host (TBD, eq. 3); None: not measured."""
+    issued_by: str = ""
+    """The host that a prediction assumes."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -186,8 +188,10 @@ def profile_predicted(name: str, prediction: Prediction) -> Profile:
     """What a prediction says of a step that nobody ran."""
     trace = with_workspaces(prediction.trace, prediction.device)
     idle_s = max(0.0, prediction.seconds - prediction.gpu_s)
-    # Without its waits the step would take as long as the slower of host and GPU.
-    unhurried_s = max(0.0, max(prediction.host_s, prediction.gpu_s) - prediction.gpu_s)
+    # Without its waits the step would take as long as the slower of host and GPU, which stands
+    # still between kernels, too.
+    step = prediction.step
+    unhurried_s = max(0.0, max(step.host_s, step.gpu_s) - prediction.gpu_s)
     host_s = min(idle_s, unhurried_s)
     works = (
         Work(call.op.base, seconds, *_demand(call), unit=_unit(call))
@@ -206,6 +210,7 @@ def profile_predicted(name: str, prediction: Prediction) -> Profile:
         memory_bytes=memory_by_kind(trace),
         samples=trace.samples,
         unit=trace.unit,
+        issued_by=prediction.host.name,
         notes=trace.notes,
     )
 

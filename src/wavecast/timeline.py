@@ -48,7 +48,20 @@ class Host:
     step_s: float
     """What an iteration costs beside its ops."""
     sync_s: float
-    """A return trip to the GPU."""
+    """From the end of the GPU's work to the host that waits for it."""
+    launch_s: float = 0.0
+    """From the issue of an op to its start on a GPU that has nothing else to do."""
+    graph_s: float = 0.0
+    """Launching a step that was captured as a CUDA graph."""
+    node_s: float = 0.0
+    """Each kernel of such a graph."""
+    known: bool = False
+    """Whether it was measured (`wavecast calibrate`): ranges then need less room for it."""
+
+    @property
+    def trip_s(self) -> float:
+        """What a wait costs beyond waiting: the GPU has run dry and must be reached again."""
+        return self.launch_s + self.sync_s
 
     def scaled(self, factor: float) -> Host:
         """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""
@@ -61,6 +74,15 @@ class Host:
         costs = np.array([getattr(self, name) for name in COSTS])
         found: Seconds = demands(calls) @ costs
         return found
+
+    def graphed(self) -> GraphedHost:
+        """The same host with the whole step in one CUDA graph."""
+        return GraphedHost(
+            name=f"{self.name}, as one CUDA graph",
+            graph_s=self.graph_s,
+            node_s=self.node_s,
+            trip_s=self.trip_s,
+        )
 
 
 COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
@@ -117,11 +139,57 @@ REFERENCE_HOST = Host(
     kernel_s=8.8e-6,
     tensor_s=2.9e-6,
     step_s=1200e-6,
-    sync_s=12.2e-6,
+    sync_s=7.3e-6,
+    launch_s=2.2e-6,
+    graph_s=1.8e-6,
+    node_s=0.4e-6,
 )
 """The fastest of the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), fitted by
 `training/host.py`; the slowest takes 1.6 times as long. NVIDIA's DGX and the desktops in public
-tables take 0.6 to 1.3 times as long."""
+tables take 0.6 to 1.3 times as long. The last four are measured (measurements/h200/host)."""
+
+
+GRAPH_GAP_S = 0.3e-6
+"""Between two kernels of a CUDA graph the GPU stands still: the median of seven steps on our H200
+(measurements/h200/host)."""
+
+
+@dataclass(frozen=True)
+class GraphedHost:
+    """A host that launches a captured step at once: no op costs it anything."""
+
+    name: str
+    graph_s: float
+    node_s: float
+    trip_s: float
+
+    def issue_times(self, calls: Sequence[Call]) -> Seconds:
+        """The host's time for each call: the launch of the graph comes with the first."""
+        times = np.zeros(len(calls))
+        times[:1] = self.graph_s + self.node_s * kernels(calls).sum()
+        return times
+
+
+def kernels(calls: Sequence[Call]) -> Seconds:
+    """How many kernels each call runs: those that were seen, or at least as many as its op has."""
+    if any(call.kernels for call in calls):
+        return np.array([float(len(call.kernels)) for call in calls])
+    counts = {op: float(ops.kernels(op)) for op in {call.op for call in calls}}
+    return np.array([counts[call.op] for call in calls])
+
+
+def refuse_waits(calls: Sequence[Call]) -> None:
+    """Refuse what no CUDA graph can hold: a wait for the GPU before the last of the work."""
+    works = kernels(calls) > 0
+    for position, call in enumerate(calls):
+        later = zip(calls[position + 1 :], works[position + 1 :], strict=True)
+        if call.syncs and any(work and not other.syncs for other, work in later):
+            place = f" in {call.module}" if call.module else ""
+            raise InvalidInput(
+                f"a CUDA graph cannot wait for the GPU, and this step does: {call.op.name}{place}, "
+                f"call {position + 1} of {len(calls)}. Take the wait (.item(), a copy to the "
+                "host, gradient scaling) out of the step, or predict it without a graph"
+            )
 
 
 @dataclass(frozen=True)
@@ -130,7 +198,7 @@ class RecordedHost:
 
     name: str = "host of the measurement"
     factor: float = 1.0
-    sync_s: float = 0.0
+    trip_s: float = 0.0
 
     def scaled(self, factor: float) -> RecordedHost:
         """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""

@@ -73,7 +73,10 @@ FAILURES: dict[str, tuple[Any, str]] = {
         _on_gpu(lambda x: flex_attention(*[x.view(1, 1, 4, 8)] * 3)),
         r"flex_attention has no fake implementation \(at .*test_failures\.py:\d+\)",
     ),
-    "a CUDA graph": (_on_gpu(_graph), r"CUDA graph at tests/frameworks/test_failures\.py:\d+"),
+    "a CUDA graph": (
+        _on_gpu(_graph),
+        r"CUDA graph at tests/frameworks/test_failures\.py:\d+.* graphed=True",
+    ),
     "an extension that wants the data": (
         _on_gpu(_extension),
         r"RuntimeError at tests/frameworks/test_failures\.py:\d+",

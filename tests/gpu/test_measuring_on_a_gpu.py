@@ -14,7 +14,9 @@ import wavecast as wc
 from wavecast import intervals, suite
 from wavecast.analysis import profile_measured
 from wavecast.columns import peak_bytes
+from wavecast.frameworks.pytorch import issuing
 from wavecast.frameworks.pytorch.calibration import calibrate
+from wavecast.hosts import reference_times
 from wavecast.trace import Phase, Role, Trace
 
 pytestmark = pytest.mark.gpu
@@ -91,6 +93,48 @@ def test_compiled_code_keeps_its_own_kernels() -> None:
     assert any("triton" in kernel.name for call in trace for kernel in call.kernels)
     assert trace.measurement is not None
     assert busy_s(trace) == pytest.approx(trace.measurement.gpu_s, rel=0.1)
+
+
+def graphed(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The replay of a step as a CUDA graph; it keeps the step, on whose memory it works."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return lambda: (graph.replay(), step)[0]
+
+
+def test_a_step_that_replays_a_graph_is_measured_by_its_kernels() -> None:
+    net = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024)).cuda()
+    inputs = torch.randn(512, 1024, device="cuda")
+    optimizer = torch.optim.Adam(net.parameters(), capturable=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(inputs).square().mean().backward()
+        optimizer.step()
+
+    eager, replayed = wc.measure(step), wc.measure(graphed(step))
+    assert eager.measurement is not None
+    assert eager.measurement.host_s is not None
+    assert replayed.measurement is not None
+    assert replayed.measurement.host_s is not None
+    assert replayed.measurement.host_s < eager.measurement.host_s / 3
+    assert busy_s(replayed) == pytest.approx(busy_s(eager), rel=0.3)
+    said = wc.predict(replayed, own_gpu())
+    assert said.seconds == pytest.approx(replayed.measurement.seconds)
+
+
+def test_the_host_benchmark_runs_on_the_gpu() -> None:
+    on_gpu, direct = issuing.time_host("cuda"), issuing.time_gpu()
+    assert on_gpu.keys() == reference_times()["cuda"].keys()
+    assert on_gpu["forward_s"] > issuing.time_host()["forward_s"] > 0
+    assert direct.keys() == {"launch_s", "sync_s", "graph_s", "node_s"}
+    assert all(0 <= seconds < 1e-3 for seconds in direct.values())
 
 
 def test_a_calibration_is_below_the_nominal_numbers() -> None:

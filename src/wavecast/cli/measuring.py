@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
 import wavecast
@@ -22,10 +23,14 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.screen import print_json, show, waiting
 from wavecast.cli.tracing import save
+from wavecast.devices import Device, Fact
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.report import measured, record
 from wavecast.targets import Target, resolve
 from wavecast.trace import Trace
+
+if TYPE_CHECKING:
+    from wavecast.hosts import HostFile
 
 
 @app.command()
@@ -86,30 +91,73 @@ def import_(
 
 @app.command()
 def calibrate(
-    seconds: Annotated[float, typer.Option(help="How long each measurement runs.")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="How long each measurement of a GPU runs.")] = 1.0,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder of your device files.")
     ] = None,
+    host_file: Annotated[
+        Path | None, typer.Option("--host-out", help="Where to keep the host (FILE.toml).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what this machine's GPU attains, and keep it as facts of your own.
+    """Measure this machine, and keep it as facts of your own.
 
-    The bandwidth of a copy and the rates of large matrix products are written into a device file
-    in your configuration folder, apart from the nominal numbers.
+    Of the host: what it costs to issue work, in seconds and with or without a GPU. Predictions then
+    take your host; --host reference takes the shipped one. Of a GPU, where there is one: the
+    bandwidth of a copy and the rates of large matrix products, written into a device file apart
+    from the nominal numbers. Both are in your configuration folder. Nothing else should run.
     """
-    from wavecast import device_file
+    from wavecast import hosts
 
-    require_gpu()
+    has_gpu()  # says what to install where torch is missing
+    with waiting("calibrating the host"):
+        host = _calibrated_host()
+    host_path = host_file or hosts.user_file()
+    hosts.save(host, host_path)
+    found: dict[str, object] = {"host": record.host(host) | {"file": str(host_path)}}
+    use = f"with --host {host_file}" if host_file else "unless you say --host reference"
+    saved = Text(f"saved as {host_path}; predictions take it {use}", style="dim")
+    parts: list[RenderableType] = [measured.host(host), saved]
+    if has_gpu():
+        gpu, facts, path = _calibrated_gpu(seconds, folder)
+        found |= {"gpu": gpu.id, "file": str(path), **record.facts(facts)}
+        parts += ["", measured.calibration(gpu, facts), Text(f"saved as {path}", style="dim")]
+    else:
+        found["gpu"] = None
+        parts.append(Text("no GPU here: its rates were not measured", style="dim"))
+    if as_json:
+        print_json(found)
+    else:
+        show(*parts)
+
+
+def _calibrated_host() -> HostFile:
+    from wavecast import hosts
+    from wavecast.frameworks.pytorch import issuing
+
+    times = {"cpu": issuing.time_host()}
+    direct: dict[str, float] = {}
+    with_gpu = "without a GPU"
+    if has_gpu():
+        times["cuda"], direct = issuing.time_host("cuda"), issuing.time_gpu()
+        with_gpu = f"with {issuing.gpu_name()}"
+    return hosts.calibrated(
+        issuing.processor(),
+        times,
+        direct,
+        software=issuing.versions("cuda" if direct else "cpu"),
+        source=f"wavecast calibrate, {with_gpu}",
+    )
+
+
+def _calibrated_gpu(seconds: float, folder: Path | None) -> tuple[Device, dict[str, Fact], Path]:
+    from wavecast import device_file
     from wavecast.frameworks.pytorch.calibration import calibrate as calibrate_gpu
 
-    with waiting("calibrating"):
-        gpu, facts = calibrate_gpu(seconds)
-    known = wavecast.device(gpu)
-    path = device_file.save(device_file.with_measured(known, facts), folder)
-    if as_json:
-        print_json({"gpu": known.id, "file": str(path), **record.facts(facts)})
-    else:
-        show(measured.calibration(known, facts), Text(f"saved as {path}", style="dim"))
+    with waiting("calibrating the GPU"):
+        name, facts = calibrate_gpu(seconds)
+    known = wavecast.device(name)
+    return known, facts, device_file.save(device_file.with_measured(known, facts), folder)
 
 
 @app.command(hidden=True)
@@ -142,11 +190,20 @@ def measured_step(wanted: Target, **protocol: int) -> Trace:
 
 def require_gpu() -> None:
     """Refuse where there is no GPU, before a model is built for it."""
+    _measurement().require_gpu()
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU to measure."""
+    return bool(_measurement().has_gpu())
+
+
+def _measurement() -> Any:
     try:
         from wavecast.frameworks.pytorch import measurement
     except ModuleNotFoundError as error:
         raise MissingExtra("measuring needs torch: pip install 'wavecast[torch]'") from error
-    measurement.require_gpu()
+    return measurement
 
 
 def _counted(found: Trace, target: str, batch: int | None, precision: str | None) -> Trace:

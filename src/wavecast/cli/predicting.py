@@ -58,11 +58,21 @@ ModelOption = Annotated[
     typer.Option("--model", help="Your own networks (wavecast fit) for mlp and habitat."),
 ]
 HostOption = Annotated[
-    float,
+    str | None,
     typer.Option(
-        "--host-factor",
-        help="Your host's time to issue ops, over the reference's (or the measured one's).",
+        "--host",
+        metavar="reference|mine|FILE",
+        help="Whose host issues the ops: the shipped reference, yours (wavecast calibrate), or a "
+        "file's. If not given, a measured step has its own host; others have yours if it was "
+        "calibrated, and the reference if not.",
     ),
+]
+FactorOption = Annotated[
+    float, typer.Option("--host-factor", help="How many times as long that host takes.")
+]
+GraphOption = Annotated[
+    bool,
+    typer.Option("--cuda-graph", help="The whole step is captured as a CUDA graph and replayed."),
 ]
 OriginOption = Annotated[
     str | None,
@@ -80,7 +90,9 @@ def predict(
     predictor: PredictorOption = None,
     model: ModelOption = None,
     origin: OriginOption = None,
-    host_factor: HostOption = 1.0,
+    host: HostOption = None,
+    host_factor: FactorOption = 1.0,
+    cuda_graph: GraphOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the time of a training step on GPUs you do not have.
@@ -103,7 +115,9 @@ def predict(
             each,
             predictor=answering,
             origin=origin,
+            host=host,
             host_factor=host_factor,
+            graphed=cuda_graph,
         )
         for each in chosen
     ]

@@ -9,7 +9,7 @@ import typer
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.measuring import measured_step
-from wavecast.cli.predicting import OriginOption
+from wavecast.cli.predicting import GraphOption, HostOption, OriginOption
 from wavecast.cli.screen import print_json, show
 from wavecast.cli.tracing import gpus, trace_of
 from wavecast.devices import Device
@@ -36,6 +36,8 @@ def profile(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     origin: OriginOption = None,
+    host: HostOption = None,
+    cuda_graph: GraphOption = False,
     kernels: Annotated[int, typer.Option("--kernels", help="How many kernels to list.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,11 +56,16 @@ def profile(
 
     if gpu and more:
         raise InvalidInput("traces are joined where they were measured: leave --gpu out")
+    if not gpu and (host is not None or cuda_graph):
+        raise InvalidInput("--host and --cuda-graph are for predictions: name a GPU (--gpu)")
 
     wanted = resolve(target, batch, precision)
     if gpu:
         found = [
-            profile_predicted(wanted.name, wavecast.predict(_trace(wanted, each), each))
+            profile_predicted(
+                wanted.name,
+                wavecast.predict(_trace(wanted, each), each, host=host, graphed=cuda_graph),
+            )
             for each in gpus(gpu)
         ]
     else:

@@ -129,15 +129,19 @@ def predict(
     wavecast suite predict --gpu l4 --precision bf16 --scale 1
     """
     from wavecast import campaign
+    from wavecast.hosts import find_host
 
     device = wavecast.device(gpu)
     wanted = _configurations(model, precision, scale)
+    issued_by = find_host(None).name
     with counted("predicting the suite", len(wanted)) as update:
         found = []
         for number, each in enumerate(wanted, start=1):
             found.append(campaign.predict_there(each, device))
             update(number, 0.0)
-    _finish(f"the suite on {device.name}, predicted", found, page, as_json)
+    _finish(
+        f"the suite on {device.name}, predicted, issued by the {issued_by}", found, page, as_json
+    )
 
 
 def _configurations(

@@ -10,11 +10,13 @@ from rich.text import Text
 from wavecast import intervals, ops
 from wavecast.batches import LargerBatch
 from wavecast.devices import Device, Fact
+from wavecast.hosts import HostFile
 from wavecast.ops import Kind
 from wavecast.prediction import Share
 from wavecast.report import text
 from wavecast.report.tables import Column, empty, fitting, table
-from wavecast.report.units import count, duration, fact
+from wavecast.report.units import count, duration, fact, three_digits
+from wavecast.timeline import REFERENCE_HOST
 from wavecast.trace import Measurement, Trace
 
 
@@ -101,6 +103,41 @@ def calibration(known: Device, facts: Mapping[str, Fact]) -> RenderableType:
         before = "?" if nominal is None else fact(name, nominal)
         shown.add_row(name, before, fact(name, found.value), share)
     return Group(Text(f"{known.name} ({known.id})", style="bold"), "", shown, "")
+
+
+def host(found: HostFile) -> RenderableType:
+    """What issuing costs a host, next to the reference."""
+    shown = empty()
+    for name in ("to issue", "reference", "here", "times"):
+        shown.add_column(name, justify="left" if name == "to issue" else "right", no_wrap=True)
+    for cost, title in _COSTS.items():
+        mine, other = found.costs[cost], getattr(REFERENCE_HOST, cost)
+        times = three_digits(mine / other) if other else "?"
+        shown.add_row(title, duration(other), duration(mine), times)
+    lines = [
+        f"{found.software}; {found.source.removeprefix('wavecast calibrate, ')}",
+        f"takes {three_digits(found.factor)} times as long as the reference host",
+    ]
+    dim = (Text(line, style="dim") for line in lines)
+    return Group(Text(found.name, style="bold"), "", shown, "", *dim)
+
+
+_COSTS = {
+    "forward_s": "an op of the forward pass",
+    "autograd_s": "its record for the backward pass",
+    "backward_s": "an op of the backward pass",
+    "other_s": "an op of an optimizer",
+    "tensor_s": "each tensor of such an op",
+    "view_s": "a view",
+    "module_s": "a module",
+    "convolution_s": "a convolution's plan",
+    "kernel_s": "a kernel of a recurrent layer",
+    "step_s": "a step, beside its ops",
+    "launch_s": "from issue to start, idle GPU",
+    "sync_s": "from the end to the host",
+    "graph_s": "a CUDA graph",
+    "node_s": "each kernel of it",
+}
 
 
 def larger_batches(found: Mapping[Device, LargerBatch], unit: str, width: int) -> RenderableType:

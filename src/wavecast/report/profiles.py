@@ -92,7 +92,7 @@ def _memory(nbytes: int | None) -> str:
 
 def _explanations(found: Sequence[Profile]) -> Iterable[str]:
     first = found[0]
-    made = "measured" if first.measured else "predicted"
+    made = "measured" if first.measured else f"predicted, issued by the {first.issued_by}"
     yield f"{made}; utilisation of cores is over the time in which the GPU is active"
     if first.counted_share:
         yield f"FLOPs: counted by the hardware for {first.counted_share:.0%} of the GPU's time"

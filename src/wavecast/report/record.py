@@ -10,6 +10,7 @@ from wavecast import ops
 from wavecast.analysis import Profile
 from wavecast.batches import LargerBatch
 from wavecast.devices import Device, Fact
+from wavecast.hosts import HostFile
 from wavecast.prediction import Prediction
 from wavecast.prices import price
 from wavecast.trace import Trace
@@ -89,6 +90,19 @@ def facts(found: Mapping[str, Fact]) -> dict[str, Any]:
     return {name: asdict(fact) for name, fact in found.items()}
 
 
+def host(found: HostFile) -> dict[str, Any]:
+    """A host: its costs in seconds, and the benchmark's times that they come from."""
+    return {
+        "name": found.name,
+        "date": found.date.isoformat(),
+        "software": found.software,
+        "source": found.source,
+        "factor": found.factor,
+        "costs": dict(found.costs),
+        "times": {sort: dict(times) for sort, times in found.times.items()},
+    }
+
+
 def device(found: Device) -> dict[str, Any]:
     """The facts of a GPU; unknown ones are left out, a source that is not given is null."""
     return {
@@ -124,6 +138,7 @@ def profile(found: Profile) -> dict[str, Any]:
         "seconds": found.seconds,
         "gpu_s": found.gpu_s,
         "host_s": found.host_s,
+        "host": found.issued_by or None,
         "throughput_per_s": found.throughput,
         "unit": found.unit,
         "gpu_utilisation": found.gpu_utilisation,

@@ -173,7 +173,8 @@ class _CudaGraph:
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         raise CaptureError(
             f"the step captures a CUDA graph at {user_line()}, which needs a GPU; "
-            "trace the step as it is before capture"
+            "trace the step as it is before capture, and predict it with graphed=True "
+            "(--cuda-graph)"
         )
 
 

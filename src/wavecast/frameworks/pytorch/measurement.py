@@ -111,9 +111,14 @@ def _as_profiled(
     )
 
 
+def has_gpu() -> bool:
+    """Whether torch sees a GPU."""
+    return bool(torch.cuda.is_available())
+
+
 def require_gpu() -> None:
     """Refuse to measure where there is nothing to measure on."""
-    if not torch.cuda.is_available():
+    if not has_gpu():
         raise CaptureError(
             "measuring needs a GPU, and torch sees none here; wavecast.trace(make_step) predicts "
             "without one"

@@ -72,7 +72,7 @@ def untouched(step: Callable[[], Any], iterations: int) -> Untouched:
         for _ in range(iterations):
             step()
         torch.cuda.synchronize()
-    kernels = [kernel_of(e, 0.0) for e in _events(profiler) if e.get("cat") in GPU_CATEGORIES]
+    kernels = [kernel_of(e, 0.0) for e in events_of(profiler) if e.get("cat") in GPU_CATEGORIES]
     names = Counter(kernel.name for kernel in kernels)
     each = Counter({name: round(times / iterations) for name, times in names.items()})
     return Untouched(intervals.busy_s(kernels) / iterations, each)
@@ -105,7 +105,7 @@ def watch_host(step: Callable[[], Any]) -> Host:
         with torch.profiler.record_function(_STEP):
             step()
         torch.cuda.synchronize()
-    events = list(_events(profiler))
+    events = list(events_of(profiler))
     # The profiler waits too, when it stops.
     end_us = max((e["ts"] + e["dur"] for e in events if _is_step(e)), default=float("inf"))
     launches = [e for e in events if e.get("cat") in RUNTIME_CATEGORIES and e["ts"] < end_us]
@@ -132,7 +132,7 @@ def looking() -> Iterator[Callable[[], Look]]:
     """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         with torch.profiler.record_function(_STEP):
-            yield lambda: _sorted_out(list(_events(profiler)))
+            yield lambda: _sorted_out(list(events_of(profiler)))
         torch.cuda.synchronize()
 
 
@@ -144,7 +144,8 @@ def _exported(profiler: Any) -> Iterator[Path]:
         yield path
 
 
-def _events(profiler: Any) -> Iterator[dict[str, Any]]:
+def events_of(profiler: Any) -> Iterator[dict[str, Any]]:
+    """What a profiler recorded, event by event."""
     with _exported(profiler) as path:
         yield from read_events(path)
 
