@@ -1,8 +1,8 @@
 """Logs as the programs write them, of a made-up training: warm-up at half the speed, then steady.
 
-Layouts were compared with real files: of Caffe's own documentation, tensorboard 2.21, mlflow 3.17,
-transformers 5.22, pytorch-lightning 2.6 and dllogger 1.0. `tests/samples` has two of them as
-they were written.
+Those of TensorBoard, MLflow, Lightning and Hugging Face were compared with files that tensorboard
+2.21, mlflow 3.17, pytorch-lightning 2.6 and transformers 5.22 wrote; `tests/samples` keeps three of
+them. Those of Caffe and dllogger follow what their sources print: no real file was at hand.
 """
 
 from __future__ import annotations
