@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collection": {"append_file", "layers", "errors"},
     "stability": {"errors"},
     "runs": {"errors"},
+    "complexities": {"errors"},
     "run_readers": {"runs", "stability", "errors"},
     "run_store": {"runs", "run_readers", "errors"},
     "campaign": {
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "frameworks": {
         *("trace", "intervals", "devices", "ops", "layers", "collection"),
-        *("runs", "run_readers", "errors"),
+        *("runs", "run_readers", "complexities", "errors"),
     },
     "suite": {"errors"},
     "timeline": {"trace", "ops", "errors"},
@@ -57,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("trace", "devices", "columns", "estimates", "hosts", "pace", "timeline", "errors"),
     },
     "batches": {"prediction", "errors"},
+    "regression": {"complexities", "runs", "devices", "trace", "prediction", "errors"},
     "predictors": {"trace", "devices", "ops", "op_models", "layers", "prediction", "errors"},
     "analysis": {
         *("trace", "devices", "ops", "intervals", "columns"),
@@ -68,7 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device_file": {"devices"},
     "report": {
         *("trace", "devices", "prices", "ops", "intervals", "hosts", "timeline"),
-        *("prediction", "batches", "analysis", "suite", "campaign", "runs", "errors"),
+        *("prediction", "batches", "analysis", "suite", "campaign", "runs", "regression"),
+        "errors",
     },
     "targets": {"trace", "trace_file", "suite", "errors"},
     "__init__": {"trace", "devices", "families", "prices", "runs", "errors"},
@@ -89,7 +92,7 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
     "cli": {
         *("predictors", "frameworks", "collection", "counters", "device_file", "hosts"),
         *("fitting", "analysis", "campaign", "pieces", "prediction"),
-        *("run_readers", "run_store"),
+        *("run_readers", "run_store", "regression"),
     },
     "frameworks": {"__init__"},  # the store of runs
     "targets": {"frameworks"},  # only for a profiler file
@@ -111,13 +114,16 @@ PUBLIC = [
     "CaptureError",
     "Device",
     "DoubtfulInput",
+    "EndToEnd",
     "Estimate",
+    "Extrapolation",
     "Host",
     "InvalidInput",
     "LargerBatch",
     "Measurement",
     "MissingExtra",
     "OperationTracker",
+    "PerLayer",
     "Prediction",
     "Predictor",
     "Price",
@@ -133,6 +139,7 @@ PUBLIC = [
     "extrapolate_batch",
     "load_trace",
     "measure",
+    "network_of",
     "predict",
     "price",
     "read_kineto",

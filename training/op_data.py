@@ -9,7 +9,8 @@ What is left out, and why (the READMEs of the data say more):
     GEMMs measured with weights in L2 that memory would have bound (aiconfigurator);
     DeepBench's rows of less than 20 us, recurrent steps of less than 60 us (its host's), its
     outliers, and "fp16" on P100, whose type is unclear;
-    int8 and fp8; the traces with hardware counters, which replay kernels.
+    int8 and fp8; the traces with hardware counters, which replay kernels;
+    measurements/h200/runs, on which benchmarks.run_models shows what layers tell of others.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ def _traced(folder: Path) -> Iterator[Row]:
     """The distinct ops of all measured steps, each with the median of its calls' kernel times."""
     found: dict[tuple[str, Op], list[float]] = defaultdict(list)
     for path in sorted(folder.rglob("*.json.gz")):
-        if "counters" in path.name:
+        if "counters" in path.name or "runs" in path.relative_to(folder).parts:
             continue
         trace = load_trace(path)
         gpu = device(trace.measurement.gpu).id if trace.measurement else OUR_GPU

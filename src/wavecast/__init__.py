@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from wavecast.batches import LargerBatch, extrapolate_batch
     from wavecast.frameworks.kineto import read_kineto
     from wavecast.frameworks.pytorch.measurement import measure
+    from wavecast.frameworks.pytorch.networks import network_of
     from wavecast.frameworks.pytorch.tracker import OperationTracker
     from wavecast.prediction import Estimate, Prediction, Predictor, Scaler, predict
+    from wavecast.regression.end_to_end import EndToEnd
+    from wavecast.regression.extrapolation import Extrapolation
+    from wavecast.regression.per_layer import PerLayer
     from wavecast.run_readers import read_runs
     from wavecast.run_store.store import RunStore
     from wavecast.timeline import Host
@@ -44,13 +48,16 @@ __all__ = [
     "CaptureError",
     "Device",
     "DoubtfulInput",
+    "EndToEnd",
     "Estimate",
+    "Extrapolation",
     "Host",
     "InvalidInput",
     "LargerBatch",
     "Measurement",
     "MissingExtra",
     "OperationTracker",
+    "PerLayer",
     "Prediction",
     "Predictor",
     "Price",
@@ -66,6 +73,7 @@ __all__ = [
     "extrapolate_batch",
     "load_trace",
     "measure",
+    "network_of",
     "predict",
     "price",
     "read_kineto",
@@ -75,16 +83,20 @@ __all__ = [
 
 # Loaded when first used: importing wavecast should cost next to nothing.
 _LAZY = {
+    "EndToEnd": "wavecast.regression.end_to_end",
     "Estimate": "wavecast.prediction",
+    "Extrapolation": "wavecast.regression.extrapolation",
     "Host": "wavecast.timeline",
     "LargerBatch": "wavecast.batches",
     "OperationTracker": "wavecast.frameworks.pytorch.tracker",
+    "PerLayer": "wavecast.regression.per_layer",
     "Prediction": "wavecast.prediction",
     "Predictor": "wavecast.prediction",
     "RunStore": "wavecast.run_store.store",
     "Scaler": "wavecast.prediction",
     "extrapolate_batch": "wavecast.batches",
     "measure": "wavecast.frameworks.pytorch.measurement",
+    "network_of": "wavecast.frameworks.pytorch.networks",
     "predict": "wavecast.prediction",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.run_readers",

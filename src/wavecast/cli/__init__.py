@@ -5,6 +5,7 @@ from wavecast.cli import (  # noqa: F401  (they register)
     measuring,
     predicting,
     profiling,
+    regressing,
     runs,
     suites,
     tracing,

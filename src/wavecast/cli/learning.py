@@ -1,4 +1,4 @@
-"""Commands that collect layer times and fit Habitat's models to them."""
+"""Commands that collect layer times, and fit models to them or to past runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from wavecast.cli.app import JsonOption, app
+from wavecast.cli.regressing import DEFAULT_METHOD, MethodOption, fit_runs
 from wavecast.cli.screen import counted, print_json, telling
 from wavecast.errors import InvalidInput, MissingExtra
 
@@ -65,9 +66,25 @@ def collect(
 @app.command()
 def fit(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="What wavecast collect wrote.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The model (FILE.npz).")],
+        list[Path] | None,
+        typer.Argument(metavar="[FILE...]", help="What wavecast collect wrote."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The model (FILE.npz).")] = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(
+            "--runs",
+            help='Fit past runs instead: a log, a table, a store, or "runs" for your own store.',
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Only runs of this model.")
+    ] = None,
+    phase: Annotated[str, typer.Option("--phase", help="training or testing runs.")] = "training",
+    method: MethodOption = DEFAULT_METHOD,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Actual against predicted runs (FILE.svg).")
+    ] = None,
     target: Annotated[
         str, typer.Option("--target", help="forward, backward or forward+backward.")
     ] = "forward+backward",
@@ -76,12 +93,33 @@ def fit(
     device: Annotated[str, typer.Option("--device", help='"cpu" or "cuda".')] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Fit Habitat's network for one kind of layer on what was collected, on one or several GPUs.
+    """Fit Habitat's network for one kind of layer on what was collected, on one or several GPUs;
+    or, with --runs, the time of whole runs on past ones.
 
     \b
     wavecast fit linear-h200.csv linear-t4.csv -o linear.npz
     wavecast predict measured.json.gz --gpu l4 --predictor habitat --model linear.npz
+    wavecast fit --runs runs.csv --model alexnet --plot alexnet.svg
     """
+    if runs is not None:
+        if files or out:
+            raise InvalidInput("--runs fits past runs: it takes no other files and no --out")
+        fit_runs(runs, model, phase, method, plot, as_json)
+    elif not files or out is None:
+        raise typer.BadParameter("say what to fit: FILE... and --out, or --runs")
+    else:
+        _fit_layers(files, out, target, width, epochs, device, as_json)
+
+
+def _fit_layers(
+    files: list[Path],
+    out: Path,
+    target: str,
+    width: int,
+    epochs: int,
+    device: str,
+    as_json: bool,
+) -> None:
     from wavecast import fitting
     from wavecast.collection import read_rows
     from wavecast.predictors.mlp import write_model

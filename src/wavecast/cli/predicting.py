@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, app
+from wavecast.cli.regressing import (
+    DEFAULT_METHOD,
+    Asked,
+    FromOption,
+    MethodOption,
+    predict_run,
+)
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.tracing import gpus, trace_of
 from wavecast.devices import Device
 from wavecast.errors import InvalidInput
 from wavecast.families import family, family_of
 from wavecast.report import measured, record, text
-from wavecast.targets import Target, resolve
+from wavecast.targets import FORMS, Target, resolve
 from wavecast.trace import Trace
 
 if TYPE_CHECKING:
-    from wavecast import Predictor, Scaler
+    from wavecast import Prediction, Predictor, Scaler
 
 
 class By(StrEnum):
@@ -41,10 +50,8 @@ class PredictorName(StrEnum):
     WAVE = "wave"
 
 
-GpuOption = Annotated[
-    list[str],
-    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
-]
+_GPU_HELP = 'A GPU to predict for; repeat for more, or "all".'
+GpuOption = Annotated[list[str], typer.Option("--gpu", "-g", help=_GPU_HELP)]
 PredictorOption = Annotated[
     PredictorName | None,
     typer.Option(
@@ -80,19 +87,47 @@ OriginOption = Annotated[
 ]
 
 
+TargetOrModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TARGET",
+        help=f"What to trace: {FORMS}. With --from: which model's runs.",
+        show_default=False,
+    ),
+]
+GpusOption = Annotated[list[str] | None, typer.Option("--gpu", "-g", help=_GPU_HELP)]
+ByOption = Annotated[By | None, typer.Option("--by", help="Break the GPU's time down, too.")]
+IterationsOption = Annotated[
+    int | None, typer.Option("--iterations", "-n", help="With --from: of the run.")
+]
+CountOption = Annotated[
+    int | None, typer.Option("--gpus", help="With --from: more GPUs than were run.")
+]
+ModulesOption = Annotated[
+    int | None, typer.Option("--inner-modules", help="With --from: of a deeper network.")
+]
+PhaseOption = Annotated[str, typer.Option("--phase", help="With --from: training or testing.")]
+
+
 @app.command()
 def predict(
-    target: TargetArgument,
-    gpu: GpuOption,
+    target: TargetOrModel = None,
+    gpu: GpusOption = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
-    by: Annotated[By | None, typer.Option("--by", help="Break the GPU's time down, too.")] = None,
+    by: ByOption = None,
     predictor: PredictorOption = None,
     model: ModelOption = None,
     origin: OriginOption = None,
     host: HostOption = None,
     host_factor: FactorOption = 1.0,
     cuda_graph: GraphOption = False,
+    source: FromOption = None,
+    iterations: IterationsOption = None,
+    count: CountOption = None,
+    inner_modules: ModulesOption = None,
+    phase: PhaseOption = "training",
+    method: MethodOption = DEFAULT_METHOD,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the time of a training step on GPUs you do not have.
@@ -102,28 +137,28 @@ def predict(
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
     wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
+    wavecast predict alexnet --from runs.csv --batch 64 --iterations 90000
 
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
+    With --from, a whole run is predicted from past ones.
     """
-    chosen = list(wavecast.devices()) if "all" in gpu else gpus(gpu)
+    if source is not None:
+        asked = Asked(batch, iterations, phase, method, count, gpu, inner_modules)
+        predict_run(source, target, asked, as_json)
+        return
+    if target is None or not gpu:
+        raise typer.BadParameter("say what to predict, and for which --gpu; or --from past runs")
     wanted = resolve(target, batch, precision)
-    answering = _predictor(predictor, wanted, precision, model)
-    traces = _traces(wanted, chosen)
-    found = [
-        wavecast.predict(
-            traces[family(each)],
-            each,
-            predictor=answering,
-            origin=origin,
-            host=host,
-            host_factor=host_factor,
-            graphed=cuda_graph,
-        )
-        for each in chosen
-    ]
-    if "all" in gpu:
-        found.sort(key=lambda each: (not each.fits_persistent, each.seconds))
-    notes = _foreign_kernels(wanted, chosen)
+    ask = partial(
+        wavecast.predict,
+        predictor=_predictor(predictor, wanted, precision, model),
+        origin=origin,
+        host=host,
+        host_factor=host_factor,
+        graphed=cuda_graph,
+    )
+    found = _predicted(wanted, gpu, ask)
+    notes = _foreign_kernels(wanted, [each.device for each in found])
     if as_json:
         print_json(record.predictions(wanted.name, found, notes))
         return
@@ -131,6 +166,18 @@ def predict(
     for each in found if by is not None else ():
         parts = each.by_op() if by is By.OP else each.by_module()
         show(text.shares(f"{each.device.id}, by {by}", parts, each.gpu_s))
+
+
+def _predicted(
+    wanted: Target, names: list[str], ask: Callable[[Trace, Device], Prediction]
+) -> list[Prediction]:
+    """The step on each GPU, the fastest first where all were asked for."""
+    chosen = list(wavecast.devices()) if "all" in names else gpus(names)
+    traces = _traces(wanted, chosen)
+    found = [ask(traces[family(each)], each) for each in chosen]
+    if "all" in names:
+        found.sort(key=lambda each: (not each.fits_persistent, each.seconds))
+    return found
 
 
 @app.command()

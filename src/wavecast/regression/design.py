@@ -1,0 +1,310 @@
+"""Which runs to make: the most is learned for the least (the question of Ernest, NSDI 2016).
+
+Given configurations, the time each is thought to take, and a budget, the runs are chosen whose fit
+is surest: by the volume of the coefficients' uncertainty (D), its sum (A), or the mean variance of
+predictions over the whole space (I). The weights of the relaxed problem are found by scipy; they
+are rounded to whole runs, and exchanged as long as that helps.
+
+    space = configurations(batches, iterations, seconds_of)
+    design(space, budget_s=600).runs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+import numpy as np
+
+from wavecast.errors import InvalidInput
+from wavecast.regression.end_to_end import FULL, rows_of
+from wavecast.regression.laws import RING, Settings
+from wavecast.regression.least_squares import Array, needing_scipy, rank
+
+MOST = 500
+"""Configurations that scipy is asked to weigh: more take minutes."""
+_STARTS = 20
+_SEED = 2016
+_RIDGE = 1e-10
+"""So that the volume of too few runs is tiny, not undefined."""
+
+
+class Criterion(StrEnum):
+    """What is made small."""
+
+    D = "D"
+    """The volume of the coefficients' uncertainty."""
+    A = "A"
+    """The sum of their variances, each over its scale."""
+    I = "I"  # noqa: E741  (its name in the literature)
+    """The mean variance of predictions over the space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A run that could be made, and how long it is thought to take."""
+
+    batch: int
+    iterations: int
+    seconds: float
+    gpus: int = 1
+
+    @property
+    def cost_s(self) -> float:
+        """GPU-seconds."""
+        return self.seconds * self.gpus
+
+
+@dataclass(frozen=True)
+class Design:
+    """The runs to make."""
+
+    criterion: Criterion
+    runs: tuple[Configuration, ...]
+    """One that is there twice is to be made twice."""
+    cost_s: float
+    budget_s: float
+    efficiency: float
+    """How good it is against the bound that no whole number of runs can beat: 1 is perfect."""
+    spread: float
+    """Relative standard deviation of a prediction, mean over the space, when a run has 1%; in %."""
+
+
+def configurations(
+    batches: Iterable[int],
+    iterations: Iterable[int],
+    seconds_of: Callable[[int, int], float],
+    gpus: Iterable[int] = (1,),
+) -> tuple[Configuration, ...]:
+    """Every combination, timed by `seconds_of(batch, iterations)` on one GPU.
+
+    On g GPUs a run is thought to take a g-th of it: good enough to weigh costs.
+    """
+    found = []
+    for batch, length, count in product(batches, iterations, gpus):
+        if min(batch, length, count) < 1:
+            raise InvalidInput("batches, iterations and gpus must be at least 1")
+        seconds = seconds_of(batch, length) / count
+        if not 0 < seconds < math.inf:
+            raise InvalidInput(f"batch {batch}, {length} iterations: {seconds} s is no time")
+        found.append(Configuration(batch, length, seconds, count))
+    return tuple(found)
+
+
+def design(
+    space: Sequence[Configuration],
+    budget_s: float,
+    *,
+    criterion: Criterion | str = Criterion.D,
+    repeats: int = 1,
+    most_runs: int | None = None,
+) -> Design:
+    """The runs of a space to make within a budget of GPU-seconds.
+
+    Args:
+        space: the configurations to choose from.
+        budget_s: GPU-seconds for all runs together.
+        criterion: of `Criterion`.
+        repeats: how often one configuration may be run.
+        most_runs: how many runs at most.
+
+    Raises:
+        InvalidInput: the budget or the space is too small for the coefficients; says how much
+            is needed.
+    """
+    wanted = _criterion(criterion)
+    rows, costs = features(space), np.array([each.cost_s for each in space])
+    needed = rows.shape[1] + 1
+    most = len(space) * repeats if most_runs is None else most_runs
+    if not space or rank(rows) < rows.shape[1]:
+        raise InvalidInput(
+            "these configurations do not determine the coefficients: give two batches and two "
+            "numbers of iterations, or more"
+        )
+    if len(space) > MOST:
+        raise InvalidInput(f"{len(space)} configurations are too many; give {MOST} at most")
+    cheapest = np.sort(np.repeat(costs, repeats))[:needed].sum()
+    if most < needed or budget_s < cheapest:
+        raise InvalidInput(
+            f"{rows.shape[1]} coefficients need {needed} runs, which take {cheapest:.4g} GPU-s at "
+            f"least; the budget is {budget_s:.4g} GPU-s and {most} runs"
+        )
+    problem = _Problem(rows, costs, wanted, repeats, budget_s, needed, most)
+    weights = problem.relax()
+    counts = problem.round(weights)
+    runs = tuple(each for each, n in zip(space, counts, strict=True) for _ in range(int(n)))
+    return Design(
+        criterion=wanted,
+        runs=runs,
+        cost_s=float(counts @ costs),
+        budget_s=budget_s,
+        efficiency=problem.efficiency(counts, weights),
+        spread=_spread(rows, counts),
+    )
+
+
+def features(space: Sequence[Configuration]) -> Array:
+    """What each run tells about the coefficients, over its time: errors are relative."""
+    batch = np.array([each.batch for each in space], dtype=float)
+    length = np.array([each.iterations for each in space], dtype=float)
+    gpus = np.array([each.gpus for each in space], dtype=float)
+    if (gpus == 1).all():
+        rows = rows_of(FULL, batch, length)
+    else:
+        one = np.ones_like(batch)
+        per_iteration = RING.columns(Settings(batch, gpus, one, one, one))
+        rows = np.column_stack([one, per_iteration * length[:, None]])
+    rows = rows / np.array([each.seconds for each in space])[:, None]
+    scaled: Array = rows / np.abs(rows).max(axis=0)
+    return scaled
+
+
+@dataclass(frozen=True)
+class _Problem:
+    rows: Array
+    costs: Array
+    criterion: Criterion
+    repeats: int
+    budget_s: float
+    fewest: int
+    most: int
+
+    def loss(self, weights: Array) -> float:
+        """What is made small, for whole runs or shares of runs."""
+        information = self._information(weights)
+        if self.criterion is Criterion.D:
+            return -float(np.linalg.slogdet(information)[1])
+        return float(np.log(np.trace(np.linalg.solve(information, self._of_interest))))
+
+    def gradient(self, weights: Array) -> Array:
+        """By the weight of each run."""
+        inverse = np.linalg.inv(self._information(weights))
+        middle, whole = inverse, 1.0
+        if self.criterion is not Criterion.D:
+            middle = inverse @ self._of_interest @ inverse
+            whole = float(np.trace(inverse @ self._of_interest))
+        slope: Array = -np.einsum("ij,jk,ik->i", self.rows, middle, self.rows) / whole
+        return slope
+
+    def relax(self) -> Array:
+        """The best shares of runs: a bound on what whole runs can do."""
+        optimize = needing_scipy("designing", "scipy.optimize")
+        count = len(self.rows)
+        share = min(1.0, self.budget_s / (self.repeats * self.costs.sum()))
+        share = min(share, self.most / (self.repeats * count))
+        limits = np.stack([self.costs / self.budget_s, np.full(count, 1 / self.most)])
+        found = optimize.minimize(
+            self.loss,
+            np.full(count, share * self.repeats),
+            jac=self.gradient,
+            method="SLSQP",
+            bounds=[(0.0, float(self.repeats))] * count,
+            constraints=[
+                {
+                    "type": "ineq",
+                    "fun": lambda weights: 1 - limits @ weights,
+                    "jac": lambda weights: -limits,
+                }
+            ],
+            options={"maxiter": 300, "ftol": 1e-9},
+        )
+        weights: Array = np.clip(found.x, 0.0, self.repeats)
+        return weights
+
+    def round(self, weights: Array) -> Array:
+        """Whole runs: from many starts near the shares, exchanged as long as that helps."""
+        rng = np.random.default_rng(_SEED)
+        # From nothing the needed number of runs is always reached.
+        starts = [np.zeros_like(weights), np.floor(weights + 1e-6)]
+        starts += [np.floor(weights + rng.uniform(size=len(weights))) for _ in range(_STARTS)]
+        found = [
+            self._improve(self._shrink(start), per_cost)
+            for start in starts
+            for per_cost in (False, True)
+        ]
+        return min((each for each in found if each.sum() >= self.fewest), key=self.loss)
+
+    def efficiency(self, counts: Array, weights: Array) -> float:
+        """Of the information of the relaxed design, how much the whole runs give."""
+        lost = self.loss(counts) - self.loss(weights)
+        return float(np.exp(-lost / (self.rows.shape[1] if self.criterion is Criterion.D else 1)))
+
+    def _shrink(self, counts: Array) -> Array:
+        """Without the dearest runs, as many as the budget does not hold."""
+        counts = np.minimum(counts, self.repeats)
+        while counts @ self.costs > self.budget_s or counts.sum() > self.most:
+            there = np.flatnonzero(counts)
+            counts[there[np.argmax(self.costs[there])]] -= 1
+        return counts
+
+    def _improve(self, counts: Array, per_cost: bool) -> Array:
+        """Add what helps most, then exchange runs as long as that helps."""
+        counts = self._filled(counts, per_cost)
+        while True:
+            now, best = self.loss(counts), counts
+            for out in np.flatnonzero(counts):
+                fewer = counts.copy()
+                fewer[out] -= 1
+                for other in (self._filled(fewer, per_cost), self._filled(fewer, not per_cost)):
+                    if self.loss(other) < min(now - 1e-9, self.loss(best)):
+                        best = other
+            if best is counts:
+                return counts
+            counts = best
+
+    def _filled(self, counts: Array, per_cost: bool) -> Array:
+        """As many more runs as the budget holds, those that help most first."""
+        counts = counts.copy()
+        while counts.sum() < self.most:
+            left_s = self.budget_s * (1 + 1e-9) - counts @ self.costs - self._kept_back_s(counts)
+            possible = (self.costs <= left_s) & (counts < self.repeats)
+            if not possible.any():
+                break
+            gains = self._gains(counts) / (self.costs if per_cost else 1.0)
+            counts[np.argmax(np.where(possible, gains, -np.inf))] += 1
+        return counts
+
+    def _kept_back_s(self, counts: Array) -> float:
+        """What the runs still needed take at least, after the next one."""
+        missing = self.fewest - int(counts.sum()) - 1
+        free = np.repeat(self.costs, (self.repeats - counts).astype(int))
+        return float(np.sort(free)[:missing].sum()) if missing > 0 else 0.0
+
+    def _gains(self, counts: Array) -> Array:
+        """By how much the loss falls with one more of each run (Sherman and Morrison)."""
+        inverse = np.linalg.inv(self._information(counts))
+        reach = np.einsum("ij,jk,ik->i", self.rows, inverse, self.rows)
+        if self.criterion is Criterion.D:
+            gains: Array = np.log1p(reach)
+            return gains
+        middle = inverse @ self._of_interest @ inverse
+        saved = np.einsum("ij,jk,ik->i", self.rows, middle, self.rows) / (1 + reach)
+        gains = -np.log1p(-saved / np.trace(inverse @ self._of_interest))
+        return gains
+
+    def _information(self, weights: Array) -> Array:
+        columns = self.rows.shape[1]
+        found: Array = (self.rows * weights[:, None]).T @ self.rows + _RIDGE * np.eye(columns)
+        return found
+
+    @property
+    def _of_interest(self) -> Array:
+        if self.criterion is Criterion.A:
+            return np.eye(self.rows.shape[1])
+        moments: Array = self.rows.T @ self.rows / len(self.rows)
+        return moments
+
+
+def _spread(rows: Array, counts: Array) -> float:
+    inverse = np.linalg.inv((rows * counts[:, None]).T @ rows)
+    return float(np.sqrt(np.einsum("ij,jk,ik->i", rows, inverse, rows)).mean())
+
+
+def _criterion(name: Criterion | str) -> Criterion:
+    try:
+        return Criterion(name)
+    except ValueError:
+        raise InvalidInput(f'a criterion is {", ".join(Criterion)}, not "{name}"') from None

@@ -1,0 +1,321 @@
+"""Runs that nobody made: a stronger GPU, more GPUs, a deeper network, a larger batch.
+
+    model = Extrapolation("gpus").fit(runs)  # with 1, 2 and 3 GPUs
+    model.predict(batch=256, iterations=10_000, gpus=4)
+    model.reason  # why this law
+
+Laws (`wavecast.regression.laws`) are fitted by relative errors with no coefficient below 0. Which
+one predicts is decided by leaving out the runs nearest to what is asked: those of the strongest
+GPU, of the most GPUs, and so on. It is never decided by how well a law fits what it has seen. Of
+laws whose errors there are within one standard error of the least, the plainest is taken (Breiman's
+rule): a difference that small is luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast.errors import InvalidInput
+from wavecast.prediction import Estimate
+from wavecast.regression import least_squares
+from wavecast.regression.laws import (
+    LAWS,
+    POWERLESS,
+    Law,
+    Settings,
+    determined,
+    independent,
+    settings_of,
+)
+from wavecast.regression.least_squares import Array, Fit, Method, signed_errors
+from wavecast.regression.run_table import check_run
+from wavecast.runs import Run
+
+Mask = NDArray[np.bool_]
+
+_METHOD = Method.RELATIVE_NON_NEGATIVE
+_NINETY_OF_MEAN = 1.645 / 0.798
+"""Of normal errors 90% lie within so many times their mean size."""
+_UNSEEN = 2
+
+
+class Axis(StrEnum):
+    """The direction in which nobody has been."""
+
+    POWER = "power"
+    GPUS = "gpus"
+    MODULES = "inner_modules"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A law, and how far off it was on the runs that were left out."""
+
+    law: Law
+    error: float | None
+    """Mean absolute relative error; None: too few runs to fit it without them."""
+    doubt: float = 0.0
+    """The standard error of that mean."""
+    left_out: int = 0
+    """Runs on which it was tried."""
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """How to learn from runs of one network along an axis.
+
+    Args:
+        axis: of `Axis`: "power", "gpus", "inner_modules" or "batch".
+        phase: "training" or "testing".
+        laws: those to choose from.
+    """
+
+    axis: Axis | str
+    phase: str = "training"
+    laws: tuple[Law, ...] = LAWS
+
+    def fit(self, runs: Iterable[object]) -> ScalingModel:
+        """Choose a law and fit it.
+
+        Raises:
+            InvalidInput: the runs are of different networks, or have nothing to learn from along
+                the axis; says what to add.
+            UnknownName: a GPU that is not known, where there are several.
+        """
+        axis = _axis(self.axis)
+        chosen = [run for n, each in enumerate(runs, 1) if (run := check_run(n, each))]
+        chosen = [run for run in chosen if run.phase == self.phase]
+        _check_comparable(chosen, self.phase, axis)
+        one_gpu = len({run.gpu for run in chosen}) == 1
+        settings = settings_of(chosen, one_gpu)
+        times = np.array([run.seconds / run.iterations for run in chosen])
+        splits = _splits(_levels(axis, chosen, settings))
+        laws = _distinct(_laws_for(axis, self.laws, settings), settings)
+        trials = tuple(_try(law, settings, times, splits) for law in laws)
+        law = _best(trials)
+        columns = law.columns(settings)
+        kept = independent(columns)
+        return ScalingModel(
+            axis=axis,
+            law=law,
+            kept=tuple(kept),
+            fit=least_squares.fit(columns[:, kept], times, _METHOD),
+            trials=trials,
+            runs=tuple(chosen),
+            settings=settings,
+        )
+
+
+@dataclass(frozen=True)
+class ScalingModel:
+    """A fitted law."""
+
+    axis: Axis
+    law: Law
+    kept: tuple[int, ...]
+    """Which of the law's features the runs tell apart."""
+    fit: Fit
+    trials: tuple[Trial, ...]
+    runs: tuple[Run, ...]
+    settings: Settings
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the prediction depends on."""
+        return tuple(self.law.features[index] for index in self.kept)
+
+    @property
+    def trial(self) -> Trial:
+        """How the law did on the runs that were left out."""
+        return next(trial for trial in self.trials if trial.law == self.law)
+
+    @property
+    def reason(self) -> str:
+        """Why this law was chosen."""
+        own = self.trial
+        tried = [trial for trial in self.trials if trial.error is not None]
+        text = (
+            f"{self.law.name} ({', '.join(self.features)}) was off by {own.error:.1%} on "
+            f"{own.left_out} runs with the largest {self.axis}, fitted without them"
+        )
+        if len(tried) == 1:
+            return f"{text}; no other law is different on these runs"
+        best = min(tried, key=_error)
+        if best.law != self.law:
+            text += (
+                f"; the least is {best.error:.1%} ({best.law.name}), within {best.doubt:.1%} of "
+                "doubt, and this law is plainer"
+            )
+        worst = max(tried, key=_error)
+        return f"{text}; the worst of {len(tried)} laws: {worst.error:.1%} ({worst.law.name})"
+
+    def predict(
+        self,
+        *,
+        batch: int,
+        iterations: int = 1,
+        gpus: int = 1,
+        gpu: str | None = None,
+        inner_modules: int | None = None,
+    ) -> Estimate:
+        """The time of a run, with a 90% range.
+
+        Args:
+            batch: samples in a batch, over all GPUs.
+            iterations: of the run.
+            gpus: how many GPUs.
+            gpu: which GPU; that of the runs if they have one.
+            inner_modules: of the network; those of the runs if they have the same.
+        """
+        if min(batch, iterations, gpus) < 1:
+            raise InvalidInput("batch, iterations and gpus must be at least 1")
+        asked = replace(
+            self.runs[0],
+            batch=batch,
+            gpus=gpus,
+            gpu=str(self._only("gpu", gpu)),
+            inner_modules=cast("int | None", self._only("inner_modules", inner_modules)),
+        )
+        one_gpu = len({run.gpu for run in self.runs}) == 1
+        where = settings_of([asked], one_gpu)
+        # Also if something fixed is added: a law without it must not hide what nobody tried.
+        fuller = Law("", ("1", *(name for name in self.law.features if name != "1")))
+        if not determined(fuller.columns(self.settings), fuller.columns(where)):
+            raise InvalidInput(
+                f"these runs do not tell apart what {', '.join(self.law.features)} take, and the "
+                "run that is asked for needs it; add runs that differ in batch, gpus or GPU one at "
+                "a time"
+            )
+        kept = self.law.columns(where)[:, list(self.kept)]
+        seconds = float(self.fit.predict(kept)[0]) * iterations
+        off = seconds * max(_NINETY_OF_MEAN * _error(self.trial), self._spread(kept))
+        return Estimate(
+            seconds=seconds,
+            low_s=max(0.0, seconds - off),
+            high_s=seconds + off,
+            source=f"{len(self.runs)} runs, {self.law.name}",
+        )
+
+    def _spread(self, kept: Array) -> float:
+        """Half the range of the fit itself, over the time: large when little was known."""
+        if not self.fit.freedom:
+            return 0.0
+        low, high = self.fit.ranges(kept)
+        return float((high[0] - low[0]) / 2 / self.fit.predict(kept)[0])
+
+    def _only(self, name: str, value: object) -> object:
+        known = list(dict.fromkeys(getattr(run, name) for run in self.runs))
+        if value is None:
+            if len(known) > 1:
+                raise InvalidInput(f"the runs differ in {name}: say for which to predict")
+            return known[0]
+        if len(known) == 1 and value != known[0]:
+            raise InvalidInput(
+                f"every run has {name} {known[0] or '(not said)'}, so nothing is known about "
+                f"{value}; add runs with another {name}"
+            )
+        return value
+
+
+def _axis(name: Axis | str) -> Axis:
+    try:
+        return Axis(name)
+    except ValueError:
+        raise InvalidInput(f'an axis is {", ".join(Axis)}, not "{name}"') from None
+
+
+def _check_comparable(runs: Sequence[Run], phase: str, axis: Axis) -> None:
+    if not runs:
+        raise InvalidInput(f"no run of {phase} to learn from")
+    # A family of networks has a name for each depth.
+    alike = {"model", "precision", "framework"} - ({"model"} if axis is Axis.MODULES else set())
+    for name in sorted(alike):
+        if len(values := {getattr(run, name) for run in runs}) > 1:
+            shown = ", ".join(sorted(str(value) or "(not said)" for value in values)[:5])
+            raise InvalidInput(f"these runs differ in {name}: {shown}; choose those of one")
+    if axis is Axis.MODULES and any(run.inner_modules is None for run in runs):
+        raise InvalidInput("some runs do not say how many inner modules their network has")
+
+
+def _levels(axis: Axis, runs: Sequence[Run], settings: Settings) -> Array:
+    """The place of each run along the axis; runs of one GPU are at one place."""
+    levels = {
+        Axis.POWER: settings.power,
+        Axis.GPUS: settings.gpus,
+        Axis.MODULES: settings.modules,
+        Axis.BATCH: settings.batch,
+    }[axis]
+    if len(np.unique(levels)) < 2:
+        only = runs[0].gpu if axis is Axis.POWER else f"{levels[0]:g}"
+        raise InvalidInput(
+            f"every run has {'the GPU' if axis is Axis.POWER else axis} {only or '(not said)'}: "
+            f"add runs with {'a weaker or stronger one' if axis is Axis.POWER else 'another'}"
+        )
+    return levels
+
+
+def _splits(levels: Array) -> list[tuple[Mask, Mask]]:
+    """What to fit on and what to leave out: the extreme, and with enough levels the last two."""
+    distinct = np.unique(levels)
+    cuts = [distinct[-1]]
+    if len(distinct) >= 2 * _UNSEEN:
+        cuts.append(distinct[-_UNSEEN])
+    return [(levels < cut, levels >= cut) for cut in cuts]
+
+
+def _laws_for(axis: Axis, laws: Sequence[Law], settings: Settings) -> list[Law]:
+    """Those that have a meaning along the axis, and for networks of one depth or several."""
+    useless = set(POWERLESS) if axis is Axis.POWER else set()
+    if (settings.modules == settings.modules[0]).all():
+        useless.add("M")
+    return [law for law in laws if not useless & {*law.features}]
+
+
+def _distinct(laws: Sequence[Law], settings: Settings) -> list[Law]:
+    """The first of laws that say the same about these runs."""
+    found: list[tuple[Law, Array]] = []
+    for law in laws:
+        columns = law.columns(settings)
+        columns = columns[:, independent(columns)]
+        columns = columns / np.abs(columns).max(axis=0)
+        if not any(
+            columns.shape == other.shape and np.allclose(columns, other) for _, other in found
+        ):
+            found.append((law, columns))
+    return [law for law, _ in found]
+
+
+def _try(law: Law, settings: Settings, times: Array, splits: Sequence[tuple[Mask, Mask]]) -> Trial:
+    columns = law.columns(settings)
+    errors = []
+    for seen, left_out in splits:
+        # A coefficient that the seen runs do not determine counts as 0 here.
+        kept = independent(columns[seen])
+        if seen.sum() < len(kept):
+            return Trial(law, None)
+        fitted = least_squares.fit(columns[seen][:, kept], times[seen], _METHOD)
+        predicted = fitted.predict(columns[left_out][:, kept])
+        errors.append(np.abs(signed_errors(predicted, times[left_out])))
+    every = np.concatenate(errors)
+    doubt = float(every.std(ddof=1) / np.sqrt(len(every))) if len(every) > 1 else 0.0
+    return Trial(law, float(every.mean()), doubt, len(every))
+
+
+def _best(trials: Sequence[Trial]) -> Law:
+    tried = [trial for trial in trials if trial.error is not None]
+    if not tried:
+        raise InvalidInput("too few runs to try any law without the extreme ones; add runs")
+    least = min(tried, key=_error)
+    bound = _error(least) + least.doubt + 1e-9
+    return next(trial.law for trial in tried if _error(trial) <= bound)
+
+
+def _error(trial: Trial) -> float:
+    return np.inf if trial.error is None else trial.error

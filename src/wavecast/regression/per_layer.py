@@ -1,0 +1,282 @@
+"""The time of a network from the times of layers of another one (Gianniti et al., "Per Layer").
+
+A layer takes t = b0 + b1 * c, with c its operations at the batch at hand; b0 and b1 belong to its
+category and direction. A network takes the sum over its layers, times the iterations. On GPUs where
+an operation is faster in some layers than in others, c is better the time that the op models
+predict (`predicted_work`): the lines then learn what those miss.
+
+    model = PerLayer().fit(times)  # of one network
+    model.predict(caffe_net("vgg16"), batch=32).forward_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wavecast.complexities import Category, Layer, Network, Pass
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.regression import least_squares
+from wavecast.regression.least_squares import Method
+
+Key = tuple[Category, Pass]
+
+OPERATIONS = "operations"
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much each layer of a network has to do at one batch, other than by counting."""
+
+    unit: str
+    """What is counted."""
+    batch: int
+    amounts: Mapping[tuple[Layer, Pass], float]
+
+    def amount(self, layer: Layer, which: Pass) -> float | None:
+        """Of one layer in one direction; None: nobody knows."""
+        return self.amounts.get((layer, which))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """One layer, timed at one batch."""
+
+    layer: Layer
+    batch: int
+    forward_s: float | None
+    """None: not known."""
+    backward_s: float | None
+    work: Work | None = None
+    """None: its operations are counted."""
+
+    def seconds(self, which: Pass) -> float | None:
+        """The time of one direction."""
+        return self.forward_s if which is Pass.FORWARD else self.backward_s
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a layer takes: `fixed_s`, and `per_unit_s` for each operation or other unit of work."""
+
+    fixed_s: float
+    per_unit_s: float
+    layers: int | None = None
+    """How many timed layers it went through."""
+
+    def seconds(self, work: float) -> float:
+        """The time of a layer with so much to do."""
+        return self.fixed_s + self.per_unit_s * work
+
+
+@dataclass(frozen=True)
+class NetworkTime:
+    """The time of a network, summed over the layers that have a line."""
+
+    network: str
+    batch: int
+    iterations: int
+    parts: Mapping[Key, float]
+    """Seconds of all iterations, by category and direction."""
+    unpredicted: tuple[str, ...]
+    """Layers with weights or work of which nothing is known: they are in no sum."""
+
+    @property
+    def forward_s(self) -> float:
+        """The forward passes alone: classification."""
+        return self._sum(Pass.FORWARD)
+
+    @property
+    def backward_s(self) -> float:
+        """The backward passes."""
+        return self._sum(Pass.BACKWARD)
+
+    @property
+    def seconds(self) -> float:
+        """Both."""
+        return self.forward_s + self.backward_s
+
+    def shares(self, which: Pass) -> dict[Category, float]:
+        """Of the time of one direction, how much each category takes."""
+        whole = self._sum(which)
+        return {
+            category: seconds / whole
+            for (category, each), seconds in self.parts.items()
+            if each is which
+        }
+
+    def _sum(self, which: Pass) -> float:
+        return sum(seconds for (_, each), seconds in self.parts.items() if each is which)
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """How to learn lines from timed layers.
+
+    Args:
+        method: what the fit makes small; `Method.ORDINARY` is the paper's own, under which the
+            predicted shares of the training set are the measured ones.
+    """
+
+    method: Method | str = Method.RELATIVE_NON_NEGATIVE
+
+    def fit(self, times: Iterable[LayerTime]) -> LayerModel:
+        """Learn from timed layers, of one network or several, at one batch or several.
+
+        Layers of no category (loss, concatenation) are left out, as are directions that were not
+        timed.
+
+        Raises:
+            InvalidInput: a category of which all layers have the same number of operations, or
+                fewer than three times.
+        """
+        points: dict[Key, list[tuple[float, float]]] = {}
+        units = set()
+        for time in times:
+            units.add(_unit(time.work))
+            for which in Pass:
+                seconds, category = time.seconds(which), time.layer.category
+                amount = _amount(time.work, time.layer, which, time.batch)
+                if category is not None and seconds is not None and amount is not None:
+                    points.setdefault((category, which), []).append((amount, seconds))
+        if not points:
+            raise InvalidInput("no timed layer to learn from")
+        if len(units) > 1:
+            raise InvalidInput(f"work is counted in one unit, not in {', '.join(sorted(units))}")
+        return LayerModel(
+            {key: self._line(key, np.array(found)) for key, found in points.items()},
+            source="timed layers",
+            unit=units.pop(),
+        )
+
+    def _line(self, key: Key, points: np.ndarray) -> Line:
+        work, seconds = points.T
+        name = f"{key[0]} {key[1]}"
+        if len(points) < 3:
+            raise InvalidInput(
+                f"{name}: a line needs three timed layers or more, and there "
+                f"{'is' if len(points) == 1 else 'are'} {len(points)}; time another batch"
+            )
+        if (work == work[0]).all():
+            raise InvalidInput(
+                f"{name}: all {len(points)} timed layers have the same to do; time another batch"
+            )
+        if not (seconds > 0).all():
+            raise InvalidInput(f"{name}: a layer that takes {seconds.min()} s was not timed")
+        rows = np.stack([np.ones_like(work), work], axis=1)
+        fixed, slope = least_squares.fit(rows, seconds, Method(self.method)).values
+        return Line(float(fixed), float(slope), len(points))
+
+
+@dataclass(frozen=True)
+class LayerModel:
+    """A line for each category and direction."""
+
+    lines: Mapping[Key, Line]
+    source: str
+    """Where they come from."""
+    unit: str = OPERATIONS
+    """What work is counted in."""
+
+    def predict(
+        self, network: Network, batch: int, iterations: int = 1, work: Work | None = None
+    ) -> NetworkTime:
+        """The time of a network, seen before or not.
+
+        Args:
+            network: its layers.
+            batch: samples in a batch.
+            iterations: how many batches.
+            work: of its layers at this batch, if the lines do not go through operations.
+        """
+        if self.unit != _unit(work) or (work is not None and work.batch != batch):
+            raise InvalidInput(
+                f"these lines need the work of each layer at batch {batch} in {self.unit}, not in "
+                f"{_unit(work)}{f' at batch {work.batch}' if work else ''}"
+            )
+        if batch < 1 or iterations < 1:
+            raise InvalidInput("batch and iterations must be at least 1")
+        parts: dict[Key, float] = {}
+        missing = list(network.unknown)
+        for layer in network.layers:
+            if (category := layer.category) is None:
+                continue
+            for which in Pass:
+                line = self.lines.get((category, which))
+                amount = _amount(work, layer, which, batch)
+                if line is None or amount is None:
+                    missing.append(f"{layer.name} ({category}, {which})")
+                    continue
+                key = (category, which)
+                seconds = iterations * line.seconds(amount)
+                parts[key] = parts.get(key, 0.0) + seconds
+        found = NetworkTime(network.name, batch, iterations, parts, tuple(missing))
+        for which, seconds in ((Pass.FORWARD, found.forward_s), (Pass.BACKWARD, found.backward_s)):
+            if seconds < 0:
+                raise InvalidInput(
+                    f"the lines give {network.name} at batch {batch} a {which} time below 0: its "
+                    'layers are far smaller than those timed; fit with method="relative '
+                    'non-negative", or time smaller layers'
+                )
+        return found
+
+
+def _unit(work: Work | None) -> str:
+    return OPERATIONS if work is None else work.unit
+
+
+def _amount(work: Work | None, layer: Layer, which: Pass, batch: int) -> float | None:
+    return layer.ops(which, batch) if work is None else work.amount(layer, which)
+
+
+def timed_network(name: str, times: Sequence[LayerTime]) -> NetworkTime:
+    """The measured counterpart of a prediction: what these layers took, all at one batch."""
+    batches = {time.batch for time in times}
+    if len(batches) != 1:
+        raise InvalidInput(f"layers timed at one batch make a network, not at {sorted(batches)}")
+    parts: dict[Key, float] = {}
+    for time in times:
+        for which in Pass:
+            category, seconds = time.layer.category, time.seconds(which)
+            if category is not None and seconds is not None:
+                parts[category, which] = parts.get((category, which), 0.0) + seconds
+    return NetworkTime(name, batches.pop(), 1, parts, ())
+
+
+def published(gpu: str) -> LayerModel:
+    """The coefficients that a paper prints for a GPU.
+
+    Raises:
+        UnknownName: nobody printed any.
+    """
+    wanted = gpu.strip().lower().replace(" ", "-")
+    if wanted not in _PUBLISHED:
+        raise UnknownName(
+            f'no paper prints coefficients for "{gpu}"; known: {", ".join(_PUBLISHED)}'
+        )
+    return _PUBLISHED[wanted]
+
+
+def _milliseconds(*rows: tuple[Category, float, float, float, float]) -> dict[Key, Line]:
+    lines = {}
+    for category, forward_ms, forward_ms_per_op, backward_ms, backward_ms_per_op in rows:
+        lines[category, Pass.FORWARD] = Line(forward_ms * 1e-3, forward_ms_per_op * 1e-3)
+        lines[category, Pass.BACKWARD] = Line(backward_ms * 1e-3, backward_ms_per_op * 1e-3)
+    return lines
+
+
+_PUBLISHED = {
+    "quadro-m6000": LayerModel(
+        _milliseconds(
+            (Category.CONV_FC, 1.83e-1, 3.43e-10, 3.15e-1, 3.65e-10),
+            (Category.NORM, 1.64e-2, 7.11e-9, 1.01e-1, 6.87e-9),
+            (Category.POOL_DENSE, 2.23e-2, 1.27e-8, 1.52e-1, 1.93e-8),
+            (Category.POOL_STRIDED, 1.44e-2, 1.45e-8, 6.11e-3, 5.67e-8),
+            (Category.RELU_DROP, 8.91e-3, 1.17e-8, 1.18e-2, 1.33e-8),
+        ),
+        source="Gianniti, Zhang and Ardagna, CLOSER 2019, slides: Quadro M6000, on GoogLeNet",
+    )
+}
+"""Milliseconds and milliseconds an operation, as printed: forward, then backward."""
