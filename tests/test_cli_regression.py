@@ -73,6 +73,8 @@ def test_predict_from_a_store(tmp_path: Path) -> None:
     found = json.loads(run(*asked, place).out)
     own = json.loads(run(*asked, "runs", env={"WAVECAST_RUNS": str(place)}).out)
     assert found["seconds"] == own["seconds"] == pytest.approx(seconds(BETA, 64, 1000), rel=1e-6)
+    done = run("predict", "vgg", "--from", place, "--batch", 64, "--iterations", 1000)
+    assert (done.code, "has no run of vgg" in done.err) == (1, True)
 
 
 def test_predict_more_gpus_says_which_law_and_why(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ class Prediction:
     def _gap_s(self) -> Seconds | float:
         """Of each call: how long the GPU stands still between its kernels."""
         if self.pace is None:
-            return 0.0  # predictors know ops by the time from one to the next, gaps included
+            return 0.0  # most measured op times, of which predictors learn, include it
         if isinstance(self.host, GraphedHost):
             return GRAPH_GAP_S * kernels(self._columns.calls)
         return self.pace.gap_s

@@ -193,7 +193,7 @@ def test_a_run_that_took_no_time_is_refused_by_its_source(bad: float) -> None:
 
 def test_what_is_no_run_is_refused() -> None:
     with pytest.raises(InvalidInput, match="run 1 is a dict"):
-        EndToEnd().fit([{"batch": 8}])
+        EndToEnd().fit([{"batch": 8}])  # type: ignore[list-item]
     with pytest.raises(InvalidInput, match="no run of training"):
         EndToEnd().fit([])
 

@@ -160,6 +160,16 @@ def test_runs_of_several_networks_or_none_are_refused() -> None:
         Extrapolation("gpus", phase="testing").fit(runs)
 
 
+def test_the_number_of_gpus_is_asked_for_where_runs_differ_in_it() -> None:
+    model = Extrapolation("gpus").fit(made(gpus=(1, 2, 3)))
+    with pytest.raises(InvalidInput, match="differ in gpus"):
+        model.predict(batch=64)
+    alone = Extrapolation("batch").fit(made())
+    assert alone.predict(batch=64) == alone.predict(batch=64, gpus=1)
+    with pytest.raises(InvalidInput, match="nothing is known about 2"):
+        alone.predict(batch=64, gpus=2)
+
+
 def test_an_unknown_gpu_is_refused_when_there_are_several() -> None:
     runs = made(names=(WEAK, MIDDLE))
     with pytest.raises(UnknownName, match="unknown device"):
@@ -169,7 +179,7 @@ def test_an_unknown_gpu_is_refused_when_there_are_several() -> None:
         model.predict(batch=64)
     one = Extrapolation("gpus").fit(made(gpus=(1, 2, 3)))
     with pytest.raises(InvalidInput, match="nothing is known about l4"):
-        one.predict(batch=64, gpu="l4")
+        one.predict(batch=64, gpus=2, gpu="l4")
 
 
 def test_every_axis_can_be_learned_from_one_set_of_runs() -> None:

@@ -146,8 +146,10 @@ def predict(
         asked = Asked(batch, iterations, phase, method, count, gpu, inner_modules)
         predict_run(source, target, asked, as_json)
         return
-    if target is None or not gpu:
-        raise typer.BadParameter("say what to predict, and for which --gpu; or --from past runs")
+    if target is None:
+        raise typer.BadParameter("Missing argument 'TARGET'; or predict --from past runs")
+    if not gpu:
+        raise typer.BadParameter("Missing option '--gpu' / '-g'; or predict --from past runs")
     wanted = resolve(target, batch, precision)
     ask = partial(
         wavecast.predict,

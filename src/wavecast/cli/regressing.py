@@ -44,6 +44,10 @@ def opened(source: str, model: str | None, phase: str) -> Iterator[Iterator[Run]
     """The runs of a source, of one model if it is named; a store is read as they are asked for."""
     if source == STORE or "://" in source or _is_store(Path(source)):
         with wavecast.RunStore(None if source == STORE else source) as store:
+            if model is not None and not store.count(model=model):
+                raise InvalidInput(
+                    f"{store.name} has no run of {model}; wavecast runs list shows what it has"
+                )
             yield store.runs(model=model, phase=phase)
         return
     found = wavecast.read_runs(source)
@@ -122,7 +126,7 @@ def _extrapolated(found: ScalingModel, asked: Asked) -> Estimate:
     return found.predict(
         batch=asked.batch,
         iterations=asked.iterations,
-        gpus=asked.gpus or found.runs[0].gpus,
+        gpus=asked.gpus,
         gpu=asked.gpu[0] if asked.gpu else None,
         inner_modules=asked.inner_modules,
     )

@@ -20,6 +20,7 @@ from wavecast.prediction import Estimate
 from wavecast.regression import least_squares
 from wavecast.regression.least_squares import Array, Fit, Method, mape, rank, signed_errors
 from wavecast.regression.run_table import RunTable, tabulate
+from wavecast.runs import Run
 
 FULL = ("1", "batch", "iterations", "batch*iterations")
 BY_ITERATIONS = ("1", "iterations")
@@ -53,8 +54,8 @@ class EndToEnd:
     phase: str = "training"
     features: tuple[str, ...] | None = None
 
-    def fit(self, runs: Iterable[object]) -> RunModel:
-        """Learn from runs (`wavecast.runs.Run`), of which those of the phase count.
+    def fit(self, runs: Iterable[Run]) -> RunModel:
+        """Learn from runs, of which those of the phase count.
 
         Raises:
             InvalidInput: the runs are of different things, or do not determine the coefficients;
@@ -119,7 +120,7 @@ class RunModel:
         """The mean of their sizes; 0.03 is 3%."""
         return mape(self.predicted, self.table.seconds)
 
-    def errors_on(self, runs: Iterable[object]) -> Array:
+    def errors_on(self, runs: Iterable[Run]) -> Array:
         """Signed relative errors on other runs of the same phase."""
         table = tabulate(runs, self.table.phase)
         rows = np.vstack(

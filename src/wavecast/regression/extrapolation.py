@@ -81,7 +81,7 @@ class Extrapolation:
     phase: str = "training"
     laws: tuple[Law, ...] = LAWS
 
-    def fit(self, runs: Iterable[object]) -> ScalingModel:
+    def fit(self, runs: Iterable[Run]) -> ScalingModel:
         """Choose a law and fit it.
 
         Raises:
@@ -161,7 +161,7 @@ class ScalingModel:
         *,
         batch: int,
         iterations: int = 1,
-        gpus: int = 1,
+        gpus: int | None = None,
         gpu: str | None = None,
         inner_modules: int | None = None,
     ) -> Estimate:
@@ -170,16 +170,16 @@ class ScalingModel:
         Args:
             batch: samples in a batch, over all GPUs.
             iterations: of the run.
-            gpus: how many GPUs.
+            gpus: how many GPUs; as many as the runs had if that is one number.
             gpu: which GPU; that of the runs if they have one.
             inner_modules: of the network; those of the runs if they have the same.
         """
-        if min(batch, iterations, gpus) < 1:
+        if min(batch, iterations, 1 if gpus is None else gpus) < 1:
             raise InvalidInput("batch, iterations and gpus must be at least 1")
         asked = replace(
             self.runs[0],
             batch=batch,
-            gpus=gpus,
+            gpus=cast(int, self._only("gpus", gpus)),
             gpu=str(self._only("gpu", gpu)),
             inner_modules=cast("int | None", self._only("inner_modules", inner_modules)),
         )

@@ -43,7 +43,7 @@ class RunTable:
                 )
 
 
-def tabulate(runs: Iterable[object], phase: str) -> RunTable:
+def tabulate(runs: Iterable[Run], phase: str) -> RunTable:
     """The runs of a phase as columns, read once from first to last.
 
     Raises:
@@ -68,7 +68,7 @@ def tabulate(runs: Iterable[object], phase: str) -> RunTable:
     )
 
 
-def check_run(number: int, run: object) -> Run:
+def check_run(number: int, run: Run) -> Run:
     """The run itself, if it is one that can be learned from."""
     if not isinstance(run, Run):
         raise InvalidInput(f"run {number} is a {type(run).__name__}, not a wavecast.runs.Run")
@@ -81,7 +81,7 @@ def check_run(number: int, run: object) -> Run:
 
 
 def _of_phase(
-    runs: Iterable[object], phase: str, others: set[str], labels: dict[str, dict[object, None]]
+    runs: Iterable[Run], phase: str, others: set[str], labels: dict[str, dict[object, None]]
 ) -> Iterable[tuple[float, float, float]]:
     for number, each in enumerate(runs, start=1):
         run = check_run(number, each)
