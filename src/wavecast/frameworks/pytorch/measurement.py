@@ -30,14 +30,9 @@ import torch
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch import profiling
+from wavecast.frameworks.pytorch.memory import look_at_memory
 from wavecast.frameworks.pytorch.profiling import Look, Untouched
-from wavecast.frameworks.pytorch.recorder import (
-    MemoryMode,
-    Recorder,
-    Recording,
-    RecordingMode,
-    held_bytes,
-)
+from wavecast.frameworks.pytorch.recorder import Recorder, Recording, RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -87,7 +82,7 @@ def measure(
         take = _median_take(step, recordings)
         if _ran_the_same(take, untouched):
             whole = replace(measurement, recorded_s=take.look.span_s)
-            return with_memory(trace_of(take, whole, samples, unit), _memory_look(step))
+            return with_memory(trace_of(take, whole, samples, unit), look_at_memory(step))
     return _as_profiled(step, measurement, samples, unit)
 
 
@@ -245,19 +240,6 @@ def _issue_s(step: Callable[[], Any], repeats: int) -> float:
         times.append(time.perf_counter() - begin)
     torch.cuda.synchronize()
     return statistics.median(times)
-
-
-def _memory_look(step: Callable[[], Any]) -> Recording:
-    """One iteration with what each op takes inside, and what libraries keep between ops."""
-    recorder = Recorder(Structure())
-    with MemoryMode(recorder), recorder.step():
-        step()
-    torch.cuda.synchronize()
-    held = held_bytes()["current"]
-    torch._C._cuda_clearCublasWorkspaces()
-    recorder.keep(held - held_bytes()["current"])
-    recorder.structure.forget()
-    return recorder.recording()
 
 
 def with_memory(trace: Trace, seen: Recording) -> Trace:
