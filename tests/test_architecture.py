@@ -31,6 +31,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": {"op_costs", "trace", "errors"},
     "op_models": {"trace", "devices", "op_costs", "ops"},
     "workspaces": {"trace", "devices", "op_costs", "ops"},
+    "allocator": {"errors"},
+    "replay": {"trace", "allocator"},
+    "contexts": {"trace", "devices", "ops"},
+    "footprint": {"trace", "devices", "contexts", "replay", "workspaces", "errors"},
+    "advice": {"trace", "ops", "footprint"},
+    "capacity": {
+        *("trace", "devices", "families", "contexts", "allocator", "replay", "workspaces"),
+        "errors",
+    },
     "layers": {"errors"},
     "append_file": {"errors"},
     "collection": {"append_file", "layers", "errors"},
@@ -72,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("trace", "devices", "prices", "ops", "intervals", "hosts", "timeline"),
         *("prediction", "batches", "analysis", "suite", "campaign", "runs", "regression"),
         "errors",
+        *("footprint", "advice", "capacity", "contexts"),
     },
     "targets": {"trace", "trace_file", "suite", "errors"},
     "__init__": {"trace", "devices", "families", "prices", "runs", "errors"},
@@ -92,12 +102,14 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
     "cli": {
         *("predictors", "frameworks", "collection", "counters", "device_file", "hosts"),
         *("fitting", "analysis", "campaign", "pieces", "prediction"),
+        *("footprint", "advice"),
         *("run_readers", "run_store", "regression"),
     },
     "frameworks": {"__init__"},  # the store of runs
     "targets": {"frameworks"},  # only for a profiler file
     "fitting": {"frameworks"},  # torch
     "campaign": {"frameworks"},  # torch
+    "capacity": {"frameworks"},  # torch
 }
 
 NEEDS_TORCH = ("frameworks/", "suite/")
@@ -120,7 +132,9 @@ PUBLIC = [
     "Host",
     "InvalidInput",
     "LargerBatch",
+    "LargestBatch",
     "Measurement",
+    "Memory",
     "MissingExtra",
     "OperationTracker",
     "PerLayer",
@@ -138,7 +152,9 @@ PUBLIC = [
     "devices",
     "extrapolate_batch",
     "load_trace",
+    "max_batch",
     "measure",
+    "memory",
     "network_of",
     "predict",
     "price",

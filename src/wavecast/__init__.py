@@ -30,6 +30,8 @@ from wavecast.trace import Measurement, Trace, load_trace
 
 if TYPE_CHECKING:
     from wavecast.batches import LargerBatch, extrapolate_batch
+    from wavecast.capacity import LargestBatch, max_batch
+    from wavecast.footprint import Memory, memory
     from wavecast.frameworks.kineto import read_kineto
     from wavecast.frameworks.pytorch.measurement import measure
     from wavecast.frameworks.pytorch.networks import network_of
@@ -54,7 +56,9 @@ __all__ = [
     "Host",
     "InvalidInput",
     "LargerBatch",
+    "LargestBatch",
     "Measurement",
+    "Memory",
     "MissingExtra",
     "OperationTracker",
     "PerLayer",
@@ -72,7 +76,9 @@ __all__ = [
     "devices",
     "extrapolate_batch",
     "load_trace",
+    "max_batch",
     "measure",
+    "memory",
     "network_of",
     "predict",
     "price",
@@ -88,6 +94,8 @@ _LAZY = {
     "Extrapolation": "wavecast.regression.extrapolation",
     "Host": "wavecast.timeline",
     "LargerBatch": "wavecast.batches",
+    "LargestBatch": "wavecast.capacity",
+    "Memory": "wavecast.footprint",
     "OperationTracker": "wavecast.frameworks.pytorch.tracker",
     "PerLayer": "wavecast.regression.per_layer",
     "Prediction": "wavecast.prediction",
@@ -95,7 +103,9 @@ _LAZY = {
     "RunStore": "wavecast.run_store.store",
     "Scaler": "wavecast.prediction",
     "extrapolate_batch": "wavecast.batches",
+    "max_batch": "wavecast.capacity",
     "measure": "wavecast.frameworks.pytorch.measurement",
+    "memory": "wavecast.footprint",
     "network_of": "wavecast.frameworks.pytorch.networks",
     "predict": "wavecast.prediction",
     "read_kineto": "wavecast.frameworks.kineto",

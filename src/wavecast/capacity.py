@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from wavecast.allocator import OutOfMemory
-from wavecast.devices import Device
+from wavecast.contexts import context_bytes
+from wavecast.devices import Device, device
 from wavecast.errors import InvalidInput
+from wavecast.families import family
 from wavecast.replay import replay
 from wavecast.trace import Trace
 from wavecast.workspaces.estimate import with_workspaces
@@ -40,6 +43,39 @@ class LargestBatch:
     """The batches that were traced, in order."""
 
 
+def max_batch(
+    make_step_of_batch: Callable[[int], Callable[[], Any]],
+    gpu: Device | str,
+    *,
+    limit_bytes: int | None = None,
+    start: int = 8,
+    expandable_segments: bool = False,
+) -> LargestBatch:
+    """The largest batch whose training step fits on a GPU.
+
+    Args:
+        make_step_of_batch: builds model, optimizer and inputs for so many samples, as for CUDA,
+            and returns the function that runs one step.
+        gpu: where it should run.
+        limit_bytes: what the allocator may reserve; all of the GPU's memory but the context and
+            the libraries if not given.
+        start: a batch that is likely to fit, to begin with.
+        expandable_segments: as torch's allocator has it with `expandable_segments:True`.
+    """
+    from wavecast.frameworks.pytorch import capture
+
+    target = device(gpu) if isinstance(gpu, str) else gpu
+
+    @cache
+    def traced(batch: int) -> Trace:
+        return capture(lambda: make_step_of_batch(batch), capability=family(target))
+
+    if limit_bytes is None:
+        beside = context_bytes(traced(start), target) or 0
+        limit_bytes = target.memory_bytes - beside
+    return largest_batch(traced, target, limit_bytes, start=start, expandable=expandable_segments)
+
+
 def largest_batch(
     traced: Traced, device: Device, limit_bytes: int, *, start: int = 8, expandable: bool = False
 ) -> LargestBatch:
@@ -65,6 +101,8 @@ class _Search:
         self._limit, self._expandable = limit_bytes, expandable
         self._needs: dict[int, int] = {}
         self._fits: dict[int, bool] = {}
+        self._missed = 0
+        """Batches in a row that did not fit."""
 
     def run(self, start: int) -> LargestBatch:
         """Look where the line through the last two traces meets the limit, then between."""
@@ -99,22 +137,25 @@ class _Search:
             replay(trace, limit_bytes=self._limit, expandable=self._expandable)
         except OutOfMemory:
             self._fits[batch] = False
+            self._missed += 1
         else:
             self._fits[batch] = True
+            self._missed = 0
 
     def _next(self, low: int, high: int | None) -> int:
-        if high == 1:
-            return 1
         if len(self._needs) == 1:
             return 2 * low if low else max(1, (high or 2) // 2)
         guess = self._where_full()
         if high is None:
             return max(low + 1, min(guess, 64 * low))
-        if len(self._needs) > _MOST_TRACES // 2:
-            guess = (low + high) // 2
-        # A step aside of what is known, so that both ends move.
-        nearby = max(1, low // (2 * _PRECISE))
-        return min(max(guess, low + nearby), high - nearby) if high - low > 2 else low + 1
+        if low == 0:
+            return max(1, min(guess, high // 2))
+        if low < guess < high and guess not in self._needs:
+            return guess
+        # Fragments make the line too hopeful: a little less than what failed, then less and less.
+        nearby = max(1, low // _PRECISE) << self._missed
+        middle = (low + high) // 2
+        return max(high - nearby, middle) if self._missed else middle
 
     def _where_full(self) -> int:
         """Where the line through the two largest batches meets the limit."""

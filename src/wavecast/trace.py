@@ -210,6 +210,8 @@ class Allocation:
     born: int | None
     freed: int | None
     role: Role
+    module: str = ""
+    """Whose it is, if it was there before the step: a parameter's module."""
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,9 @@ def encode(trace: Trace) -> dict[str, Any]:
         ]
         for op in ops
     ]
+    owned = ((modules.add(a.module) if a.module else None) for a in trace.allocations)
+    named = _sparse(owned, None)
+    owners = {"module": named} if named else {}  # files were written before there were any
     return {
         "framework": trace.framework,
         "capability": trace.capability and list(trace.capability),
@@ -90,6 +93,7 @@ def encode(trace: Trace) -> dict[str, Any]:
             "born": [a.born for a in trace.allocations],
             "freed": [a.freed for a in trace.allocations],
             "role": [_ROLES.index(a.role) for a in trace.allocations],
+            **owners,
         },
     }
 
@@ -135,7 +139,7 @@ def decode(body: Any) -> Trace:
     capability = fields["capability"]
     return Trace(
         calls=calls,
-        allocations=_allocations(fields["allocations"], len(calls)),
+        allocations=_allocations(fields["allocations"], len(calls), modules),
         framework=_text(fields["framework"], "framework"),
         capability=_optional(capability, "capability", _pair),
         samples=_optional(fields["samples"], "samples", lambda v, w: _int(v, w, low=1)),
@@ -177,12 +181,20 @@ def _calls(
     )
 
 
-def _allocations(value: Any, calls: int) -> tuple[Allocation, ...]:
-    columns = _object(value, "allocations", ("nbytes", "born", "freed", "role"))
+def _allocations(value: Any, calls: int, modules: Sequence[str]) -> tuple[Allocation, ...]:
+    value = {"module": [], **value} if isinstance(value, dict) else value
+    columns = _object(value, "allocations", ("nbytes", "born", "freed", "role", "module"))
     sizes = _list(columns["nbytes"], "allocations.nbytes")
     born, freed, roles = (
         _column(columns[name], f"allocations.{name}", len(sizes))
         for name in ("born", "freed", "role")
+    )
+
+    owners = _dense(
+        columns["module"],
+        "allocations.module",
+        len(sizes),
+        lambda v, w: _pick(modules, v, w),
     )
 
     def time(value: Any, name: str) -> int | None:
@@ -194,8 +206,9 @@ def _allocations(value: Any, calls: int) -> tuple[Allocation, ...]:
             born=time(start, "born"),
             freed=time(end, "freed"),
             role=_pick(_ROLES, role, "allocations.role"),
+            module=owners.get(i, ""),
         )
-        for size, start, end, role in zip(sizes, born, freed, roles, strict=True)
+        for i, (size, start, end, role) in enumerate(zip(sizes, born, freed, roles, strict=True))
     )
     if any(a.freed is not None and a.freed < (a.born or 0) for a in allocations):
         raise Malformed("allocations: memory is freed before it is made")

@@ -3,6 +3,7 @@
 from wavecast.cli import (  # noqa: F401  (they register)
     learning,
     measuring,
+    memory,
     predicting,
     profiling,
     regressing,

@@ -47,6 +47,7 @@ class _Memory:
     born: int
     freed: int | None = None
     role: Role = Role.INTERMEDIATE
+    module: str = ""
 
 
 @dataclass
@@ -241,6 +242,7 @@ class Recorder:
                 born=None if memory.born < 0 else position[memory.born],
                 freed=None if memory.freed is None else position[memory.freed],
                 role=memory.role,
+                module=memory.module,
             )
             for memory in self._memories
         )
@@ -301,9 +303,11 @@ class Recorder:
             self._live[key][0].role = role
 
     def _assign_roles(self) -> None:
-        for role, tensor in self.structure.held():
+        for role, tensor, module in self.structure.held():
             self.meet([tensor])
             self._claim(role, key_of(tensor))
+            if key_of(tensor) in self._live:
+                self._live[key_of(tensor)][0].module = module
         for memory in self._memories:
             if memory.born < 0 and memory.role is Role.INTERMEDIATE:
                 memory.role = Role.INPUT

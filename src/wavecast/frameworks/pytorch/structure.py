@@ -78,21 +78,24 @@ class Structure:
             return Phase.OPTIMIZER, module
         return (Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER), module
 
-    def held(self) -> Iterator[tuple[Role, Any]]:
-        """The tensors that belong to a module or an optimizer seen so far, with their roles."""
+    def held(self) -> Iterator[tuple[Role, Any, str]]:
+        """The tensors of modules and optimizers seen so far, with their roles and modules."""
         for optimizer in self._optimizers.values():
-            for state in list(optimizer.state.values()):
+            for parameter, state in list(optimizer.state.items()):
                 values = state.values() if isinstance(state, dict) else ()
                 for value in values:
                     if isinstance(value, torch.Tensor):
-                        yield Role.OPTIMIZER_STATE, value
-        for root in self._roots.values():
-            for buffer in root.buffers():
-                yield Role.BUFFER, buffer
+                        yield Role.OPTIMIZER_STATE, value, self._owner(parameter)
+        for root, module in self._roots.items():
+            for name, buffer in module.named_buffers():
+                yield Role.BUFFER, buffer, _join(root, name.rpartition(".")[0])
         for parameter in self._parameters():
-            yield Role.PARAMETER, parameter
+            yield Role.PARAMETER, parameter, self._owner(parameter)
             if parameter.grad is not None:
-                yield Role.GRADIENT, parameter.grad
+                yield Role.GRADIENT, parameter.grad, self._owner(parameter)
+
+    def _owner(self, parameter: Any) -> str:
+        return self._parameter_paths.get(id(parameter), "")
 
     def _parameters(self) -> Iterator[Any]:
         for root in self._roots.values():
@@ -104,7 +107,7 @@ class Structure:
     def _module_of(self, node: Any) -> str:
         variable = getattr(node, "variable", None)  # AccumulateGrad
         if variable is not None:
-            return self._parameter_paths.get(id(variable), "")
+            return self._owner(variable)
         return self._node_modules.get(node._sequence_nr(), "")
 
     def _enter_module(self, module: Any, _args: Any) -> None:
