@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
-import sys
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,16 @@ class Parent:
         large = options.gib * 0.7
         self.rooms = {False: Room(options.gib - large), True: Room(large)}
         self.slots = threading.Semaphore(options.workers)
+        self.searching = {False: threading.Semaphore(4), True: threading.Semaphore(3)}
+        self.tried: dict[str, dict[str, Any]] = {}
         self.writing = threading.Lock()
         self.creating = threading.Lock()
         self.visible = False
         """Whether nvidia-smi shows processes here."""
-        self.running: set[subprocess.Popen[str]] = set()
+        # Libraries are loaded once, in a server that uses no GPU; its forks are fresh processes.
+        self.making: Any = multiprocessing.get_context("forkserver")
+        self.making.set_forkserver_preload(["benchmarks.memory_libraries"])
+        self.running: set[Any] = set()
 
     def run(self) -> None:
         """Everything, as far as the time goes."""
@@ -109,19 +115,59 @@ class Parent:
         done = self._done()
         if ("context", "context") not in done:
             self._task("context", "context")
+        if ("context", "context") not in self._done():  # a forked process cannot use this GPU
+            self.making = multiprocessing.get_context("spawn")
+            self._task("context", "context")
         # Where nvidia-smi shows no processes, some run alone in the end: the GPU's total tells.
         alone = [] if self.visible else [task for task in _alone() if task not in done]
         end = self.until
         if alone:
             self.until -= ALONE_S
-        self._together([task for task in _tasks() if task not in done])
+        self._together([task for task in _tasks() if task not in done], self._searches(done))
         self.until = end
         self._together(alone)
         with tarfile.open(self.out / "traces.tar.gz", "w:gz") as archive:
             archive.add(TRACES, "traces")
 
-    def _together(self, tasks: list[tuple[str, str]]) -> None:
+    def _searches(self, done: set[tuple[str, str]]) -> list[threading.Thread]:
+        """A thread for each model and limit whose largest batch is not known."""
+        from benchmarks.memory_steps import GROWING, LIMITS_GIB
+
+        start = json.loads(Path(self.options.predictions or "/dev/null").read_text() or "{}")
+        return [
+            threading.Thread(
+                target=self._search, args=(name, gib, start.get(name, {})), daemon=True
+            )
+            for gib in reversed(LIMITS_GIB)
+            for name in GROWING
+            if ("growing", f"{name} {gib}") not in done
+        ]
+
+    def _search(self, name: str, gib: int, start: dict[str, int]) -> None:
+        tries: list[dict[str, Any]] = []
+
+        def fits(batch: int) -> bool:
+            self._task("try", f"{name} {gib} {batch}")
+            found = self.tried.pop(f"{name} {gib} {batch}", {})
+            tries.append(found)
+            return bool(found["fits"])  # a lost try ends the search
+
+        with self.searching[gib > LARGE_GIB]:
+            if time.monotonic() > self.until:
+                return
+            guess = int(start.get(str(gib), 8 * gib))
+            with suppress(KeyError):
+                low, high = search(fits, guess, self.until)
+                known = high is not None and high - low <= max(1, low // 66)
+                row = {"name": f"{name} {gib}", "model": name, "gib": gib, "guess": guess}
+                row |= {"fits": low, "too_large": high, "tries": tries}
+                self.write("growing", {**row, "status": "ok" if known else "part"})
+
+    def _together(
+        self, tasks: list[tuple[str, str]], others: Sequence[threading.Thread] = ()
+    ) -> None:
         threads = [threading.Thread(target=self._slot, args=task, daemon=True) for task in tasks]
+        threads += others
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -138,102 +184,83 @@ class Parent:
         return found
 
     def _slot(self, kind: str, name: str) -> None:
-        # Those that look for a batch wait for memory most of the time, and count for nothing.
-        with nullcontext() if kind == "growing" else self.slots:
+        with self.slots:
             if time.monotonic() < self.until:
                 self._task(kind, name)
 
     def _task(self, kind: str, name: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.memory_reality", str(self.out)]
-        command += ["--worker", kind, name, "--seconds", str(self.until - time.monotonic())]
-        command += ["--predictions", str(self.options.predictions or "")]
-        command += ["--gib", str(self.options.gib)]
-        command += ["--pretend"] if self.options.pretend else []
-        log = (self.out / "log.txt").open("a")
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore"}
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment
-        )
+        ours, theirs = self.making.Pipe()
+        process = self.making.Process(target=work, args=(theirs, kind, name, self.options))
+        process.start()
+        theirs.close()
         self.running.add(process)
         timer = threading.Timer(self._limit_s(kind), process.kill)
         timer.start()
-        try:
-            ended = self._serve(process, kind, name)
-        finally:
-            timer.cancel()
-            self.running.discard(process)
-        if not ended:
-            self.write(kind, {"name": name, "status": "stopped"})
-
-    def _limit_s(self, kind: str) -> float:
-        left: float = self.until + 10 - time.monotonic()
-        return max(1.0, left if kind == "growing" else min(TASK_S, left))
-
-    def _serve(self, process: subprocess.Popen[str], kind: str, name: str) -> bool:
-        """Answer a worker until it ends; whether it said what it had to say."""
-        talk = Talk(self, process, kind)
+        talk = Talk(self, process, ours, kind)
         try:
             talk.run()
-        except (BrokenPipeError, ValueError, OSError) as error:
-            self.write(kind, {"name": name, "status": f"lost: {error}"})
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            if not talk.ended:
+                self.write(kind, {"name": name, "status": "stopped"})
         finally:
+            timer.cancel()
             talk.end()
-        return talk.ended
+            self.running.discard(process)
+
+    def _limit_s(self, kind: str) -> float:
+        left: float = self.until + 5 - time.monotonic()
+        return max(1.0, min(TASK_S, left))
 
     def write(self, kind: str, row: dict[str, Any]) -> None:
+        """Write a result down."""
+        if kind == "try":
+            self.tried[row["name"]] = row
+            return
         with self.writing, (self.out / FILES[kind]).open("a") as file:
             file.write(json.dumps(row) + "\n")
 
 
 class Talk:
-    """The questions of one worker, and the answers."""
+    """The questions of one process, and the answers."""
 
-    def __init__(self, parent: Parent, process: subprocess.Popen[str], kind: str) -> None:
-        self.parent, self.process, self.kind = parent, process, kind
+    def __init__(self, parent: Parent, process: Any, pipe: Any, kind: str) -> None:
+        self.parent, self.process, self.pipe, self.kind = parent, process, pipe, kind
         self.pid = process.pid
         self.held = 0.0
         self.ended = self.creating = False
         self.before: set[int] = set()
 
     def run(self) -> None:
-        """Until the worker ends."""
-        for line in self.process.stdout or ():
-            if line.startswith("@"):
-                word, _, rest = line[1:].strip().partition(" ")
-                answer = getattr(self, f"hear_{word}")(rest)
-                assert self.process.stdin is not None
-                self.process.stdin.write(f"{answer}\n")
-                self.process.stdin.flush()
+        """Until the process ends."""
+        while True:
+            word, *rest = self.pipe.recv()
+            self.pipe.send(getattr(self, f"hear_{word}")(*rest))
 
     def end(self) -> None:
         """Give back what it had."""
         if self.creating:
             self.parent.creating.release()
         self.process.kill()
-        self.process.wait()
-        self.hear_give("")
+        self.process.join()
+        self.hear_give()
 
-    def hear_need(self, gib: str) -> str:
+    def hear_need(self, gib: float) -> None:
         """Memory."""
-        self.parent.rooms[float(gib) > LARGE_GIB].take(float(gib))
-        self.held = float(gib)
-        return "go"
+        self.parent.rooms[gib > LARGE_GIB].take(gib)
+        self.held = gib
 
-    def hear_give(self, _: str) -> str:
+    def hear_give(self) -> None:
         """No more of it."""
         self.parent.rooms[self.held > LARGE_GIB].give(self.held)
         self.held = 0.0
-        return "go"
 
-    def hear_create(self, _: str) -> str:
+    def hear_create(self) -> None:
         """It is about to show up on the GPU, one at a time."""
         self.parent.creating.acquire()
         self.creating = True
         self.before = set(processes())
-        return "go"
 
-    def hear_created(self, _: str) -> str:
+    def hear_created(self) -> None:
         """It did: whoever is new is this one."""
         now = set(processes())
         new = now - self.before
@@ -242,22 +269,19 @@ class Talk:
         self.parent.visible = self.parent.visible or bool(new)
         self.parent.creating.release()
         self.creating = False
-        return "go"
 
-    def hear_used(self, _: str) -> str:
+    def hear_used(self) -> int:
         """What it takes of the GPU."""
-        return str(processes().get(self.pid, 0))
+        return processes().get(self.pid, 0)
 
-    def hear_device(self, _: str) -> str:
+    def hear_device(self) -> int:
         """What all take."""
-        return str(device_used())
+        return device_used()
 
-    def hear_row(self, rest: str) -> str:
+    def hear_row(self, row: dict[str, Any]) -> None:
         """A result."""
-        row = json.loads(rest)
-        self.ended = self.ended or bool(row.get("last", True))
+        self.ended = True
         self.parent.write(self.kind, row)
-        return "go"
 
 
 FILES = {
@@ -276,11 +300,9 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _tasks() -> list[tuple[str, str]]:
-    """The longest first."""
-    from benchmarks.memory_steps import GROWING, STEPS
+    from benchmarks.memory_steps import STEPS
 
-    steps = [("step", name) for name in STEPS]
-    return [*(("growing", name) for name in GROWING), *steps]
+    return [("step", name) for name in STEPS]
 
 
 def _alone() -> list[tuple[str, str]]:
@@ -289,16 +311,22 @@ def _alone() -> list[tuple[str, str]]:
     return [("alone", name) for name in ALONE]
 
 
-def ask(text: str) -> str:
+class Asking:
+    """A process's end of the talk."""
+
+    pipe: Any = None
+
+
+def ask(*words: Any) -> Any:
     """Say something to the parent and wait for its answer."""
-    print(f"@{text}", flush=True)
-    return sys.stdin.readline().strip()
+    Asking.pipe.send(words)
+    return Asking.pipe.recv()
 
 
 @contextmanager
 def room(gib: float) -> Iterator[None]:
     """Memory from the parent."""
-    ask(f"need {gib}")
+    ask("need", gib)
     try:
         yield
     finally:
@@ -329,7 +357,7 @@ class Gpu:
             "reserved_bytes": torch.cuda.max_memory_reserved(),
             "reserved_now_bytes": torch.cuda.memory_reserved(),
             "device_used_bytes": total - free,
-            "process_bytes": int(ask("used") or 0),
+            "process_bytes": ask("used"),
         }
 
     def measure(self, make: Callable[[], Any], folder: Path, name: str) -> dict[str, Any]:
@@ -365,30 +393,23 @@ class Gpu:
 
     def fits(self, make: Callable[[], Any], gib: float) -> dict[str, Any]:
         """Whether two steps run in so much memory."""
-        import gc
-
         import torch
 
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(gib * GIB / total)
-        torch.cuda.reset_peak_memory_stats()
-        fits = True
         try:
             step = make()
             for _ in range(2):
                 step()
             torch.cuda.synchronize()
+            fits = True
         except torch.OutOfMemoryError:
             fits = False
-        found = {
+        return {
             "fits": fits,
             "allocated_bytes": torch.cuda.max_memory_allocated(),
             "reserved_bytes": torch.cuda.max_memory_reserved(),
         }
-        step = None
-        gc.collect()
-        torch.cuda.empty_cache()
-        return found
 
 
 class Pretended(Gpu):
@@ -401,7 +422,7 @@ class Pretended(Gpu):
 
     def state(self) -> dict[str, int]:
         """Pretend."""
-        return {"allocated_bytes": 1, "reserved_bytes": 2, "process_bytes": int(ask("used") or 0)}
+        return {"allocated_bytes": 1, "reserved_bytes": 2, "process_bytes": ask("used")}
 
     def measure(self, make: Callable[[], Any], folder: Path, name: str) -> dict[str, Any]:
         """Pretend."""
@@ -418,10 +439,10 @@ class Pretended(Gpu):
         return {"fits": 2e9 + 70e6 * batch <= gib * GIB}
 
 
-def work(kind: str, name: str, options: argparse.Namespace) -> None:
+def work(pipe: Any, kind: str, name: str, options: argparse.Namespace) -> None:
     """What one process does."""
+    Asking.pipe = pipe
     gpu = Pretended() if options.pretend else Gpu()
-    until = time.monotonic() + options.seconds
     try:
         if kind == "context":
             row = _context(gpu, options.pretend)
@@ -430,12 +451,10 @@ def work(kind: str, name: str, options: argparse.Namespace) -> None:
         elif kind == "step":
             row = _step(gpu, name, TRACES)
         else:
-            row = _grow(gpu, name, options, until)
-        ask("row " + json.dumps({"name": name, "status": "ok", **row}))
+            row = _try(gpu, name)
+        ask("row", {"name": name, "status": "ok", **row})
     except Exception as error:
-        text = f"{type(error).__name__}: {str(error)[:300]}"
-        ask("row " + json.dumps({"name": name, "status": text}))
-        raise
+        ask("row", {"name": name, "status": f"{type(error).__name__}: {str(error)[:300]}"})
 
 
 def _step(gpu: Gpu, name: str, folder: Path) -> dict[str, Any]:
@@ -453,19 +472,16 @@ def _step(gpu: Gpu, name: str, folder: Path) -> dict[str, Any]:
 
 def _run_alone(gpu: Gpu, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The whole process, by what the GPU has more to show while it lives; room until it ends."""
-    import torch  # before it is this one's turn
-
     from benchmarks.memory_steps import STEPS
 
-    assert torch.__version__
-    ask(f"need {options.gib * 0.69}")  # nearly all of the large room: one at a time
-    before = int(ask("device"))
+    ask("need", options.gib * 0.69)  # nearly all of the large room: one at a time
+    before = ask("device")
     step = None if options.pretend else STEPS[name].make()
     for _ in range(3):
         if step is not None:
             step()
     state = gpu.state()
-    return {**state, "process_bytes": int(ask("device")) - before}
+    return {**state, "process_bytes": ask("device") - before}
 
 
 def _context(gpu: Gpu, pretend: bool) -> dict[str, Any]:
@@ -510,31 +526,14 @@ def _context(gpu: Gpu, pretend: bool) -> dict[str, Any]:
     return {"before": before, "stages": stages}
 
 
-def _grow(gpu: Gpu, name: str, options: argparse.Namespace, until: float) -> dict[str, Any]:
-    from functools import partial
+def _try(gpu: Gpu, name: str) -> dict[str, Any]:
+    """One batch of one model under one limit, in a process of its own."""
+    from benchmarks.memory_steps import GROWING
 
-    from benchmarks.memory_steps import GROWING, LIMITS_GIB
-
-    start = json.loads(Path(options.predictions).read_text()) if options.predictions else {}
-    first = list(GROWING).index(name) % len(LIMITS_GIB)
+    model, gib, batch = name.rsplit(" ", 2)
     _skip_initial_values()
-    gpu.create()
-    for gib in (*LIMITS_GIB[first:], *LIMITS_GIB[:first]):
-        guess = int(start.get(name, {}).get(str(gib), 8 * gib))
-        tries: list[dict[str, Any]] = []
-
-        def fits(batch: int, gib: float = gib, tries: list[dict[str, Any]] = tries) -> bool:
-            with room(gib + 1):
-                found = gpu.fits(partial(GROWING[name], batch), gib)
-            tries.append({"batch": batch, **found})
-            return bool(found["fits"])
-
-        if time.monotonic() > until - 10:
-            break
-        low, high = search(fits, guess, until - 8)
-        row = {"name": name, "status": "part", "gib": gib, "guess": guess, "last": False}
-        ask("row " + json.dumps({**row, "fits": low, "too_large": high, "tries": tries}))
-    return {}
+    with room(float(gib) + 1):
+        return {"batch": int(batch), **gpu.fits(partial(GROWING[model], int(batch)), float(gib))}
 
 
 def _skip_initial_values() -> None:
@@ -579,10 +578,9 @@ def report(out: Path) -> None:
             print(f"{row['name'][:60]:60} {row['status'][:100]}")
     for row in _rows(out / FILES["growing"]):
         if "gib" in row:
-            tries = len(row["tries"])
             print(
-                f"{row['name']:30} {row['gib']:3} GiB: {row['fits']} fits, {row['too_large']} does "
-                f"not; guess {row['guess']}, {tries} tries"
+                f"{row['name']:35} {row['fits']} fits, {row['too_large']} does not; "
+                f"guess {row['guess']}, {len(row['tries'])} tries"
             )
     done = sum(row["status"] == "ok" for row in rows)
     print(f"{done} steps, {sum('gib' in r for r in _rows(out / FILES['growing']))} largest batches")
@@ -597,14 +595,12 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=120.0, help="memory for all processes")
     parser.add_argument("--predictions", default="", help="largest batches to begin with, as JSON")
     parser.add_argument("--pretend", action="store_true", help="try it without a GPU")
-    parser.add_argument("--worker", nargs=2, metavar=("KIND", "NAME"))
     options = parser.parse_args()
-    if options.worker:
-        kind, name = options.worker
-        work(kind, name, options)
-    else:
-        Parent(options.out, options).run()
-        report(options.out)
+    # Without it, asking for a GPU would make it unusable in forked processes.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "2"
+    Parent(options.out, options).run()
+    report(options.out)
 
 
 if __name__ == "__main__":
