@@ -42,16 +42,18 @@ class Advice:
 
 
 def advise(
-    found: Memory, retraced: Mapping[str, Callable[[], Trace]] | None = None
+    found: Memory, retraced: Mapping[str, Callable[[], Trace | None]] | None = None
 ) -> tuple[Advice, ...]:
     """What would save memory, the most first; what would not is left out.
 
     Args:
         found: the memory of the step as it is.
-        retraced: other steps that do the same, by what they change: each is traced.
+        retraced: other steps that do the same, by what they change: each is traced, unless it
+            cannot be, and is None.
     """
     bare = _without_predicted(found)
-    tries = [*_edited(bare), *((name, "traced", make()) for name, make in (retraced or {}).items())]
+    others = ((name, "traced", make()) for name, make in (retraced or {}).items())
+    tries = [*_edited(bare), *((n, how, trace) for n, how, trace in others if trace is not None)]
     advice = [Advice(name, how, found, memory(trace, found.device)) for name, how, trace in tries]
     growing = memory(bare, found.device, expandable_segments=True)
     advice.append(

@@ -13,7 +13,14 @@ from importlib import resources
 
 from wavecast import ops
 from wavecast.devices import Device
+from wavecast.ops import Kind
 from wavecast.trace import Trace
+
+LIBRARIES = {
+    "cuBLAS": (Kind.MATMUL,),
+    "cuDNN": (Kind.CONVOLUTION, Kind.RNN, Kind.ATTENTION),
+}
+"""Whose ops make a process load them."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,8 @@ class Context:
     capability: tuple[int, int]
     bare_bytes: int
     """Before anything ran."""
-    parts_bytes: dict[str, int]
-    """What ops of a kind add when the first of them runs."""
+    libraries_bytes: dict[str, int]
+    """What each of `LIBRARIES` adds when it is first used."""
 
 
 def context_bytes(trace: Trace, device: Device) -> int | None:
@@ -38,9 +45,9 @@ def context_bytes(trace: Trace, device: Device) -> int | None:
     if device.compute_capability is None:
         return None
     known = measured()
-    kinds = {str(ops.kind(op)) for op in trace.counts}
-    parts = known.parts_bytes.items()
-    return known.bare_bytes + sum(nbytes for kind, nbytes in parts if kind in kinds)
+    kinds = {ops.kind(op) for op in trace.counts}
+    used = (name for name, its in LIBRARIES.items() if kinds & set(its))
+    return known.bare_bytes + sum(known.libraries_bytes[name] for name in used)
 
 
 @cache
@@ -54,5 +61,5 @@ def measured() -> Context:
         source=table["source"],
         capability=(major, minor),
         bare_bytes=table["bare_bytes"],
-        parts_bytes=dict(table["parts_bytes"]),
+        libraries_bytes=dict(table["libraries_bytes"]),
     )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -168,7 +169,7 @@ def _maker(target: str, precision: str | None) -> Callable[[int], Callable[[], o
 
 def _others(
     target: str, batch: int | None, precision: str | None, found: Memory
-) -> dict[str, Callable[[], Trace]]:
+) -> dict[str, Callable[[], Trace | None]]:
     """The same step in other words: a lower precision, half of the batch twice."""
     wanted = resolve(target, batch, precision)
     if wanted.make_step is None:
@@ -180,7 +181,15 @@ def _others(
     if samples and samples > 1:
         half = resolve(target, samples // 2, precision)
         steps[f"batch {samples // 2}, accumulated twice"] = half
-    return {name: lambda t=each: _trace(t, found.device) for name, each in steps.items()}  # type: ignore[misc]
+    return {name: partial(_traced, each, found.device) for name, each in steps.items()}
+
+
+def _traced(target: Target, gpu: Device | None) -> Trace | None:
+    """None: the step takes no such argument."""
+    try:
+        return _trace(target, gpu)
+    except InvalidInput:
+        return None
 
 
 def _batch_of(target: Target) -> int | None:

@@ -102,6 +102,7 @@ class RecurrentLayer:
         with torch.no_grad():
             with self.recorder.silence():
                 whole = weights[0].new_empty(sum(w.numel() for w in weights))
+            self.recorder.overlook(whole)  # the weights lie in it: they are counted
             flat = torch.empty(0, dtype=whole.dtype, device=whole.device)
             return flat.set_(whole.untyped_storage())
 
