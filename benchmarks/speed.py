@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-CASES = ("import", "bert-base", "llama-8", "llama-32", "llama-128", "predict-all")
+CASES = ("import", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b", "predict-all")
 _RESULT = "RESULT "
 
 
@@ -53,6 +53,8 @@ def measure(case: str) -> dict[str, Any]:
         return _import()
     if case == "predict-all":
         return _predict_all()
+    if case == "memory-70b":
+        return _memory_70b()
     if case == "bert-base":
         return _trace("BERT-base step, batch 16, bf16", _suite_step)
     layers = int(case.removeprefix("llama-"))
@@ -96,6 +98,24 @@ def _trace(what: str, make_step: Callable[[], Any]) -> dict[str, Any]:
     }
 
 
+def _memory_70b() -> dict[str, Any]:
+    import resource
+
+    import wavecast.frameworks.pytorch  # torch and its parts are not what is timed
+
+    start = time.perf_counter()
+    found = wavecast.memory(wavecast.trace(_llama_70b_step, gpu="b200-sxm"), "b200-sxm")
+    kinds = {kind: nbytes for kind, nbytes in found.by_kind.items() if nbytes}
+    seconds = time.perf_counter() - start
+    largest = sorted(kinds.items(), key=lambda item: -item[1])[:4]
+    return {
+        "what": "memory of a step of 70 billion parameters, by kind",
+        "seconds": seconds,
+        "rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "more": [f"{kind} {nbytes / 2**30:.0f} GiB" for kind, nbytes in largest],
+    }
+
+
 def _predict_all() -> dict[str, Any]:
     import wavecast
 
@@ -115,6 +135,28 @@ def _suite_step() -> Any:
     from wavecast import suite
 
     return suite.benchmark("bert-base").make_step(16, "bf16")
+
+
+def _llama_70b_step() -> Any:
+    """The same with 70 layers of 8192, weights and AdamW's state in bfloat16, 4096 tokens."""
+    import torch
+    import torch.nn.functional as F
+
+    from benchmarks.llama import Llama
+
+    with torch.device("cuda"):
+        model = Llama(layers=70, width=8192, inner=28672, heads=64, vocabulary=128256)
+    model = model.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(0, 32000, (1, 4096), device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scores = model(tokens)[:, :-1].flatten(0, 1).float()
+        F.cross_entropy(scores, tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    return step
 
 
 def _llama_step(layers: int) -> Any:

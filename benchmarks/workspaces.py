@@ -1,10 +1,10 @@
 """Predicted against measured workspaces of the suite's steps on our H200, each model left out.
 
-    python -m benchmarks.workspaces
+    python -m benchmarks.memory workspaces
 
 For each model family the constants are fitted without it, and its steps' workspaces predicted from
 the ops of its measured traces: the most at any time (TBD's count), and the allocator's peak with
-the measured workspaces and with the predicted ones. Writes the table of docs/memory.md.
+the measured workspaces and with the predicted ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from training.workspaces import GPU, fit, observations, traces
 from wavecast import device
@@ -20,8 +19,6 @@ from wavecast.columns import peak_bytes
 from wavecast.report.units import memory
 from wavecast.trace import Op, Role, Trace
 from wavecast.workspaces.estimate import Constants, with_workspaces
-
-PAGE = Path(__file__).parent.parent / "docs" / "memory.md"
 
 FAMILIES = {
     **dict.fromkeys(("vgg16", "vgg19"), "vgg"),
@@ -118,16 +115,3 @@ def _mean(errors: Sequence[float]) -> str:
 
 def _worst(errors: Sequence[float]) -> str:
     return f"{max(errors, key=abs):+.0%}"
-
-
-def main() -> None:
-    """Write the table, and print it."""
-    from benchmarks.pages import write
-
-    content = table(compare())
-    write(PAGE, "workspaces", content)
-    print(content)
-
-
-if __name__ == "__main__":
-    main()
