@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "op_models": {"trace", "devices", "op_costs", "ops"},
     "workspaces": {"trace", "devices", "op_costs", "ops"},
     "allocator": {"errors"},
-    "replay": {"trace", "allocator"},
+    "replay": {"trace", "allocator", "workspaces"},
     "contexts": {"trace", "devices", "ops"},
     "footprint": {"trace", "devices", "contexts", "replay", "workspaces", "errors"},
     "advice": {"trace", "ops", "footprint"},

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from wavecast.allocator import Allocator, Block
 from wavecast.trace import Allocation, Phase, Role, Trace
+from wavecast.workspaces.blas import buffers
 
 _BUILT = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
 
@@ -52,6 +54,7 @@ class _Player:
                 self._born[each.born].append(index)
             if each.freed is not None:
                 self._freed[each.freed].append(index)
+        self._first_uses = [buffer.position for buffer in buffers(trace)]
         phases = [call.phase for call in trace]
         self._update = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else self._calls
 
@@ -62,9 +65,11 @@ class _Player:
         made = [i for i in kept if self._all[i].role in (Role.GRADIENT, Role.OPTIMIZER_STATE)]
         for index in built:
             self._take(index)
-        for index in set(kept) - set(built) - set(made):  # libraries' buffers
-            self._take(index)
-        self._play({self._update: made})
+        extra = defaultdict(list, {self._update: made})
+        others = sorted(set(kept) - set(built) - set(made))
+        for index, time in zip_longest(others, self._first_uses[: len(others)], fillvalue=0):
+            extra[time].insert(0, index)  # libraries' buffers, when they are first used
+        self._play(extra)
 
     def later(self) -> None:
         """Run an iteration as it was traced, with what the one before it left."""

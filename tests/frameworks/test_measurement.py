@@ -206,7 +206,7 @@ def steps_run(a_t4: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         measurement, "_median_take", lambda step, n: take(call(0.05, A), call(0.05, B))
     )
     seen = Recording((call(), call()), (Allocation(512, 0, 1, Role.WORKSPACE),))
-    monkeypatch.setattr(measurement, "_memory_look", lambda step: seen)
+    monkeypatch.setattr(measurement, "look_at_memory", lambda step: seen)
     return []
 
 

@@ -6,6 +6,8 @@ handle keeps a buffer for each stream that it has worked on.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from wavecast.devices import Device
 from wavecast.trace import Phase, Trace
 
@@ -23,14 +25,27 @@ _PRODUCTS = (
 _WITH_BIAS = ("aten.addmm", "aten._addmm_activation", "aten.linear", "aten._scaled_mm")
 
 
-def kept_bytes(trace: Trace, device: Device) -> int:
-    """What all handles keep after the first step."""
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that a library keeps, and the call that makes it take it."""
+
+    light: bool
+    """cuBLASLt's."""
+    position: int
+
+
+def buffers(trace: Trace) -> tuple[Buffer, ...]:
+    """What all handles keep after the first step, in the order in which they take it."""
+    found: dict[tuple[bool, bool, int], Buffer] = {}
+    for position, call in enumerate(trace):
+        thread = call.phase is Phase.BACKWARD
+        for light, names in ((False, _PRODUCTS), (True, _WITH_BIAS)):
+            if call.op.base in names:
+                found.setdefault((light, thread, call.stream), Buffer(light, position))
+    return tuple(found.values())
+
+
+def kept_bytes(trace: Trace, device: Device) -> tuple[int, ...]:
+    """The size of each buffer."""
     each = _LARGE_BYTES if device.compute_capability in _LARGE else _SMALL_BYTES
-    handles, light = set(), set()
-    for call in trace:
-        place = call.phase is Phase.BACKWARD, call.stream
-        if call.op.base in _PRODUCTS:
-            handles.add(place)
-        if call.op.base in _WITH_BIAS:
-            light.add(place)
-    return len(handles) * each + len(light) * _LT_BYTES
+    return tuple(_LT_BYTES if buffer.light else each for buffer in buffers(trace))

@@ -81,9 +81,8 @@ def workspaces(
 ) -> tuple[Allocation, ...]:
     """Buffers that are kept, and those that live as long as a call."""
     constants = constants or Constants.shipped()
-    found = []
-    if kept := blas.kept_bytes(trace, device):
-        found.append(Allocation(kept, None, None, Role.WORKSPACE))
+    kept = blas.kept_bytes(trace, device)
+    found = [Allocation(nbytes, None, None, Role.WORKSPACE) for nbytes in kept]
     known: dict[Op, int] = {}
     for position, call in enumerate(trace):
         nbytes = known.get(call.op)
