@@ -106,6 +106,7 @@ MAY_IMPORT_LATE: dict[str, set[str]] = {
         *("run_readers", "run_store", "regression"),
     },
     "frameworks": {"__init__"},  # the store of runs
+    "run_readers": {"campaign"},  # numpy
     "targets": {"frameworks"},  # only for a profiler file
     "fitting": {"frameworks"},  # torch
     "campaign": {"frameworks"},  # torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import run_samples as samples
 from run_samples import LOGS, STEADY_S, WARM_UP, Sample
 
 import wavecast
+from wavecast.campaign import Configuration, Result
+from wavecast.campaign import run as run_suite
 from wavecast.errors import DoubtfulInput, InvalidInput, UnknownName
 from wavecast.run_readers import FORMATS, find_files, iterate_runs
 from wavecast.run_readers.facts import Given, find_facts
@@ -243,3 +246,23 @@ def test_a_table_is_read_row_by_row(tmp_path: Path) -> None:
     file.write_text(samples.TABLE + "AlexNet,oops\n")
     rows = iterate_runs(file)
     assert next(rows).seconds == 2.5  # before the line that is wrong
+
+
+def test_results_of_the_suite_are_runs_of_their_stable_iterations(tmp_path: Path) -> None:
+    wanted = (Configuration("resnet50", 8, "bf16"), Configuration("resnet50", 16, "bf16"))
+    file = tmp_path / "suite.csv"
+
+    def measured(each: Configuration) -> Result:
+        if each.batch == 16:
+            return Result(each.model, each.batch, each.precision, "t4", "oom")
+        row = Result(each.model, each.batch, each.precision, "t4", "ok", seconds=0.25)
+        return replace(row, iterations=60, software="torch 2.11, CUDA 13")
+
+    run_suite(wanted, file, measured, gpu="t4")
+    runs, told = read(file)
+    assert runs == (
+        Run("resnet50", 8, 60, 15.0, "training", "t4", 1, "bf16", "torch 2.11", source=str(file)),
+    )
+    assert len(told) == 1
+    assert "batch 16" in told[0]
+    assert "oom" in told[0]

@@ -19,6 +19,7 @@ from wavecast.run_readers import (
     huggingface,
     lightning,
     mlflow,
+    suite_results,
     tables,
     tensorboard,
 )
@@ -33,6 +34,7 @@ FORMATS: dict[str, ModuleType] = {
     "huggingface": huggingface,
     "dllogger": dllogger,
     "caffe": caffe,
+    "suite": suite_results,
     "table": tables,
     "lightning": lightning,
 }
@@ -49,8 +51,8 @@ def read_runs(
     """The runs that a file, or the files below a folder, tell of.
 
     Reads Caffe logs, tables (CSV, JSON, JSON Lines), TensorBoard event files, Hugging Face's
-    `trainer_state.json`, Lightning's `metrics.csv`, MLflow file stores, and logs of NVIDIA's
-    DeepLearningExamples (dllogger).
+    `trainer_state.json`, Lightning's `metrics.csv`, MLflow file stores, logs of NVIDIA's
+    DeepLearningExamples (dllogger), and what `wavecast suite run` wrote.
 
     Args:
         path: the file or folder.
