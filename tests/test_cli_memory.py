@@ -71,16 +71,16 @@ def test_the_json_has_the_numbers(saved: Path) -> None:
 
 
 def test_advice_traces_the_step_in_other_words(target: str) -> None:
-    done = run("memory", target, "--batch", "4096", "--gpu", "t4", "--advice")
+    done = run("memory", target, "--batch", "65536", "--gpu", "t4", "--advice")
     assert done.code == 0
-    assert "batch 2048, accumulated twice" in done.out
+    assert "batch 32768, accumulated twice" in done.out
     assert "8-bit optimizer" in done.out
 
 
 def test_a_step_that_takes_no_precision_gets_the_other_advice(tmp_path: Path) -> None:
     path = tmp_path / "plain.py"
     path.write_text(STEP.replace(', precision="fp32"', "").replace('precision == "bf16"', "False"))
-    done = run("memory", f"{path}:make_step", "--batch", "4096", "--gpu", "t4", "--advice")
+    done = run("memory", f"{path}:make_step", "--batch", "65536", "--gpu", "t4", "--advice")
     assert done.code == 0
     assert "accumulated twice" in done.out
     assert "bfloat16" not in done.out

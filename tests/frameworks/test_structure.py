@@ -105,10 +105,10 @@ WEIGHT = 256 * 128 * 4
 
 def test_parameters_states_and_inputs_are_there_before_and_after_the_step() -> None:
     trace = capture(_linear_step())
-    assert _of(trace, Role.PARAMETER) == [Allocation(WEIGHT, None, None, Role.PARAMETER)]
+    assert _of(trace, Role.PARAMETER) == [Allocation(WEIGHT, None, None, Role.PARAMETER, "Linear")]
     assert (
         _of(trace, Role.OPTIMIZER_STATE)
-        == [Allocation(WEIGHT, None, None, Role.OPTIMIZER_STATE)] * 2
+        == [Allocation(WEIGHT, None, None, Role.OPTIMIZER_STATE, "Linear")] * 2
     )
     assert _of(trace, Role.INPUT) == [Allocation(64 * 256 * 4, None, None, Role.INPUT)]
 
@@ -125,7 +125,7 @@ def test_gradients_set_to_none_are_freed_and_made_again() -> None:
 
 def test_gradients_set_to_zero_stay() -> None:
     trace = capture(_linear_step(set_to_none=False))
-    assert _of(trace, Role.GRADIENT) == [Allocation(WEIGHT, None, None, Role.GRADIENT)]
+    assert _of(trace, Role.GRADIENT) == [Allocation(WEIGHT, None, None, Role.GRADIENT, "Linear")]
 
 
 def test_activations_are_freed_in_the_backward_pass() -> None:
