@@ -62,7 +62,8 @@ class Allocator:
         self._expandable = expandable
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._last: dict[bool, Block | None] = {True: None, False: None}
-        self._address = 0
+        # Each pool has addresses of its own: a segment that grows must not run into the other's.
+        self._address = {True: 0, False: 1 << 56}
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
@@ -130,8 +131,8 @@ class Allocator:
                 )
         self.reserved_bytes += nbytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        self._address += nbytes
-        return Block(self._address - nbytes, nbytes, small)
+        self._address[small] += nbytes
+        return Block(self._address[small] - nbytes, nbytes, small)
 
     def _give_back(self) -> None:
         """Return segments in which nothing lives; of a growing one, its free end."""
