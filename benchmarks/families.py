@@ -15,23 +15,17 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
 
 from benchmarks import own_steps, pages
 from benchmarks.own_steps import MEASURED
 from benchmarks.public_steps.case import Case, Traces
 from benchmarks.scoring import Contender, Scored, groups, read, score, summary
-from training.learned import fit_all, rows_of
+from training.learned import kept_fit, rows_of
 from training.op_data import OUR_STEPS, Row, digest
-from training.op_table import tables
 from wavecast import load_trace
-from wavecast.op_models.model import PHYSICS
-from wavecast.predictors.learned import Learned, restored, stored
+from wavecast.predictors.learned import Learned
 from wavecast.trace import Op
 
 FOLDS = 6
@@ -68,13 +62,7 @@ def kept(rows: Iterable[Row], left_out: set[str], seen: dict[Op, set[str]]) -> l
 def fitted_without(left_out: set[str], data: Path, cache: Path) -> Learned:
     """The models fitted without the ops of these families; kept in a folder."""
     rows = kept(rows_of(data), left_out, owners())
-    path = cache / f"learned-families-{digest(rows)[:12]}.npz"
-    if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, **cast(dict[str, Any], stored(fit_all(tables(rows)))))
-    with np.load(path) as arrays:
-        models = restored(dict(arrays), PHYSICS)
-    return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
+    return kept_fit(cache / f"learned-families-{digest(rows)[:12]}.npz", rows)
 
 
 def table(rows: Sequence[Scored], known: Sequence[Scored]) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import pages
+from benchmarks.public_steps.lambda_steps import GPUS
 from wavecast.devices import device
 from wavecast.regression.extrapolation import Extrapolation
 from wavecast.regression.laws import power_of
@@ -32,14 +33,6 @@ ALLOWED_FLAGS = {"", "reported_above_steady", "reported_below_steady"}
 TASKS = ("resnet50", "ssd", "bert_base_squad", "bert_large_squad", "gnmt")
 """Those whose times mean what they say (the data's own README)."""
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "amp_fp16": "fp16", "fp16_static_scale": "fp16"}
-GPUS = {
-    "A100 PCIe 40GB": "a100-pcie-40gb",
-    "A100 PCIe 80GB": "a100-pcie-80gb",
-    "A100 SXM4 40GB": "a100-sxm-40gb",
-    "A100 SXM4 80GB": "a100-sxm-80gb",
-    "V100 SXM2 16GB": "v100-sxm-16gb",
-    "V100 SXM2 32GB": "v100-sxm-32gb",
-}
 PUBLISHED = {
     "more GPUs": "13.27 mean, 24.75 worst (18 cells)",
     "stronger GPUs": "10.39 mean, 18.09 worst (4 cells)",

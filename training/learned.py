@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -109,20 +109,23 @@ def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
 
     A GPU whose chip was never measured needs no fit of its own.
     """
-    shipped = Learned.shipped()
     rows = rows_of(data)
     others = [row for row in rows if chip_of(row.gpu) != chip_of(gpu)]
     if len(others) == len(rows):
-        return shipped
-    path = cache / f"learned-without-{'-'.join(map(str, chip_of(gpu)))}-{digest(rows)[:12]}.npz"
+        return Learned.shipped()
+    name = f"learned-without-{'-'.join(map(str, chip_of(gpu)))}-{digest(rows)[:12]}.npz"
+    return kept_fit(cache / name, others, chips=False)
+
+
+def kept_fit(path: Path, rows: Sequence[Row], *, chips: bool = True) -> Learned:
+    """The models fitted on these rows: read from the file, which is made when missing."""
     if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(
-            path, **cast(dict[str, Any], stored(fit_all(tables(others), chips=False)))
-        )
-    with np.load(path) as arrays:
-        models = restored(dict(arrays), PHYSICS)
-    return replace(shipped, models=models, _batches={}, _gpus={})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = stored(fit_all(tables(rows), chips=chips))
+        np.savez_compressed(path, **arrays)
+    with np.load(path) as kept:
+        models = restored(dict(kept), PHYSICS)
+    return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
 
 
 # What it comes to.
