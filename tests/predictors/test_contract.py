@@ -153,9 +153,14 @@ losses = st.sets(st.sampled_from(OPTIONAL), max_size=2)
 
 
 def changed(gpu: Device, factors: dict[str, float]) -> Device:
-    """The GPU with some of the numbers that it has multiplied."""
+    """The GPU with some of the numbers that it has multiplied.
+
+    What was measured on the real one says nothing of this one: a rate that stays as measured while
+    the bandwidth grows would mean cores that became worse.
+    """
     moved = {name: getattr(gpu, name) for name in factors if getattr(gpu, name) is not None}
-    return dataclasses.replace(gpu, **{name: moved[name] * factors[name] for name in moved})
+    moved = {name: moved[name] * factors[name] for name in moved}
+    return dataclasses.replace(gpu, measured={}, **moved)
 
 
 @st.composite
