@@ -153,14 +153,9 @@ losses = st.sets(st.sampled_from(OPTIONAL), max_size=2)
 
 
 def changed(gpu: Device, factors: dict[str, float]) -> Device:
-    """The GPU with some of the numbers that it has multiplied.
-
-    What was measured on the real one says nothing of this one: a rate that stays as measured while
-    the bandwidth grows would mean cores that became worse.
-    """
+    """The GPU with some of the numbers that it has multiplied."""
     moved = {name: getattr(gpu, name) for name in factors if getattr(gpu, name) is not None}
-    moved = {name: moved[name] * factors[name] for name in moved}
-    return dataclasses.replace(gpu, measured={}, **moved)
+    return dataclasses.replace(gpu, **{name: moved[name] * factors[name] for name in moved})
 
 
 @st.composite

@@ -103,9 +103,11 @@ class Learned:
         return gpu
 
     def _held(self, gpu: Gpu, unit: Unit, op: Op, measured: float) -> Gpu:
+        """Memory does not count here: a GPU with more bandwidth must not get slower cores for it."""
         batch = batch_of((op,), {})
         for _ in range(_ROUNDS):  # a lower rate draws less power, which allows a higher one
-            said = 2.0 * _SIDE**3 / float(batch.seconds(self.models, gpu)[0])
+            cores = replace(gpu, bytes_per_s=np.inf, nominal_bytes_per_s=np.inf)
+            said = 2.0 * _SIDE**3 / float(batch.seconds(self.models, cores)[0])
             factors = np.ones(len(gpu.rates))
             factors[CODES[unit]] = np.clip(measured / said, *_TRUSTED)
             gpu = replace(gpu, rates=gpu.rates * factors)
