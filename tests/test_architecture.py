@@ -76,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "counters": {"trace", "errors"},
     "pieces": {"trace", "counters", "errors"},
     "fitting": {"collection", "devices", "predictors", "errors"},
-    "device_file": {"devices"},
+    "device_file": {"devices", "toml_file"},
     "report": {
         *("trace", "devices", "prices", "ops", "intervals", "hosts", "timeline"),
         *("prediction", "batches", "analysis", "suite", "campaign", "runs", "regression"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
 from wavecast.devices import Device, Fact, read_device, user_folder
+from wavecast.toml_file import write_checked
 
 _TEXTS = ("name", "vendor", "architecture")
 _NOT_NOMINAL = (*_TEXTS, "id", "aliases", "sources", "measured")
@@ -22,14 +22,7 @@ def with_measured(device: Device, facts: Mapping[str, Fact]) -> Device:
 def save(device: Device, folder: Path | None = None) -> Path:
     """Write a device where it is found under its id, all or nothing; gives the file."""
     path = (folder or user_folder()) / f"{device.id}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        draft.write_text(to_toml(device), encoding="utf-8")
-        read_device(draft)  # what cannot be read again must not replace what can
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_checked(path, to_toml(device), read_device)
     return path
 
 

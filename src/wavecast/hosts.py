@@ -20,7 +20,7 @@ from typing import Any
 from wavecast.devices import user_folder
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.timeline import COSTS, REFERENCE_HOST, Host
-from wavecast.toml_file import read_toml
+from wavecast.toml_file import read_toml, write_checked
 
 _REFERENCE = Path(__file__).parent / "data" / "hosts" / "reference.toml"
 _DIRECT = ("launch_s", "sync_s", "graph_s", "node_s")
@@ -183,14 +183,7 @@ def _read_once(path: Path, changed: int) -> HostFile:
 
 def save(found: HostFile, path: Path) -> None:
     """Write a host, all or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        draft.write_text(to_toml(found), encoding="utf-8")
-        read_host(draft)  # what cannot be read again must not replace what can
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_checked(path, to_toml(found), read_host)
 
 
 def to_toml(found: HostFile) -> str:

@@ -1,8 +1,10 @@
-"""TOML files, read with one clear error."""
+"""TOML files: read with one clear error, written all or nothing."""
 
 from __future__ import annotations
 
+import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +21,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InvalidInput("is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:  # TOML errors, and numbers of 5000 digits
         raise InvalidInput(f"is not TOML: {error}") from None
+
+
+def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None:
+    """Write a file, all or nothing: what `read` cannot read again must not replace what it can."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        read(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -103,7 +103,7 @@ class Learned:
         return gpu
 
     def _held(self, gpu: Gpu, unit: Unit, op: Op, measured: float) -> Gpu:
-        """Memory does not count here: a GPU with more bandwidth must not get slower cores for it."""
+        """Memory does not count: a GPU with more bandwidth must not get slower cores for it."""
         batch = batch_of((op,), {})
         for _ in range(_ROUNDS):  # a lower rate draws less power, which allows a higher one
             cores = replace(gpu, bytes_per_s=np.inf, nominal_bytes_per_s=np.inf)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,10 +94,11 @@ def make_given(given: dict[str, Any]) -> Given:
     Raises:
         InvalidInput: a name or a value that cannot be.
     """
-    if unknown := given.keys() - set(Given.__slots__):
+    names = [each.name for each in fields(Given)]
+    if unknown := given.keys() - set(names):
         raise InvalidInput(
             f"there is nothing called {', '.join(sorted(unknown))} to give; there are "
-            f"{', '.join(Given.__slots__)}"
+            f"{', '.join(names)}"
         )
     said = Given(**given)
     for name in ("batch", "gpus", "inner_modules", "warm_up"):

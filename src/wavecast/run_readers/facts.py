@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from wavecast.errors import InvalidInput
 from wavecast.run_readers.text import number_of, whole_of
 from wavecast.runs import Run, check
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What the user says about the runs of a file; it goes before what the file says."""
-
-    model: str | None = None
-    batch: int | None = None
-    gpu: str | None = None
-    gpus: int | None = None
-    precision: str | None = None
-    framework: str | None = None
-    inner_modules: int | None = None
-    warm_up: int | None = None
-    """Iterations to drop; None to find where warm-up ends."""
-    metric: str | None = None
-    """The metric whose times are taken, where a file has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +23,24 @@ class Facts:
     framework: str | None = None
     inner_modules: int | None = None
 
+    def known(self) -> dict[str, Any]:
+        """What is known, by name."""
+        values = {name: getattr(self, name) for name in Facts.__slots__}
+        return {name: value for name, value in values.items() if value is not None}
+
     def corrected(self, given: Given) -> Facts:
         """With what the user says."""
-        told = {name: getattr(given, name) for name in Facts.__slots__}
-        return replace(self, **{name: value for name, value in told.items() if value is not None})
+        return replace(self, **given.known())
+
+
+@dataclass(frozen=True, slots=True)
+class Given(Facts):
+    """What the user says about the runs of a file; it goes before what the file says."""
+
+    warm_up: int | None = None
+    """Iterations to drop; None to find where warm-up ends."""
+    metric: str | None = None
+    """The metric whose times are taken, where a file has several."""
 
 
 def make_run(
@@ -60,7 +58,6 @@ def make_run(
                 f"{place}: does not say the {name}; give it: {name}=..., or --{name} on the "
                 "command line"
             )
-    values = {name: getattr(known, name) for name in Facts.__slots__}
     try:
         return check(
             Run(
@@ -68,7 +65,7 @@ def make_run(
                 seconds=seconds,
                 phase=phase,
                 source=place,
-                **{name: value for name, value in values.items() if value is not None},
+                **known.known(),
             )
         )
     except InvalidInput as error:

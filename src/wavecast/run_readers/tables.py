@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
-from wavecast.run_readers.facts import Facts, Given
+from wavecast.run_readers.facts import Given
 from wavecast.run_readers.text import (
     Doubts,
     number_of,
@@ -60,8 +60,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     Raises:
         InvalidInput: a row that is not a run; says which line and why.
     """
-    told = {name: getattr(given, name) for name in Facts.__slots__}
-    told = {name: value for name, value in told.items() if value is not None}
+    told = given.known()
     seen: set[int] = set()
     for line, values in _rows(path, doubts):
         run = _run(path, line, values, told)
