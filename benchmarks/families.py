@@ -35,7 +35,7 @@ SWEEP = "sweep"
 
 def family_of(model: str) -> str:
     """BERT for bert-base and hf_bert_padded: the letters that a model's name begins with."""
-    found = re.match(r"(?:hf_)?([a-z]+)", model)
+    found = re.match(r"(?:hf_)?([a-z]+(?:\d+[a-z]+)?)", model)
     return found[1] if found else model
 
 
@@ -89,7 +89,8 @@ def table(rows: Sequence[Scored], known: Sequence[Scored]) -> str:
 
     lines += [line(name, group) for name, group in groups(rows, lambda row: row.case.set)]
     lines.append(line("**all**", rows))
-    lines += [line(name, group) for name, group in groups(rows, lambda r: family_of(r.case.model))]
+    for _, group in groups(rows, lambda row: family_of(row.case.model)):
+        lines.append(line(", ".join(sorted({row.case.model for row in group})), group))
     return "\n".join(lines)
 
 
