@@ -16,7 +16,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
 from pathlib import Path
 
 from benchmarks import own_steps, public_steps
@@ -233,10 +232,11 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # of models that are older than their library
     if given.data and given.cache:
-        from training.learned import fitted_without
+        from training.generations import LeftOut
 
-        fit = lru_cache(maxsize=2)(partial(fitted_without, data=given.data, cache=given.cache))
-        CONTENDERS.append(Contender("GPU left out", fit, leaves_out="gpu"))
+        CONTENDERS.append(
+            Contender("GPU left out", LeftOut(given.data, given.cache), leaves_out="gpu")
+        )
     with tempfile.TemporaryDirectory() as place:
         traces = Traces(given.cache or Path(place))
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]

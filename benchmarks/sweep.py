@@ -39,7 +39,7 @@ LARGEST = 2**28
 MOST_FLOP = {"fp32": 1.5e11, "tf32": 6e11, "bf16": 1e12, "fp16": 1e12}
 CHUNK = 120
 """Layers of one trace."""
-LAYERS = 4200
+LAYERS = 7200
 
 
 @dataclass(frozen=True)

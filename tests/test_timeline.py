@@ -184,7 +184,13 @@ def test_the_backward_pass_and_optimizers_cost_their_own() -> None:
     assert issue_s(HOST, mm(), Phase.BACKWARD) == 20
     assert issue_s(HOST, conv(), Phase.BACKWARD) == 20 + 2 * 100  # two products
     assert issue_s(HOST, foreach(7), Phase.OPTIMIZER) == 30 + 7 * 3
-    assert issue_s(HOST, mm(), Phase.OTHER) == 30
+
+
+def test_an_op_outside_of_both_passes_is_one_that_python_calls_and_autograd_does_not_see() -> None:
+    host = replace(HOST, autograd_s=5)
+    calls = [call(mm(), phase) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)]
+    assert host.issue_times(calls).tolist() == [15, 20, 10]
+    assert issue_s(host, mm(), Phase.OTHER) == 10
 
 
 def test_a_step_and_each_visit_of_a_module_cost_something_beside_the_ops() -> None:

@@ -13,12 +13,12 @@ data/models/learned.npz and learned.toml.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Scored:
     """What the models say that have seen all GPUs."""
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def rows_of(data: Path) -> Sequence[Row]:
     """All ops that are fitted: AMD's libraries are too few and too different."""
     return [row for row in all_rows(data) if device(row.gpu).vendor == "NVIDIA"]
@@ -105,15 +105,20 @@ def chip_of(gpu: str) -> tuple[str, int | None]:
 
 
 def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
-    """The models fitted on all GPUs but those of this one's chip; kept in a folder.
+    """The models fitted on the ops of all GPUs but those of this one's chip; kept in a folder.
 
-    A GPU whose chip was never measured needs no fit of its own.
+    Neither chips have trees of their own in it, nor generations what whole steps say of them.
     """
+    known = {chip_of(row.gpu) for row in rows_of(data)}
+    chip = chip_of(gpu) if gpu else None
+    return _fitted_without(chip if chip in known else None, data, cache)
+
+
+@functools.cache
+def _fitted_without(chip: tuple[str, int | None] | None, data: Path, cache: Path) -> Learned:
     rows = rows_of(data)
-    others = [row for row in rows if chip_of(row.gpu) != chip_of(gpu)]
-    if len(others) == len(rows):
-        return Learned.shipped()
-    name = f"learned-without-{'-'.join(map(str, chip_of(gpu)))}-{digest(rows)[:12]}.npz"
+    others = [row for row in rows if chip_of(row.gpu) != chip]
+    name = f"learned-without-{'-'.join(map(str, chip or ['none']))}-{digest(rows)[:12]}.npz"
     return kept_fit(cache / name, others, chips=False)
 
 

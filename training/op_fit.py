@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from training.boosting import grow
@@ -14,8 +15,15 @@ from training.op_table import OpTable
 from wavecast.op_costs import registry as ops
 from wavecast.op_costs.registry import Kind
 from wavecast.op_models.features import FEATURES
-from wavecast.op_models.gpus import Floats, joined
-from wavecast.op_models.model import PHYSICS, REACH, OpModel, chip_of, generation_of
+from wavecast.op_models.gpus import Floats
+from wavecast.op_models.model import (
+    PHYSICS,
+    REACH,
+    OpModel,
+    chips_of,
+    classes_of,
+    generation_of,
+)
 from wavecast.op_models.trees import Forest
 
 SAMPLE = 2500
@@ -139,10 +147,10 @@ def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floa
 
 
 def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
-    """Trees on what the model misses on each chip of which enough is known; GPUs that differ in
-    memory or cooling only are one."""
-    facts = joined(list(table.gpus), table.which)
-    chips = chip_of(facts)
+    """Trees on what the model misses on each chip and class of units of which enough is known; GPUs
+    that differ in memory or cooling only are one."""
+    part, facts = table.parts[model.name], table.facts(model.name)
+    chips = chips_of(classes_of(part.columns, facts), facts)[_places(table, model.name)]
     found = {}
     for chip in np.unique(chips):
         here = table.where(chips == chip)
@@ -158,13 +166,19 @@ def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dic
     return found
 
 
+def _places(table: OpTable, model: str) -> NDArray[np.int64]:
+    """Where each row's part stands; of several, the last."""
+    part = table.parts[model]
+    found = np.zeros(len(table), np.int64)
+    found[part.row] = np.arange(len(part.row))
+    return found
+
+
 def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, float]:
     """What an architecture's GPUs have in common, each counting once, shrunk as if one more had
     nothing of it."""
     part = table.parts[model.name]
-    first = np.zeros(len(table), np.int64)
-    first[part.row] = np.arange(len(part.row))
-    key = generation_of(part.columns, table.facts(model.name))[first]
+    key = generation_of(part.columns, table.facts(model.name))[_places(table, model.name)]
     said = table.predicted(dict(others) | {model.name: model})
     left = np.clip(np.log(table.seconds / said), -REACH, REACH)
     found, weight = {}, weights(table)
@@ -178,10 +192,7 @@ def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) 
 
 def _families(table: OpTable, model: OpModel) -> dict[str, float]:
     """What ops of a name take longer than their like on the same GPU, each GPU counting once."""
-    part = table.parts[model.name]
-    first = np.zeros(len(table), np.int64)
-    first[part.row] = np.arange(len(part.row))
-    family = part.family[first]
+    family = table.parts[model.name].family[_places(table, model.name)]
     left = np.clip(np.log(table.seconds / table.predicted({model.name: model})), -REACH, REACH)
     found, weight = {}, weights(table)
     for name in np.unique(family):

@@ -15,6 +15,7 @@ from wavecast.families import family
 
 MakeStep = Callable[[], Callable[[], Any]]
 Option = str | int | float | bool
+Options = tuple[tuple[str, Option], ...]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Case:
     layout: str
     measured_s: float
     make_step: MakeStep = field(compare=False, repr=False)
-    options: tuple[tuple[str, Option], ...] = ()
+    options: Options = ()
     """What else the step depends on; a change of the recipe changes a number in it."""
     software: str = ""
     """What it ran with; it does not change the trace."""
@@ -51,6 +52,12 @@ class Case:
     def throughput(self) -> float:
         """Measured samples per second."""
         return self.batch / self.measured_s
+
+
+def squad_options(precision: str) -> Options:
+    """Of BERT on SQuAD in NVIDIA's script: its optimizer goes with the precision."""
+    length: Options = (("sequence", 384),)
+    return length if precision == "amp_fp16" else (*length, ("optimizer", "looped Adam"))
 
 
 class Traces:

@@ -15,7 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.public_steps import ssd
-from benchmarks.public_steps.recipes import half_step, smoothed_cross_entropy, steady_step
+from benchmarks.public_steps.recipes import (
+    LoopedAdam,
+    half_step,
+    smoothed_cross_entropy,
+    steady_step,
+)
 from wavecast import suite
 from wavecast.suite.vision import ResNet
 
@@ -76,8 +81,7 @@ def bert_squad(size: str, batch: int, precision: str, layout: str, sequence: int
 
     if precision == "amp_fp16":
         return half_step(model, loss, clip_norm=1.0)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    return steady_step(loss, optimizer, precision, clip_norm=1.0)
+    return steady_step(loss, LoopedAdam(model.parameters()), precision, clip_norm=1.0)
 
 
 def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> Step:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.public_steps.case import Case
+from benchmarks.public_steps.case import Case, Options, squad_options
 from benchmarks.public_steps.tables import read_rows, version
 
 GPUS = {
@@ -73,7 +73,8 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
     gpu, task, precision, batch = *key[:3], int(key[3])
     last = version(rows[0]["torch"])
     layout = "nhwc" if task == "ssd" and last >= (1, 13) else "nchw"
-    options = {"gnmt": (("padded", 28),), "ssd": (), "resnet50": ()}.get(task, (("sequence", 384),))
+    known: dict[str, Options] = {"gnmt": (("padded", 28),), "ssd": (), "resnet50": ()}
+    options = known[task] if task in known else squad_options(precision)
     return Case(
         set="lambda",
         gpu=GPUS[gpu],

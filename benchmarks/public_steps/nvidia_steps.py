@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.public_steps.case import Case, Option
+from benchmarks.public_steps.case import Case, Options, squad_options
 from benchmarks.public_steps.tables import read_rows
 
 GPUS = {
@@ -49,7 +49,7 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
     precision = _precision(row)
     batch = int(row["batch_per_gpu"])
     model = example
-    options: tuple[tuple[str, Option], ...] = ()
+    options: Options = ()
     if example == "efficientnet":
         # The same V100 has B4 at 83 images/s in one table and at 36 in another, and the variants
         # with wide SE as fast as without, or less than half as fast: only B0 is in no doubt.
@@ -61,7 +61,8 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
         # 19 sequences/s of 512 tokens in fp32 would be 19 TFLOP/s, of the 15.7 that there are.
         if sequence == 512:
             return None
-        options = (("sequence", sequence),)
+        squad = model == "bert_large_squad"
+        options = squad_options(precision) if squad else (("sequence", sequence),)
     if example == "GNMT":
         options = (("padded", 28),)
     image = example not in ("BERT", "GNMT", "NCF")

@@ -84,6 +84,31 @@ def half_step(
     return step
 
 
+class LoopedAdam(torch.optim.Optimizer):
+    """Adam as the first BERT of PyTorch had it, and NVIDIA's script for SQuAD keeps it in float32:
+    parameter by parameter, op by op, gradients clipped one at a time, weights decayed."""
+
+    def __init__(self, parameters: Any, lr: float = 3e-5) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update all weights."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["mean"] = torch.zeros_like(weight)
+                    state["square"] = torch.zeros_like(weight)
+                nn.utils.clip_grad_norm_(weight, 1.0, foreach=False)
+                mean, square = state["mean"], state["square"]
+                mean.mul_(0.9).add_(weight.grad, alpha=0.1)
+                square.mul_(0.999).addcmul_(weight.grad, weight.grad, value=0.001)
+                update = mean / (square.sqrt() + 1e-6)
+                update += 0.01 * weight
+                weight.add_(-group["lr"] * update)
+
+
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The loss of NVIDIA's classifiers."""
     return nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)

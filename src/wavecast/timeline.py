@@ -28,13 +28,13 @@ class Host:
 
     name: str
     forward_s: float
-    """An op of the forward pass, which Python calls."""
+    """An op that Python calls, in the forward pass or beside both passes."""
     autograd_s: float
     """What it takes to write that op down for the backward pass; a step without one does not."""
     backward_s: float
     """An op of the backward pass, which C++ issues."""
     other_s: float
-    """An op of an optimizer, or of none of the phases."""
+    """An op on lists, of an optimizer that sorts its tensors into them first."""
     view_s: float
     """An op that launches no kernel."""
     module_s: float
@@ -44,7 +44,7 @@ class Host:
     kernel_s: float
     """Each kernel of an op that launches many (recurrent layers)."""
     tensor_s: float
-    """Each tensor of an op on lists (foreach optimizers)."""
+    """Each tensor of these lists."""
     step_s: float
     """What an iteration costs beside its ops."""
     sync_s: float
@@ -104,7 +104,8 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
             asked[row, column["module_s"]] = 1
         module = call.module
     if any(call.phase is Phase.BACKWARD for call in calls):
-        asked[:, column["autograd_s"]] = asked[:, column["forward_s"]]
+        written = np.array([call.phase is Phase.FORWARD for call in calls])
+        asked[written, column["autograd_s"]] = asked[written, column["forward_s"]]
     if len(calls):
         asked[0, column["step_s"]] = 1
     return asked
@@ -114,8 +115,9 @@ def _asked(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
     if not ops.launches(op):
         yield "view_s", 1
         return
-    yield _BY_PHASE.get(phase, "other_s"), 1
-    match ops.kind(op):
+    kind = ops.kind(op)
+    yield _BY_PHASE.get(phase, "other_s" if kind is Kind.OPTIMIZER else "forward_s"), 1
+    match kind:
         case Kind.CONVOLUTION:
             yield "convolution_s", 2 if phase is Phase.BACKWARD else 1
         case Kind.RNN:
@@ -129,24 +131,25 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 REFERENCE_HOST = Host(
     name="reference host",
-    forward_s=9e-6,
-    autograd_s=6e-6,
-    backward_s=22.7e-6,
-    other_s=52.5e-6,
-    view_s=6e-6,
-    module_s=10e-6,
-    convolution_s=34.8e-6,
-    kernel_s=8.8e-6,
-    tensor_s=2.9e-6,
-    step_s=1200e-6,
+    forward_s=10.3e-6,
+    autograd_s=6.9e-6,
+    backward_s=27.8e-6,
+    other_s=37.3e-6,
+    view_s=6.9e-6,
+    module_s=11.5e-6,
+    convolution_s=40.6e-6,
+    kernel_s=10.4e-6,
+    tensor_s=3.4e-6,
+    step_s=1380e-6,
     sync_s=7.3e-6,
     launch_s=2.2e-6,
     graph_s=1.8e-6,
     node_s=0.4e-6,
 )
-"""The fastest of the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), fitted by
-`training/host.py`; the slowest takes 1.6 times as long. NVIDIA's DGX and the desktops in public
-tables take 0.6 to 1.3 times as long. The last four are measured (measurements/h200/host)."""
+"""Between the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), the fastest of which
+takes 0.87 times as long and the slowest 1.4 times, and those in public tables (NVIDIA's DGX,
+desktops), 0.5 to 1.1 times; fitted by `training/host.py`. The last four are measured
+(measurements/h200/host)."""
 
 
 GRAPH_GAP_S = 0.3e-6

@@ -14,10 +14,11 @@ from made import copy_to_gpu, mm, relu, tensor, unknown
 from wavecast.devices import Fact, device
 from wavecast.op_models.batch import batch_of
 from wavecast.op_models.convolutions import WINOGRAD_GAIN
-from wavecast.op_models.gpus import gpu_of, joined
+from wavecast.op_models.gpus import CODES, gpu_of, joined
 from wavecast.op_models.model import REACH
 from wavecast.op_models.parts import COLUMNS, parts_of
 from wavecast.op_models.trees import NOTHING, Forest
+from wavecast.ops import Unit
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned import UNSEEN, Learned, restored, stored
 from wavecast.predictors.roofline import bound
@@ -118,10 +119,6 @@ def test_large_products_reach_a_usual_share_of_the_rate() -> None:
         assert 0.3 < least.seconds / seconds(mm(8192, 8192, 8192), gpu.id) <= 1.0, gpu.id
 
 
-def test_tensor_cores_do_not_like_odd_sides() -> None:
-    assert seconds(mm(4096, 4095, 4095, "float16")) > 1.2 * seconds(mm(4096, 4096, 4096, "float16"))
-
-
 def test_half_precision_in_nchw_pays_for_the_conversion() -> None:
     plain = convolution(32, 256, 56, 256, 3, "float16")
     strides = 256 * 56 * 56, 1, 256 * 56, 256
@@ -201,13 +198,62 @@ def test_what_was_learned_of_a_chip_counts_there_only_and_is_bounded() -> None:
         np.full(features, -100.0),
         np.full(features, 1e4),
     )
-    bare = dataclasses.replace(LEARNED.models["product"], chips={})
-    known = dataclasses.replace(bare, chips={"Hopper.132": far})
+    bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
+    known = dataclasses.replace(bare, chips={"cores.Hopper.132": far})
     for name, factor in (("h200-sxm", math.exp(REACH)), ("h100-pcie-80gb", 1.0), ("t4", 1.0)):
         gpu = gpu_of(device(name))
         assert gpu is not None
         ratio = known.seconds(part.columns, gpu) / bare.seconds(part.columns, gpu)
         assert ratio == pytest.approx(factor)
+    other_units = dataclasses.replace(bare, chips={"tensor.Hopper.132": far})
+    gpu = gpu_of(device("h200-sxm"))
+    assert gpu is not None
+    assert other_units.seconds(part.columns, gpu) == bare.seconds(part.columns, gpu)
+
+
+def test_what_steps_say_of_a_generation_counts_on_chips_without_trees_of_their_own() -> None:
+    bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
+    told = dataclasses.replace(
+        bare, chips={"tensor.Turing.40": NOTHING}, steps={"tensor.7": 0.2, "cores.7": -0.1}
+    )
+    half = batch_of([mm(640, 640, 640, "float16")], {}).parts["product"]
+    single = batch_of([mm(640, 640, 640)], {}).parts["product"]
+    for name, part, offset in (
+        ("titan-rtx", half, 0.2),
+        ("v100-sxm-16gb", half, 0.2),
+        ("titan-rtx", single, -0.1),
+        ("t4", half, 0.0),  # its tensor cores are known
+        ("t4", single, -0.1),
+        ("rtx-3090", half, 0.0),
+    ):
+        gpu = gpu_of(device(name))
+        assert gpu is not None
+        ratio = told.seconds(part.columns, gpu) / bare.seconds(part.columns, gpu)
+        assert np.log(ratio) == pytest.approx(offset)
+
+
+def test_unaligned_rows_slow_fast_tensor_cores_and_hardly_slow_ones() -> None:
+    def slowdown(name: str) -> float:
+        gpu = gpu_of(device(name))
+        assert gpu is not None
+        model = dataclasses.replace(LEARNED.models["product"], forest=NOTHING, chips={}, steps={})
+        part = batch_of([mm(4096, 4095, 4096, "float16"), mm(4096, 4096, 4096, "float16")], {})
+        seconds = model.seconds(part.parts["product"].columns, gpu)
+        return float(seconds[0] / seconds[1])
+
+    assert slowdown("h200-sxm") > 3
+    assert 1 <= slowdown("rtx-3090") < 1.3
+
+
+def test_cards_for_consumers_run_tensor_cores_at_half_rate_and_keep_them_busy() -> None:
+    for name, half in (("rtx-3090", True), ("rtx-a6000", False), ("rtx-2080-ti", True)):
+        gpu = gpu_of(device(name))
+        assert gpu is not None
+        tensor_gain, plain_gain = (
+            gpu.rates[CODES[unit]] / gpu.nominal_rates[CODES[unit]]
+            for unit in (Unit.FP16_TENSOR, Unit.FP32)
+        )
+        assert (tensor_gain / plain_gain > 1.1) == half
 
 
 def test_rows_of_several_gpus_get_what_was_learned_of_their_own_chips() -> None:
@@ -221,13 +267,14 @@ def test_rows_of_several_gpus_get_what_was_learned_of_their_own_chips() -> None:
 
 
 def test_a_fit_is_stored_and_restored() -> None:
-    again = restored(stored(LEARNED.models), LEARNED.models)
+    fitted = {name: dataclasses.replace(m, steps={}) for name, m in LEARNED.models.items()}
+    again = restored(stored(fitted), fitted)
     ops_ = [mm(640, 640, 640), convolution(8, 64, 56, 64, 3), relu(512, 512)]
     for name in ("h200-sxm", "t4", "rtx-4090"):
         gpu = gpu_of(device(name))
         assert gpu is not None
-        batch = batch_of(ops_, LEARNED.models["stream"].families)
-        assert np.array_equal(batch.seconds(again, gpu), batch.seconds(LEARNED.models, gpu))
+        batch = batch_of(ops_, fitted["stream"].families)
+        assert np.array_equal(batch.seconds(again, gpu), batch.seconds(fitted, gpu))
     assert any(model.chips for model in again.values())
 
 

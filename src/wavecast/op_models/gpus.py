@@ -32,6 +32,15 @@ CONSUMER_BOOST = {"Maxwell": 1.15, "Pascal": 1.15, "Turing": 1.15}
 LATER_BOOST = 1.08
 """Cards for consumers go beyond the boost clock of their data sheet, a typical one; for data
 centres it is the highest. Since Ampere the sheet is nearer to what cards do."""
+TENSOR_FLOP = {
+    **{(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024},
+    **{(9, 0): 4096, (10, 0): 8192, (12, 0): 1024},
+}
+"""By compute capability: FLOP of an SM's tensor cores in a clock, in float16 (white papers).
+Cards for consumers do half of it when they sum in float32, as all libraries do."""
+EASILY_FED = 1.2
+"""Cores at half their rate wait less for operands, which come as fast as to cores at the full one:
+these reach some 0.8 of their rate."""
 DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
 """Whose data sheets count two float32 instructions a clock, which compilers hardly ever pair."""
 USUAL_WATTS = 300.0
@@ -67,6 +76,9 @@ class Gpu:
     only for weight gradients."""
     architecture: Any
     """Its name."""
+    generation: Any
+    """What GPUs have in common whose SMs are built alike: the major compute capability, or the
+    architecture's name where there is none."""
     rates: Floats
     """FLOP/s by unit code (last axis), of what stands in for it where the unit is missing;
     NaN: it cannot."""
@@ -103,6 +115,8 @@ def gpu_of(device: Device) -> Gpu | None:
     fp32 = device.fp32_flops / (2.0 if device.architecture in DUAL_ISSUE else 1.0)
     products = device.fp32_tensor_flops or fp32  # AMD's matrix cores take float32 as it is
     rates = [products if unit is Unit.FP32 else _rate(unit, device) for unit in units]
+    tensor = np.array([unit is not None and unit.endswith("_tensor") for unit in units])
+    fed = np.where(tensor & _at_half_rate(device), EASILY_FED, 1.0)
     return Gpu(
         sm=float(device.sm_count),
         clock_hz=clock_hz * faster,
@@ -114,10 +128,20 @@ def gpu_of(device: Device) -> Gpu | None:
         node=energy * (clock_hz / full_hz) ** 2,
         winograd=(device.compute_capability or (8, 0)) < (9, 0),
         architecture=device.architecture,
-        rates=np.array(rates) * faster,
+        generation=str((device.compute_capability or (device.architecture,))[0]),
+        rates=np.array(rates) * faster * fed,
         nominal_rates=np.array(rates),
-        tensor=np.array([unit is not None and unit.endswith("_tensor") for unit in units]),
+        tensor=tensor,
     )
+
+
+def _at_half_rate(device: Device) -> bool:
+    """Whether tensor cores are held to half of what they could do."""
+    full = TENSOR_FLOP.get(device.compute_capability or (0, 0))
+    rate, clock_hz = device.rate(Unit.FP16_TENSOR), device.boost_clock_hz
+    if full is None or rate is None or clock_hz is None or device.sm_count is None:
+        return False
+    return rate < 0.75 * full * clock_hz * device.sm_count
 
 
 def _bytes_per_s(device: Device) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast.op_models.convolutions import (
     CONVOLUTION_PARAMETERS,
@@ -52,57 +53,63 @@ class OpModel:
     """By unit class and architecture ("cores.Pascal"): the same, where its GPUs have something in
     common that physics does not say."""
     chips: Mapping[str, Forest] = field(default_factory=dict)
-    """By chip ("Hopper.132"): the same, where enough ops were measured on the very chip to know
-    what its libraries do with which shapes."""
+    """By unit class and chip ("tensor.Hopper.132"): the same, where enough ops were measured on the
+    very chip to know what its libraries do with which shapes."""
+    steps: Mapping[str, float] = field(default_factory=dict)
+    """By unit class and generation ("cores.7"): the same on chips of which less is known, as whole
+    steps show it."""
 
     def seconds(self, columns: Columns, gpu: Gpu, added: Floats | float = 0.0) -> Floats:
         """The time of each part; `added` is its family's."""
         physics, _ = PHYSICS[self.name]
         features = FEATURES[self.name](columns, gpu)
-        learned = self.forest(features) + added + self.generation(columns, gpu)
-        factor = np.clip(learned, -REACH, REACH) + self.chip(features, gpu)
+        classes = classes_of(columns, gpu)
+        learned = self.forest(features) + added
+        learned = learned + _looked_up(self.generations, _joined(classes, gpu.architecture))
+        factor = np.clip(learned, -REACH, REACH) + self.chip(features, classes, gpu)
         found: Floats = physics(columns, gpu, self.theta) * np.exp(factor)
         return found
 
-    def chip(self, features: Floats, gpu: Gpu) -> Floats | float:
-        """What each row's chip adds."""
-        if not self.chips:
-            return 0.0
-        keys = chip_of(gpu)
-        if not isinstance(keys, np.ndarray):
-            own = self.chips.get(str(keys))
-            return 0.0 if own is None else np.clip(own(features), -REACH, REACH)
-        found = np.zeros(len(features))
-        for key in np.unique(keys):
+    def chip(self, features: Floats, classes: Strings, gpu: Gpu) -> Floats:
+        """What each row's chip adds or, where too little is known of it, its generation."""
+        found = _looked_up(self.steps, _joined(classes, gpu.generation))
+        keys = chips_of(classes, gpu)
+        for key in np.unique(keys) if self.chips else ():
             if str(key) in self.chips:
                 here = keys == key
                 found[here] = np.clip(self.chips[str(key)](features[here]), -REACH, REACH)
         return found
 
-    def generation(self, columns: Columns, gpu: Gpu) -> Floats | float:
-        """What each row's architecture adds."""
-        if not self.generations:
-            return 0.0
-        keys = generation_of(columns, gpu)
-        known, which = np.unique(keys, return_inverse=True)
-        offsets = np.array([self.generations.get(str(key), 0.0) for key in known])
-        return offsets[which]
+
+Strings = NDArray[np.str_]
 
 
-def chip_of(gpu: Gpu) -> Any:
-    """The key in `OpModel.chips`, or each row's."""
-    if not isinstance(gpu.sm, np.ndarray):
-        return f"{gpu.architecture}.{gpu.sm:.0f}"
-    of_sm = gpu.sm.astype(np.int64).astype(str)
-    return np.strings.add(np.strings.add(gpu.architecture, "."), of_sm)
+def classes_of(columns: Columns, gpu: Gpu) -> Strings:
+    """Which of its units each row keeps busy: tensor cores, plain ones, or none but memory."""
+    if "unit" not in columns:
+        return np.full(len(next(iter(columns.values()))), "memory")
+    return np.where(gpu.on_tensor_cores(columns["unit"].astype(np.int64)), "tensor", "cores")
 
 
-def generation_of(columns: Columns, gpu: Gpu) -> Any:
+def chips_of(classes: Strings, gpu: Gpu) -> Strings:
+    """Each row's key in `OpModel.chips`."""
+    count = np.asarray(gpu.sm).astype(np.int64).astype(str)
+    return _joined(_joined(classes, gpu.architecture), count)
+
+
+def _joined(classes: Strings, name: Any) -> Strings:
+    found: Strings = np.strings.add(np.strings.add(classes, "."), name)
+    return found
+
+
+def _looked_up(offsets: Mapping[str, float], keys: Strings) -> Floats:
+    if not offsets:
+        return np.zeros(len(keys))
+    known, which = np.unique(keys, return_inverse=True)
+    found: Floats = np.array([offsets.get(str(key), 0.0) for key in known])[which]
+    return found
+
+
+def generation_of(columns: Columns, gpu: Gpu) -> Strings:
     """Each row's key in `OpModel.generations`."""
-    kind: Any = "cores"
-    if "unit" in columns:
-        tensor = gpu.on_tensor_cores(columns["unit"].astype(np.int64))
-        kind = np.where(tensor, "tensor", "cores")
-    else:
-        kind = np.full(len(next(iter(columns.values()))), "memory")
-    return np.strings.add(np.strings.add(kind, "."), gpu.architecture)
+    return _joined(classes_of(columns, gpu), gpu.architecture)

@@ -40,10 +40,11 @@ _ONE: dict[str, Bounds] = {
     "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the call before
     "floor_us": (2.5, 0.5, 12.0),
     "split_us": (2.0, 0.0, 12.0),  # one more kernel, or a barrier, that adds up what was split
-    "unaligned": (0.15, 0.0, 1.5),  # slower by this, in the logarithm, for each halving
     "picojoules": (15.0, 0.01, 40.0),  # of a FLOP at 12 nm
 }
 IDLE_WATTS = 15.0
+VECTOR_BYTES = 16.0
+"""The most that one load of a thread takes."""
 CLASSES = ("cores", "tensor")
 
 
@@ -53,7 +54,10 @@ def class_parameters(which: Mapping[str, Bounds] = _ONE) -> dict[str, Bounds]:
     return found | {"tensor.picojoules": (2.0, 0.01, 6.0)}
 
 
-PRODUCT_PARAMETERS = class_parameters()
+LOADS: Bounds = (5.0, 1.0, 32.0)
+"""Loads that an SM issues in a clock. Where rows do not begin at multiples of 16 bytes, each loads
+fewer elements, one at worst: that bounds fast tensor cores, and hardly slow ones."""
+PRODUCT_PARAMETERS = class_parameters(_ONE | {"loads": LOADS})
 
 
 def picked(theta: Theta, tensor: Any, name: str) -> Floats:
@@ -75,8 +79,12 @@ def tiled_s(
     tensor: Any,
     gpu: Gpu,
     theta: Theta,
+    per_load: Floats | None = None,
 ) -> Floats:
-    """The fastest choice for `batch` products (m, k) @ (k, n), without the floor."""
+    """The fastest choice for `batch` products (m, k) @ (k, n), without the floor.
+
+    `per_load`: elements that one load may take, where that is known.
+    """
     batch, m, n, k = (column(each) for each in sizes)
     item, tensor = column(item), column(tensor)
     sm, clock = column(gpu.sm), column(gpu.clock_hz)
@@ -94,11 +102,13 @@ def tiled_s(
     work = 2.0 * TILE_M * TILE_N * k_part
     compute_s = waves * (work * sm / (column(rate) * efficiency) + pick("prologue") / clock)
     l2_rate = clock * pick("l2_bytes")
-    l2_s = waves * (TILE_M + TILE_N) * k_part * item / l2_rate
+    loaded = waves * (TILE_M + TILE_N) * k_part
+    l2_s = loaded * item / l2_rate
+    loads_s = 0.0 if per_load is None else loaded / (clock * pick("loads") * column(per_load))
     added = np.where(SPLIT > 1, batch * m * n * 4.0 * (SPLIT + 1), 0.0)
     split_s = np.where(SPLIT > 1, pick("split_us") * 1e-6, 0.0) + added / (l2_rate * sm)
     memory_s = column(dram_bytes) / (column(gpu.bytes_per_s) * pick("dram"))
-    together = overlapped(compute_s, l2_s, memory_s) + split_s
+    together = overlapped(compute_s, l2_s, loads_s, memory_s) + split_s
     best: Floats = together.min(axis=1)
     return best
 
@@ -136,9 +146,7 @@ def product_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
     rate, tensor = gpu.rate(unit), gpu.on_tensor_cores(unit)
     rate = sustained(rate, gpu, picked(theta, tensor, "picojoules"))
     dram = from_memory(columns["bytes"], gpu, picked(theta, tensor, "resident"))
-    wanted = np.where(tensor, 16.0 / columns["item"], 16.0 / np.maximum(columns["item"], 4.0))
-    halvings = np.log2(wanted / np.minimum(columns["aligned"], wanted))
-    slower = np.exp(picked(theta, tensor, "unaligned") * halvings)
+    per_load = np.minimum(columns["aligned"], VECTOR_BYTES / columns["item"])
     sizes = (columns["batch"], columns["m"], columns["n"], columns["k"])
-    seconds = tiled_s(sizes, columns["item"], dram, rate / slower, tensor, gpu, theta)
+    seconds = tiled_s(sizes, columns["item"], dram, rate, tensor, gpu, theta, per_load)
     return picked(theta, tensor, "floor_us") * 1e-6 + seconds

@@ -29,6 +29,10 @@ from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import demand, limits
 from wavecast.trace import Op, TensorSpec
 
+COMPUTING = dict.fromkeys(("product", "convolution", "attention"), "compute") | {
+    "recurrent": "recurrent"
+}
+"""Models that `OpModel.steps` counts for, and the sort of constant they share."""
 UNSEEN = 1.5
 """By how much the range of an op grows of which no like was measured."""
 _MOST_BATCHES = 8
@@ -178,7 +182,17 @@ def _shipped() -> Learned:
     with resources.as_file(folder.joinpath("learned.npz")) as path, np.load(path) as stored:
         models = restored(dict(stored), card["models"])
     spreads = {name: Spread(each["low"], each["high"]) for name, each in card["groups"].items()}
-    return Learned(models, spreads, Attainable.shipped())
+    constants = tomllib.loads(folder.joinpath("generations.toml").read_text("utf-8"))
+    return with_steps(Learned(models, spreads, Attainable.shipped()), constants)
+
+
+def with_steps(learned: Learned, constants: Mapping[str, Mapping[str, float]]) -> Learned:
+    """The same with what whole steps say of generations, by sort (`COMPUTING`)."""
+    models = {
+        name: replace(model, steps=constants[COMPUTING[name]]) if name in COMPUTING else model
+        for name, model in learned.models.items()
+    }
+    return replace(learned, models=models, _batches={}, _gpus={})
 
 
 def restored(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, OpModel]:

@@ -1,0 +1,157 @@
+"""Steps of models that no fit has seen, on our H200: predicted first, then measured.
+
+    python -m benchmarks.blind measure OUT [SECONDS]   on the GPU
+    python -m benchmarks.blind                         predicted against measured, from the files
+
+Models of torchvision and transformers and a few plain ones (`benchmarks/memory_steps.py`). Each is
+traced without using the GPU, then timed on it; the machine's host is timed, too. The files under
+measurements/h200/blind are in no fit, and stay out of all.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import wavecast
+from wavecast import Host, Prediction, Trace
+from wavecast.hosts import calibrated
+
+FOLDER = Path(__file__).parent.parent / "measurements" / "h200" / "blind"
+GPU = "h200-sxm"
+SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
+"""What the steps of models are called that are not in the suite."""
+
+
+def measure(out: Path, seconds: float) -> None:
+    """Trace and time as many steps as time allows."""
+    import torch
+
+    from benchmarks.memory_steps import STEPS
+    from wavecast.frameworks.pytorch import issuing
+
+    until = time.monotonic() + seconds
+    (out / "traces").mkdir(parents=True, exist_ok=True)
+    rows: dict[str, Any] = {}
+    host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
+    about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
+    direct = issuing.time_gpu()
+    for name, step in STEPS.items():
+        if not name.startswith(SORTS):
+            continue
+        if time.monotonic() > until:
+            print(f"time is up before {name}", flush=True)
+            break
+        try:
+            wavecast.trace(step.make, gpu=GPU).save(out / "traces" / f"{_file(name)}.json.gz")
+            measured = wavecast.measure(step.make(), repeats=15, recordings=1).measurement
+            assert measured is not None
+            rows[name] = {
+                "seconds": measured.seconds,
+                "gpu_s": measured.gpu_s,
+                "host_s": measured.host_s,
+            }
+            print(f"{name}: {rows[name]}", flush=True)
+        except Exception as error:  # the others still count
+            print(f"{name}: {error!r}", flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        document = {"about": about, "host": host, "gpu": direct, "steps": rows}
+        (out / "blind.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _file(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step as predicted with a host, and as measured."""
+
+    name: str
+    found: Prediction
+    seconds: float
+    gpu_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the iteration."""
+        return self.found.seconds / self.seconds - 1
+
+    @property
+    def gpu_error(self) -> float:
+        """Of the time that the GPU is busy."""
+        return self.found.gpu_s / self.gpu_s - 1
+
+    @property
+    def within(self) -> bool:
+        """Whether the iteration's time lies in the predicted range."""
+        return self.found.low_s <= self.seconds <= self.found.high_s
+
+
+def rows(host: Host | None = None, folder: Path = FOLDER) -> Iterator[Row]:
+    """All steps of the files; without a host, on the reference host."""
+    document = json.loads((folder / "blind.json").read_text(encoding="utf-8"))
+    for name, step in document["steps"].items():
+        trace: Trace = wavecast.load_trace(folder / "traces" / f"{_file(name)}.json.gz")
+        found = wavecast.predict(trace, GPU, host=host) if host else wavecast.predict(trace, GPU)
+        yield Row(name, found, step["seconds"], step["gpu_s"])
+
+
+def machine(folder: Path = FOLDER) -> Host:
+    """The host of that machine, as `wavecast calibrate` would have it."""
+    document = json.loads((folder / "blind.json").read_text(encoding="utf-8"))
+    return calibrated(
+        "that machine",
+        document["host"],
+        document["gpu"],
+        software=document["about"]["software"],
+        source="benchmarks.blind",
+    ).host
+
+
+def table() -> Iterator[str]:
+    """Step by step, and in sum."""
+    by_reference, by_calibrated = list(rows()), list(rows(machine()))
+    yield "| step | GPU busy | predicted | error | iteration | error | host calibrated |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for row, other in zip(by_reference, by_calibrated, strict=True):
+        yield (
+            f"| {row.name} | {row.gpu_s * 1e3:.1f} ms | {row.found.gpu_s * 1e3:.1f} ms "
+            f"| {row.gpu_error:+.0%} | {row.seconds * 1e3:.1f} ms | {row.error:+.0%} "
+            f"| {other.error:+.0%} |"
+        )
+    yield ""
+    yield "| | steps | mean error | median | worst | in range |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    sums = {
+        "GPU busy": ([row.gpu_error for row in by_reference], ""),
+        "iteration, reference host": ([row.error for row in by_reference], by_reference),
+        "iteration, host calibrated": ([row.error for row in by_calibrated], by_calibrated),
+    }
+    for name, (errors, some) in sums.items():
+        sizes = [abs(error) for error in errors]
+        share = f"{statistics.mean(row.within for row in some):.0%}" if some else ""
+        yield (
+            f"| {name} | {len(sizes)} | {statistics.mean(sizes):.1%} "
+            f"| {statistics.median(sizes):.1%} | {max(sizes):.0%} | {share} |"
+        )
+
+
+def main() -> None:
+    """Measure, or show."""
+    if sys.argv[1:2] == ["measure"]:
+        measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 150.0)
+    else:
+        print("\n".join(table()))
+
+
+if __name__ == "__main__":
+    main()
