@@ -2,9 +2,10 @@
 
     python -m benchmarks.host_accuracy
 
-reads measurements/h200/host/*.json (`benchmarks.host_reality`), traces the steps of it here, and
-prints the tables of docs/concepts/timeline.md: host-bound steps with the reference host and with a
-calibrated one, the same on slower hosts, and CUDA graphs.
+reads measurements/h200/host/*.json (`benchmarks.host_reality`), one file a machine, traces the
+steps of it here, and prints the tables of docs/concepts/timeline.md: host-bound steps with the
+reference host and with a calibrated one, the same on slower hosts, and CUDA graphs. What the
+benchmark takes on the reference host is then known from the other machines only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -73,19 +74,42 @@ def steps(run: Run, section: str) -> Iterator[tuple[str, Mapping[str, float]]]:
             yield name, found
 
 
-def host_of(times: Mapping[str, Mapping[str, float]], sort: str) -> Host:
+Times = dict[str, dict[str, float]]
+
+
+def reference_of(measured: Iterable[Run]) -> Times:
+    """What the reference host would take for the benchmark, from machines that ran it.
+
+    The times of each, over how many times as long as the reference host it takes for its steps;
+    the geometric mean of all.
+    """
+    found: dict[str, dict[str, list[float]]] = {"cpu": {}, "cuda": {}}
+    for run in measured:
+        factor = machine_factor(run)
+        for section in ("host", "again"):
+            for sort, times in found.items():
+                for name, seconds in run.get(section, {}).get(sort, {}).items():
+                    times.setdefault(name, []).append(seconds / factor)
+    return {
+        sort: {name: statistics.geometric_mean(each) for name, each in times.items()}
+        for sort, times in found.items()
+    }
+
+
+def host_of(times: Mapping[str, Mapping[str, float]], sort: str, reference: Times) -> Host:
     """The host that a section's benchmark speaks of."""
-    found = calibrated(sort, {sort: times[sort]}, {}, software="-", source="a benchmark")
-    return found.host
+    return calibrated(
+        sort, {sort: times[sort]}, {}, software="-", source="a benchmark", reference=reference
+    ).host
 
 
-def eager_lines(run: Run, section: str) -> Iterator[str]:
+def eager_lines(run: Run, section: str, reference: Times) -> Iterator[str]:
     """How well host-bound steps are met, with several hosts."""
     benchmark = run["host"] if section == "eager" else run[section]
     hosts = {
         "reference": REFERENCE_HOST,
-        "calibrated on the CPU": host_of(benchmark, "cpu"),
-        "calibrated on the GPU": host_of(benchmark, "cuda"),
+        "calibrated on the CPU": host_of(benchmark, "cpu", reference),
+        "calibrated on the GPU": host_of(benchmark, "cuda", reference),
     }
     for name, host in hosts.items():
         errors = [
@@ -113,12 +137,14 @@ def graph_lines(run: Run) -> Iterator[str]:
 
 def main() -> None:
     """Print all tables."""
-    for name, run in runs().items():
+    measured = runs()
+    for name, run in measured.items():
+        reference = reference_of(other for each, other in measured.items() if each != name)
         print(f"{name}: takes {machine_factor(run):.2f} times as long as the reference host\n")
         print("| steps | | host | mean error | median |\n|---|---:|---|---:|---:|")
         for section in ("eager", "slow python", "busy cores"):
             if section in run:
-                print("\n".join(eager_lines(run, section)))
+                print("\n".join(eager_lines(run, section, reference)))
         print("\n| step | wall | busy | kernels |\n|---|---:|---:|---:|")
         for step, found in steps(run, "eager"):
             said = predicted_s(step, REFERENCE_HOST)

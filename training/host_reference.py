@@ -9,28 +9,12 @@ what the reference host would take. Writes src/wavecast/data/hosts/reference.tom
 
 from __future__ import annotations
 
-import math
-import statistics
 from pathlib import Path
 
-from benchmarks.host_accuracy import Run, machine_factor, runs
+from benchmarks.host_accuracy import Run, machine_factor, reference_of, runs
 from wavecast import hosts
 
 OUT = Path(hosts.__file__).parent / "data" / "hosts" / "reference.toml"
-
-
-def times(run: Run, sort: str) -> list[dict[str, float]]:
-    """The benchmark's runs on a machine, as the reference host would have them."""
-    factor = machine_factor(run)
-    found = (run[section][sort] for section in ("host", "again") if section in run)
-    return [{name: value / factor for name, value in each.items()} for each in found]
-
-
-def mean(found: list[dict[str, float]]) -> dict[str, float]:
-    """The geometric mean of each time."""
-    return {
-        name: math.exp(statistics.mean(math.log(each[name]) for each in found)) for name in found[0]
-    }
 
 
 def to_toml(measured: dict[str, Run]) -> str:
@@ -41,10 +25,9 @@ def to_toml(measured: dict[str, Run]) -> str:
         "# (wavecast.frameworks.pytorch.issuing), as the reference host would take them.",
         f"# Measured on {len(measured)} machine(s) of our H200 with {', '.join(sorted(software))}.",
     ]
-    for sort in ("cpu", "cuda"):
-        all_runs = [each for run in measured.values() for each in times(run, sort)]
+    for sort, times in reference_of(measured.values()).items():
         lines += ["", f"[{sort}]"]
-        lines += [f"{name} = {value:.4g}" for name, value in mean(all_runs).items()]
+        lines += [f"{name} = {value:.4g}" for name, value in times.items()]
     return "\n".join(lines) + "\n"
 
 
