@@ -3,8 +3,10 @@
     python -m benchmarks.run_grid OUT --seconds 150
 
 writes OUT/runs.csv (one row a run), OUT/layers/*.json.gz (measured traces, for the per-layer
-models) and prints a table. The grid is that of Gianniti et al. 2019 (section 4.3), its iterations
-divided by ten; `ITERATIONS` says how far we know it.
+models) and prints a table. What OUT has already is kept and not made again, so the same command
+goes on where time was up. `--variants "training graph fp32"` makes only those. The grid is that of
+Gianniti et al. 2019 (section 4.3), its iterations divided by ten; `ITERATIONS` says how far we know
+it.
 
 What a row means:
 
@@ -28,8 +30,9 @@ import csv
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,12 @@ SHORT = 5
 PASSES = 2
 WARM_UP = 3
 LAYER_BATCHES = (16, 64)
+LAYER_PRECISIONS = ("tf32", "fp32")
+LAYER_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{net: (net, {}) for net in NETS},
+    "alexnet-ungrouped": ("alexnet", {"groups": 1}),
+}
+"""Nets whose layers are traced; AlexNet also in one group, as the paper counts it."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +88,17 @@ class Variant:
     short: int
     """So many of the shortest lengths are runs of their own."""
 
+    @property
+    def name(self) -> str:
+        return f"{self.phase} {self.mode} {self.precision}"
+
 
 VARIANTS = (
     Variant("training", "graph", "tf32", PASSES, SHORT),
     Variant("training", "eager", "tf32", 1, 0),
     Variant("testing", "graph", "tf32", 1, 0),
     Variant("training", "graph", "fp32", 1, SHORT),
+    Variant("testing", "graph", "fp32", 1, 0),
 )
 
 
@@ -170,13 +184,26 @@ def parts(variant: Variant, shuffled: random.Random) -> list[list[tuple[int, ...
     return [runs[each :: variant.passes] for each in range(variant.passes)]
 
 
-def rows(variant: Variant, options: dict[str, Any], until: float) -> Iterator[Row]:
-    """The runs of a variant, in random order, until time is up."""
+@dataclass(frozen=True)
+class Start:
+    """One start-up of a net, and the runs to make after it."""
+
+    number: int
+    net: str
+    batch: int
+    runs: list[tuple[int, ...]]
+    """Each a tuple of lengths to read off it."""
+    order: int
+    """That of its first run."""
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted(length for run in self.runs for length in run)
+
+
+def planned(variant: Variant) -> list[Start]:
+    """The starts of a variant in random order, the same whenever it is asked."""
     shuffled = random.Random(7)
-    cuda = options["device"] == "cuda"
-    watch = Stopwatch(cuda)
-    gpu = torch.cuda.get_device_name() if cuda else "cpu"
-    software = f"torch {torch.__version__}"
     plan = [
         (net, batch, runs)
         for net in NETS
@@ -185,54 +212,103 @@ def rows(variant: Variant, options: dict[str, Any], until: float) -> Iterator[Ro
         if runs
     ]
     shuffled.shuffle(plan)
-    order = 0
-    for start, (net, batch, runs) in enumerate(plan):
+    starts, order = [], 0
+    for number, (net, batch, runs) in enumerate(plan):
+        starts.append(Start(number, net, batch, runs, order))
+        order += len(runs)
+    return starts
+
+
+def made(variant: Variant, found: Sequence[Row]) -> dict[int, list[Row]]:
+    """The starts of a variant that are there in full, with their rows."""
+    rows: dict[int, list[Row]] = {}
+    for row in found:
+        if (row.phase, row.mode, row.precision) == (variant.phase, variant.mode, variant.precision):
+            rows.setdefault(row.start, []).append(row)
+    whole = {}
+    for start in planned(variant):
+        there = rows.get(start.number, [])
+        if not there:
+            continue
+        if {(row.net, row.batch) for row in there} != {(start.net, start.batch)}:
+            raise SystemExit(f"start {start.number} of {variant.name} is of another plan")
+        if sorted(row.iterations for row in there) == start.lengths:
+            whole[start.number] = there
+    return whole
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a table that was begun; none if it was not."""
+    if not path.exists():
+        return []
+    kinds = {"int": int, "float": float, "str": str}
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Row(*(kinds[str(field.type)](row[field.name]) for field in fields(Row)))
+            for row in csv.DictReader(file)
+        ]
+
+
+def rows(
+    variant: Variant, options: dict[str, Any], until: float, skip: Iterable[int] = ()
+) -> Iterator[Row]:
+    """The runs of a variant, in random order, until time is up."""
+    cuda = options["device"] == "cuda"
+    watch = Stopwatch(cuda)
+    gpu = torch.cuda.get_device_name() if cuda else "cpu"
+    software = f"torch {torch.__version__}"
+    left = [start for start in planned(variant) if start.number not in set(skip)]
+    for index, start in enumerate(left):
         if time.monotonic() > until:
-            print(f"time is up: {start} of {len(plan)} starts of {variant}", flush=True)
+            print(f"time is up: {len(left) - index} starts left of {variant.name}", flush=True)
             return
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
         watch.wait()
         before = time.perf_counter()
-        run = started(net, batch, variant, options)
+        run = started(start.net, start.batch, variant, options)
         watch.wait()
         startup_s = time.perf_counter() - before
-        for lengths in runs:
+        for order, lengths in enumerate(start.runs, start=start.order):
             for length, seconds in zip(lengths, timed(run, lengths, watch), strict=True):
                 yield Row(
-                    *(net, variant.phase, variant.mode, variant.precision, batch, length),
-                    *(round(seconds, 7), round(startup_s, 4), start, order, gpu, software),
+                    *(start.net, variant.phase, variant.mode, variant.precision),
+                    *(start.batch, length, round(seconds, 7), round(startup_s, 4)),
+                    *(start.number, order, gpu, software),
                 )
-            order += 1
         del run
 
 
-def settle(options: dict[str, Any]) -> None:
+def settle(variants: Sequence[Variant], options: dict[str, Any]) -> None:
     """Once through all nets, so that libraries are loaded before anything is timed."""
     for net in NETS:
-        for variant in VARIANTS[:2]:
+        for variant in variants:
             started(net, BATCHES[0], variant, options)()
 
 
 def measure_layers(folder: Path, until: float) -> None:
-    """Measured traces for the per-layer models; AlexNet also in one group, as the paper has it."""
+    """Measured traces for the per-layer models, those that are not there."""
     import wavecast
 
     folder.mkdir(parents=True, exist_ok=True)
-    cases: list[tuple[str, str, dict[str, Any]]] = [(net, net, {}) for net in NETS] + [
-        ("alexnet", "alexnet-ungrouped", {"groups": 1})
-    ]
-    for net, name, more in cases:
-        for batch in LAYER_BATCHES:
-            if time.monotonic() > until:
-                print(f"time is up before {name} at {batch}", flush=True)
-                return
-            step = benchmark(net).make_step(batch, "tf32", device="cuda", **more)
-            trace = wavecast.measure(step, repeats=5, recordings=1, samples=batch)
-            trace.save(folder / f"{name}-b{batch}-tf32.json.gz")
-            del step
-            gc.collect()
+    for precision, name, batch in product(LAYER_PRECISIONS, LAYER_CASES, LAYER_BATCHES):
+        path = folder / layer_file(name, batch, precision)
+        if path.exists():
+            continue
+        if time.monotonic() > until:
+            print(f"time is up before {path.name}", flush=True)
+            return
+        net, more = LAYER_CASES[name]
+        step = benchmark(net).make_step(batch, precision, device="cuda", **more)
+        wavecast.measure(step, repeats=5, recordings=1, samples=batch).save(path)
+        del step
+        gc.collect()
+
+
+def layer_file(name: str, batch: int, precision: str) -> str:
+    """What the trace of a net is called."""
+    return f"{name}-b{batch}-{precision}.json.gz"
 
 
 def summary(found: Sequence[Row]) -> Iterator[str]:
@@ -258,32 +334,40 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150, help="stop starting runs after these")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--image", type=int, help="smaller images, to try the script out")
+    names = [variant.name for variant in VARIANTS]
+    parser.add_argument("--variants", nargs="+", choices=names, default=names, metavar="VARIANT")
     arguments = parser.parse_args()
     began = time.monotonic()
     options: dict[str, Any] = {"device": arguments.device}
     if arguments.image:
         options["image"] = arguments.image
     arguments.out.mkdir(parents=True, exist_ok=True)
-    found: list[Row] = []
-    settle(options)
-    with (arguments.out / "runs.csv").open("w", newline="", encoding="utf-8") as file:
+    chosen = [variant for variant in VARIANTS if variant.name in arguments.variants]
+    table = arguments.out / "runs.csv"
+    there = read(table)
+    done = {variant: made(variant, there) for variant in VARIANTS}
+    found = [row for starts in done.values() for rows in starts.values() for row in rows]
+    print(f"{len(found)} rows are there", flush=True)
+    settle(chosen[:2], options)
+    with table.open("w", buffering=1, newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(field.name for field in fields(Row))
-        for number, variant in enumerate(VARIANTS):
+        writer.writerows(astuple(row) for row in found)
+        for number, variant in enumerate(chosen):
+            try:
+                for row in rows(variant, options, began + arguments.seconds, done[variant]):
+                    writer.writerow(astuple(row))
+                    found.append(row)
+            except Exception as error:  # one try on a lent machine: keep what there is
+                print(f"{variant.name} broke off: {error!r}", flush=True)
+            spent_s = time.monotonic() - began
+            print(f"{spent_s:.0f} s: {variant.name}: {len(found)} rows", flush=True)
             # Traces of layers come after the first variant, because they are cheap and needed.
-            if number == 1 and arguments.device == "cuda":
+            if number == 0 and arguments.device == "cuda":
                 try:
                     measure_layers(arguments.out / "layers", began + arguments.seconds)
                 except Exception as error:  # the runs still count
                     print(f"no layers: {error!r}", flush=True)
-            try:
-                for row in rows(variant, options, began + arguments.seconds):
-                    writer.writerow(astuple(row))
-                    found.append(row)
-            except Exception as error:  # one try on a lent machine: keep what there is
-                print(f"{variant} broke off: {error!r}", flush=True)
-            file.flush()
-            print(f"{time.monotonic() - began:.0f} s: {variant}: {len(found)} rows", flush=True)
     print("\n".join(summary(found)))
 
 
