@@ -43,6 +43,26 @@ def test_a_run_without_warm_up_is_stable_from_its_start() -> None:
     assert stable_from([0.1] * 300) == 0
 
 
+@pytest.mark.parametrize("warm", [1, 5, 20, 24, 25, 26, 40])
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+def test_a_warm_up_shorter_than_half_a_window_is_dropped_too(warm: int, noise: float) -> None:
+    for seed in range(10):
+        draw = random.Random(seed)
+        seconds = [max(0.5, draw.gauss(1, noise)) * (3 if n < warm else 1) for n in range(300)]
+        assert warm <= stable_from(seconds) <= warm + 60
+
+
+def test_noise_alone_is_no_warm_up() -> None:
+    for seed in range(40):
+        draw = random.Random(seed)
+        assert stable_from([draw.gauss(1, 0.03) for _ in range(300)]) == 0
+
+
+def test_of_a_short_run_the_first_iteration_is_dropped_if_it_is_slow() -> None:
+    assert settled_from([5.0] + [1.0] * 40) == 1
+    assert settled_from([1.0] * 41) == 0
+
+
 def test_noise_that_hides_the_end_of_warm_up_is_refused() -> None:
     seconds, _ = run(1, 0.10)
     with pytest.raises(InvalidInput, match="scatter by"):

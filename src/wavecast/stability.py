@@ -3,7 +3,8 @@
 Frameworks try algorithms and fill caches first, so the first iterations say little. The paper
 samples "once throughput is stable" and gives no detector. The rule here: the median over windows
 of 50 iterations is compared with that of the run's last third; stable is what follows the whole of
-the last window that is off by more than the tolerance.
+the last window that is off by more than the tolerance. A median does not see a warm-up of less than
+half a window, so within the first half window single iterations are compared as well.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ ENOUGH = 50
 """Stable iterations to sample at least, as TBD does."""
 NOISIEST = 0.07
 """Iterations that scatter more hide where warm-up ends: at 10% the rule was seen to fail."""
+_UNLIKELY = 4
+"""So many standard deviations off, an iteration is not noise."""
 
 
 def stable_from(seconds: Sequence[float], window: int = WINDOW) -> int:
@@ -50,7 +53,11 @@ def stable_from(seconds: Sequence[float], window: int = WINDOW) -> int:
         middle = statistics.median(seconds[begin : begin + window])
         if abs(middle / settled - 1) > TOLERANCE:
             last_off = begin
-    start = 0 if last_off < 0 else last_off + 1 + window
+    if last_off < 0:
+        far = max(TOLERANCE, _UNLIKELY * noise)
+        early = range(window // 2 + 1)
+        return max((n + 1 for n in early if abs(seconds[n] / settled - 1) > far), default=0)
+    start = last_off + 1 + window
     if start > len(seconds) - window:
         raise InvalidInput("the iterations do not become stable; run longer")
     return start
