@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wavecast
-from regression.made_runs import BETAS, SPLITS, grid_runs, seconds, seen, unseen
+from regression.made_runs import (
+    BATCHES,
+    BETAS,
+    ITERATIONS,
+    SPLITS,
+    grid_runs,
+    seconds,
+    seen,
+    unseen,
+)
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.regression import least_squares
 from wavecast.regression.end_to_end import FULL, WITHOUT_BATCH, EndToEnd, rows_of
@@ -274,3 +283,25 @@ def test_as_many_coefficients_as_times_have_no_ranges() -> None:
 
 def test_the_public_name_is_the_model() -> None:
     assert wavecast.EndToEnd is EndToEnd
+
+
+def test_work_stands_for_the_batch_where_an_iteration_is_no_line_in_it() -> None:
+    def work(batch: int) -> float:
+        return float(0.002 * batch**0.7)
+
+    runs = [
+        Run("made", b, i, 0.5 + i * (0.001 + 1.2 * work(b))) for b in BATCHES for i in ITERATIONS
+    ]
+    few, many = seen(runs, 6), [run for run in runs if run.batch > 16]
+    bent = EndToEnd(work=work).fit(few)
+    assert np.abs(bent.errors_on(many)).max() < 1e-6
+    assert bent.predict(64, 900).seconds == pytest.approx(0.5 + 900 * (0.001 + 1.2 * work(64)))
+    names = [each.feature for each in bent.coefficients]
+    assert names == ["1", "work", "iterations", "work*iterations"]
+    assert np.abs(EndToEnd().fit(few).errors_on(many)).mean() > 0.1
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
+def test_work_that_is_none_is_refused(wrong: float) -> None:
+    with pytest.raises(InvalidInput, match="work of a batch"):
+        EndToEnd(work=lambda batch: wrong).fit(grid_runs(BETAS["VGG-like"]))

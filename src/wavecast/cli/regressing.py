@@ -34,7 +34,11 @@ FromOption = Annotated[
 ]
 MethodOption = Annotated[
     str,
-    typer.Option("--method", help="ordinary, relative, non-negative or relative non-negative."),
+    typer.Option(
+        "--method",
+        help="ordinary, relative, non-negative, relative non-negative or proportional "
+        "non-negative.",
+    ),
 ]
 DEFAULT_METHOD = "relative non-negative"
 

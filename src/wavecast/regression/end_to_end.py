@@ -5,12 +5,16 @@
 Features are (1, b, i, b*i) of batch b and iterations i (theorem 3.1), or those of the one axis that
 varies. Training and testing are two models. As published the fit is by ordinary least squares; by
 default it is by relative errors with no coefficient below 0, which is nearer on short runs.
+
+Where an iteration is no line in the batch, what it is predicted to take can stand for the batch
+(`work`): an extension of ours, for which the network's code is needed, or its trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -28,6 +32,8 @@ BY_BATCH = ("1", "batch")
 WITHOUT_BATCH = ("1", "iterations", "batch*iterations")
 """An option, not the default: better on six short runs, worse on twenty (docs/runs.md)."""
 FEATURES = (FULL, BY_ITERATIONS, BY_BATCH, WITHOUT_BATCH)
+BatchWork = Callable[[int], float]
+"""From a batch to how much there is to do: the seconds that an iteration is predicted to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +54,13 @@ class EndToEnd:
         method: what the fit makes small; `Method.ORDINARY` is the paper's own.
         phase: "training" or "testing": each is a model of its own.
         features: which of `FEATURES`; by default those that the runs vary in.
+        work: what stands for the batch in all features; the batch itself if not given.
     """
 
     method: Method | str = Method.RELATIVE_NON_NEGATIVE
     phase: str = "training"
     features: tuple[str, ...] | None = None
+    work: BatchWork | None = None
 
     def fit(self, runs: Iterable[Run]) -> RunModel:
         """Learn from runs, of which those of the phase count.
@@ -67,9 +75,9 @@ class EndToEnd:
         if features not in FEATURES:
             raise InvalidInput(f"features are one of {FEATURES}, not {features}")
         _check_identified(table, features)
-        rows = rows_of(features, table.batch, table.iterations)
+        rows = rows_of(features, sizes(table.batch, self.work), table.iterations)
         found = least_squares.fit(rows, table.seconds, Method(self.method))
-        return RunModel(features, found, table)
+        return RunModel(features, found, table, self.work)
 
 
 @dataclass(frozen=True)
@@ -80,12 +88,17 @@ class RunModel:
     fit: Fit
     table: RunTable
     """The runs it was fitted on."""
+    work: BatchWork | None = None
+    """What stands for the batch; None: itself."""
 
     @property
     def coefficients(self) -> tuple[Coefficient, ...]:
-        """In the order of `features`."""
+        """In the order of `features`; where work stands for the batch, its name does, too."""
         low, high = self.fit.coefficient_ranges()
-        found = zip(self.features, self.fit.values, low, high, strict=True)
+        names = [
+            name if self.work is None else name.replace("batch", "work") for name in self.features
+        ]
+        found = zip(names, self.fit.values, low, high, strict=True)
         return tuple(Coefficient(name, *map(float, numbers)) for name, *numbers in found)
 
     def predict(self, batch: int | None = None, iterations: int | None = None) -> Estimate:
@@ -95,7 +108,10 @@ class RunModel:
             batch: samples in a batch; that of the runs if all had the same.
             iterations: of the run; likewise.
         """
-        row = self._row(batch, iterations)
+        row = self._rows(
+            np.array([self._value("batch", batch)]),
+            np.array([self._value("iterations", iterations)]),
+        )
         seconds = float(self.fit.predict(row)[0])
         low, high = self.fit.ranges(row)
         return Estimate(
@@ -108,7 +124,7 @@ class RunModel:
     @property
     def predicted(self) -> Array:
         """The model's time for each run it was fitted on."""
-        return self.fit.predict(rows_of(self.features, self.table.batch, self.table.iterations))
+        return self.fit.predict(self._rows(self.table.batch, self.table.iterations))
 
     @property
     def errors(self) -> Array:
@@ -123,23 +139,26 @@ class RunModel:
     def errors_on(self, runs: Iterable[Run]) -> Array:
         """Signed relative errors on other runs of the same phase."""
         table = tabulate(runs, self.table.phase)
-        rows = np.vstack(
-            [self._row(int(b), int(i)) for b, i in zip(table.batch, table.iterations, strict=True)]
+        for name in ("batch", "iterations"):
+            for value in np.unique(getattr(table, name)):
+                self._value(name, int(value))
+        return signed_errors(
+            self.fit.predict(self._rows(table.batch, table.iterations)), table.seconds
         )
-        return signed_errors(self.fit.predict(rows), table.seconds)
 
-    def _row(self, batch: int | None, iterations: int | None) -> Array:
-        asked = {"batch": batch, "iterations": iterations}
-        values = {
-            name: self._value(name, value, getattr(self.table, name))
-            for name, value in asked.items()
-        }
-        return rows_of(self.features, np.array([values["batch"]]), np.array([values["iterations"]]))
+    def _rows(self, batch: Array, iterations: Array) -> Array:
+        return rows_of(self.features, sizes(batch, self.work), iterations)
 
-    def _value(self, name: str, value: int | None, known: Array) -> float:
+    @cached_property
+    def _only(self) -> dict[str, float]:
+        """What all runs have in common."""
+        axes = {"batch": self.table.batch, "iterations": self.table.iterations}
+        return {name: float(axis[0]) for name, axis in axes.items() if (axis == axis[0]).all()}
+
+    def _value(self, name: str, value: int | None) -> float:
         if value is not None and value < 1:
             raise InvalidInput(f"{name} must be at least 1, not {value}")
-        only = float(known[0]) if (known == known[0]).all() else None
+        only = self._only.get(name)
         if value is None and only is None:
             raise InvalidInput(f"the runs differ in {name}: say for which to predict")
         if only is not None and value is not None and value != only:
@@ -148,6 +167,18 @@ class RunModel:
                 f"run with {name} {value}, or near it"
             )
         return float(only if value is None else value)  # type: ignore[arg-type]
+
+
+def sizes(batch: Array, work: BatchWork | None) -> Array:
+    """What stands for each batch in the features."""
+    if work is None:
+        return batch
+    batches, places = np.unique(batch, return_inverse=True)
+    found = np.array([work(int(each)) for each in batches])
+    if not (np.isfinite(found).all() and (found > 0).all()):
+        raise InvalidInput("the work of a batch must be a finite number above 0")
+    chosen: Array = found[places]
+    return chosen
 
 
 def rows_of(features: Sequence[str], batch: Array, iterations: Array) -> Array:
