@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 from sqlalchemy import Connection
 
 from benchmarks.postgres import Server, programs
 from wavecast.errors import StoreUnavailable
+from wavecast.regression.end_to_end import EndToEnd
 from wavecast.run_store.export import export
 from wavecast.run_store.imports import add_file
 from wavecast.run_store.store import RunStore, insert
@@ -32,6 +32,8 @@ from wavecast.runs import Run
 
 KILLED_AT = 40_000
 KILLED_OF = 100_000
+SLOPES = {"AlexNet": 0.002, "GoogLeNet": 0.0045, "VGG-16": 0.016}
+"""Seconds for each sample of each iteration, in the law from which runs are made."""
 _RESULT = "RESULT "
 
 
@@ -64,12 +66,11 @@ def main() -> None:
 
 def made(count: int) -> Iterator[Run]:
     """Runs of three networks over batches and iterations, 2% of noise."""
-    draw = random.Random(0)
-    slopes = {"AlexNet": 0.002, "GoogLeNet": 0.0045, "VGG-16": 0.016}
+    draw, names = random.Random(0), list(SLOPES)
     for number in range(count):
-        model = draw.choice(list(slopes))
+        model = draw.choice(names)
         batch, iterations = draw.choice([16, 32, 64, 128, 256]), draw.randrange(50, 5000)
-        seconds = 2 + 0.02 * batch + 0.02 * iterations + slopes[model] * batch * iterations
+        seconds = 2 + 0.02 * batch + 0.02 * iterations + SLOPES[model] * batch * iterations
         seconds *= draw.gauss(1, 0.02)
         yield Run(model, batch, iterations, seconds, gpu="m6000", source=f"made:{number}")
 
@@ -90,13 +91,20 @@ def _go_through(place: str, folder: Path) -> str:
 
 
 def _fit(place: str, folder: Path) -> str:
-    """The four features of the end-to-end model (E2E-1), by least squares of relative errors."""
+    """One network's runs, as `wavecast fit --runs` does it."""
+    return _fitted(place, "AlexNet")
+
+
+def _fit_all(place: str, folder: Path) -> str:
+    """A model for each network: every run is learned from."""
+    return "; ".join(_fitted(place, name) for name in SLOPES)
+
+
+def _fitted(place: str, model: str) -> str:
     with RunStore(place) as store:
-        found = store.arrays(model="AlexNet", phase="training")
-    batch, iterations, seconds = (found[name] for name in ("batch", "iterations", "seconds"))
-    features = np.column_stack([np.ones_like(batch), batch, iterations, batch * iterations])
-    beta, *_ = np.linalg.lstsq(features / seconds[:, None], np.ones_like(seconds), rcond=None)
-    return f"{len(seconds):,} runs, b*i: {beta[3]:.5f} s"
+        found = EndToEnd().fit(store.runs(model=model, phase="training"))
+    off = found.coefficients[-1].value / SLOPES[model] - 1
+    return f"{len(found.table):,} runs, {found.mape:.1%} off them, b*i {off:+.2%} off the law"
 
 
 def _export(place: str, folder: Path) -> str:
@@ -110,6 +118,7 @@ CASES: dict[str, Callable[[str, Path], str]] = {
     "list the last 20": _list,
     "go through all": _go_through,
     "fit one network's": _fit,
+    "fit each network's": _fit_all,
     "export": _export,
 }
 
