@@ -192,21 +192,47 @@ TRIED = (
 )
 
 
+METHODS = (Method.RELATIVE_NON_NEGATIVE, Method.PROPORTIONAL)
+
+
 def features() -> str:
     """Mean and worst error from one net to another, by what a layer's time is a sum of."""
-    methods = (Method.RELATIVE_NON_NEGATIVE, Method.PROPORTIONAL)
-    columns = [*product(methods, LAYER_PRECISIONS)]
+    columns = [*product(METHODS, LAYER_PRECISIONS)]
     names = [f"{method.split()[0]}, {precision}" for method, precision in columns]
     lines = [f"| a layer takes 1 and | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    pairs = [each for each in transfers() if len(each[0]) == 1]
+    found = {
+        (tried, method, precision): {each: _tried(each, precision, tried, method) for each in pairs}
+        for tried, method, precision in product(TRIED, METHODS, LAYER_PRECISIONS)
+    }
     for tried in TRIED:
-        cells = []
-        for method, precision in columns:
-            errors = [
-                _tried(each, precision, tried, method) for each in transfers() if len(each[0]) == 1
-            ]
-            cells.append(summed(errors))
+        cells = [summed([*found[(tried, *column)].values()]) for column in columns]
         lines.append(f"| {', '.join(tried)} | {' | '.join(cells)} |")
+    lines.append("")
+    for precision in LAYER_PRECISIONS:
+        rows = [errors for (*_, each), errors in found.items() if each == precision]
+        lines.append(
+            f"In {precision}, with row and method for each net chosen by the errors between the "
+            f"other two: {summed(_chosen(rows))}."
+        )
     return "\n".join(lines)
+
+
+def _chosen(rows: Sequence[Mapping[Transfer, float]]) -> list[float]:
+    """The errors of what was chosen without looking at the net it is applied to."""
+    found: list[float] = []
+    for net in NETS:
+
+        def elsewhere(errors: Mapping[Transfer, float], net: str = net) -> float:
+            return statistics.mean(
+                abs(error)
+                for (sources, to, _), error in errors.items()
+                if net not in (*sources, to)
+            )
+
+        best = min(rows, key=elsewhere)
+        found += [error for (_, to, _), error in best.items() if to == net]
+    return found
 
 
 def _tried(which: Transfer, precision: str, names: Sequence[str], method: Method) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(run_grid, "started", started)
     monkeypatch.setattr(run_grid, "settle", lambda *_: None)
-    monkeypatch.setattr(run_grid.gc, "collect", lambda: 0)  # nothing to let go of; it takes a while
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # nothing to let go of; it takes a while
     return seen
 
 
