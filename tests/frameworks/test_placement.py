@@ -321,3 +321,50 @@ def test_known_values_are_used_not_assumed() -> None:
     trace = capture(make_step)
     assert [c.op.outputs[0].shape[0] for c in calls_of(trace, "aten.add")] == [3, 1, 2]
     assert trace.notes == ()
+
+
+def _zeros_layer() -> Any:
+    """A layer whose bias has values that are known: zeros, as GPT-2 begins with."""
+    layer = nn.Linear(8, 4)
+    layer.bias = nn.Parameter(torch.zeros(4))
+    return layer
+
+
+def _change_module(layer: Any) -> Any:
+    return layer.to(torch.bfloat16).cuda()
+
+
+def _change_each(layer: Any) -> Any:
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.bfloat16()
+        parameter.data = parameter.data.cuda()
+    return layer
+
+
+@pytest.mark.parametrize("change", [_change_module, _change_each])
+def test_a_parameter_whose_dtype_changed_keeps_the_new_one(change: Callable[[Any], Any]) -> None:
+    def make_step() -> Step:
+        layer = change(_zeros_layer())
+        x = torch.randn(2, 8, device="cuda", dtype=torch.bfloat16)
+        return lambda: layer(x).sum().backward()
+
+    [product] = calls_of(capture(make_step), "aten.addmm")
+    assert {each.dtype for each in (*product.op.inputs, *product.op.outputs)} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda a, b: a @ b.bfloat16(),
+        lambda a, b: torch.addmm(torch.zeros(4, device="cuda").half(), a, b),
+        lambda a, b: torch.bmm(a[None], b[None].half()),
+        lambda a, b: nn.functional.conv1d(a[None], torch.ones(3, 4, 1, device="cuda").half()),
+    ],
+)
+def test_products_of_mixed_dtypes_are_refused_as_a_gpu_does(product: Callable[..., Any]) -> None:
+    def make_step() -> Step:
+        a, b = torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda")
+        return lambda: product(a, b)
+
+    with pytest.raises(CaptureError, match="which a GPU refuses"):
+        capture(make_step)

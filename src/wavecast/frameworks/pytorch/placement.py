@@ -56,6 +56,16 @@ _MIXES = {
 _REST_ON_HOST = {_aten._pack_padded_sequence.default}
 
 
+# Ops that take no mix of dtypes; torch's fake versions do not mind.
+_OF_ONE_DTYPE = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten.convolution.default,
+}
+
+
 def _overloads(names: str) -> set[Any]:
     packets = [getattr(_aten, name) for name in names.split()]
     return {getattr(packet, overload) for packet in packets for overload in packet.overloads()}
@@ -182,6 +192,8 @@ class Placement(TorchDispatchMode):
         return self._depth > 0
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _OF_ONE_DTYPE:
+            _refuse_mixed_dtypes(func, args)
         answer = self.answers.find(func)
         if answer is not None:
             return answer(*args, **kwargs)
@@ -251,6 +263,15 @@ def _only_writes(func: Any) -> bool:
     """
     name = func._schema.name
     return name.startswith(("aten::_foreach_", "aten::_fused_")) and not func._schema.returns
+
+
+def _refuse_mixed_dtypes(func: Any, args: tuple[Any, ...]) -> None:
+    dtypes = sorted({str(tensor.dtype) for tensor in tensors_in(args)})
+    if len(dtypes) > 1:
+        raise CaptureError(
+            f"{func} at {user_line()} is given tensors of {' and '.join(dtypes)}, which a GPU "
+            "refuses; cast them to one, or run the step under autocast"
+        )
 
 
 def _has_values(tensor: Any) -> bool:

@@ -54,6 +54,7 @@ def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
         return GPU
 
     return {
+        "data": property(torch.Tensor.data.__get__, _set_data),
         "device": property(device),
         "is_cuda": property(lambda self: not placement.inside and on_gpu(self)),
         "is_cpu": property(lambda self: placement.inside or not on_gpu(self)),
@@ -128,7 +129,13 @@ def _replace(tensor: Any, changed: Any) -> None:
     if changed is tensor:
         return
     tensor.data = changed
+
+
+def _set_data(tensor: Any, changed: Any) -> None:
+    """What torch replaces of a tensor, and what it does not know of: its place and its values."""
+    torch.Tensor.data.__set__(tensor, changed)  # type: ignore[attr-defined]
     mark(tensor, on_gpu(changed))
+    tensor.constant = getattr(changed, "constant", None)
 
 
 def _address(tensor: Any) -> int:
