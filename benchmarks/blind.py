@@ -5,7 +5,8 @@
 
 Models of torchvision and transformers and a few plain ones (`benchmarks/memory_steps.py`). Each is
 traced without using the GPU, then timed on it; the machine's host is timed, too. The files under
-measurements/h200/blind are in no fit, and stay out of all.
+measurements/h200/blind, one a machine, are in no fit, and stay out of all. What is there already is
+not measured again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from wavecast import Host, Prediction, Trace
+from wavecast import Host, Prediction
 from wavecast.hosts import calibrated
 
 FOLDER = Path(__file__).parent.parent / "measurements" / "h200" / "blind"
@@ -43,8 +44,9 @@ def measure(out: Path, seconds: float) -> None:
     host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
     about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
     direct = issuing.time_gpu()
+    known = {name for document in _documents() for name in document["steps"]}
     for name, step in STEPS.items():
-        if not name.startswith(SORTS):
+        if not name.startswith(SORTS) or name in known:
             continue
         if time.monotonic() > until:
             print(f"time is up before {name}", flush=True)
@@ -64,7 +66,7 @@ def measure(out: Path, seconds: float) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         document = {"about": about, "host": host, "gpu": direct, "steps": rows}
-        (out / "blind.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        (out / f"{int(until)}.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def _file(name: str) -> str:
@@ -96,18 +98,23 @@ class Row:
         return self.found.low_s <= self.seconds <= self.found.high_s
 
 
-def rows(host: Host | None = None, folder: Path = FOLDER) -> Iterator[Row]:
-    """All steps of the files; without a host, on the reference host."""
-    document = json.loads((folder / "blind.json").read_text(encoding="utf-8"))
-    for name, step in document["steps"].items():
-        trace: Trace = wavecast.load_trace(folder / "traces" / f"{_file(name)}.json.gz")
-        found = wavecast.predict(trace, GPU, host=host) if host else wavecast.predict(trace, GPU)
-        yield Row(name, found, step["seconds"], step["gpu_s"])
+def _documents(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """What was measured on each machine."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
-def machine(folder: Path = FOLDER) -> Host:
-    """The host of that machine, as `wavecast calibrate` would have it."""
-    document = json.loads((folder / "blind.json").read_text(encoding="utf-8"))
+def rows(*, on_their_hosts: bool, folder: Path = FOLDER) -> Iterator[Row]:
+    """All steps of the files, on the reference host or each on the host of its machine, as
+    `wavecast calibrate` would have it."""
+    for document in _documents(folder):
+        host: Host | str = _machine(document) if on_their_hosts else "reference"
+        for name, step in document["steps"].items():
+            trace = wavecast.load_trace(folder / "traces" / f"{_file(name)}.json.gz")
+            found = wavecast.predict(trace, GPU, host=host)
+            yield Row(name, found, step["seconds"], step["gpu_s"])
+
+
+def _machine(document: dict[str, Any]) -> Host:
     return calibrated(
         "that machine",
         document["host"],
@@ -119,7 +126,7 @@ def machine(folder: Path = FOLDER) -> Host:
 
 def table() -> Iterator[str]:
     """Step by step, and in sum."""
-    by_reference, by_calibrated = list(rows()), list(rows(machine()))
+    by_reference, by_calibrated = (list(rows(on_their_hosts=known)) for known in (False, True))
     yield "| step | GPU busy | predicted | error | iteration | error | host calibrated |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for row, other in zip(by_reference, by_calibrated, strict=True):

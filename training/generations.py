@@ -35,8 +35,8 @@ from wavecast.op_models.batch import batch_of
 from wavecast.op_models.gpus import Floats, gpu_of
 from wavecast.predictors.learned import COMPUTING, Learned, with_steps
 
-PULL = 10.0
-"""How many usual steps a constant of zero counts for."""
+PULLS = {"compute": 10.0, "recurrent": 2.0}
+"""How many usual steps a constant of zero counts for. Recurrent layers are in few steps."""
 NEAR = 0.2
 """Errors (in the logarithm) from here on count by their size, no longer by its square."""
 ROUNDS = 12
@@ -107,6 +107,7 @@ def fit(steps: Sequence[Step]) -> dict[Key, float]:
     counts = Counter(step.source for step in steps)
     weight = np.array([counts[step.source] ** -0.5 for step in steps])
     weight /= weight.mean()
+    pull = np.array([PULLS[sort] for sort, _ in keys])
     offsets = np.zeros(len(keys))
     for _ in range(ROUNDS):
         scaled = parts * np.exp(offsets)
@@ -114,8 +115,8 @@ def fit(steps: Sequence[Step]) -> dict[Key, float]:
         left: Floats = measured - np.log(total)
         shares = scaled / total[:, None]
         robust = shares * (weight / np.maximum(1.0, np.abs(left) / NEAR))[:, None]
-        curve = robust.T @ shares + PULL * np.eye(len(keys))
-        offsets = offsets + np.linalg.solve(curve, robust.T @ left - PULL * offsets)
+        curve = robust.T @ shares + np.diag(pull)
+        offsets = offsets + np.linalg.solve(curve, robust.T @ left - pull * offsets)
     return {key: float(f"{value:.3f}") for key, value in zip(keys, offsets, strict=True)}
 
 
