@@ -1,7 +1,7 @@
 """Steps of models that no fit has seen, on our H200: predicted first, then measured.
 
     python -m benchmarks.blind measure OUT [SECONDS]   on the GPU
-    python -m benchmarks.blind                         predicted against measured, from the files
+    python -m benchmarks.blind [PAGE]                  predicted against measured, from the files
 
 Models of torchvision and transformers and a few plain ones (`benchmarks/memory_steps.py`). Each is
 traced without using the GPU, then timed on it; the machine's host is timed, too. The files under
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
+from benchmarks import pages
 from wavecast import Host, Prediction
 from wavecast.hosts import calibrated
 
@@ -156,8 +157,11 @@ def main() -> None:
     """Measure, or show."""
     if sys.argv[1:2] == ["measure"]:
         measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 150.0)
-    else:
-        print("\n".join(table()))
+        return
+    text = "\n".join(table())
+    print(text)
+    for page in sys.argv[1:]:
+        pages.write(Path(page), "blind", text)
 
 
 if __name__ == "__main__":

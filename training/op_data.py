@@ -37,6 +37,8 @@ from wavecast.trace import Op
 ROOT = Path(__file__).parent.parent
 MEASURED = ROOT / "measurements" / "h200"
 OUR_GPU = "h200-sxm"
+HELD_OUT = {"runs", "blind"}
+"""Folders of ours that no fit reads: other models are judged by them."""
 OUR_STEPS = "h200 steps"
 """The source of ops that our measured traces have."""
 SEED = 0
@@ -259,7 +261,7 @@ def _traced(folder: Path) -> Iterator[Row]:
     """The distinct ops of all measured steps, each with the median of its calls' kernel times."""
     found: dict[tuple[str, Op], list[float]] = defaultdict(list)
     for path in sorted(folder.rglob("*.json.gz")):
-        if "counters" in path.name or "runs" in path.relative_to(folder).parts:
+        if "counters" in path.name or HELD_OUT & set(path.relative_to(folder).parts):
             continue
         trace = load_trace(path)
         gpu = device(trace.measurement.gpu).id if trace.measurement else OUR_GPU
