@@ -115,6 +115,21 @@ def test_every_way_to_the_gpu_gives_the_same_trace(build: Callable[[], Any]) -> 
     assert {t.device for c in trace for t in c.op.inputs} == {"cuda"}
 
 
+@pytest.mark.parametrize("made", [torch.ones, torch.zeros, torch.empty])
+def test_a_model_made_smaller_on_the_host_is_small_on_the_gpu(made: Callable[..., Any]) -> None:
+    def build() -> Step:
+        net = nn.Linear(16, 16, bias=False)
+        net.scale = nn.Parameter(made(16))  # small, and its values are known
+        net = net.to(torch.bfloat16).cuda()
+        assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
+        source = torch.randn(4, 16, device="cuda", dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD(net.parameters())
+        return minimize(lambda: (net(source) * net.scale).sum(), optimizer)
+
+    (scaled, *_) = calls_of(capture(build), "aten.mul")
+    assert {t.dtype for t in (*scaled.op.inputs, *scaled.op.outputs)} == {"bfloat16"}
+
+
 def test_copies_to_the_gpu_are_recorded_with_what_they_copy() -> None:
     def make_step() -> Step:
         model, batch = mlp().cuda(), torch.randn(4, 8).pin_memory()
