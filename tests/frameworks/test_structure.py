@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from frameworks.networks import Step, calls_of, minimize, mlp, training
 from wavecast.frameworks.pytorch import capture
@@ -178,3 +180,52 @@ def test_samples_and_unit_are_kept() -> None:
     trace = capture(training(mlp), samples=4, unit="tokens")
     assert (trace.samples, trace.unit) == (4, "tokens")
     assert trace.framework.startswith("torch 2.")
+
+
+def made_by_sums(run: Callable[[Any], Any]) -> int:
+    """How many sums of a backward pass get memory of their own."""
+
+    def make_step() -> Step:
+        weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        return lambda: run(weight * 2).sum().backward()
+
+    trace = capture(make_step)
+    sums = [
+        position
+        for position, call in enumerate(trace)
+        if call.op.base == "aten.add" and call.phase is Phase.BACKWARD
+    ]
+    assert sums
+    return sum(each.born in sums for each in trace.allocations)
+
+
+def test_autograd_adds_gradients_up_in_place() -> None:
+    assert made_by_sums(lambda x: x.sin() + x.cos() + x.tanh()) == 0
+
+
+def test_gradients_that_something_else_holds_are_not_written_to() -> None:
+    held: list[Any] = []
+    assert made_by_sums(lambda x: x.cos() + _kept(x, held).sin()) == 1
+
+
+class _Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Any, held: list[Any]) -> Any:
+        ctx.held = held
+        return source.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        ctx.held.append(gradient)
+        return gradient, None
+
+
+def _kept(source: Any, held: list[Any]) -> Any:
+    return _Keeping.apply(source, held)
+
+
+def test_sums_of_python_code_in_a_backward_pass_make_memory() -> None:
+    def run(x: Any) -> Any:
+        return checkpoint(lambda y: (y.sin() + y.cos()).tanh(), x, use_reentrant=False)
+
+    assert made_by_sums(run) >= 1

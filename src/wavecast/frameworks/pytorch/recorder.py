@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -57,6 +58,9 @@ class Recording:
     calls: tuple[Call, ...]
     allocations: tuple[Allocation, ...]
 
+
+_OURS = __name__.rpartition(".")[0]
+_ADD = torch.ops.aten.add.Tensor
 
 LABEL = "wavecast#"
 """Prefix of the profiler range around each recorded op; its number is the op's position."""
@@ -112,6 +116,15 @@ def held_bytes() -> dict[str, int]:
     return found
 
 
+def called_by_autograd() -> bool:
+    """Whether C++ code of a backward pass, and no Python code, asked for the op at hand."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    # On a GPU backward passes have a thread of their own, without Python.
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
 class Recorder:
     """Records ops with their phase and module, and the lifetimes of GPU storages.
 
@@ -129,6 +142,8 @@ class Recorder:
         self._entries: list[_Entry] = []
         self._host_writers: dict[int, list[int]] = {}
         self._memories: list[_Memory] = []
+        self._sums: list[tuple[int, _Memory, _Memory]] = []
+        """Of gradients, by autograd: position, first term and result."""
         self._live: dict[int, tuple[_Memory, weakref.ref[Any]]] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
         self._ops: dict[Op, Op] = {}
@@ -149,6 +164,8 @@ class Recorder:
                 self._remember(tensor)
         if not self._recording:
             return known
+        if func is _ADD:
+            self._notice_sum(args[0], out)
         if known is not None and not on_host(known):
             self._append(with_switches(known), host=False, reads=())
             return known
@@ -213,6 +230,7 @@ class Recorder:
     def step(self) -> Iterator[None]:
         """Record the ops that run inside, as one training step."""
         self._entries.clear()
+        self._sums.clear()
         self._host_writers.clear()
         self._memories = [memory for memory, _ in self._live.values()]
         for memory in self._memories:
@@ -235,6 +253,7 @@ class Recorder:
             kernels: those that ran, by the position of their op when they were measured.
             host_s: the host's time for each op, by position.
         """
+        self._join_sums()
         kept = [i for i, entry in enumerate(self._entries) if not entry.host]
         # position[i]: how many kept calls precede entry i
         position = [0] * (len(self._entries) + 1)
@@ -252,6 +271,28 @@ class Recorder:
             for memory in self._memories
         )
         return Recording(calls, allocations)
+
+    def _notice_sum(self, first: Any, result: Any) -> None:
+        if self.structure.place()[0] is Phase.BACKWARD and called_by_autograd():
+            found = [self._live.get(key_of(t)) for t in (first, result)]
+            if None not in found:
+                term, total = (each[0] for each in found if each is not None)
+                self._sums.append((len(self._entries), term, total))
+
+    def _join_sums(self) -> None:
+        """Let sums of gradients take the place of their first term, if nobody else holds it.
+
+        autograd adds them up in place (torch/csrc/autograd/input_buffer.cpp), but not while a
+        dispatch mode looks on.
+        """
+        heirs: dict[int, _Memory] = {}
+        for position, first, total in self._sums:
+            term = heirs.get(id(first), first)
+            if term.freed == position + 1 and term.nbytes == total.nbytes:
+                term.freed, term.role, term.module = total.freed, total.role, total.module
+                heirs[id(total)] = term
+        self._memories = [memory for memory in self._memories if id(memory) not in heirs]
+        self._sums.clear()
 
     def _append(self, op: Op, host: bool, reads: tuple[int, ...]) -> None:
         phase, module = self.structure.place()
