@@ -20,8 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast import Device, device, load_trace
-from wavecast.op_costs.registry import item_bytes
-from wavecast.op_costs.rnn import network_of
 from wavecast.trace import Op, Role, Trace
 from wavecast.workspaces import convolution, kernels
 from wavecast.workspaces.convolution import Convolution, Tree
@@ -106,23 +104,21 @@ def fit(seen: Mapping[Op, int], gpu: Device) -> Constants:
 
 
 def fit_recurrent(seen: Mapping[Op, int]) -> dict[str, tuple[float, ...]]:
-    """Shares of steps and weights, by least squares of the relative error."""
-    groups: dict[str, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
+    """By algorithm, shares of what moves, by least squares of the relative error."""
+    groups: dict[str, list[tuple[tuple[int, ...], int, int]]] = defaultdict(list)
     for op, nbytes in seen.items():
         if op.base in kernels.RECURRENT:
-            group = kernels.recurrent_group(item_bytes(op.inputs[0]), network_of(op).directions)
-            rest = nbytes - kernels.reordered_bytes(op)
-            groups[group].append((kernels.recurrent_parts(op), rest))
+            fixed = kernels.recurrent_fixed_bytes(op)
+            row = kernels.recurrent_parts(op), nbytes - fixed, nbytes
+            groups[kernels.recurrent_algorithm(op)].append(row)
     found = {}
     for name, rows in sorted(groups.items()):
-        parts = np.array([part for part, _ in rows], dtype=float)
-        whole = np.array([n for _, n in rows], dtype=float)
-        shares, *_ = np.linalg.lstsq(parts / whole[:, None], np.ones(len(rows)), rcond=None)
+        scale = np.array([whole for *_, whole in rows], dtype=float)
+        parts = np.array([part for part, *_ in rows]) / scale[:, None]
+        moving = np.array([moving for _, moving, _ in rows]) / scale
+        shares, *_ = np.linalg.lstsq(parts, moving, rcond=None)
         found[name] = tuple(round(float(share), 3) for share in shares)
-    for name in kernels.RECURRENT_GROUPS:  # nobody saw it: as the other direction
-        width = name.split()[0]
-        found.setdefault(name, next(v for k, v in found.items() if k.startswith(width)))
-    return found
+    return {**dict.fromkeys(("standard", "persistent"), next(iter(found.values()))), **found}
 
 
 @dataclass

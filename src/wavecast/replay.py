@@ -100,6 +100,8 @@ class _Player:
                     self.allocator.release(self._blocks.pop(index))
             for index in (*extra.get(time, ()), *self._born.get(time, ())):
                 self._take(index)
+                if self._all[index].freed == time == self._all[index].born:
+                    self.allocator.release(self._blocks.pop(index))  # gone before the call ends
 
     def _take(self, index: int) -> None:
         each: Allocation = self._all[index]

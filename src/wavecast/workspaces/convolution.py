@@ -23,6 +23,10 @@ _SMALLEST_TILE = 16
 _WINOGRAD_STEP, _WINOGRAD_TILE = 4, 36
 _GRANULE_BYTES = 16
 """Tensor cores read channels in pieces of this size."""
+_TILE = 128
+_MOST_FULL, _FULL_ROWS = 14, 512
+_MOST_HALF, _HALF_ROWS = 13, 8192
+_COPYING = ("copies", "images")
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,25 @@ class Convolution:
             found["partials"] = self.source.shape[0] * self.weight.numel * _FLOAT
         return found if self.tensor else found | self._transforms()
 
+    def slices_bytes(self, sm_count: int | None) -> int:
+        """Partial gradients of the weights, in float32, where tensor cores sum over many pixels.
+
+        Such a sum is cut into slices, until the SMs have a tile each. How many there are at most,
+        and how long each is at least, was read off measured workspaces of an H200.
+        """
+        if not self.tensor or self.groups > 1 or sm_count is None:
+            return 0
+        rows = self.output.shape[0] * _pixels(self.output)
+        out, *others = self.weight.shape
+        tiles = math.ceil(out / _TILE) * math.ceil(math.prod(others) / _TILE)
+        if DTYPE_BYTES[self.source.dtype] < _FLOAT:
+            slices = min(_MOST_HALF, rows // _HALF_ROWS)
+        elif tiles > sm_count:
+            return sm_count * _TILE * _TILE * _FLOAT  # each SM has a part of a tile
+        else:
+            slices = min(_MOST_FULL, rows // _FULL_ROWS, sm_count // tiles)
+        return slices * self.weight.numel * _FLOAT if slices > 1 else 0
+
     @property
     def _growth(self) -> float:
         """How much larger its transforms are than the tensors, in powers of two."""
@@ -162,12 +185,22 @@ class Tree:
         return self.answer[node]
 
 
-def algorithm_bytes(convolution: Convolution, trees: Mapping[str, Tree]) -> int:
-    """The workspace of the algorithm that cuDNN is expected to take."""
-    candidates = convolution.candidates()
+def algorithm_bytes(
+    convolution: Convolution, trees: Mapping[str, Tree], sm_count: int | None = None
+) -> tuple[int, ...]:
+    """The workspaces of the algorithm that cuDNN is expected to take, one after the other.
+
+    A backward pass is two convolutions, and each copies the tensors anew: first the gradient of
+    the image, then that of the weights, which needs room for its slices, too.
+    """
     if convolution.source.channels_last and convolution.tensor:
-        return 0  # everything lies as tensor cores want it
-    return candidates.get(trees[tree_name(convolution)](convolution.features), 0)
+        return (0,)  # everything lies as tensor cores want it
+    algorithm = trees[tree_name(convolution)](convolution.features)
+    nbytes = convolution.candidates().get(algorithm, 0)
+    both = convolution.backward and all(convolution.wanted[:2])
+    if not both or algorithm not in _COPYING:
+        return (nbytes,)
+    return nbytes, nbytes + convolution.slices_bytes(sm_count)
 
 
 def tree_name(convolution: Convolution) -> str:

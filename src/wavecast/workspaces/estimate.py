@@ -83,22 +83,28 @@ def workspaces(
     constants = constants or Constants.shipped()
     kept = blas.kept_bytes(trace, device)
     found = [Allocation(nbytes, None, None, Role.WORKSPACE) for nbytes in kept]
-    known: dict[Op, int] = {}
+    known: dict[Op, tuple[int, ...]] = {}
     for position, call in enumerate(trace):
-        nbytes = known.get(call.op)
-        if nbytes is None:
-            nbytes = known[call.op] = workspace_bytes(call.op, device, constants)
-        if nbytes:
-            found.append(Allocation(nbytes, position, position + 1, Role.WORKSPACE))
+        if call.op not in known:
+            known[call.op] = workspaces_bytes(call.op, device, constants)
+        *passing, last = known[call.op]
+        # Those that end where they began are gone before the call ends.
+        found += [Allocation(n, position, position, Role.WORKSPACE) for n in passing if n]
+        if last:
+            found.append(Allocation(last, position, position + 1, Role.WORKSPACE))
     return tuple(found)
 
 
-def workspace_bytes(op: Op, device: Device, constants: Constants) -> int:
-    """What one op takes inside, and gives back."""
+def workspaces_bytes(op: Op, device: Device, constants: Constants) -> tuple[int, ...]:
+    """What one op takes inside and gives back, one after the other; the last is the largest."""
+    if op.base in convolution.NAMES and ops.has_shapes(op):
+        return _convolution_bytes(op, device, constants)
+    return (_plain_bytes(op, device, constants),)
+
+
+def _plain_bytes(op: Op, device: Device, constants: Constants) -> int:
     if not ops.has_shapes(op):
         return 0
-    if op.base in convolution.NAMES:
-        return _convolution_bytes(op, device, constants)
     if op.base in kernels.RECURRENT:
         return kernels.recurrent_bytes(op, constants.recurrent)
     if op.base in reduction.OPS:
@@ -107,12 +113,13 @@ def workspace_bytes(op: Op, device: Device, constants: Constants) -> int:
     return plain(op) if plain else 0
 
 
-def _convolution_bytes(op: Op, device: Device, constants: Constants) -> int:
+def _convolution_bytes(op: Op, device: Device, constants: Constants) -> tuple[int, ...]:
     found = Convolution.of(op, on_tensor_cores(op, device))
-    nbytes = convolution.algorithm_bytes(found, constants.trees) + scattered_bytes(found)
+    taken = convolution.algorithm_bytes(found, constants.trees, device.sm_count)
+    *passing, last = (each + scattered_bytes(found) for each in taken)
     if found.backward and found.wanted[-1]:
-        nbytes = max(nbytes, reduction.bias_bytes(found.output, device) or 0)
-    return nbytes
+        last = max(last, reduction.bias_bytes(found.output, device) or 0)
+    return *passing, last
 
 
 def scattered_bytes(found: Convolution) -> int:

@@ -30,7 +30,8 @@ ATTENTION = (
     "aten._cudnn_attention_backward",
 )
 RECURRENT = ("aten._cudnn_rnn", "aten._cudnn_rnn_backward")
-RECURRENT_GROUPS = ("full bidirectional", "full forward", "half bidirectional", "half forward")
+_RECURRENT_BUFFER_BYTES = 8 << 20
+_PERSISTENT_HIDDEN, _PERSISTENT_MULTIPLE = 1024, 128
 COPYING = (
     "aten.native_layer_norm",
     "aten.native_layer_norm_backward",
@@ -87,24 +88,47 @@ def copied_bytes(op: Op) -> int:
 
 
 def recurrent_bytes(op: Op, shares: Mapping[str, tuple[float, ...]]) -> int:
-    """A part of all that the network holds, by precision and directions; and a copied input."""
+    """Shares of what moves through the network, what is taken as it is, and a copied input."""
+    share = shares[recurrent_algorithm(op)]
+    moving = sum(a * b for a, b in zip(recurrent_parts(op), share, strict=True))
+    return int(moving) + recurrent_fixed_bytes(op)
+
+
+def recurrent_algorithm(op: Op) -> str:
+    """Which of cuDNN's algorithms runs: `get_algo` in aten/native/cudnn/RNN.cpp.
+
+    One layer in one direction and half precision keeps its weights on the chip if they fit.
+    """
+    net, source = network_of(op), op.inputs[0]
+    persistent = (
+        item_bytes(source) == 2
+        and len(source.shape) == 3
+        and (net.layers, net.directions, net.projected) == (1, 1, False)
+        and net.hidden <= _PERSISTENT_HIDDEN
+        and net.hidden % _PERSISTENT_MULTIPLE == net.widths[0] % _PERSISTENT_MULTIPLE == 0
+    )
+    return "persistent" if persistent else "standard"
+
+
+def recurrent_parts(op: Op) -> tuple[int, int, int]:
+    """Bytes, for all tokens, of what layers share, for they run one after the other.
+
+    Gates of a layer; the widest that goes in or out of a layer; and what comes out of a layer, if
+    it goes into another one, or is a padded batch that is also read backwards.
+    """
     net, item = network_of(op), item_bytes(op.inputs[0])
-    parts = recurrent_parts(op)
-    share = shares[recurrent_group(item, net.directions)]
-    return int(sum(a * b for a, b in zip(parts, share, strict=True))) + reordered_bytes(op)
+    tokens, out = item * net.tokens, net.directions * net.output
+    turned = net.directions == 2 and len(op.inputs[0].shape) == 3
+    between = out if turned or net.layers > 1 else 0
+    gates = net.directions * net.gates * net.hidden
+    return tokens * gates, tokens * max(*net.widths, out), tokens * between
 
 
-def recurrent_group(item: int, directions: int) -> str:
-    """Networks that take alike."""
-    width = "half" if item == 2 else "full"
-    return f"{width} {'bidirectional' if directions == 2 else 'forward'}"
-
-
-def recurrent_parts(op: Op) -> tuple[int, int]:
-    """Bytes of gates, inputs and outputs of all steps; bytes of the weights."""
+def recurrent_fixed_bytes(op: Op) -> int:
+    """A copy of the weights, a buffer for each layer and direction, and a copied input."""
     net, item = network_of(op), item_bytes(op.inputs[0])
-    gates = net.tokens * net.layers * net.directions * net.gates * net.hidden
-    return item * (gates + net.inputs + net.outputs), item * net.weights
+    buffers = net.layers * net.directions * _RECURRENT_BUFFER_BYTES
+    return item * net.weights + buffers + reordered_bytes(op)
 
 
 def reordered_bytes(op: Op) -> int:
