@@ -93,7 +93,8 @@ def test_json_has_the_documented_keys(saved: Path) -> None:
         assert set(prediction) == {
             *("gpu", "seconds", "low_s", "high_s", "gpu_s", "host_s", "bound_by", "unit"),
             *("throughput_per_s", "usd_per_hour", "price", "throughput_per_usd", "host"),
-            *("persistent_bytes", "fits_persistent", "by_phase_s", "by_op", "by_module"),
+            *("persistent_bytes", "fits_persistent", "tensor_bytes", "fits_tensors"),
+            *("by_phase_s", "by_op", "by_module"),
             *("by_source", "unpredicted"),
         }
         assert prediction["low_s"] <= prediction["seconds"] <= prediction["high_s"]
@@ -157,14 +158,14 @@ def test_all_predicts_every_gpu_the_fastest_first(saved: Path) -> None:
 
 def test_gpus_that_are_too_small_come_last_and_say_so(tmp_path: Path) -> None:
     path = tmp_path / "large.json.gz"
-    step(state_bytes=5 << 30).save(path)
+    step(state_bytes=200 << 20).save(path)
     found = json.loads(run("predict", path, "--gpu", "all", "--json").out)["predictions"]
-    fits = [each["fits_persistent"] for each in found]
+    fits = [each["fits_tensors"] for each in found]
     assert fits == sorted(fits, reverse=True)
     assert False in fits
-    assert {each["persistent_bytes"] for each in found} == {20 << 30}
+    assert {each["tensor_bytes"] for each in found} == {103 * (200 << 20)}
     shown = run("predict", path, "--gpu", "t4", "--gpu", "l4").out
-    assert "does not fit: needs at least 20.0 GiB of 16.0 GiB" in shown
+    assert "does not fit: needs at least 20.1 GiB of 16.0 GiB" in shown
     assert "of 24.0 GiB" not in shown
 
 

@@ -225,6 +225,20 @@ def test_gradients_freed_before_others_are_made_do_not_count_together() -> None:
     assert predicted(made).persistent_bytes == 17
 
 
+def test_tensors_of_a_step_are_counted_at_their_peak_without_workspaces() -> None:
+    memory = (
+        Allocation(10, None, None, Role.PARAMETER),
+        Allocation(L4.memory_bytes, 0, 1, Role.INTERMEDIATE),
+        Allocation(7, 1, 2, Role.GRADIENT),
+        Allocation(1 << 50, 0, 1, Role.WORKSPACE),
+    )
+    made = dataclasses.replace(trace(call(mm()), call(mm())), allocations=memory)
+    found = predicted(made)
+    assert found.tensor_bytes == 10 + L4.memory_bytes
+    assert found.fits_persistent
+    assert not found.fits_tensors
+
+
 def test_memory_that_just_fits_fits() -> None:
     memory = (Allocation(L4.memory_bytes, None, None, Role.PARAMETER),)
     made = dataclasses.replace(trace(call(mm())), allocations=memory)

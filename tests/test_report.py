@@ -142,14 +142,14 @@ def test_all_facts_of_a_device_are_shown_at_every_width(width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_gpu_that_is_too_small_is_marked_at_every_width(width: int) -> None:
-    found = predictions(step(state_bytes=5 << 30), "t4", "l4", "a100-sxm-80gb")
+    found = predictions(step(state_bytes=200 << 20), "t4", "l4", "a100-sxm-80gb")
     out = shown(text.predictions("step", found, width), width)
     marked = [line for line in out.splitlines() if line.startswith("t4 ")]
     assert "does not fit" in marked[0]
     assert out.count("does not fit") == 2  # the row, and the footnote that explains it
-    assert "alone need 20.0 GiB" in " ".join(out.split())
+    assert "alone need 20.1 GiB" in " ".join(out.split())
     if width == 200:
-        assert "needs at least 20.0 GiB of 16.0 GiB" in marked[0]
+        assert "needs at least 20.1 GiB of 16.0 GiB" in marked[0]
 
 
 def test_memory_is_no_topic_where_everything_fits() -> None:

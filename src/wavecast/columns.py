@@ -37,6 +37,7 @@ class Columns:
     phase: NDArray[np.int64]
     syncs: tuple[int, ...]
     persistent_bytes: int
+    tensor_bytes: int
 
     @cached_property
     def launched(self) -> tuple[Op, ...]:
@@ -77,6 +78,7 @@ def _columns(trace: Trace) -> Columns:
         phase=np.array([phases.index(call.phase) for call in trace]),
         syncs=tuple(i for i, call in enumerate(trace) if call.syncs),
         persistent_bytes=peak_bytes(a for a in trace.allocations if a.role in PERSISTENT_ROLES),
+        tensor_bytes=peak_bytes(a for a in trace.allocations if a.role is not Role.WORKSPACE),
     )
 
 

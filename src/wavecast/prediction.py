@@ -122,16 +122,26 @@ class Prediction:
 
     @property
     def persistent_bytes(self) -> int:
-        """The least memory that training needs: weights, gradients and optimizer state.
-
-        A lower bound: activations, buffers and the framework's own memory come on top.
-        """
+        """What training keeps: weights, gradients and optimizer state."""
         return self._columns.persistent_bytes
 
     @property
     def fits_persistent(self) -> bool:
         """Whether the GPU holds `persistent_bytes`. If not, the step cannot run there."""
         return self.persistent_bytes <= self.device.memory_bytes
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The most that all tensors of the step take at once.
+
+        A lower bound: workspaces, fragments and CUDA's context come on top (`wavecast.memory`).
+        """
+        return self._columns.tensor_bytes
+
+    @property
+    def fits_tensors(self) -> bool:
+        """Whether the GPU holds `tensor_bytes`. If not, the step cannot run there."""
+        return self.tensor_bytes <= self.device.memory_bytes
 
     @cached_property
     def unpredicted(self) -> Mapping[str, int]:

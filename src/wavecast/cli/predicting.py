@@ -178,7 +178,7 @@ def _predicted(
     traces = _traces(wanted, chosen)
     found = [ask(traces[family(each)], each) for each in chosen]
     if "all" in names:
-        found.sort(key=lambda each: (not each.fits_persistent, each.seconds))
+        found.sort(key=lambda each: (not each.fits_tensors, each.seconds))
     return found
 
 

@@ -46,6 +46,8 @@ def prediction(found: Prediction) -> dict[str, Any]:
         "throughput_per_usd": (None if offer is None or rate is None else offer.per_usd(rate)),
         "persistent_bytes": found.persistent_bytes,
         "fits_persistent": found.fits_persistent,
+        "tensor_bytes": found.tensor_bytes,
+        "fits_tensors": found.fits_tensors,
         "by_phase_s": {str(phase): seconds for phase, seconds in found.by_phase().items()},
         "by_op": [asdict(share) for share in found.by_op()],
         "by_module": [asdict(share) for share in found.by_module()],

@@ -32,9 +32,9 @@ def predictions(
         remarks: what the reader should know besides, each in one line.
     """
     columns = _prediction_columns(found)
-    if not all(p.fits_persistent for p in found):
+    if not all(p.fits_tensors for p in found):
         columns.append(_memory_column(found, width - width_of(fitting(columns, 10**6))))
-    styles = ["" if p.fits_persistent else "dim" for p in found]
+    styles = ["" if p.fits_tensors else "dim" for p in found]
     return Group(
         Text(title, style="bold"),
         "",
@@ -64,8 +64,8 @@ def _memory_column(found: Sequence[Prediction], room: int) -> Column:
     """Which GPUs are too small; in full where there is room."""
     in_full = [
         ""
-        if p.fits_persistent
-        else f"does not fit: needs at least {memory(p.persistent_bytes)} "
+        if p.fits_tensors
+        else f"does not fit: needs at least {memory(p.tensor_bytes)} "
         f"of {memory(p.device.memory_bytes)}"
         for p in found
     ]
@@ -163,12 +163,12 @@ def device_facts(found: Device) -> RenderableType:
 
 def _footnotes(found: Sequence[Prediction]) -> list[Text]:
     lines = [Text(line, style="yellow") for line in _missing(found)]
-    if not all(p.fits_persistent for p in found):
-        needed = memory(max(p.persistent_bytes for p in found))
+    if not all(p.fits_tensors for p in found):
+        needed = memory(max(p.tensor_bytes for p in found))
         lines.append(
             Text(
-                f"does not fit: weights, gradients and optimizer state alone need {needed}; "
-                "activations come on top and are not counted yet",
+                f"does not fit: the step's tensors alone need {needed}; workspaces and CUDA's "
+                "context come on top (wavecast memory)",
                 style="yellow",
             )
         )
