@@ -35,6 +35,8 @@ ALONE_S = 50.0
 TASK_S = 150.0
 """A task that takes longer is stopped."""
 MOST_TRIES = 9
+FIRST_STEPS = 12
+"""In float16 the first few overflow, and are not followed by an update."""
 
 
 LARGE_GIB = 25.0
@@ -101,8 +103,8 @@ class Parent:
         self.tried: dict[str, dict[str, Any]] = {}
         self.writing = threading.Lock()
         self.creating = threading.Lock()
-        self.visible = False
-        """Whether nvidia-smi shows processes here."""
+        self.visible = any(row.get("process_bytes") for row in _rows(out / FILES["step"]))
+        """Whether nvidia-smi shows processes here; it did if it has shown one before."""
         # Libraries are loaded once, in a server that uses no GPU; its forks are fresh processes.
         self.making: Any = multiprocessing.get_context("forkserver")
         self.making.set_forkserver_preload(["benchmarks.memory_libraries"])
@@ -366,7 +368,7 @@ class Gpu:
 
         step = make()
         built = torch.cuda.memory_allocated()
-        for _ in range(3):
+        for _ in range(FIRST_STEPS):
             step()
         whole = self.state()
         torch.cuda.reset_peak_memory_stats()
@@ -477,7 +479,7 @@ def _run_alone(gpu: Gpu, name: str, options: argparse.Namespace) -> dict[str, An
     ask("need", options.gib * 0.69)  # nearly all of the large room: one at a time
     before = ask("device")
     step = None if options.pretend else STEPS[name].make()
-    for _ in range(3):
+    for _ in range(FIRST_STEPS):
         if step is not None:
             step()
     state = gpu.state()

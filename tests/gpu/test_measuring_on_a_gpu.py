@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -180,3 +183,21 @@ def test_a_step_that_waits_for_its_data_idles_for_its_input() -> None:
     found = profile_measured("waiting", trace, own_gpu())
     assert found.idle_s["input"] > 0.7 * sum(found.idle_s.values())
     assert found.gpu_utilisation < 0.2
+
+
+@pytest.mark.parametrize(("name", "batch"), [("resnet50", 16), ("bert-base", 16)])
+def test_predicted_memory_lies_beside_the_measured_one(name: str, batch: int) -> None:
+    """In a process of its own: what tests before have left is not the step's."""
+    command = [sys.executable, "-m", "wavecast", "memory", name, "--batch", str(batch)]
+    done = subprocess.run(
+        [*command, "--precision", "bf16", "--measure", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    predicted, measured = json.loads(done.stdout)
+    assert predicted["gpu"] == measured["gpu"] == own_gpu().id
+    assert predicted["peak_bytes"] == pytest.approx(measured["peak_bytes"], rel=0.05)
+    assert predicted["reserved_bytes"] == pytest.approx(measured["reserved_bytes"], rel=0.1)
+    for kind in ("weights", "optimizer state", "activations"):
+        assert predicted["by_kind"][kind] == pytest.approx(measured["by_kind"][kind], rel=0.02)
