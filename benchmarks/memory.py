@@ -72,15 +72,16 @@ def _compared(name: str, row: dict[str, Any]) -> Row:
 
 def steps_table(rows: Sequence[Row]) -> str:
     """The summary, then a line for each step."""
-    large = [row.process for row in rows if row.process is not None]
+    others = [row for row in rows if not row.name.startswith("suite ")]
     lines = ["| | steps | mean error | median | worst |", "|---|---:|---:|---:|---:|"]
-    for name, errors in (
-        ("allocated at the peak", [row.allocated for row in rows]),
-        ("reserved", [row.reserved for row in rows]),
-        ("process above 2 GB", large),
-    ):
-        if errors:
-            lines.append(_summary(name, errors))
+    for chosen, of in ((rows, ""), (others, ", models in no fit")):
+        for name, errors in (
+            ("allocated at the peak", [row.allocated for row in chosen]),
+            ("reserved", [row.reserved for row in chosen]),
+            ("process above 2 GB", [row.process for row in chosen if row.process is not None]),
+        ):
+            if errors:
+                lines.append(_summary(f"{name}{of}", errors))
     lines += ["", "| step | allocated | error | reserved | process |", "|---|---:|---:|---:|---:|"]
     for row in rows:
         process = "" if row.process is None else f"{row.process:+.1%}"

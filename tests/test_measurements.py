@@ -1,13 +1,15 @@
-"""What docs/accuracy.md says of measurements/h200 is what these files say."""
+"""What docs/accuracy.md and docs/memory.md say of measurements/h200 is what these files say."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import statistics
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,8 @@ MEASURED = ROOT / "measurements" / "h200"
 H200 = device("h200-sxm")
 TRACES = sorted((*MEASURED.glob("habitat/*.json.gz"), *MEASURED.glob("measured/*.json.gz")))
 PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8"))
+
+MEMORY = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -125,3 +129,32 @@ def test_the_page_repeats_the_errors_of_mixed_precision(folder: str) -> None:
         pairs.append((full, whole.gpu_s if whole and whole.gpu_s else kernels_s))
     daydream, by_op = map(said, bf16_errors(pairs))
     assert f"| {len(pairs)} pairs in `{folder}/`* | {daydream} | {by_op} |" in PAGE
+
+
+def memory_rows(name: str) -> list[dict[str, Any]]:
+    lines = (MEASURED / "memory" / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_memory_page_has_every_step_and_every_search() -> None:
+    steps, searches = memory_rows("steps.jsonl"), memory_rows("growing.jsonl")
+    assert {row["status"] for row in (*steps, *searches)} == {"ok"}
+    for row in steps:
+        assert f"| {row['name']} | {row['allocated_bytes'] / 2**30:.2f} GiB | " in MEMORY
+    for row in searches:
+        assert f"| {row['model']} | {row['gib']} GiB | {row['fits']}" in MEMORY
+    assert f"| allocated at the peak | {len(steps)} |" in MEMORY
+    large = sum(row["process_bytes"] > 2e9 for row in steps)
+    assert f"| process above 2 GB | {large} |" in MEMORY
+    assert f"{len(searches)} largest batches: " in MEMORY
+    assert f"{len(searches)} of 50 were found" in MEMORY
+
+
+def test_the_readme_repeats_the_memory_page() -> None:
+    found = [
+        re.search(rf"\| {what} \| \d+ \| ([\d.]+%) \| [\d.]+% \| ([\d.]+%) \|", MEMORY)
+        for what in ("allocated at the peak", "reserved", "process above 2 GB")
+    ]
+    means, worst = zip(*(match.groups() for match in found if match), strict=True)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"mean error {', '.join(means)}, worst {', '.join(worst)}: [the table]" in readme
