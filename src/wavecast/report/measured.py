@@ -123,10 +123,10 @@ def host(found: HostFile) -> RenderableType:
 
 
 _COSTS = {
-    "forward_s": "an op of the forward pass",
+    "forward_s": "an op that Python calls",
     "autograd_s": "its record for the backward pass",
     "backward_s": "an op of the backward pass",
-    "other_s": "an op of an optimizer",
+    "other_s": "an op on lists (optimizers)",
     "tensor_s": "each tensor of such an op",
     "view_s": "a view",
     "module_s": "a module",
