@@ -141,16 +141,20 @@ def table() -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|---:|"
     sums = {
         "GPU busy": ([row.gpu_error for row in by_reference], ""),
-        "iteration, reference host": ([row.error for row in by_reference], by_reference),
-        "iteration, host calibrated": ([row.error for row in by_calibrated], by_calibrated),
+        "iteration, reference host": _summed(by_reference),
+        "iteration, host calibrated": _summed(by_calibrated),
     }
-    for name, (errors, some) in sums.items():
+    for name, (errors, covered) in sums.items():
         sizes = [abs(error) for error in errors]
-        share = f"{statistics.mean(row.within for row in some):.0%}" if some else ""
         yield (
             f"| {name} | {len(sizes)} | {statistics.mean(sizes):.1%} "
-            f"| {statistics.median(sizes):.1%} | {max(sizes):.0%} | {share} |"
+            f"| {statistics.median(sizes):.1%} | {max(sizes):.0%} | {covered} |"
         )
+
+
+def _summed(some: list[Row]) -> tuple[list[float], str]:
+    """Errors of iterations, and the share of them in their ranges."""
+    return [row.error for row in some], f"{statistics.mean(row.within for row in some):.0%}"
 
 
 def main() -> None:

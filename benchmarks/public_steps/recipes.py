@@ -91,22 +91,25 @@ class LoopedAdam(torch.optim.Optimizer):
     def __init__(self, parameters: Any, lr: float = 3e-5) -> None:
         super().__init__(parameters, {"lr": lr})
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Update all weights."""
-        for group in self.param_groups:
-            for weight in group["params"]:
-                state = self.state[weight]
-                if not state:
-                    state["mean"] = torch.zeros_like(weight)
-                    state["square"] = torch.zeros_like(weight)
-                nn.utils.clip_grad_norm_(weight, 1.0, foreach=False)
-                mean, square = state["mean"], state["square"]
-                mean.mul_(0.9).add_(weight.grad, alpha=0.1)
-                square.mul_(0.999).addcmul_(weight.grad, weight.grad, value=0.001)
-                update = mean / (square.sqrt() + 1e-6)
-                update += 0.01 * weight
-                weight.add_(-group["lr"] * update)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    self._update(weight, group["lr"])
+
+    def _update(self, weight: Tensor, lr: float) -> None:
+        state = self.state[weight]
+        if not state:
+            state["mean"] = torch.zeros_like(weight)
+            state["square"] = torch.zeros_like(weight)
+        nn.utils.clip_grad_norm_(weight, 1.0, foreach=False)
+        mean, square = state["mean"], state["square"]
+        mean.mul_(0.9).add_(weight.grad, alpha=0.1)
+        square.mul_(0.999).addcmul_(weight.grad, weight.grad, value=0.001)
+        update = mean / (square.sqrt() + 1e-6)
+        update += 0.01 * weight
+        weight.add_(-lr * update)
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

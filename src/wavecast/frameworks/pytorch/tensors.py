@@ -133,7 +133,7 @@ def _replace(tensor: Any, changed: Any) -> None:
 
 def _set_data(tensor: Any, changed: Any) -> None:
     """What torch replaces of a tensor, and what it does not know of: its place and its values."""
-    torch.Tensor.data.__set__(tensor, changed)  # type: ignore[attr-defined]
+    torch.Tensor.data.__set__(tensor, changed)
     mark(tensor, on_gpu(changed))
     tensor.constant = getattr(changed, "constant", None)
 
