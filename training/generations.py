@@ -35,7 +35,7 @@ from wavecast.op_models.batch import batch_of
 from wavecast.op_models.gpus import Floats, gpu_of
 from wavecast.predictors.learned import COMPUTING, Learned, with_steps
 
-PULLS = {"compute": 10.0, "recurrent": 2.0}
+PULLS = {"compute": 20.0, "recurrent": 2.0}
 """How many usual steps a constant of zero counts for. Recurrent layers are in few steps."""
 NEAR = 0.2
 """Errors (in the logarithm) from here on count by their size, no longer by its square."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +104,7 @@ def _sqlite(path: Path) -> Engine:
 
     def prepare(connection: Any, _: object) -> None:
         connection.isolation_level = None  # we begin transactions ourselves
-        connection.execute("PRAGMA journal_mode=WAL")  # readers and a writer at once
+        _log_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA cache_size=-65536")
 
@@ -114,6 +116,24 @@ def _sqlite(path: Path) -> Engine:
     event.listen(engine, "connect", prepare)
     event.listen(engine, "begin", begin)
     return engine
+
+
+def _log_ahead(connection: Any) -> None:
+    """Let there be readers and a writer at once.
+
+    Of several that come to a new file first, SQLite lets one do so and tells the others at once
+    that the file is locked, however long they would wait.
+    """
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _head(path: Path) -> bytes:
