@@ -20,10 +20,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from training import op_makers as make
 from training.published_gpus import KERNELS, NEUSIGHT
@@ -33,6 +32,9 @@ from wavecast.devices import device
 from wavecast.layers import Bmm, Conv2d, Layer, Linear, Lstm
 from wavecast.ops import Kind
 from wavecast.trace import Op
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROOT = Path(__file__).parent.parent
 MEASURED = ROOT / "measurements" / "h200"
@@ -116,6 +118,13 @@ def digest(rows: Sequence[Row]) -> str:
     return found.hexdigest()
 
 
+def _parquet(path: Path) -> pd.DataFrame:
+    """A published table; only who fits needs pandas."""
+    import pandas
+
+    return pandas.read_parquet(path)
+
+
 def _sample(table: pd.DataFrame, by: list[str], rows: int) -> Iterator[Any]:
     """At most so many rows of each group, drawn with a fixed seed."""
     for _, part in table.groupby(by, observed=True, sort=True):
@@ -126,7 +135,7 @@ def _sample(table: pd.DataFrame, by: list[str], rows: int) -> Iterator[Any]:
 
 
 def _neusight(path: Path) -> Iterator[Row]:
-    table = pd.read_parquet(path).astype({"gpu": str, "op": str, "split": str})
+    table = _parquet(path).astype({"gpu": str, "op": str, "split": str})
     table = table[table.gpu.isin(list(NEUSIGHT))]
     table = table[~((table.gpu == "P4") & (table.op == "linear") & (table.split == "train"))]
     for op, part in table.groupby("op", sort=True):
@@ -162,7 +171,7 @@ def _neusight_op(op: str, row: Any) -> Op:
 
 
 def _gemm(path: Path, source: str) -> Iterator[Row]:
-    table = pd.read_parquet(path).astype({"gpu": str, "dtype": str})
+    table = _parquet(path).astype({"gpu": str, "dtype": str})
     table = table[(table.dtype == "bf16") & (table.latency_ms >= 0.004)]
     gpus = {name: device(gpu) for name, gpu in KERNELS.items()}
     flop_s = (
@@ -187,7 +196,7 @@ def _gemm(path: Path, source: str) -> Iterator[Row]:
 
 
 def _attention(path: Path) -> Iterator[Row]:
-    table = pd.read_parquet(path).astype({"gpu": str})
+    table = _parquet(path).astype({"gpu": str})
     table = table[(table.heads == table.kv_heads) & (table.latency_ms >= ATTENTION_LEAST_MS)]
     for row in _sample(table, ["gpu", "causal"], ATTENTION_ROWS):
         op = make.attention(row.batch, row.heads, row.seq, row.head_dim, causal=bool(row.causal))
@@ -195,7 +204,7 @@ def _attention(path: Path) -> Iterator[Row]:
 
 
 def _vidur_gemm(path: Path) -> Iterator[Row]:
-    table = pd.read_parquet(path).astype({"gpu": str})
+    table = _parquet(path).astype({"gpu": str})
     for row in _sample(table[table.latency_ms >= VIDUR_LEAST_MS], ["gpu"], VIDUR_ROWS):
         op = make.linear(row.m, row.k, row.n, "float16", bias=False)
         yield Row((op,), VIDUR[row.gpu], row.latency_ms * 1e-3, "vidur")
@@ -203,7 +212,7 @@ def _vidur_gemm(path: Path) -> Iterator[Row]:
 
 def _vidur_ops(path: Path) -> Iterator[Row]:
     """Sums and layer norms; rotary embeddings and gated activations are vLLM's own kernels."""
-    table = pd.read_parquet(path).astype({"gpu": str, "op": str})
+    table = _parquet(path).astype({"gpu": str, "op": str})
     table = table[(table.latency_ms >= VIDUR_LEAST_MS) & table.op.isin(["add"])]
     for row in _sample(table, ["gpu", "op"], VIDUR_ROWS // 2):
         op = make.elementwise("aten.add.Tensor", 2, row.num_tokens, row.hidden, dtype="float16")
@@ -214,7 +223,7 @@ def _vidur_ops(path: Path) -> Iterator[Row]:
 
 
 def _deepbench(path: Path) -> Iterator[Row]:
-    table = pd.read_parquet(path).astype({"gpu": str, "input_type": str, "kind": str})
+    table = _parquet(path).astype({"gpu": str, "input_type": str, "kind": str})
     bad = table.qc.fillna("").astype(str).str.contains("coarse|cross_gpu_outlier")
     table = table[table.gpu.isin(list(DEEPBENCH)) & ~bad]
     table = table[(table.latency_ms >= DEEPBENCH_LEAST_MS) & (table.suite == "train")]
