@@ -15,7 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-CASES = ("import", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b", "predict-all")
+CASES = (
+    *("import", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b"),
+    *("predict-all", "predict-many"),
+)
 _RESULT = "RESULT "
 
 
@@ -53,6 +56,8 @@ def measure(case: str) -> dict[str, Any]:
         return _import()
     if case == "predict-all":
         return _predict_all()
+    if case == "predict-many":
+        return _predict_many()
     if case == "memory-70b":
         return _memory_70b()
     if case == "bert-base":
@@ -128,6 +133,29 @@ def _predict_all() -> dict[str, Any]:
         "what": "predict a traced BERT-base on every GPU",
         "seconds": time.perf_counter() - start,
         "more": [f"{len(gpus)} GPUs", f"{len(trace)} ops, {len(trace.counts)} distinct"],
+    }
+
+
+def _predict_many() -> dict[str, Any]:
+    """A thousand distinct products: more than a large step has, and of the dearest sort."""
+    import wavecast
+    from wavecast.predictors.learned import Learned
+    from wavecast.trace import Op, TensorSpec
+
+    def product(m: int, k: int) -> Op:
+        tensors = (TensorSpec((m, k), "bfloat16"), TensorSpec((k, 1024), "bfloat16"))
+        return Op("aten.mm", tensors, (TensorSpec((m, 1024), "bfloat16"),))
+
+    ops = tuple(product(64 * m, 64 * k) for m in range(1, 41) for k in range(1, 26))
+    gpus = [gpu for gpu in wavecast.devices() if gpu.sm_count and gpu.vendor == "NVIDIA"][:70]
+    learned = Learned.shipped()
+    start = time.perf_counter()
+    for gpu in gpus:
+        learned.predict_all(ops, gpu)
+    return {
+        "what": "predict 1,000 distinct ops on 70 GPUs",
+        "seconds": time.perf_counter() - start,
+        "more": [f"{len(ops)} products", f"{len(gpus)} GPUs"],
     }
 
 
