@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import own_steps, public_steps
@@ -31,10 +32,35 @@ from benchmarks.scoring import (
     score,
     summary,
 )
+from wavecast import Device, Estimate
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned import Learned
+from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.roofline import Roofline
+from wavecast.trace import Op
 
+
+@dataclass(frozen=True)
+class Backed:
+    """A predictor that answers for some ops, and one for the others."""
+
+    first: Mlp
+    other: Learned
+
+    def predict(self, op: Op, device: Device) -> Estimate | None:
+        """The first one's answer, if it has one."""
+        return self.first.predict(op, device) or self.other.predict(op, device)
+
+    def predict_all(self, given: Sequence[Op], device: Device) -> list[Estimate | None]:
+        """The same of many ops."""
+        others = self.other.predict_all(given, device)
+        return [
+            self.first.predict(op, device) or own for op, own in zip(given, others, strict=True)
+        ]
+
+
+NETWORKS = Contender("networks", lambda _: Backed(Mlp.shipped(), Learned.shipped()))
+"""Habitat's, for the products, convolutions and LSTMs that they answer for."""
 CONTENDERS = [
     Contender("roofline", lambda _: Roofline()),
     Contender("attainable", lambda _: Attainable.shipped()),
@@ -72,6 +98,7 @@ def report(rows: Sequence[Scored]) -> str:
         _table("### By set", "set", rows, lambda row: row.case.set),
         _waiting(shown),
         _gpu_times(rows),
+        _networks(rows),
         _ranks(rows),
         _kinds(shown),
     ]
@@ -136,7 +163,7 @@ def _waiting(rows: Sequence[Scored]) -> str:
 
 def _gpu_times(rows: Iterable[Scored]) -> str:
     """Where the time that the GPU is busy was measured."""
-    known = [row for row in rows if row.gpu_error is not None]
+    known = [row for row in rows if row.gpu_error is not None and row.contender != NETWORKS.name]
     if not known:
         return ""
     lines = ["| set, GPU busy | steps | mean | bias |", "|---|---:|---:|---:|"]
@@ -144,6 +171,24 @@ def _gpu_times(rows: Iterable[Scored]) -> str:
         errors = [row.gpu_error for row in group if row.gpu_error is not None]
         mean = sum(map(abs, errors)) / len(errors)
         lines.append(f"| {name} | {len(errors)} | {mean:.0%} | {sum(errors) / len(errors):+.0%} |")
+    return "\n".join(lines)
+
+
+def _networks(rows: Sequence[Scored]) -> str:
+    """What Habitat's networks make of the same steps."""
+    lines = [
+        "Habitat's networks (`mlp`) for the products, convolutions and LSTMs that they answer for, "
+        "and `learned` for all else:",
+        "",
+        "| set | steps | mean | median | bias | worst | `learned` alone: mean |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, group in groups(rows, lambda row: row.case.set):
+        found = [row for row in group if row.contender == NETWORKS.name]
+        alone = [row for row in group if row.contender == "learned"]
+        if found and alone:
+            cells = _errors(summary(found))
+            lines.append(f"| {name} | {len(found)} | {cells} | {summary(alone).mean:.0%} |")
     return "\n".join(lines)
 
 
@@ -242,7 +287,7 @@ def main() -> None:
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]
         cases = [case for case in every if given.only in case.set]
         make_missing(cases, traces)
-        text = report(list(score(read(cases, traces), CONTENDERS)))
+        text = report(list(score(read(cases, traces), [*CONTENDERS, NETWORKS])))
         untraced = list(failures(cases, traces))
     if untraced:
         text += "\n".join(["\nNot traced:", "", *untraced]) + "\n"
