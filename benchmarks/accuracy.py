@@ -11,7 +11,6 @@ once and kept in the cache: after that, a new predictor is scored without making
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import tempfile
 import warnings
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import own_steps, public_steps
+from benchmarks import own_steps, pages, public_steps
 from benchmarks.public_steps.case import Case, Traces
 from benchmarks.scoring import (
     Contender,
@@ -68,7 +67,7 @@ CONTENDERS = [
 ]
 """The last is the one whose single steps are shown."""
 
-MARKS = ("<!-- begin: python -m benchmarks.accuracy -->", "<!-- end -->")
+MARK = "begin: python -m benchmarks.accuracy"
 WORST = 10
 FEW = 30
 """Fewer steps than these say nothing about a dozen kinds of op."""
@@ -94,7 +93,7 @@ def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
 def report(rows: Sequence[Scored]) -> str:
     """All tables, in Markdown."""
     shown = [row for row in rows if row.contender == CONTENDERS[-1].name]
-    pages = [
+    tables = [
         _table("### By set", "set", rows, lambda row: row.case.set),
         _waiting(shown),
         _gpu_times(rows),
@@ -104,19 +103,19 @@ def report(rows: Sequence[Scored]) -> str:
     ]
     for name, group in groups(rows, lambda row: row.case.set):
         own = [row for row in group if row.contender == CONTENDERS[-1].name]
-        pages.append(f"### {name[:1].upper()}{name[1:]}")
+        tables.append(f"### {name[:1].upper()}{name[1:]}")
         by: dict[str, Callable[[Scored], str]] = {
             "GPU": lambda row: row.case.gpu,
             "precision": lambda row: f"{row.case.precision} {row.case.layout}".strip(),
             "family": lambda row: row.case.family,
         }
-        pages += [
+        tables += [
             _table("", what, group, key)
             for what, key in by.items()
             if 1 < len({key(row) for row in group}) <= 40
         ]
-        pages.append(_worst(own))
-    return "\n\n".join(part for part in pages if part) + "\n"
+        tables.append(_worst(own))
+    return "\n\n".join(part for part in tables if part) + "\n"
 
 
 def _table(title: str, what: str, rows: Iterable[Scored], key: Callable[[Scored], str]) -> str:
@@ -254,17 +253,6 @@ def _worst(rows: Sequence[Scored]) -> str:
     return "\n".join(lines)
 
 
-def write(page: Path, text: str) -> None:
-    """Put the tables between the marks of a page."""
-    begin, end = MARKS
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    old = page.read_text(encoding="utf-8")
-    if not pattern.search(old):
-        sys.exit(f"{page} has no place for the tables: a line {begin} and a line {end}")
-    new = pattern.sub(lambda _: f"{begin}\n{text}{end}", old)
-    page.write_text(new, encoding="utf-8")
-
-
 def main() -> None:
     """Score what is at hand."""
     parser = argparse.ArgumentParser(
@@ -293,7 +281,7 @@ def main() -> None:
         text += "\n".join(["\nNot traced:", "", *untraced]) + "\n"
     print(text)
     if given.write:
-        write(given.write, text)
+        pages.write(given.write, MARK, text.rstrip("\n"))
 
 
 if __name__ == "__main__":
