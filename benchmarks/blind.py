@@ -67,7 +67,7 @@ def measure(out: Path, seconds: float) -> None:
         gc.collect()
         torch.cuda.empty_cache()
         document = {"about": about, "host": host, "gpu": direct, "steps": rows}
-        (out / f"{int(until)}.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        (out / "machine.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def _file(name: str) -> str:
