@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from training.generations import Step, constants, fit
+from training.generations import Step, constants, digest, fit
 from wavecast import device
 from wavecast.predictors.learned import COMPUTING, Learned, with_steps
 
@@ -55,6 +55,12 @@ def test_a_gpu_is_left_out_with_its_chip() -> None:
     assert set(constants(steps, without="titan-rtx")["compute"]) == {"cores.6"}
     # A Quadro of the same chip, which is another card.
     assert set(constants(steps, without="quadro-rtx-6000")["compute"]) == {"cores.6"}
+
+
+def test_the_hash_is_of_the_measurements_and_not_of_their_order() -> None:
+    some = [step(0.8, 0.9), step(1.3, 0.5), step(1.1, 0.4, PASCAL)]
+    assert digest(some) == digest(reversed(some))
+    assert digest(some) != digest(some[:2])
 
 
 def test_constants_reach_the_models_they_are_for() -> None:

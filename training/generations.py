@@ -14,6 +14,7 @@ traces and the fits (`training/learned.py`). Writes data/models/generations.toml
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -148,6 +149,12 @@ class LeftOut:
         return with_steps(base, constants(self._steps[id(base)], without=gpu))
 
 
+def digest(steps: Iterable[Step]) -> str:
+    """A hash of the measurements that a fit sees."""
+    rows = sorted(f"{step.source} {step.chip} {step.measured_s!r}" for step in steps)
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
 def to_toml(steps: Sequence[Step], found: Constants) -> str:
     """The file's content."""
     lines = [
@@ -156,6 +163,7 @@ def to_toml(steps: Sequence[Step], found: Constants) -> str:
         f'fitted = "{datetime.now(UTC).date()}"',
         f"steps = {len(steps)}",
         f"chips = {len({step.chip for step in steps})}",
+        f'steps_sha256 = "{digest(steps)}"',
     ]
     for sort, offsets in found.items():
         lines += ["", f"[{sort}]", *(f'"{key}" = {value}' for key, value in offsets.items())]
