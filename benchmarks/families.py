@@ -69,8 +69,8 @@ def table(rows: Sequence[Scored], known: Sequence[Scored]) -> str:
     """Errors by set and by family, beside those of the shipped fit, which has seen the ops."""
     lines = [
         "| | steps | GPU time: mean | median | bias | in the fit: mean | "
-        "iteration: mean | median | in the fit: mean |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "iteration: mean | median | in the fit: mean | in range |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     fitted = {(row.case.set, row.case.name): row for row in known}
 
@@ -84,7 +84,7 @@ def table(rows: Sequence[Scored], known: Sequence[Scored]) -> str:
         )
         return (
             f"| {name} | {len(group)} | {cells} | {whole.mean:.1%} | {whole.median:.1%} | "
-            f"{whole_fitted.mean:.1%} |"
+            f"{whole_fitted.mean:.1%} | {whole.within:.0%} |"
         )
 
     lines += [line(name, group) for name, group in groups(rows, lambda row: row.case.set)]
