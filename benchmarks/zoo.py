@@ -84,15 +84,24 @@ class Result:
 
 
 @cache
+def import_torchvision() -> Any:
+    """Import torchvision, which has no build for a CPU torch: there two of its ops are declared."""
+    libraries = [] if torch.version.cuda else [torch.library.Library("torchvision", "DEF")]
+    for library in libraries:
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import torchvision
+
+    # The declarations must live as long as torchvision does.
+    torchvision._declared_ops = libraries
+    return torchvision
+
+
 def import_timm() -> Any:
-    """Import timm, whose torchvision has no build for a CPU torch: two of its ops are declared."""
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    """Import timm, which imports torchvision."""
+    import_torchvision()
     import timm
 
-    # The declarations must live as long as timm does.
-    timm._torchvision_ops = library
     return timm
 
 

@@ -59,10 +59,15 @@ def cases(folder: Path) -> Iterator[Case]:
             batch=batch,
             layout="",
             measured_s=row["e2e_ms"] * 1e-3,
-            make_step=partial(make_step, MODELS[row["model"]], batch, sequence, training),
+            make_step=partial(make_named, row["model"], batch, sequence, training),
             options=(("sequence", sequence), ("mode", mode)),
             software="torch 2.4" if row["gpu"] == "MI100" else "torch 2.1",
         )
+
+
+def make_named(model: str, batch: int, sequence: int, training: bool) -> Callable[[], None]:
+    """The step of one of `MODELS`."""
+    return make_step(MODELS[model], batch, sequence, training)
 
 
 def make_step(size: Size, batch: int, sequence: int, training: bool) -> Callable[[], None]:

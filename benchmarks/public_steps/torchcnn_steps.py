@@ -104,12 +104,9 @@ def build(model: str) -> Any:
 
 @cache
 def _models() -> Any:
-    from benchmarks.zoo import import_timm
+    from benchmarks.zoo import import_torchvision
 
-    import_timm()  # declares what torchvision lacks beside a CPU torch
-    import torchvision.models
-
-    return torchvision.models
+    return import_torchvision().models
 
 
 def _family(model: str) -> str:
