@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import own_steps, pages, public_steps
+from benchmarks import own_steps, pages, public_steps, scaled_steps
 from benchmarks.public_steps.case import Case, Traces
 from benchmarks.scoring import (
     Contender,
@@ -98,6 +98,7 @@ def report(rows: Sequence[Scored]) -> str:
         _waiting(shown),
         _gpu_times(rows),
         _networks(rows),
+        scaled_steps.table(rows),
         _ranks(rows),
         _kinds(shown),
     ]
@@ -264,18 +265,21 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="sets whose names have this")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # of models that are older than their library
+    fit = None
     if given.data and given.cache:
         from training.generations import LeftOut
 
-        CONTENDERS.append(
-            Contender("GPU left out", LeftOut(given.data, given.cache), leaves_out="gpu")
-        )
+        fit = LeftOut(given.data, given.cache)
+        CONTENDERS.append(Contender("GPU left out", fit, leaves_out="gpu"))
     with tempfile.TemporaryDirectory() as place:
         traces = Traces(given.cache or Path(place))
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]
         cases = [case for case in every if given.only in case.set]
         make_missing(cases, traces)
-        text = report(list(score(read(cases, traces), [*CONTENDERS, NETWORKS])))
+        rows = list(score(read(cases, traces), [*CONTENDERS, NETWORKS]))
+        measured = scaled_steps.recorded(read(cases, traces))
+        rows += score(measured, scaled_steps.contenders(fit), host=scaled_steps.HOST)
+        text = report(rows)
         untraced = list(failures(cases, traces))
     if untraced:
         text += "\n".join(["\nNot traced:", "", *untraced]) + "\n"

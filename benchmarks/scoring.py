@@ -13,8 +13,9 @@ import wavecast
 from benchmarks.public_steps.case import Case, Traces
 from wavecast import Prediction, Predictor, Trace, ops
 from wavecast.columns import columns_of
+from wavecast.estimates import Scaler
 
-Fit = Callable[[str], Predictor]
+Fit = Callable[[str], Predictor | Scaler]
 
 
 @dataclass(frozen=True)
@@ -83,21 +84,24 @@ class Summary:
 
 
 def score(
-    traced: Iterable[tuple[Case, Trace]], contenders: Sequence[Contender]
+    traced: Iterable[tuple[Case, Trace]],
+    contenders: Sequence[Contender],
+    host: str | None = None,
 ) -> Iterator[Scored]:
     """Every case by every contender.
 
     Args:
         traced: what `read` gives; keep it as a list to score again without reading.
         contenders: each is fitted once for each thing that it leaves out.
+        host: as `wavecast.predict` takes it; of a measured trace that would be its own.
     """
-    fitted: dict[tuple[str, str], Predictor] = {}
+    fitted: dict[tuple[str, str], Predictor | Scaler] = {}
     for case, trace in traced:
         for contender in contenders:
             key = (contender.name, contender.left_out(case))
             if key not in fitted:
                 fitted[key] = contender.fit(key[1])
-            found = wavecast.predict(trace, case.gpu, predictor=fitted[key])
+            found = wavecast.predict(trace, case.gpu, predictor=fitted[key], host=host)
             yield Scored(
                 case=case,
                 contender=contender.name,
