@@ -23,7 +23,7 @@ from benchmarks.own_steps import MEASURED
 from benchmarks.public_steps.case import Case, Traces
 from benchmarks.scoring import Contender, Scored, groups, read, score, summary
 from training.learned import kept_fit, rows_of
-from training.op_data import OUR_STEPS, Row, digest
+from training.op_data import HELD_OUT, OUR_STEPS, Row, digest
 from wavecast import load_trace
 from wavecast.predictors.learned import Learned
 from wavecast.trace import Op
@@ -48,6 +48,8 @@ def owners() -> dict[Op, set[str]]:
     """The families (or the sweep) that each measured op was seen in."""
     found: dict[Op, set[str]] = defaultdict(set)
     for path in sorted(MEASURED.rglob("*.json.gz")):
+        if HELD_OUT & set(path.relative_to(MEASURED).parts):
+            continue
         own = SWEEP if path.parent.name == SWEEP else family_of(path.name)
         for op in load_trace(path).counts:
             found[op].add(own)
