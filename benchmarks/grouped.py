@@ -21,6 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wavecast import Predictor, device
+from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.learned import Learned
+from wavecast.predictors.roofline import Roofline
+from wavecast.trace import Op, TensorSpec
+
+MEASURED = Path(__file__).parent.parent / "measurements" / "h200" / "grouped.json"
+GPU = "h200-sxm"
 TOKENS = (1024, 4096, 16384, 2048, 8192)
 ROUTINGS = ("even", "uneven")
 REPEATS = 7
@@ -89,6 +97,28 @@ class Row(NamedTuple):
     kernels_s: float | None
     """While a kernel ran, where that was looked at."""
     kernels: tuple[str, ...]
+
+
+def read(path: Path = MEASURED) -> list[Row]:
+    """The rows of a file that `measure` wrote."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [_row(*row) for row in rows]
+
+
+def _row(*row: Any) -> Row:
+    made = Row(*row)
+    tensors = (Tensor(tuple(shape), tuple(strides), d) for shape, strides, d in made.inputs)
+    return made._replace(inputs=tuple(tensors), kernels=tuple(made.kernels))
+
+
+def op_of(row: Row) -> Op:
+    """The op of a row, as a trace has it."""
+    inputs = tuple(TensorSpec(t.shape, t.dtype, t.strides) for t in row.inputs)
+    a, b = inputs[:2]
+    groups = tuple(t.shape[0] for t in inputs[-1:] if row.op != "aten.bmm" and len(b.shape) == 2)
+    shape = (*(groups or a.shape[:-2]), a.shape[-2], b.shape[-1])
+    dtype = "bfloat16" if "scaled" in row.op else a.dtype
+    return Op(row.op, inputs, (TensorSpec(shape, dtype),), (("precision", "ieee"),))
 
 
 # Measuring: needs torch and a GPU.
@@ -313,17 +343,76 @@ def measure(folder: Path, seconds: float) -> None:
     print(f"{len(rows)} rows in {time.monotonic() - begin:.1f} s")
 
 
+# Judging.
+
+
+def measured_s(row: Row) -> float:
+    """What a product took."""
+    found = row.kernels_s if row.events_s is None else row.events_s
+    assert found is not None
+    return found
+
+
+def errors(rows: Sequence[Row], predictor: Predictor) -> str:
+    """Mean, median and worst error of a predictor, and how many rows lie in its ranges."""
+    gpu = device(GPU)
+    off, within = [], []
+    for row in rows:
+        answer, seconds = predictor.predict(op_of(row), gpu), measured_s(row)
+        assert answer is not None
+        off.append(abs(answer.seconds / seconds - 1))
+        within.append(answer.low_s <= seconds <= answer.high_s)
+    mean, median, worst = statistics.mean(off), statistics.median(off), max(off)
+    return f"{mean:.0%} / {median:.0%} / {worst:.0%} | {statistics.mean(within):.0%}"
+
+
+def sort_of(row: Row) -> str:
+    """What a table has a line for."""
+    if row.op != "aten._grouped_mm":
+        return {"aten.bmm": "equal groups as a batch (bmm)"}.get(row.op, "fp8, forward")
+    if row.events_s is None:
+        return f"one by one ({row.inputs[0].dtype})"
+    return f"{row.turn}, {row.routing} groups"
+
+
+def table(rows: Sequence[Row], key: Callable[[Row], str]) -> str:
+    """Errors of those who answer, by a key."""
+    contenders = (Roofline(), Attainable.shipped(), Learned.shipped())
+    lines = [
+        "| | products | roofline | in range | attainable | in range | learned | in range |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in sorted({key(row) for row in rows}):
+        chosen = [row for row in rows if key(row) == name]
+        cells = " | ".join(errors(chosen, each) for each in contenders)
+        lines.append(f"| {name} | {len(chosen)} | {cells} |")
+    return "\n".join(lines)
+
+
+def show() -> None:
+    """Print the tables: by what is computed, and, of products in one kernel, by model."""
+    rows = read()
+    print("Mean / median / worst error.\n")
+    print(table(rows, sort_of))
+    together = [r for r in rows if r.op == "aten._grouped_mm" and r.events_s is not None]
+    print()
+    print(table(together, lambda row: row.model))
+
+
 def main() -> None:
     """Measure, or show."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     measuring = commands.add_parser("measure")
     measuring.add_argument("folder", type=Path)
     measuring.add_argument("seconds", type=float, nargs="?", default=35.0)
     given = parser.parse_args()
-    measure(given.folder, given.seconds)
+    if given.command == "measure":
+        measure(given.folder, given.seconds)
+    else:
+        show()
 
 
 if __name__ == "__main__":
