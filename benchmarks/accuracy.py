@@ -11,7 +11,6 @@ once and kept in the cache: after that, a new predictor is scored without making
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,15 +70,6 @@ MARK = "begin: python -m benchmarks.accuracy"
 WORST = 10
 FEW = 30
 """Fewer steps than these say nothing about a dozen kinds of op."""
-
-
-def make_missing(cases: Sequence[Case], traces: Traces) -> None:
-    """Trace what the cache does not have, and say what cannot be traced."""
-    missing = [c for c in cases if traces.path(c) is None and traces.failure(c) is None]
-    for number, case in enumerate(missing, start=1):
-        if traces.path(case) is None:  # an earlier one of these may have the same step
-            print(f"{number}/{len(missing)} {case.set}: {case.name}", file=sys.stderr, flush=True)
-            traces.make(case)
 
 
 def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
@@ -275,7 +265,7 @@ def main() -> None:
         traces = Traces(given.cache or Path(place))
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]
         cases = [case for case in every if given.only in case.set]
-        make_missing(cases, traces)
+        traces.make_missing(cases)
         rows = list(score(read(cases, traces), [*CONTENDERS, NETWORKS]))
         measured = scaled_steps.recorded(read(cases, traces))
         rows += score(measured, scaled_steps.contenders(fit), host=scaled_steps.HOST)

@@ -72,9 +72,21 @@ BY_HAND = {
         op("addmm", [f32(6), f32(4, 5), f32(5, 6)], [f32(4, 6)], beta=0),
         Cost(2 * 4 * 5 * 6, 4 * (20 + 30), 4 * 24),
     ),
-    "grouped matmul": (
+    "grouped matmul, rows split": (
         op("_grouped_mm", [f32(10, 4), f32(3, 4, 6)], [f32(10, 6)]),
         Cost(2 * 10 * 4 * 6, 4 * (40 + 72), 4 * 60),
+    ),
+    "grouped matmul, columns split": (
+        op("_grouped_mm", [f32(3, 10, 4), f32(4, 6)], [f32(10, 6)]),
+        Cost(2 * 10 * 4 * 6, 4 * (120 + 24), 4 * 60),
+    ),
+    "grouped matmul, terms split": (
+        op("_grouped_mm", [f32(10, 4), f32(4, 6)], [f32(3, 10, 6)]),
+        Cost(2 * 10 * 4 * 6, 4 * (40 + 24), 4 * 180),
+    ),
+    "grouped matmul, a batch": (
+        op("_grouped_mm", [f32(3, 10, 4), f32(3, 4, 6)], [f32(3, 10, 6)]),
+        Cost(2 * 3 * 10 * 4 * 6, 4 * (120 + 72), 4 * 180),
     ),
     "matrix times vector": (op("mv", [f32(4, 5), f32(5)], [f32(4)]), Cost(40, 100, 16)),
     "batch norm reads its input twice in training": (

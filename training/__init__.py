@@ -1,1 +1,1 @@
-"""How the shipped fits came to be: one command each."""
+"""How the shipped fits came to be: `python -m training --data FOLDER`, or one command each."""

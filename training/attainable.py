@@ -11,10 +11,11 @@ Writes data/models/attainable.toml.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,10 +114,11 @@ def spread(observed: Observed, floor_s: float) -> tuple[float, float]:
     return min(*ratios, LEAST_LOW, 1.0), max(*ratios, LEAST_HIGH, 1.0)
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Fit all groups and write the card."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    found = observations(folder)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="of the public tables")
+    found = observations(parser.parse_args(given).folder)
     gpus = sorted({str(gpu) for observed in found.values() for gpu in observed.gpus})
     digest = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(STEPS.glob("*.json.gz"))))
     lines = [

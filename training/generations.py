@@ -8,7 +8,8 @@ its recurrent layers run. One constant for each, shared by all models and GPUs o
 and shrunk to none: never one of a network or a GPU. Chips with trees of their own do without.
 
 FOLDER of `--data` has the published steps (`benchmarks/public_steps`), that of `--cache` their
-traces and the fits (`training/learned.py`). Writes data/models/generations.toml.
+traces and the fits (`training/learned.py`), made when missing. Writes
+data/models/generations.toml.
 """
 
 from __future__ import annotations
@@ -170,12 +171,13 @@ def to_toml(steps: Sequence[Step], found: Constants) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Fit and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
+    Traces(args.cache).make_missing([c for c in public_steps.cases(args.data) if c.newest])
     base = fitted_without("", args.data, args.cache)
     steps = list(steps_of(base, published(args.data, args.cache)))
     found = constants(steps)

@@ -284,13 +284,13 @@ def old_lines() -> list[str]:
     return path.read_text().partition("[groups]\n")[2].strip().split("\n")
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Fit, leave out, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
     parser.add_argument("--score", action="store_true", help="print the table, write nothing")
     parser.add_argument("--quick", action="store_true", help="leave no GPU out")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     rows = rows_of(args.data)
     found = tables(rows)
     models = fit_all(found)

@@ -391,9 +391,9 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Run one of the commands."""
-    args = arguments().parse_args()
+    args = arguments().parse_args(given)
     if args.command == "prepare":
         prepare(args.folder, args.public)
     elif args.command == "collect":

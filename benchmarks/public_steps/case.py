@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,15 @@ class Traces:
         differs = any("scaled_dot_product" in call.op.name for call in trace)
         trace.save(exact if differs else shared)
         return trace
+
+    def make_missing(self, cases: Sequence[Case]) -> None:
+        """Trace what the folder does not have; what failed before is not tried again."""
+        missing = [c for c in cases if self.path(c) is None and self.failure(c) is None]
+        for number, case in enumerate(missing, start=1):
+            if self.path(case) is None:  # an earlier one of these may have the same step
+                where = f"{number}/{len(missing)} {case.set}: {case.name}"
+                print(where, file=sys.stderr, flush=True)
+                self.make(case)
 
     @staticmethod
     def key(case: Case) -> str:

@@ -84,6 +84,17 @@ def test_a_mixture_of_experts_multiplies_in_groups() -> None:
     grouped = [c for c in trace if c.op.base == "aten._grouped_mm"]
     assert grouped
     assert grouped[0].op.inputs[0].shape[0] == 2 * 16 * 2  # each token goes to two experts
+    # Forwards, then for the gradients of the weights (a product of two matrices, whose terms are
+    # split among experts) and of the tokens.
+    forward = [c for c in grouped if c.phase is Phase.FORWARD]
+    backward = [c for c in grouped if c.phase is Phase.BACKWARD]
+    assert len(backward) == 2 * len(forward)
+    of_weights = [c for c in backward if len(c.op.inputs[1].shape) == 2]
+    assert len(of_weights) == len(forward)
+    assert {c.op.outputs[0].shape for c in of_weights} == {
+        (c.op.inputs[1].shape[0], c.op.inputs[1].shape[2], c.op.inputs[1].shape[1]) for c in forward
+    }
+    assert any("groups of grouped products" in note for note in trace.notes)
 
 
 def test_a_vision_transformer_trains() -> None:

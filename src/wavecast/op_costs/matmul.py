@@ -35,8 +35,10 @@ def _linear(op: Op) -> Cost:
     return _whole(op, 2 * op.inputs[0].numel * op.inputs[1].shape[0])
 
 
-@cost("aten._grouped_mm", "aten._scaled_grouped_mm", kind=Kind.MATMUL)
-@cost("aten._scaled_grouped_mm_v2", kind=Kind.MATMUL)
+GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
+
+
+@cost(*GROUPED, kind=Kind.MATMUL)
 def _grouped_mm(op: Op) -> Cost:
     """Each token (or column, or term) belongs to one group, so groups add no FLOPs.
 
@@ -46,6 +48,23 @@ def _grouped_mm(op: Op) -> Cost:
     a, b = op.inputs[:2]
     groups = a.shape[0] if len(a.shape) == len(b.shape) == 3 else 1
     return _whole(op, 2 * groups * math.prod(a.shape[-2:]) * b.shape[-1])
+
+
+def groups(op: Op) -> tuple[int, float, float, float]:
+    """The groups of a grouped product, and the m, n and k of each.
+
+    Where a group ends is data, which a trace does not have: all are taken to be of one size.
+    """
+    a, b, out = *op.inputs[:2], op.outputs[0]
+    m, k, n = float(a.shape[-2]), float(a.shape[-1]), float(b.shape[-1])
+    match len(a.shape), len(b.shape):
+        case 2, 2:
+            return out.shape[0], m, n, k / max(out.shape[0], 1)
+        case 2, 3:
+            return b.shape[0], m / max(b.shape[0], 1), n, k
+        case 3, 2:
+            return a.shape[0], m, n / max(a.shape[0], 1), k
+    return a.shape[0], m, n, k
 
 
 @cost("aten._foreach_mm", kind=Kind.MATMUL)

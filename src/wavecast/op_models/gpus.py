@@ -74,6 +74,8 @@ class Gpu:
     winograd: Any
     """Whether cuDNN has Winograd's algorithm for all passes: on compute capability 9 it was seen
     only for weight gradients."""
+    groups: Any
+    """Whether torch has a kernel for grouped products on it: compute capability 9 and 10."""
     architecture: Any
     """Its name."""
     generation: Any
@@ -127,6 +129,7 @@ def gpu_of(device: Device) -> Gpu | None:
         watts=device.tdp_w or USUAL_WATTS,
         node=energy * (clock_hz / full_hz) ** 2,
         winograd=(device.compute_capability or (8, 0)) < (9, 0),
+        groups=(device.compute_capability or (0, 0))[0] in (9, 10),
         architecture=device.architecture,
         generation=str((device.compute_capability or (device.architecture,))[0]),
         rates=np.array(rates) * faster * fed,

@@ -17,6 +17,7 @@ from wavecast.op_models.convolutions import (
 )
 from wavecast.op_models.features import FEATURES
 from wavecast.op_models.gpus import Floats, Gpu
+from wavecast.op_models.groups import apart
 from wavecast.op_models.sequences import (
     ATTENTION_PARAMETERS,
     RECURRENT_PARAMETERS,
@@ -62,12 +63,13 @@ class OpModel:
     def seconds(self, columns: Columns, gpu: Gpu, added: Floats | float = 0.0) -> Floats:
         """The time of each part; `added` is its family's."""
         physics, _ = PHYSICS[self.name]
+        columns, times = apart(columns, gpu)
         features = FEATURES[self.name](columns, gpu)
         classes = classes_of(columns, gpu)
         learned = self.forest(features) + added
         learned = learned + _looked_up(self.generations, _joined(classes, gpu.architecture))
         factor = np.clip(learned, -REACH, REACH) + self.chip(features, classes, gpu)
-        found: Floats = physics(columns, gpu, self.theta) * np.exp(factor)
+        found: Floats = times * physics(columns, gpu, self.theta) * np.exp(factor)
         return found
 
     def chip(self, features: Floats, classes: Strings, gpu: Gpu) -> Floats:

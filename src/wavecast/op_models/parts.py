@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from wavecast import ops
-from wavecast.op_costs import attention, convolution, rnn
+from wavecast.op_costs import attention, convolution, matmul, rnn
 from wavecast.op_costs.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.op_models.gpus import CODES
 from wavecast.ops import Kind
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     numbers: Numbers
 
 
-PRODUCT = ("batch", "m", "n", "k", "item", "bytes", "unit", "aligned", "ta", "tb")
+PRODUCT = ("batch", "m", "n", "k", "item", "bytes", "unit", "aligned", "ta", "tb", "grouped")
 CONVOLUTION = (
     *("which", "groups", "m", "n", "k", "item", "unit", "converted"),
     *("image_bytes", "out_bytes", "weight_bytes", "taps", "steps", "channels", "filters"),
@@ -53,6 +53,8 @@ COLUMNS = {
 }
 FORWARD, OF_IMAGE, OF_WEIGHT = 0.0, 1.0, 2.0
 """What a convolution computes: `which`."""
+TOGETHER, ONE_BY_ONE = 1.0, 2.0
+"""How the groups of a product run, `grouped`: in one kernel where the GPU has it, or each alone."""
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:
@@ -79,24 +81,39 @@ def parts_of(op: Op) -> tuple[Part, ...]:
 
 def _products(op: Op) -> tuple[Part, ...]:
     first = 1 if "add" in op.base else 0
-    if op.base.endswith(("_grouped_mm", "_grouped_mm_v2", "_foreach_mm")):
+    if op.base.endswith("_foreach_mm"):
         return ()
     if len(op.inputs) < first + 2 or min(len(t.shape) for t in op.inputs[first : first + 2]) < 2:
         return ()
     a, b = op.inputs[first : first + 2]
+    sizes = _sizes(op, a, b)
     if op.base == "aten.linear":
-        m, k, n = a.numel // max(a.shape[-1], 1), a.shape[-1], b.shape[0]
-        batch, b = 1, TensorSpec((k, n), b.dtype, (1, k))
-    else:
-        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        batch = math.prod(a.shape[:-2])
+        b = TensorSpec(b.shape[::-1], b.dtype, (1, b.shape[-1]))
     leading = [_leading(t) for t in (a, b, op.outputs[0])]
     cost = ops.cost_of(op)
     numbers = (
-        *(batch, m, n, k, item_bytes(a), cost.bytes if cost else 0, CODES[ops.unit(op)]),
-        *(min(math.gcd(each, 16) for each in leading), _turned(a), _turned(b)),
+        *(*sizes, item_bytes(a), cost.bytes if cost else 0, CODES[ops.unit(op)]),
+        *(min(math.gcd(each, 16) for each in leading), _turned(a), _turned(b), _grouped(op)),
     )
     return (Part("product", tuple(map(float, numbers))),)
+
+
+def _sizes(op: Op, a: TensorSpec, b: TensorSpec) -> Numbers:
+    """How many products, and the m, n and k of each."""
+    if op.base == "aten.linear":
+        return 1, a.numel // max(a.shape[-1], 1), b.shape[0], a.shape[-1]
+    if op.base in matmul.GROUPED:
+        return matmul.groups(op)
+    return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]
+
+
+def _grouped(op: Op) -> float:
+    """torch has a kernel for groups in bfloat16 and fp8, and loops over those of other types, if
+    they are not a plain batch (GroupedBlas.cpp of torch 2.11)."""
+    if op.base not in matmul.GROUPED or len(op.inputs[0].shape) == len(op.inputs[1].shape) == 3:
+        return 0.0
+    half = all(t.dtype == "bfloat16" for t in (*op.inputs[:2], *op.outputs))
+    return TOGETHER if half or "scaled" in op.base else ONE_BY_ONE
 
 
 def _leading(t: TensorSpec) -> int:

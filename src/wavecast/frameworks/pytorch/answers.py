@@ -66,7 +66,7 @@ class Answers:
             _aten.histc.default: lambda tensor, bins=100, *_, **__: tensor.new_empty(bins),
         }
         if hasattr(_aten, "_grouped_mm"):
-            self._direct[_aten._grouped_mm.default] = _grouped_mm
+            self._direct[_aten._grouped_mm.default] = self._grouped_mm
 
     def find(self, func: Any) -> Callable[..., Any] | None:
         """The answer to an op for which torch has no fake implementation at all."""
@@ -173,6 +173,11 @@ class Answers:
             counts = torch.LongTensor(sizes)
         known = mode.fake_tensor_converter.from_real_tensor(mode, counts, make_constant=True)
         return padded.new_empty((sum(sizes), *padded.shape[2:])), known
+
+    def _grouped_mm(self, a: Any, b: Any, offs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if offs is not None:
+            self.note("assumed: the groups of grouped products (experts) are of one size")
+        return _grouped_mm(a, b, offs, *args, **kwargs)
 
     def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:
         """The whole numbers in a tensor, or an upper bound for each if they are not known."""
