@@ -81,6 +81,19 @@ def table(rows: Sequence[Row], key: Callable[[Row], str], learned: Mapping[str, 
     return "\n".join(lines)
 
 
+def unequal(rows: Sequence[Row]) -> str:
+    """How much longer groups of many sizes take than groups of one."""
+    times: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in rows:
+        key = row.model, row.matrix, row.turn, row.tokens
+        times.setdefault(key, {})[row.routing] = measured_s(row)
+    ratios = [both["uneven"] / both["even"] for both in times.values()]
+    return (
+        f"Unequal groups took {min(ratios):.2f} to {max(ratios):.2f} times as long as equal ones, "
+        f"{statistics.median(ratios):.2f} times at the median."
+    )
+
+
 def report() -> str:
     """The tables: by what is computed, and, of products in one kernel, by model."""
     from training.grouped import in_one_kernel
@@ -89,7 +102,10 @@ def report() -> str:
     learned, together = fitted_without(rows), in_one_kernel(rows)
     whole = table(together, lambda _: "all in one kernel", learned).splitlines()[-1]
     by_model = table(together, lambda row: row.model, learned)
-    return f"{table(rows, sort_of, learned)}\n{whole}\n\nIn one kernel, by model:\n\n{by_model}"
+    return (
+        f"{table(rows, sort_of, learned)}\n{whole}\n\n{unequal(together)}\n\n"
+        f"In one kernel, by model:\n\n{by_model}"
+    )
 
 
 def main() -> None:

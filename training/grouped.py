@@ -112,7 +112,8 @@ def card(rows: Sequence[Row], theta: Theta) -> str:
         *(f"{name} = {value}" for name, value in theta.items()),
         "",
         "# mean, median: relative errors with each model left out of the fit; low, high: 90 % of",
-        "# measured over predicted lay in between then, widened since all is of one GPU.",
+        "# measured over predicted lay in between then, widened since all is of one GPU (it was",
+        f"# {low:.3f} to {high:.3f}).",
         "[groups]",
         f'"grouped/tensor" = {{ low = {low / ONE_GPU_SPREAD:.3f}, '
         f"high = {high * ONE_GPU_SPREAD:.3f}, mean = {off.mean():.3f}, "
