@@ -84,6 +84,12 @@ def _learned(folders: Folders) -> None:
     learned.main(["--data", str(folders.data)])
 
 
+def _grouped(_: Folders) -> None:
+    from training import grouped
+
+    grouped.main()
+
+
 def _generations(folders: Folders) -> None:
     from training import generations
 
@@ -124,6 +130,7 @@ FITS = (
         ("models/learned.npz", "models/learned.toml"),
         SINGLE_OPS,
     ),
+    Fit("grouped", "the kernel for grouped products", _grouped, ("models/grouped.toml",)),
     Fit(
         "generations",
         "what whole steps say of generations of GPUs",

@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast import ops
+from wavecast.op_costs import matmul
+from wavecast.op_models import groups
 from wavecast.op_models.convolutions import WINOGRAD_GAIN
 from wavecast.op_models.gpus import CODES, Floats, Gpu
 from wavecast.op_models.model import OpModel
-from wavecast.op_models.parts import COLUMNS, parts_of
+from wavecast.op_models.parts import COLUMNS, GROUPED, Part, parts_of
 from wavecast.ops import Kind
 from wavecast.trace import Op
 
 UNMODELLED = "unmodelled"
-CLASSED = ("product", "convolution", "attention", "recurrent")
+CLASSED = ("product", "grouped", "convolution", "attention", "recurrent")
 """Models whose errors differ between tensor cores and plain ones."""
 
 
@@ -53,7 +55,10 @@ class Batch:
         """Each op's time, not below what physics demands; zero where no model fits."""
         total = np.zeros(len(self))
         for name, part in self.parts.items():
-            seconds = models[name].seconds(part.columns, gpu, part.added)
+            if name == "grouped":
+                seconds = groups.seconds(part.columns, gpu, models)
+            else:
+                seconds = models[name].seconds(part.columns, gpu, part.added)
             total += np.bincount(part.op, weights=seconds, minlength=len(self))
         return np.where(total > 0, np.maximum(total, self.least_s(gpu)), 0.0)
 
@@ -81,7 +86,7 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
             owners.setdefault(part.model, []).append(position)
             known = families.get(op.base, 0.0) if part.model == "stream" else 0.0
             added.setdefault(part.model, []).append(known)
-        main.append(_main(op, found[0].model) if found else UNMODELLED)
+        main.append(_main(op, found[0]) if found else UNMODELLED)
     parts = {
         model: Parts(
             dict(zip(COLUMNS[model], np.array(values).T.copy(), strict=True)),
@@ -95,7 +100,7 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
         parts=parts,
         main=tuple(main),
         seen=np.array(
-            [name in COLUMNS or op.base in families for name, op in zip(main, given, strict=True)]
+            [_seen(name, op, families) for name, op in zip(main, given, strict=True)], dtype=bool
         ),
         unit=np.array([CODES[ops.unit(op)] for op in given], dtype=np.int64),
         flops=np.array([float(flops) for _, flops in costs]),
@@ -104,8 +109,18 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
     )
 
 
-def _main(op: Op, model: str) -> str:
-    kind = ops.kind(op)
+def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
+    """Of the products in fp8 no groups were in the fit."""
+    if main == "product" and op.base in matmul.GROUPED:
+        return op.base == "aten._grouped_mm"
+    return main in COLUMNS or op.base in families
+
+
+def _main(op: Op, part: Part) -> str:
+    """Groups that run one by one are products."""
+    kind, model = ops.kind(op), part.model
+    if model == "grouped" and not part.numbers[GROUPED.index("kernel")]:
+        return "product"
     return str(kind) if model == "stream" and kind is not Kind.CONVOLUTION else model
 
 
@@ -113,4 +128,6 @@ def group_of(main: str, unit: int, gpu: Gpu) -> str:
     """The ops whose errors count together: `product/tensor`, `norm`."""
     if main not in CLASSED:
         return main
+    if main == "grouped" and not gpu.groups:
+        main = "product"
     return f"{main}/tensor" if gpu.tensor[unit] else f"{main}/cores"

@@ -136,6 +136,7 @@ def stream(columns: Columns, gpu: Gpu) -> Floats:
 
 FEATURES: Mapping[str, Callable[[Columns, Gpu], Floats]] = {
     "product": product,
+    "grouped": product,
     "convolution": convolution,
     "depthwise": convolution,
     "attention": attention,

@@ -93,6 +93,11 @@ class Gpu:
         found: Floats = self._of_rows(self.rates, unit)
         return found
 
+    def nominal_rate(self, unit: NDArray[np.int64]) -> Floats:
+        """The same as the data sheet has it, whatever was measured."""
+        found: Floats = self._of_rows(self.nominal_rates, unit)
+        return found
+
     def on_tensor_cores(self, unit: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each row, whether its unit is a tensor core here."""
         found: NDArray[np.bool_] = self._of_rows(self.tensor, unit)

@@ -17,7 +17,7 @@ from wavecast.op_models.convolutions import (
 )
 from wavecast.op_models.features import FEATURES
 from wavecast.op_models.gpus import Floats, Gpu
-from wavecast.op_models.groups import apart
+from wavecast.op_models.groups import GROUPED_PARAMETERS, grouped_s
 from wavecast.op_models.sequences import (
     ATTENTION_PARAMETERS,
     RECURRENT_PARAMETERS,
@@ -37,6 +37,10 @@ PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "attention": (attention_s, ATTENTION_PARAMETERS),
     "recurrent": (recurrent_s, RECURRENT_PARAMETERS),
 }
+APART: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
+    "grouped": (grouped_s, GROUPED_PARAMETERS),
+}
+"""Models of kernels that only a few GPUs have, each fitted by itself."""
 REACH = 1.0
 """The learned factor lies between exp(-REACH) and exp(REACH), and so does a chip's own."""
 
@@ -62,14 +66,13 @@ class OpModel:
 
     def seconds(self, columns: Columns, gpu: Gpu, added: Floats | float = 0.0) -> Floats:
         """The time of each part; `added` is its family's."""
-        physics, _ = PHYSICS[self.name]
-        columns, times = apart(columns, gpu)
+        physics, _ = PHYSICS[self.name] if self.name in PHYSICS else APART[self.name]
         features = FEATURES[self.name](columns, gpu)
         classes = classes_of(columns, gpu)
         learned = self.forest(features) + added
         learned = learned + _looked_up(self.generations, _joined(classes, gpu.architecture))
         factor = np.clip(learned, -REACH, REACH) + self.chip(features, classes, gpu)
-        found: Floats = times * physics(columns, gpu, self.theta) * np.exp(factor)
+        found: Floats = physics(columns, gpu, self.theta) * np.exp(factor)
         return found
 
     def chip(self, features: Floats, classes: Strings, gpu: Gpu) -> Floats:

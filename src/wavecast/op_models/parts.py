@@ -25,7 +25,8 @@ class Part(NamedTuple):
     numbers: Numbers
 
 
-PRODUCT = ("batch", "m", "n", "k", "item", "bytes", "unit", "aligned", "ta", "tb", "grouped")
+PRODUCT = ("batch", "m", "n", "k", "item", "bytes", "unit", "aligned", "ta", "tb")
+GROUPED = (*PRODUCT, "ragged", "kernel")
 CONVOLUTION = (
     *("which", "groups", "m", "n", "k", "item", "unit", "converted"),
     *("image_bytes", "out_bytes", "weight_bytes", "taps", "steps", "channels", "filters"),
@@ -45,6 +46,7 @@ STREAM = (
 )
 COLUMNS = {
     "product": PRODUCT,
+    "grouped": GROUPED,
     "convolution": CONVOLUTION,
     "depthwise": CONVOLUTION,
     "attention": ATTENTION,
@@ -53,8 +55,8 @@ COLUMNS = {
 }
 FORWARD, OF_IMAGE, OF_WEIGHT = 0.0, 1.0, 2.0
 """What a convolution computes: `which`."""
-TOGETHER, ONE_BY_ONE = 1.0, 2.0
-"""How the groups of a product run, `grouped`: in one kernel where the GPU has it, or each alone."""
+OF_M, OF_N, OF_K = 0.0, 1.0, 2.0
+"""What groups of a product have shares of: `ragged`."""
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:
@@ -81,7 +83,7 @@ def parts_of(op: Op) -> tuple[Part, ...]:
 
 def _products(op: Op) -> tuple[Part, ...]:
     first = 1 if "add" in op.base else 0
-    if op.base.endswith("_foreach_mm"):
+    if op.base.endswith("_foreach_mm") or not op.outputs:
         return ()
     if len(op.inputs) < first + 2 or min(len(t.shape) for t in op.inputs[first : first + 2]) < 2:
         return ()
@@ -93,9 +95,11 @@ def _products(op: Op) -> tuple[Part, ...]:
     cost = ops.cost_of(op)
     numbers = (
         *(*sizes, item_bytes(a), cost.bytes if cost else 0, CODES[ops.unit(op)]),
-        *(min(math.gcd(each, 16) for each in leading), _turned(a), _turned(b), _grouped(op)),
+        *(min(math.gcd(each, 16) for each in leading), _turned(a), _turned(b)),
     )
-    return (Part("product", tuple(map(float, numbers))),)
+    groups = _groups(op, a, b)
+    model = "product" if groups is None else "grouped"
+    return (Part(model, tuple(map(float, (*numbers, *(groups or ()))))),)
 
 
 def _sizes(op: Op, a: TensorSpec, b: TensorSpec) -> Numbers:
@@ -107,13 +111,17 @@ def _sizes(op: Op, a: TensorSpec, b: TensorSpec) -> Numbers:
     return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]
 
 
-def _grouped(op: Op) -> float:
-    """torch has a kernel for groups in bfloat16 and fp8, and loops over those of other types, if
-    they are not a plain batch (GroupedBlas.cpp of torch 2.11)."""
-    if op.base not in matmul.GROUPED or len(op.inputs[0].shape) == len(op.inputs[1].shape) == 3:
-        return 0.0
-    half = all(t.dtype == "bfloat16" for t in (*op.inputs[:2], *op.outputs))
-    return TOGETHER if half or "scaled" in op.base else ONE_BY_ONE
+def _groups(op: Op, a: TensorSpec, b: TensorSpec) -> Numbers | None:
+    """What groups share, and whether torch has a kernel for all of them: in bfloat16.
+
+    It runs those of other types one by one (GroupedBlas.cpp of torch 2.11). Groups of whole
+    matrices are a batch, and fp8 is taken for one.
+    """
+    ranks = len(a.shape), len(b.shape)
+    if op.base != "aten._grouped_mm" or ranks == (3, 3):
+        return None
+    ragged = {(2, 3): OF_M, (3, 2): OF_N}.get(ranks, OF_K)
+    return ragged, all(t.dtype == "bfloat16" for t in (a, b, *op.outputs))
 
 
 def _leading(t: TensorSpec) -> int:

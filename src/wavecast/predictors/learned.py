@@ -29,7 +29,7 @@ from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.roofline import demand, limits
 from wavecast.trace import Op, TensorSpec
 
-COMPUTING = dict.fromkeys(("product", "convolution", "attention"), "compute") | {
+COMPUTING = dict.fromkeys(("product", "grouped", "convolution", "attention"), "compute") | {
     "recurrent": "recurrent"
 }
 """Models that `OpModel.steps` counts for, and the sort of constant they share."""
@@ -86,12 +86,12 @@ class Learned:
 
     def predict_all(self, given: Sequence[Op], device: Device) -> list[Estimate | None]:
         """The time of each op; what does not depend on the GPU is kept for the next one."""
-        gpu = self._gpu(device)
+        gpu = self.gpu(device)
         if gpu is None or not given:
             return [self._fallen_back(op, device) for op in given]
         return list(self._answers(given, self._batch(given), gpu, device))
 
-    def _gpu(self, device: Device) -> Gpu | None:
+    def gpu(self, device: Device) -> Gpu | None:
         """The GPU, with rates at which large products take what they took on this very one.
 
         What `wavecast calibrate` measured says more than a data sheet: of clocks and power.
@@ -181,7 +181,10 @@ def _shipped() -> Learned:
     card = tomllib.loads(folder.joinpath("learned.toml").read_text("utf-8"))
     with resources.as_file(folder.joinpath("learned.npz")) as path, np.load(path) as stored:
         models = restored(dict(stored), card["models"])
-    spreads = {name: Spread(each["low"], each["high"]) for name, each in card["groups"].items()}
+    kernel = tomllib.loads(folder.joinpath("grouped.toml").read_text("utf-8"))
+    models["grouped"] = OpModel("grouped", kernel["constants"])
+    ranges = {**card["groups"], **kernel["groups"]}
+    spreads = {name: Spread(each["low"], each["high"]) for name, each in ranges.items()}
     constants = tomllib.loads(folder.joinpath("generations.toml").read_text("utf-8"))
     return with_steps(Learned(models, spreads, Attainable.shipped()), constants)
 
