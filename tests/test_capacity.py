@@ -60,3 +60,16 @@ def test_nonsense_is_refused() -> None:
         largest_batch(traced, H200, GIB, start=0)
     with pytest.raises(wavecast.InvalidInput, match="nothing fits"):
         largest_batch(traced, H200, 0)
+
+
+def test_a_smaller_batch_that_gaps_keep_out_does_not_end_the_search() -> None:
+    def step(batch: int) -> Trace:
+        whole = traced(batch)
+        if not 70 <= batch < 90:
+            return whole
+        # Between, blocks do not fit into the gaps that others left.
+        more = Allocation(4 * GIB, 0, 1, Role.INTERMEDIATE)
+        return Trace(whole.calls, (*whole.allocations, more))
+
+    found = largest_batch(step, H200, 8 * GIB, start=112)
+    assert (found.batch, found.too_large) == (111, 112)

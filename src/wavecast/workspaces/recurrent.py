@@ -41,7 +41,7 @@ def takings(op: Op) -> tuple[Taking, ...]:
         kept = op.outputs[3].nbytes if len(op.outputs) > 3 else None
         return _real(Taking(copied, before_bytes=first), Taking(space, before_bytes=kept))
     states = [Taking(n, before_bytes=first) for n in _missing_gradients_bytes(op)]
-    gradients = [spec.nbytes for spec in op.outputs[3:]]
+    gradients = [spec.nbytes for spec in op.outputs[2 + network_of(op).cells :]]
     if not gradients:
         return _real(*states, Taking(space))
     flat = flat_bytes(op)
