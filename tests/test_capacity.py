@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from made import relu
 
 import wavecast
+from wavecast.allocator import OutOfMemory
 from wavecast.capacity import RESERVE, largest_batch
+from wavecast.replay import Replay
 from wavecast.trace import Allocation, Call, Phase, Role, Trace
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -60,3 +62,18 @@ def test_nonsense_is_refused() -> None:
         largest_batch(traced, H200, GIB, start=0)
     with pytest.raises(wavecast.InvalidInput, match="nothing fits"):
         largest_batch(traced, H200, 0)
+
+
+def test_a_smaller_batch_that_gaps_keep_out_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def played(trace: Trace, *, limit_bytes: int | None = None, expandable: bool = False) -> Replay:
+        allocated = trace.allocations[1].nbytes
+        batch = allocated // (64 * MIB)
+        if limit_bytes is not None and (140 <= batch < 160 or batch >= 176):
+            raise OutOfMemory("no gap is large enough")
+        return Replay(allocated // 2, allocated)
+
+    monkeypatch.setattr("wavecast.capacity.replay", played)
+    found = largest_batch(traced, H200, 8 * GIB, start=176)
+    assert (found.batch, found.too_large) == (175, 176)

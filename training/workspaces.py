@@ -1,4 +1,4 @@
-"""Fit what cuDNN takes as workspace, on the steps of the suite measured on our H200.
+"""Fit what cuDNN takes for convolutions, on the steps of the suite measured on our H200.
 
     python -m training.workspaces          # writes src/wavecast/data/models/workspaces.toml
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from wavecast import Device, device, load_trace
 from wavecast.trace import Op, Role, Trace
-from wavecast.workspaces import convolution, kernels
+from wavecast.workspaces import convolution
 from wavecast.workspaces.convolution import Convolution, Tree
 from wavecast.workspaces.estimate import Constants, on_tensor_cores, scattered_bytes
 
@@ -77,10 +77,9 @@ def taken(trace: Trace) -> Iterator[tuple[Op, int]]:
 def observations(found: Sequence[tuple[str, Trace]]) -> dict[str, dict[Op, int]]:
     """By model: the least that each op was seen to take; an allocator may give more."""
     least: dict[str, dict[Op, int]] = defaultdict(dict)
-    wanted = {*convolution.NAMES, *kernels.RECURRENT}
     for model, trace in found:
         for op, nbytes in taken(trace):
-            if op.base in wanted:
+            if op.base in convolution.NAMES:
                 least[model][op] = min(nbytes, least[model].get(op, nbytes))
     return dict(least)
 
@@ -99,26 +98,7 @@ def fit(seen: Mapping[Op, int], gpu: Device) -> Constants:
         gpu=gpu.name,
         capability=gpu.compute_capability,
         trees={name: grow(group) for name, group in sorted(groups.items())},
-        recurrent=fit_recurrent(seen),
     )
-
-
-def fit_recurrent(seen: Mapping[Op, int]) -> dict[str, tuple[float, ...]]:
-    """By algorithm, shares of what moves, by least squares of the relative error."""
-    groups: dict[str, list[tuple[tuple[int, ...], int, int]]] = defaultdict(list)
-    for op, nbytes in seen.items():
-        if op.base in kernels.RECURRENT:
-            fixed = kernels.recurrent_fixed_bytes(op)
-            row = kernels.recurrent_parts(op), nbytes - fixed, nbytes
-            groups[kernels.recurrent_algorithm(op)].append(row)
-    found = {}
-    for name, rows in sorted(groups.items()):
-        scale = np.array([whole for *_, whole in rows], dtype=float)
-        parts = np.array([part for part, *_ in rows]) / scale[:, None]
-        moving = np.array([moving for _, moving, _ in rows]) / scale
-        shares, *_ = np.linalg.lstsq(parts, moving, rcond=None)
-        found[name] = tuple(round(float(share), 3) for share in shares)
-    return {**dict.fromkeys(("standard", "persistent"), next(iter(found.values()))), **found}
 
 
 @dataclass
@@ -186,16 +166,13 @@ def _best_question(
 def card(constants: Constants, steps: int, seen: int) -> str:
     """The file: who made it, from what, and the numbers."""
     lines = [
-        "# What cuDNN takes as workspace. Made by training/workspaces.py.",
+        "# What cuDNN takes as workspace for convolutions. Made by training/workspaces.py.",
         f'fitted = "{date.today().isoformat()}"',
-        f'data = "{steps} steps of the suite measured on our H200, {seen} different ops of cuDNN"',
+        f'data = "{steps} steps of the suite measured on our H200, {seen} different convolutions"',
         f'gpu = "{constants.gpu}"',
         f"capability = {list(constants.capability)}",
         f"features = {json.dumps(list(convolution.FEATURES))}",
-        "",
-        "[recurrent]",
     ]
-    lines += [f'"{name}" = {list(shares)}' for name, shares in constants.recurrent.items()]
     for name, tree in constants.trees.items():
         lines += ["", f'[trees."{name}"]']
         for key in ("feature", "threshold", "lower", "higher", "answer"):

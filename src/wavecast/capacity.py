@@ -104,8 +104,8 @@ class _Search:
         self._limit, self._expandable = limit_bytes, expandable
         self._needs: dict[int, int] = {}
         self._fits: dict[int, bool] = {}
-        self._missed = 0
-        """Batches in a row that did not fit."""
+        self._since_full = 0
+        """Batches that were looked at since one did not fit."""
 
     def run(self, start: int) -> LargestBatch:
         """Look where the line through the last two traces meets the limit, then between."""
@@ -131,7 +131,12 @@ class _Search:
 
     @property
     def _high(self) -> int | None:
-        return min((batch for batch, fits in self._fits.items() if not fits), default=None)
+        """The smallest that does not fit above the largest that does.
+
+        Smaller ones may not fit either: blocks of other sizes leave other gaps.
+        """
+        low = self._low
+        return min((b for b, fits in self._fits.items() if not fits and b > low), default=None)
 
     def _look(self, batch: int) -> None:
         trace = with_workspaces(self._traced(batch), self._device)
@@ -140,10 +145,9 @@ class _Search:
             replay(trace, limit_bytes=self._limit, expandable=self._expandable)
         except OutOfMemory:
             self._fits[batch] = False
-            self._missed += 1
         else:
             self._fits[batch] = True
-            self._missed = 0
+        self._since_full += not all(self._fits.values())
 
     def _next(self, low: int, high: int | None) -> int:
         if len(self._needs) == 1:
@@ -156,9 +160,8 @@ class _Search:
         if low < guess < high and guess not in self._needs:
             return guess
         # Fragments make the line too hopeful: a little less than what failed, then less and less.
-        nearby = max(1, low // _PRECISE) << self._missed
-        middle = (low + high) // 2
-        return max(high - nearby, middle) if self._missed else middle
+        nearby = max(1, low // _PRECISE) << self._since_full
+        return max(high - nearby, (low + high) // 2)
 
     def _where_full(self) -> int:
         """Where the line through the two largest batches meets the limit."""

@@ -12,7 +12,8 @@ from itertools import zip_longest
 
 from wavecast.allocator import Allocator, Block
 from wavecast.trace import Allocation, Phase, Role, Trace
-from wavecast.workspaces.blas import buffers
+from wavecast.workspaces.libraries import first_uses
+from wavecast.workspaces.recurrent import joined_weights
 
 _BUILT = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
 
@@ -54,7 +55,8 @@ class _Player:
                 self._born[each.born].append(index)
             if each.freed is not None:
                 self._freed[each.freed].append(index)
-        self._first_uses = [buffer.position for buffer in buffers(trace)]
+        self._joined = joined_weights(trace)
+        self._first_uses = first_uses(trace)
         phases = [call.phase for call in trace]
         self._update = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else self._calls
 
@@ -64,7 +66,7 @@ class _Player:
         built = [i for i in kept if self._all[i].role in _BUILT]
         made = [i for i in kept if self._all[i].role in (Role.GRADIENT, Role.OPTIMIZER_STATE)]
         for index in built:
-            self._take(index)
+            self._build(index)
         extra = defaultdict(list, {self._update: made})
         others = sorted(set(kept) - set(built) - set(made))
         for index, time in zip_longest(others, self._first_uses[: len(others)], fillvalue=0):
@@ -102,6 +104,15 @@ class _Player:
                 self._take(index)
                 if self._all[index].freed == time == self._all[index].born:
                     self.allocator.release(self._blocks.pop(index))  # gone before the call ends
+
+    def _build(self, index: int) -> None:
+        """Weights of a recurrent layer are made one by one, and then joined to one."""
+        each = self._all[index]
+        parts = self._joined.get(each.nbytes, ()) if each.role is Role.PARAMETER else ()
+        blocks = [self.allocator.allocate(nbytes) for nbytes in parts]
+        self._take(index)
+        for block in blocks:
+            self.allocator.release(block)
 
     def _take(self, index: int) -> None:
         each: Allocation = self._all[index]

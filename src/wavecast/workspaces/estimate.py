@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,13 +12,13 @@ from importlib import resources
 from wavecast import ops
 from wavecast.devices import Device
 from wavecast.trace import Allocation, Op, Role, Trace
-from wavecast.workspaces import blas, convolution, kernels, reduction
+from wavecast.workspaces import convolution, kernels, libraries, recurrent, reduction
 from wavecast.workspaces.convolution import Convolution, Tree
+from wavecast.workspaces.taking import Taking
 
 _PLAIN = {
     **dict.fromkeys(kernels.ATTENTION, kernels.attention_bytes),
     **dict.fromkeys(kernels.COPYING, kernels.copied_bytes),
-    "aten.embedding_dense_backward": kernels.embedding_bytes,
     "aten._ctc_loss_backward": kernels.ctc_bytes,
     "aten._pack_padded_sequence": kernels.packing_bytes,
     "aten._foreach_norm": kernels.norm_bytes,
@@ -32,8 +33,6 @@ class Constants:
     capability: tuple[int, int]
     trees: Mapping[str, Tree]
     """By unit and direction: which algorithm cuDNN takes for a convolution."""
-    recurrent: Mapping[str, tuple[float, ...]]
-    """By group: what cuDNN takes of a network's steps, and of its weights."""
 
     @classmethod
     def shipped(cls) -> Constants:
@@ -53,7 +52,6 @@ def _shipped() -> Constants:
             name: Tree(**{key: tuple(values) for key, values in tree.items()})
             for name, tree in card["trees"].items()
         },
-        recurrent={name: tuple(shares) for name, shares in card["recurrent"].items()},
     )
 
 
@@ -71,42 +69,58 @@ def with_workspaces(trace: Trace, device: Device, constants: Constants | None = 
     constants = constants or Constants.shipped()
     return replace(
         trace,
-        allocations=(*trace.allocations, *workspaces(trace, device, constants)),
+        allocations=_allocations(trace, device, constants),
         notes=(*trace.notes, *_notes(trace, device, constants)),
     )
 
 
-def workspaces(
-    trace: Trace, device: Device, constants: Constants | None = None
-) -> tuple[Allocation, ...]:
-    """Buffers that are kept, and those that live as long as a call."""
-    constants = constants or Constants.shipped()
-    kept = blas.kept_bytes(trace, device)
-    found = [Allocation(nbytes, None, None, Role.WORKSPACE) for nbytes in kept]
-    known: dict[Op, tuple[int, ...]] = {}
+def _allocations(trace: Trace, device: Device, constants: Constants) -> tuple[Allocation, ...]:
+    """The trace's own, buffers that are kept, and those that live as long as a call.
+
+    What a call takes before it makes a result stands before that.
+    """
+    kept = [Allocation(n, None, None, Role.WORKSPACE) for n in libraries.kept_bytes(trace, device)]
+    made: dict[int, list[int]] = defaultdict(list)
+    for index, own in enumerate(trace.allocations):
+        if own.born is not None:
+            made[own.born].append(index)
+    known: dict[Op, tuple[Taking, ...]] = {}
+    before: dict[int, list[Allocation]] = defaultdict(list)
     for position, call in enumerate(trace):
         if call.op not in known:
-            known[call.op] = workspaces_bytes(call.op, device, constants)
-        *passing, last = known[call.op]
-        # Those that end where they began are gone before the call ends.
-        found += [Allocation(n, position, position, Role.WORKSPACE) for n in passing if n]
-        if last:
-            found.append(Allocation(last, position, position + 1, Role.WORKSPACE))
-    return tuple(found)
+            known[call.op] = takings(call.op, device, constants)
+        for each in known[call.op]:
+            # What ends where it began is gone before the call ends.
+            end = position if each.passing else position + 1
+            results = (
+                i for i in made[position] if trace.allocations[i].nbytes == each.before_bytes
+            )
+            place = next(results, len(trace.allocations))
+            before[place].append(Allocation(each.nbytes, position, end, Role.WORKSPACE))
+    found: list[Allocation] = []
+    for index, own in enumerate(trace.allocations):
+        found += before.get(index, ())
+        found.append(own)
+    return (*found, *kept, *before.get(len(trace.allocations), ()))
 
 
-def workspaces_bytes(op: Op, device: Device, constants: Constants) -> tuple[int, ...]:
-    """What one op takes inside and gives back, one after the other; the last is the largest."""
-    if op.base in convolution.NAMES and ops.has_shapes(op):
-        return _convolution_bytes(op, device, constants)
-    return (_plain_bytes(op, device, constants),)
-
-
-def _plain_bytes(op: Op, device: Device, constants: Constants) -> int:
+def takings(op: Op, device: Device, constants: Constants) -> tuple[Taking, ...]:
+    """What one op takes inside and gives back, in order; the last is the largest."""
     if not ops.has_shapes(op):
-        return 0
-    if op.base in kernels.RECURRENT:
-        return kernels.recurrent_bytes(op, constants.recurrent)
+        return ()
+    if op.base in convolution.NAMES:
+        *passing, last = _convolution_bytes(op, device, constants)
+        found = (*(Taking(n, passing=True) for n in passing), Taking(last))
+    elif op.base in recurrent.NAMES:
+        found = recurrent.takings(op)
+    elif op.base == "aten.embedding_dense_backward":
+        found = kernels.embedding_takings(op)
+    else:
+        found = (Taking(_plain_bytes(op, device)),)
+    return tuple(each for each in found if each.nbytes)
+
+
+def _plain_bytes(op: Op, device: Device) -> int:
     if op.base in reduction.OPS:
         return reduction.reduction_bytes(op, device) or 0
     plain = _PLAIN.get(op.base)
@@ -135,7 +149,7 @@ def on_tensor_cores(op: Op, device: Device) -> bool:
 
 
 def _notes(trace: Trace, device: Device, constants: Constants) -> tuple[str, ...]:
-    closed = {op.base for op in trace.counts} & {*convolution.NAMES, *kernels.RECURRENT}
+    closed = {op.base for op in trace.counts} & {*convolution.NAMES, *recurrent.NAMES}
     if not closed or device.compute_capability == constants.capability:
         return ()
     return (f"workspaces of cuDNN are predicted as on an {constants.gpu}: no other was measured",)

@@ -7,12 +7,11 @@ From the sources of torch and, where these are closed, from what was measured on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from wavecast.op_costs.attention import problem
-from wavecast.op_costs.registry import integer, item_bytes
-from wavecast.op_costs.rnn import network_of
+from wavecast.op_costs.registry import integer
 from wavecast.trace import Op, TensorSpec
+from wavecast.workspaces.taking import Taking
 
 _FLOAT, _LONG = 4, 8
 _SORTING_FROM = 3072
@@ -29,9 +28,6 @@ ATTENTION = (
     "aten._efficient_attention_backward",
     "aten._cudnn_attention_backward",
 )
-RECURRENT = ("aten._cudnn_rnn", "aten._cudnn_rnn_backward")
-_RECURRENT_BUFFER_BYTES = 8 << 20
-_PERSISTENT_HIDDEN, _PERSISTENT_MULTIPLE = 1024, 128
 COPYING = (
     "aten.native_layer_norm",
     "aten.native_layer_norm_backward",
@@ -53,14 +49,21 @@ def attention_bytes(op: Op) -> int:
     return _FLOAT * found.sequences * (queries * width + found.q_len)
 
 
-def embedding_bytes(op: Op) -> int:
+def embedding_takings(op: Op) -> tuple[Taking, ...]:
     """Indices are sorted, and rows of the gradient added up by segments of equal indices."""
     gradient, indices = op.inputs[:2]
     count, rows = indices.numel, integer(op, "num_weights")
     if count <= _SORTING_FROM:
-        return 0
-    segments = count // _ROWS_PER_THREAD + min(count, rows)
-    return _FLOAT * segments * _up(gradient.shape[-1], _WARP) + 6 * _LONG * count
+        return ()
+    places, result = _LONG * count, op.outputs[0].nbytes
+    different = min(count, rows)
+    segments = count // _ROWS_PER_THREAD + different
+    return (
+        *(Taking(places, before_bytes=result) for _ in range(2)),
+        *(Taking(n, passing=True, before_bytes=result) for n in (places, 2 * places)),
+        *(Taking(n) for n in (places, _LONG * different, _LONG * different, _LONG * segments)),
+        Taking(_FLOAT * segments * _up(gradient.shape[-1], _WARP)),
+    )
 
 
 def ctc_bytes(op: Op) -> int:
@@ -85,57 +88,6 @@ def norm_bytes(op: Op) -> int:
 def copied_bytes(op: Op) -> int:
     """Contiguous copies of what does not lie as the kernel wants it."""
     return sum(t.nbytes for t in op.inputs[:2] if scattered(t))
-
-
-def recurrent_bytes(op: Op, shares: Mapping[str, tuple[float, ...]]) -> int:
-    """Shares of what moves through the network, what is taken as it is, and a copied input."""
-    share = shares[recurrent_algorithm(op)]
-    moving = sum(a * b for a, b in zip(recurrent_parts(op), share, strict=True))
-    return int(moving) + recurrent_fixed_bytes(op)
-
-
-def recurrent_algorithm(op: Op) -> str:
-    """Which of cuDNN's algorithms runs: `get_algo` in aten/native/cudnn/RNN.cpp.
-
-    One layer in one direction and half precision keeps its weights on the chip if they fit.
-    """
-    net, source = network_of(op), op.inputs[0]
-    persistent = (
-        item_bytes(source) == 2
-        and len(source.shape) == 3
-        and (net.layers, net.directions, net.projected) == (1, 1, False)
-        and net.hidden <= _PERSISTENT_HIDDEN
-        and net.hidden % _PERSISTENT_MULTIPLE == net.widths[0] % _PERSISTENT_MULTIPLE == 0
-    )
-    return "persistent" if persistent else "standard"
-
-
-def recurrent_parts(op: Op) -> tuple[int, int, int]:
-    """Bytes, for all tokens, of what layers share, for they run one after the other.
-
-    Gates of a layer; the widest that goes in or out of a layer; and what comes out of a layer, if
-    it goes into another one, or is a padded batch that is also read backwards.
-    """
-    net, item = network_of(op), item_bytes(op.inputs[0])
-    tokens, out = item * net.tokens, net.directions * net.output
-    turned = net.directions == 2 and len(op.inputs[0].shape) == 3
-    between = out if turned or net.layers > 1 else 0
-    gates = net.directions * net.gates * net.hidden
-    return tokens * gates, tokens * max(*net.widths, out), tokens * between
-
-
-def recurrent_fixed_bytes(op: Op) -> int:
-    """A copy of the weights, a buffer for each layer and direction, and a copied input."""
-    net, item = network_of(op), item_bytes(op.inputs[0])
-    buffers = net.layers * net.directions * _RECURRENT_BUFFER_BYTES
-    return item * net.weights + buffers + reordered_bytes(op)
-
-
-def reordered_bytes(op: Op) -> int:
-    """cuDNN wants time first: an input that lies otherwise is copied."""
-    source = op.inputs[0]
-    batch_first = op.attr("batch_first") is True and len(source.shape) == 3
-    return source.nbytes if batch_first != (source.strides is not None) else 0
 
 
 def scattered(spec: TensorSpec) -> bool:

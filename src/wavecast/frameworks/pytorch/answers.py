@@ -16,6 +16,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.blame import user_line
+from wavecast.frameworks.pytorch.flattening import flat_numel, flatten_weight, parts_of
 from wavecast.frameworks.pytorch.layout import suggested
 from wavecast.frameworks.pytorch.recurrence import fused_gru_cell, fused_gru_cell_backward
 
@@ -56,6 +57,7 @@ class Answers:
             _aten._embedding_bag.default: _embedding_bag,
             _aten._embedding_bag_forward_only.default: _embedding_bag,
             _aten._cudnn_rnn.default: _cudnn_rnn,
+            _aten._cudnn_rnn_flatten_weight.default: flatten_weight,
             _aten._thnn_fused_gru_cell.default: fused_gru_cell,
             _aten._thnn_fused_gru_cell_backward.default: fused_gru_cell_backward,
             _aten._ctc_loss.default: _ctc_loss,
@@ -293,7 +295,9 @@ def _cudnn_rnn(
     batch_sizes: Any,
     noise: Any,
 ) -> Any:
-    """Output, states, and the memory reserved for the backward pass."""
+    """Output, states, the memory reserved for the backward pass, and the weights in one piece."""
+    if buffer is None:
+        buffer = weights[0].new_empty(flat_numel(weights, stride))
     directions = 2 if bidirectional else 1
     output = source.new_empty((*source.shape[:-1], (projected or size) * directions))
     positions = source.numel() // source.shape[-1]
@@ -312,11 +316,19 @@ def _cudnn_rnn(
 
 def _cudnn_rnn_backward(*args: Any) -> Any:
     """The gradients of input and states, always, and of the weights if wanted."""
-    source, weights, _, _, hidden, cell = args[:6]
-    wants_weights = args[-1][3]
+    source, weights, stride, buffer, hidden, cell = args[:6]
+    gradients: list[Any] = []
+    if args[-1][3]:
+        # Without biases, cuDNN's layout is not torch's, and torch makes copies.
+        own = stride < 4
+        gradients = (
+            [torch.empty_like(w) for w in weights]
+            if own
+            else parts_of(torch.empty_like(buffer), weights)
+        )
     return (
         torch.empty_like(source),
         torch.empty_like(hidden),
         None if cell is None else torch.empty_like(cell),
-        [torch.empty_like(w) for w in weights] if wants_weights else [],
+        gradients,
     )

@@ -18,10 +18,10 @@ import torch
 
 from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.attention import Attention
+from wavecast.frameworks.pytorch.flattening import CUDNN_MODES
 from wavecast.frameworks.pytorch.layout import suggested
 from wavecast.frameworks.pytorch.recorder import Recorder
 from wavecast.frameworks.pytorch.recurrence import (
-    CUDNN_MODES,
     RecurrentLayer,
     gru_cell,
     lstm_cell,

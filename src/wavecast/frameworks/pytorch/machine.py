@@ -20,6 +20,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.answers import Answers
 from wavecast.frameworks.pytorch.blame import user_line
+from wavecast.frameworks.pytorch.flattening import flatten_parameters
 from wavecast.frameworks.pytorch.placement import (
     GPU,
     LARGEST_CONSTANT,
@@ -50,8 +51,7 @@ def cuda_machine(
         replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
-        # The weights of a recurrent layer are taken for flat: their addresses do not exist.
-        replace(torch.nn.RNNBase, flatten_parameters=lambda _: None)
+        replace(torch.nn.RNNBase, flatten_parameters=flatten_parameters)
         replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(answers))
         replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
         replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)

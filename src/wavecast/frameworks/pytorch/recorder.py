@@ -187,11 +187,6 @@ class Recorder:
                 self._remember(tensor)
                 self._live[key_of(tensor)][0].born = -1
 
-    def overlook(self, tensor: Any) -> None:
-        """Count no memory for a tensor that stands for others, whose memory is counted."""
-        self._remember(tensor)
-        self._live[key_of(tensor)][0].nbytes = 0
-
     def take_inside(self, nbytes: int) -> None:
         """Write down what the op that is about to be written down takes inside, and gives back."""
         if self._recording and nbytes > 0:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from wavecast.frameworks.pytorch.flattening import CUDNN_MODES, flat_weights
 from wavecast.frameworks.pytorch.recorder import Recorder
 
 _aten = torch.ops.aten
 
-CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 
@@ -70,7 +70,7 @@ class RecurrentLayer:
         size = weights[0].shape[0] // _GATES[self.cell]
         per_layer = len(weights) // (num_layers * (2 if bidirectional else 1))
         projected = hidden.shape[2] if per_layer == (5 if has_biases else 3) else 0
-        buffer = self._flat(weights)
+        buffer = flat_weights(weights, per_layer)
         if torch.is_autocast_enabled("cuda"):
             # `_cudnn_rnn_cast_reflatten` knows one precision, whatever autocast asks for.
             buffer, weights = _flat_copies(weights, torch.float16)
@@ -96,15 +96,6 @@ class RecurrentLayer:
             self._dropout_state(source) if train and dropout > 0 else None,
         )
         return (output, hidden_n) if cell is None else (output, hidden_n, cell_n)
-
-    def _flat(self, weights: list[Any]) -> Any:
-        """The one buffer in which `flatten_parameters` keeps all weights of the layer."""
-        with torch.no_grad():
-            with self.recorder.silence():
-                whole = weights[0].new_empty(sum(w.numel() for w in weights))
-            self.recorder.overlook(whole)  # the weights lie in it: they are counted
-            flat = torch.empty(0, dtype=whole.dtype, device=whole.device)
-            return flat.set_(whole.untyped_storage())
 
     def _dropout_state(self, source: Any) -> Any:
         """cuDNN's random state, made once and kept."""
