@@ -1,17 +1,18 @@
 """Convolutional networks in both memory layouts, measured on this machine's GPU.
 
-    python -m benchmarks.layouts OUT [SECONDS]
+    python -m benchmarks.layouts OUT [SECONDS [infer]]
 
 trains torchvision's models as timm's benchmark does (SGD, cuDNN's own search for algorithms), under
 fp16 autocast in NCHW and in channels_last and in fp32 with TF32, and writes a measured trace of
-each into the folder OUT, until SECONDS have passed. Needs torchvision.
+each into the folder OUT, until SECONDS have passed; what OUT has is not measured again. "infer":
+the forward pass only, of models that no longer learn. Needs torchvision.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -39,14 +40,20 @@ MODELS = {
 KINDS = (("fp16", "nhwc"), ("fp16", "nchw"), ("tf32", "nchw"))
 
 
-def make_step(name: str, batch: int, precision: str, layout: str) -> Callable[[], None]:
-    """The training step of a torchvision model."""
+def make_step(
+    name: str, batch: int, precision: str, layout: str, *, infers: bool = False
+) -> Callable[[], None]:
+    """The training step of a torchvision model, or its inference."""
     import torchvision.models
 
     memory_format = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     model = torchvision.models.get_model(name).cuda().to(memory_format=memory_format)
     images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=memory_format)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def infer() -> None:
+        with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=precision == "fp16"):
+            model(images)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -56,29 +63,37 @@ def make_step(name: str, batch: int, precision: str, layout: str) -> Callable[[]
         loss.backward()
         optimizer.step()
 
-    return step
+    if infers:
+        model.eval()
+    return infer if infers else step
 
 
-def traces(seconds: float) -> Iterator[tuple[str, Trace]]:
+def traces(
+    seconds: float, known: Collection[str] = (), *, infers: bool = False
+) -> Iterator[tuple[str, Trace]]:
     """The traces, one model and kind after the other, until the time is over."""
     until = time.monotonic() + seconds
     for precision, layout in KINDS:
         for name, batch in MODELS.items():
             if time.monotonic() > until:
                 return
-            step = make_step(name, batch, precision, layout)
+            title = f"{name}-b{batch}-{precision}-{layout}{'-infer' if infers else ''}"
+            if title in known:
+                continue
+            step = make_step(name, batch, precision, layout, infers=infers)
             trace = wavecast.measure(step, warm_up=4, repeats=5, recordings=1, samples=batch)
-            yield f"{name}-b{batch}-{precision}-{layout}", trace
+            yield title, trace
             del step
             torch.cuda.empty_cache()
 
 
-def main(folder: Path, seconds: float) -> None:
+def main(folder: Path, seconds: float, *, infers: bool = False) -> None:
     """Write a trace of each."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = True
     folder.mkdir(parents=True, exist_ok=True)
-    for name, trace in traces(seconds):
+    known = {path.name.removesuffix(".json.gz") for path in folder.glob("*.json.gz")}
+    for name, trace in traces(seconds, known, infers=infers):
         trace.save(folder / f"{name}.json.gz")
         whole = trace.measurement
         assert whole is not None
@@ -86,4 +101,8 @@ def main(folder: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 600.0)
+    main(
+        Path(sys.argv[1]),
+        float(sys.argv[2]) if len(sys.argv) > 2 else 600.0,
+        infers="infer" in sys.argv[3:],
+    )

@@ -1,6 +1,8 @@
 """Single layers of many shapes on this machine's GPU, forwards and backwards, op by op.
 
-    python -m benchmarks.sweep FOLDER [SECONDS]
+    python -m benchmarks.sweep FOLDER [SECONDS [tuned]]
+
+"tuned": convolutions only, for which cuDNN tries its algorithms first (`cudnn.benchmark`).
 
 Layers as networks have them, drawn with a fixed seed: sizes from the usual ones and around them,
 four precisions, both layouts. A chunk of layers runs once to warm up and is then recorded like a
@@ -40,6 +42,10 @@ MOST_FLOP = {"fp32": 1.5e11, "tf32": 6e11, "bf16": 1e12, "fp16": 1e12}
 CHUNK = 120
 """Layers of one trace."""
 LAYERS = 7200
+TUNED_CHUNK = 40
+"""The same where cuDNN tries algorithms, which takes it a while."""
+PRECISIONS = {"fp32": 32, "tf32": 13, "bf16": 40, "fp16": 15}
+"""How often each is drawn."""
 
 
 @dataclass(frozen=True)
@@ -376,15 +382,19 @@ SORTS = (
 )
 
 
-def chunk(number: int) -> Iterator[Layer]:
+def chunk(number: int, *, tuned: bool = False) -> Iterator[Layer]:
     """The layers of a chunk: the same for a number on every machine."""
-    pick = random.Random(number)
-    precision = pick.choices(("fp32", "tf32", "bf16", "fp16"), (32, 13, 40, 15))[0]
+    pick = random.Random(f"tuned {number}" if tuned else number)
+    precision = pick.choices(list(PRECISIONS), list(PRECISIONS.values()))[0]
+    if tuned:  # few chunks: each precision in its turn
+        precision = ("fp16", "fp32", "bf16", "tf32")[number % 4]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = tuned
+    sorts = ((convolution, 1),) if tuned else SORTS
     made = 0
-    while made < CHUNK:
-        sort = pick.choices([s for s, _ in SORTS], [w for _, w in SORTS])[0]
+    while made < (TUNED_CHUNK if tuned else CHUNK):
+        sort = pick.choices([s for s, _ in sorts], [w for _, w in sorts])[0]
         draw = Draw(pick, precision, pick.choice(("nchw", "nhwc")))
         try:
             layer = sort(draw)
@@ -398,9 +408,9 @@ def chunk(number: int) -> Iterator[Layer]:
         yield layer
 
 
-def record(number: int, folder: Path) -> None:
+def record(number: int, path: Path, *, tuned: bool = False) -> None:
     """Run a chunk and keep what its ops took."""
-    layers = list(chunk(number))
+    layers = list(chunk(number, tuned=tuned))
     torch.cuda.synchronize()
     recorder = Recorder(Structure())
     with RecordingMode(recorder), taking_apart(recorder) as take:
@@ -408,23 +418,28 @@ def record(number: int, folder: Path) -> None:
             layer()
     measurement = Measurement(gpu=torch.cuda.get_device_name(), software=software())
     trace = replace(trace_of(take(), measurement), allocations=())
-    trace.save(folder / f"{number:03d}.json.gz")
+    trace.save(path)
 
 
-def main(folder: Path, limit_s: float) -> None:
+def main(folder: Path, limit_s: float, *, tuned: bool = False) -> None:
     """Chunk after chunk, as far as time goes; what the folder has is not made again."""
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + limit_s
     for number in range(LAYERS // CHUNK):
-        if (folder / f"{number:03d}.json.gz").exists():
+        path = folder / f"{'tuned-' if tuned else ''}{number:03d}.json.gz"
+        if path.exists():
             continue
         if time.monotonic() > until:
             break
         begin = time.monotonic()
-        record(number, folder)
+        record(number, path, tuned=tuned)
         torch.cuda.empty_cache()
         print(f"chunk {number}: {time.monotonic() - begin:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else float("inf"))
+    main(
+        Path(sys.argv[1]),
+        float(sys.argv[2]) if len(sys.argv) > 2 else float("inf"),
+        tuned="tuned" in sys.argv[3:],
+    )

@@ -32,9 +32,7 @@ def grow(
     if len(target) < 2 * least:
         return NOTHING
     weight = weight / weight.mean()
-    edges = [
-        np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1])) for column in features.T
-    ]
+    edges = [_edges(column) for column in features.T]
     binned = np.stack(
         [np.searchsorted(edge, column) for edge, column in zip(edges, features.T, strict=True)]
     )
@@ -57,6 +55,20 @@ def grow(
         features.min(axis=0) - MARGIN,
         features.max(axis=0) + MARGIN,
     )
+
+
+def _edges(column: Floats) -> Floats:
+    """Where a feature may be asked: halfway between two of its values, near its quantiles.
+
+    Files keep thresholds in float32. One that is a value itself would be rounded to either side of
+    it, and all rows that have this value would get another row's answer.
+    """
+    values = np.unique(column)
+    below = np.searchsorted(values, np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1]))
+    below = np.unique(np.minimum(below, max(len(values) - 2, 0)))
+    halfway = (values[below] + values[np.minimum(below + 1, len(values) - 1)]) / 2
+    found: Floats = np.unique(halfway.astype(np.float32).astype(np.float64))
+    return found
 
 
 def _tree(

@@ -17,6 +17,7 @@ from wavecast.op_costs.registry import Kind
 from wavecast.op_models.features import FEATURES
 from wavecast.op_models.gpus import Floats
 from wavecast.op_models.model import (
+    LIMITS,
     PHYSICS,
     REACH,
     OpModel,
@@ -24,6 +25,7 @@ from wavecast.op_models.model import (
     classes_of,
     generation_of,
 )
+from wavecast.op_models.tiles import Limits
 from wavecast.op_models.trees import Forest
 
 SAMPLE = 2500
@@ -41,11 +43,13 @@ ALIKE = ("stream", "depthwise")
 """Models without that: some GPUs have only one op of them, whose error would pass for the GPU's."""
 GENERATIONS = ("product", "convolution", "recurrent")
 """Models with a constant for each architecture."""
+LEAST_SHARE = 0.02
 FAMILY_ROWS = 4.0
 """A family's factor is what so many rows with none would leave of its mean."""
 CHIP_TREES: Mapping[int, dict[str, Any]] = {
     200: {"trees": 150, "depth": 5, "rate": 0.08, "least": 10.0},
-    3000: {"trees": 300, "depth": 6, "rate": 0.1, "least": 5.0},
+    400: {"trees": 300, "depth": 6, "rate": 0.1, "least": 5.0},
+    3000: {"trees": 400, "depth": 7, "rate": 0.15, "least": 3.0},
 }
 """From so many rows on, a chip gets trees of its own: such ones."""
 MOST_ELEMENTWISE = 0.1
@@ -89,7 +93,7 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     part = table.parts[name]
     left = _left(table, model, others)
     features = FEATURES[name](part.columns, table.facts(name))
-    weight = weights(table)[part.row]
+    weight = _telling(table, model)[part.row]
     model = replace(model, forest=grow(features, left[part.row], weight))
     return replace(model, chips=_chips(table, model, others)) if chips else model
 
@@ -136,14 +140,55 @@ def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floa
 
     A GPU's own share cannot be known of the next one; left in, trees would learn to tell GPUs.
     """
-    fixed = table.predicted(others)
-    own = np.maximum(table.seconds - fixed, 0.2 * table.seconds)
-    left = np.clip(np.log(own / table.predicted({model.name: model})), -REACH, REACH)
-    weight = weights(table)
+    left = np.clip(_missed(table, model, others), -REACH, REACH)
+    weight = _telling(table, model)
     for gpu in np.unique(table.gpu):
         rows = table.gpu == gpu
         left[rows] -= middle(left[rows], weight[rows])
+    if model.name == "stream":
+        left *= _shared(table, model.name)
     return left
+
+
+def _telling(table: OpTable, model: OpModel) -> Floats:
+    """How much rows say of a model: where memory or the launch bounds an op, little is seen of the
+    chip."""
+    weight = weights(table)
+    if model.name not in LIMITS:
+        return weight
+    found: Floats = weight * np.maximum(_limits(table, model).share(), LEAST_SHARE)
+    return found
+
+
+def _missed(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:
+    """By what the model's parts would have to be multiplied, in the logarithm; of models with
+    limits only what goes on on the chip. What the model has learned already counts."""
+    own = np.maximum(table.seconds - table.predicted(others), 0.2 * table.seconds)
+    if model.name not in LIMITS:
+        found: Floats = np.log(own / table.predicted({model.name: model}))
+        return found
+    factors = _limits(table, model).factor(own, np.exp(-REACH))
+    part = table.parts[model.name]
+    added = np.array([model.families.get(each, 0.0) for each in part.family])
+    found = np.log(factors) - added[_places(table, model.name)]
+    return found
+
+
+def _limits(table: OpTable, model: OpModel) -> Limits:
+    """Of each row: the sum of its parts."""
+    part = table.parts[model.name]
+    of_parts = LIMITS[model.name](part.columns, table.facts(model.name), model.theta)
+    return Limits(*(table.sum_of(model.name, np.broadcast_to(s, part.row.shape)) for s in of_parts))
+
+
+def _shared(table: OpTable, model: str) -> Floats:
+    """How much of what is seen of an op holds for all GPUs: the more have it, the more."""
+    family = table.parts[model].family[_places(table, model)]
+    gpus: dict[str, set[str]] = {}
+    for name, gpu in zip(family, table.gpu, strict=True):
+        gpus.setdefault(name, set()).add(gpu)
+    found: Floats = np.array([len(gpus[name]) / (len(gpus[name]) + 1) for name in family])
+    return found
 
 
 def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
@@ -191,17 +236,18 @@ def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) 
 
 
 def _families(table: OpTable, model: OpModel) -> dict[str, float]:
-    """What ops of a name take longer than their like on the same GPU, each GPU counting once."""
+    """What ops of a name take longer than their like on the same GPU, each GPU counting once, and
+    one more as if it had nothing of it: what one GPU shows may be its own."""
     family = table.parts[model.name].family[_places(table, model.name)]
-    left = np.clip(np.log(table.seconds / table.predicted({model.name: model})), -REACH, REACH)
-    found, weight = {}, weights(table)
+    left = np.clip(_missed(table, model, {}), -REACH, REACH)
+    found, weight = {}, _telling(table, model)
     for name in np.unique(family):
         of_gpus, rows = [], 0
         for gpu in np.unique(table.gpu[family == name]):
             here = (family == name) & (table.gpu == gpu)
             of_gpus.append(middle(left[here], weight[here]))
             rows += int(here.sum())
-        shrunk = float(np.mean(of_gpus)) * rows / (rows + FAMILY_ROWS)
+        shrunk = sum(of_gpus) / (len(of_gpus) + 1) * rows / (rows + FAMILY_ROWS)
         if ops.kind_of(str(name)) is Kind.ELEMENTWISE:
             shrunk = min(max(shrunk, -MOST_ELEMENTWISE), MOST_ELEMENTWISE)
         found[str(name)] = float(f"{shrunk:.4f}")

@@ -59,8 +59,10 @@ def convolution(
     dtype: str = "float32",
     wanted: tuple[bool, bool] | None = None,
     bias: bool = False,
+    tuned: bool = False,
 ) -> Op:
-    """A convolution in one group, NCHW; `wanted`: its gradients of image and weight instead."""
+    """A convolution in one group, NCHW; `wanted`: its gradients of image and weight instead;
+    `tuned`: cuDNN tried its algorithms."""
     n, _, height, width = image
     out_h, out_w = (
         (size + 2 * pad - kernel) // step + 1
@@ -77,6 +79,7 @@ def convolution(
         ("transposed", False),
         ("groups", 1),
         *IEEE,
+        *((("benchmark", True),) if tuned else ()),
     )
     added = (tensor(weight[0], dtype=dtype),) if bias else ()
     if wanted is None:

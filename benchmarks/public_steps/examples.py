@@ -38,12 +38,18 @@ def classifier(
     build: Callable[[], Any], image: int, batch: int, precision: str, layout: str
 ) -> Step:
     """ConvNets: SGD with momentum, smoothed labels; no mixup, which mixes images on the GPU."""
-    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    model = build().cuda().to(memory_format=form).train()
-    images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
+    model, images = _prepared(build(), batch, image, layout)
     labels = torch.randint(1000, (batch,), device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.875, foreach=False)
     return steady_step(lambda: smoothed_cross_entropy(model(images), labels), optimizer, precision)
+
+
+def _prepared(model: nn.Module, batch: int, image: int, layout: str) -> tuple[nn.Module, Tensor]:
+    """The model and its images; both scripts let cuDNN search for algorithms."""
+    torch.backends.cudnn.benchmark = True
+    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
+    return model.cuda().to(memory_format=form).train(), images
 
 
 def resnet50(batch: int, precision: str, layout: str) -> Step:
@@ -53,9 +59,7 @@ def resnet50(batch: int, precision: str, layout: str) -> Step:
 
 def ssd300(batch: int, precision: str, layout: str) -> Step:
     """SSD300: SGD with momentum."""
-    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    model = ssd.SSD300().cuda().to(memory_format=form).train()
-    images = torch.randn(batch, 3, 300, 300, device="cuda").contiguous(memory_format=form)
+    model, images = _prepared(ssd.SSD300(), batch, 300, layout)
     boxes, labels = ssd.targets(batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=False)
 

@@ -73,7 +73,8 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
     gpu, task, precision, batch = *key[:3], int(key[3])
     last = version(rows[0]["torch"])
     layout = "nhwc" if task == "ssd" and last >= (1, 13) else "nchw"
-    known: dict[str, Options] = {"gnmt": (("padded", 28),), "ssd": (), "resnet50": ()}
+    tuned: Options = (("tuned", 1),)
+    known: dict[str, Options] = {"gnmt": (("padded", 28),), "ssd": tuned, "resnet50": tuned}
     options = known[task] if task in known else squad_options(precision)
     return Case(
         set="lambda",

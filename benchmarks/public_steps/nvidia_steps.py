@@ -66,6 +66,8 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
     if example == "GNMT":
         options = (("padded", 28),)
     image = example not in ("BERT", "GNMT", "NCF")
+    if image:
+        options = (("tuned", 1),)
     layout = ("nhwc" if precision == "amp_fp16" or example == "SSD" else "nchw") if image else ""
     return Case(
         set="nvidia",

@@ -1,7 +1,8 @@
-"""timm's own training times on an RTX 3090: fp16 autocast without a scaler, plain SGD.
+"""timm's own times on an RTX 3090, under fp16 autocast, with cuDNN's search for algorithms.
 
-`step_ms` is the time until the GPU is done, without zero_grad; gradients were filled with zeros
-then (torch 1.10 to 1.12), so that each backward pass adds to them. Attention had no fused kernel.
+Training is without a scaler, with plain SGD; `step_ms` is the time until the GPU is done, without
+zero_grad; gradients were filled with zeros then (torch 1.10 to 1.12), so that each backward pass
+adds to them. Attention had no fused kernel. Inference is with torch 2, which has one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,17 @@ LARGE_FAMILY = 8
 
 def cases(folder: Path) -> Iterator[Case]:
     """The model of median size of each family and layout, of large families the smallest too."""
-    for row in chosen(read_rows(folder / "timm_train.csv")):
+    yield from _cases("train", read_rows(folder / "timm_train.csv"))
+    inferred = read_rows(folder / "timm_infer.parquet")
+    yield from _cases("infer", [row for row in inferred if version(str(row["torch"])) >= (2,)])
+
+
+def _cases(mode: str, rows: list[dict[str, Any]]) -> Iterator[Case]:
+    for row in chosen(rows):
         model, batch, image = row["model"], int(row["batch"]), int(row["img_size"])
+        make = make_step if mode == "train" else make_inference
         yield Case(
-            set="timm train",
+            set=f"timm {mode}",
             gpu="rtx-3090",
             model=model,
             family=row["family"],
@@ -31,8 +39,8 @@ def cases(folder: Path) -> Iterator[Case]:
             batch=batch,
             layout=row["layout"],
             measured_s=row["step_ms"] * 1e-3,
-            make_step=partial(make_step, model, batch, image, row["layout"]),
-            options=(("image", image),),
+            make_step=partial(make, model, batch, image, row["layout"]),
+            options=(("image", image), ("tuned", 1)),
             software=f"torch {row['torch']}",
         )
 
@@ -60,10 +68,8 @@ def make_step(model: str, batch: int, image: int, layout: str) -> Callable[[], N
     import torch
     import torch.nn.functional as F
 
-    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    torch.backends.cuda.matmul.allow_tf32 = True
-    network = build(model, image).cuda().to(memory_format=form).train()
-    images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
+    network, images = _prepared(model, batch, image, layout, fused=False)
+    network.train()
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, foreach=False)
 
     def step() -> None:
@@ -78,9 +84,40 @@ def make_step(model: str, batch: int, image: int, layout: str) -> Callable[[], N
     return step
 
 
-def build(model: str, image: int) -> Any:
-    """The model with random weights; those that are built for a size get it."""
+def make_inference(model: str, batch: int, image: int, layout: str) -> Callable[[], None]:
+    """The forward pass, then a wait."""
+    import torch
+
+    network, images = _prepared(model, batch, image, layout, fused=True)
+    network.eval()
+
+    def step() -> None:
+        with torch.no_grad(), torch.autocast("cuda", torch.float16):
+            network(images)
+        torch.cuda.synchronize()
+
+    return step
+
+
+def _prepared(model: str, batch: int, image: int, layout: str, *, fused: bool) -> tuple[Any, Any]:
+    """The model and its images, with the switches that timm's benchmark turns."""
+    import torch
+
+    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    network = build(model, image, fused=fused).cuda().to(memory_format=form)
+    images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
+    return network, images
+
+
+def build(model: str, image: int, *, fused: bool = False) -> Any:
+    """The model with random weights; those that are built for a size get it.
+
+    `fused`: with torch's kernel for attention.
+    """
     timm = library()
+    timm.layers.set_fused_attn(enable=fused)
     try:
         network = timm.create_model(model, img_size=image)
     except TypeError:  # convolutions take any
@@ -90,9 +127,7 @@ def build(model: str, image: int) -> Any:
 
 @cache
 def library() -> Any:
-    """Timm, with attention as it was before torch had a fused kernel for it."""
+    """Timm, if it is there."""
     from benchmarks.zoo import import_timm
 
-    timm = import_timm()
-    timm.layers.set_fused_attn(enable=False)
-    return timm
+    return import_timm()

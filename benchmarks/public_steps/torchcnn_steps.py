@@ -57,6 +57,7 @@ def cases(folder: Path) -> Iterator[Case]:
                 ("image", int(image)),
                 ("modern", modern),
                 ("autograd", autograd),
+                ("tuned", 1),
             ),
             software=", ".join(sorted({f"{row['run']}" for row in rows})),
         )
@@ -77,6 +78,7 @@ def make_step(
     import torch
     import torch.nn.functional as F
 
+    torch.backends.cudnn.benchmark = True
     dtype = torch.float16 if precision == "fp16" else torch.float32
     network = build(model).cuda().to(dtype).train(mode == "train")
     place = "cpu" if copied else "cuda"

@@ -89,6 +89,7 @@ def test_another_origin_than_this_gpu_is_refused() -> None:
         pass
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's own imports
 def test_compiled_code_keeps_its_own_kernels() -> None:
     net = torch.compile(nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)))
     trace = wc.measure(step_of(net, 256, 512))

@@ -18,6 +18,8 @@ from wavecast.op_models.parts import COLUMNS, GROUPED, Part, parts_of
 from wavecast.ops import Kind
 from wavecast.trace import Op
 
+MOST_SHARE = 0.95
+"""Of the nominal bandwidth, that no kernel exceeds."""
 UNMODELLED = "unmodelled"
 CLASSED = ("product", "grouped", "convolution", "attention", "recurrent")
 """Models whose errors differ between tensor cores and plain ones."""
@@ -69,7 +71,8 @@ class Batch:
         """
         rate = np.where(self.flops > 0, gpu.nominal_rates[self.unit], 1.0)
         moved = np.maximum(self.nbytes - gpu.l2_bytes, 0.0)
-        found: Floats = np.maximum(self.flops / (rate * self.gain), moved / gpu.nominal_bytes_per_s)
+        memory_s = moved / (gpu.nominal_bytes_per_s * MOST_SHARE)
+        found: Floats = np.maximum(self.flops / (rate * self.gain), memory_s)
         return found
 
 

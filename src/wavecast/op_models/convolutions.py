@@ -11,10 +11,10 @@ from wavecast.op_models.parts import OF_IMAGE, OF_WEIGHT
 from wavecast.op_models.tiles import (
     Bounds,
     Columns,
+    Limits,
     Theta,
     class_parameters,
     from_memory,
-    overlapped,
     picked,
     sustained,
     tiled_s,
@@ -40,7 +40,7 @@ CONVOLUTION_PARAMETERS: dict[str, Bounds] = class_parameters() | {
 }
 DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
     "floor_us": (3.0, 0.5, 20.0),
-    "dram": (0.6, 0.1, 1.0),
+    "dram": (0.85, 0.75, 0.95),
     "forward": (0.3, 0.005, 1.0),  # share of the plain cores' rate
     "of_image": (0.3, 0.005, 1.0),
     "of_weight": (0.1, 0.002, 1.0),
@@ -61,7 +61,8 @@ def convolution_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
     sizes = _padded(columns, tensor)
     direct = tiled_s(sizes, columns["item"], dram, rate, tensor, gpu, theta)
     direct = _winograd(columns, gpu, theta, direct, dram, rate, tensor)
-    converted = columns["converted"] * tensor
+    # Tensor cores want channels last, plain ones do not.
+    converted = np.where(tensor, columns["converted"], columns["last"])
     moved = 2.0 * (columns["image_bytes"] * _fill(columns["channels"]) + columns["out_bytes"])
     convert_s = moved / (gpu.bytes_per_s * theta["convert"]) + theta["convert_us"] * 1e-6
     floor_s = picked(theta, tensor, "floor_us") * 1e-6
@@ -131,8 +132,8 @@ def _rows(gpu: Gpu, rows: Any) -> Gpu:
     return Gpu(*(getattr(gpu, name)[rows] for name in gpu.__dataclass_fields__))
 
 
-def depthwise_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
-    """Seconds of convolutions of each channel by itself: memory, and arithmetic on plain cores."""
+def depthwise_limits(columns: Columns, gpu: Gpu, theta: Theta) -> Limits:
+    """Of convolutions of each channel by itself: memory, and arithmetic on plain cores."""
     which = columns["which"]
     flops = 2.0 * columns["groups"] * columns["m"] * columns["n"] * columns["k"]
     share = np.where(which == OF_IMAGE, theta["of_image"], theta["forward"])
@@ -140,5 +141,4 @@ def depthwise_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
     memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
     compute_s = flops / (gpu.fp32 * share)
-    seconds: Floats = theta["floor_us"] * 1e-6 + overlapped(memory_s, compute_s)
-    return seconds
+    return Limits(theta["floor_us"] * 1e-6 + 0.0 * memory_s, memory_s, compute_s)

@@ -73,6 +73,8 @@ def convolution(columns: Columns, gpu: Gpu) -> Floats:
         columns["item"],
         columns["converted"],
         np.zeros(len(m)) + gpu.winograd,
+        columns["last"],
+        columns["tuned"],
     )
 
 
@@ -131,6 +133,9 @@ def stream(columns: Columns, gpu: Gpu) -> Floats:
         columns["by_row"],
         _log(columns["tensors"]),
         _log(columns["groups"] / gpu.sm),
+        columns["last"],
+        columns["sort"],
+        columns["backward"],
     )
 
 

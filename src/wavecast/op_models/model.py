@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from wavecast.op_models.convolutions import (
     CONVOLUTION_PARAMETERS,
     DEPTHWISE_PARAMETERS,
     convolution_s,
-    depthwise_s,
+    depthwise_limits,
 )
 from wavecast.op_models.features import FEATURES
 from wavecast.op_models.gpus import Floats, Gpu
@@ -24,16 +25,29 @@ from wavecast.op_models.sequences import (
     attention_s,
     recurrent_s,
 )
-from wavecast.op_models.streams import STREAM_PARAMETERS, stream_s
-from wavecast.op_models.tiles import PRODUCT_PARAMETERS, Bounds, Columns, Theta, product_s
+from wavecast.op_models.streams import STREAM_PARAMETERS, stream_limits
+from wavecast.op_models.tiles import PRODUCT_PARAMETERS, Bounds, Columns, Limits, Theta, product_s
 from wavecast.op_models.trees import NOTHING, Forest
 
 Physics = Callable[[Columns, Gpu, Theta], Floats]
+LIMITS: Mapping[str, Callable[[Columns, Gpu, Theta], Limits]] = {
+    "stream": stream_limits,
+    "depthwise": depthwise_limits,
+}
+"""Models whose learned factor is of what goes on on the chip, not of memory."""
+
+
+def _limited_s(
+    limits: Callable[[Columns, Gpu, Theta], Limits], columns: Columns, gpu: Gpu, theta: Theta
+) -> Floats:
+    return limits(columns, gpu, theta).seconds()
+
+
 PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
-    "stream": (stream_s, STREAM_PARAMETERS),
+    "stream": (partial(_limited_s, stream_limits), STREAM_PARAMETERS),
     "product": (product_s, PRODUCT_PARAMETERS),
     "convolution": (convolution_s, CONVOLUTION_PARAMETERS),
-    "depthwise": (depthwise_s, DEPTHWISE_PARAMETERS),
+    "depthwise": (partial(_limited_s, depthwise_limits), DEPTHWISE_PARAMETERS),
     "attention": (attention_s, ATTENTION_PARAMETERS),
     "recurrent": (recurrent_s, RECURRENT_PARAMETERS),
 }
@@ -71,8 +85,12 @@ class OpModel:
         classes = classes_of(columns, gpu)
         learned = self.forest(features) + added
         learned = learned + _looked_up(self.generations, _joined(classes, gpu.architecture))
-        factor = np.clip(learned, -REACH, REACH) + self.chip(features, classes, gpu)
-        found: Floats = physics(columns, gpu, self.theta) * np.exp(factor)
+        factor = np.exp(np.clip(learned, -REACH, REACH))
+        if self.name in LIMITS:
+            seconds = LIMITS[self.name](columns, gpu, self.theta).seconds(factor)
+        else:
+            seconds = physics(columns, gpu, self.theta) * factor
+        found: Floats = seconds * np.exp(self.chip(features, classes, gpu))
         return found
 
     def chip(self, features: Floats, classes: Strings, gpu: Gpu) -> Floats:

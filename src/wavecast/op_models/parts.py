@@ -30,7 +30,7 @@ GROUPED = (*PRODUCT, "ragged", "kernel")
 CONVOLUTION = (
     *("which", "groups", "m", "n", "k", "item", "unit", "converted"),
     *("image_bytes", "out_bytes", "weight_bytes", "taps", "steps", "channels", "filters"),
-    *("points", "dilated", "images"),
+    *("points", "dilated", "images", "last", "tuned"),
 )
 ATTENTION = (
     *("sequences", "q_len", "k_len", "width", "share", "flops", "bytes", "unit"),
@@ -42,7 +42,7 @@ RECURRENT = (
 )
 STREAM = (
     *("read", "written", "again", "elements", "flops", "width", "tensors", "twisted", "by_row"),
-    *("item", "atomic", "groups", "footprint"),
+    *("item", "atomic", "groups", "footprint", "last", "sort", "backward"),
 )
 COLUMNS = {
     "product": PRODUCT,
@@ -53,6 +53,12 @@ COLUMNS = {
     "recurrent": RECURRENT,
     "stream": STREAM,
 }
+SORTS = (
+    *(Kind.FILL, Kind.RANDOM, Kind.COPY, Kind.ELEMENTWISE, Kind.OPTIMIZER),
+    *(Kind.REDUCTION, Kind.LOSS, Kind.SOFTMAX, Kind.NORM),
+    *(Kind.POOLING, Kind.RESAMPLING, Kind.INDEXING, Kind.EMBEDDING),
+)
+"""Of passes over memory: those that are alike are neighbours, since trees ask for larger ones."""
 FORWARD, OF_IMAGE, OF_WEIGHT = 0.0, 1.0, 2.0
 """What a convolution computes: `which`."""
 OF_M, OF_N, OF_K = 0.0, 1.0, 2.0
@@ -174,6 +180,7 @@ def _pass(whole: TensorSpec, *, read: int, written: int, width: int) -> Part:
     numbers = {
         **{"read": read, "written": written, "elements": whole.numel, "flops": whole.numel},
         **{"width": width, "tensors": 1, "item": item_bytes(whole), "footprint": read},
+        **{"last": whole.channels_last, "sort": SORTS.index(Kind.ELEMENTWISE)},
     }
     return Part("stream", tuple(float(numbers.get(name, 0)) for name in STREAM))
 
@@ -195,13 +202,14 @@ def _convolution(
     else:
         m, n = filters / groups, channels / groups * taps
     k = flops / (2.0 * groups * m * n) if m * n else 0.0
-    converted = not any(t.channels_last for t in op.inputs[:3])
+    last = any(t.channels_last for t in op.inputs[:3])
     plain = taps == 1 and inside == outside
     numbers = (
-        *(which, groups, m, n, k, item_bytes(image), CODES[ops.unit(op)], converted and not plain),
+        *(which, groups, m, n, k, item_bytes(image), CODES[ops.unit(op)], not (last or plain)),
         *(stored(image), stored(out), stored(weight), taps, max(inside / max(outside, 1), 1.0)),
         *(channels / groups, filters / groups, outside),
-        *(any(d > 1 for d in integers(op, "dilation")), images),
+        *(any(d > 1 for d in integers(op, "dilation")), images, last),
+        bool(op.attr("benchmark", False)),
     )
     model = "depthwise" if convolution.depthwise(op) else "convolution"
     return Part(model, tuple(map(float, numbers)))
@@ -270,9 +278,13 @@ def _stream(op: Op) -> Part:
         *(cost.read_bytes - counted, cost.written_bytes, again, _accesses(op, whole), cost.flops),
         *(_width(op, whole, kind), _lists(op), _twisted(op, outputs), by_row),
         *(DTYPE_BYTES[whole.dtype], _added(op), _blocks(op, whole, again, by_row)),
-        _footprint(op, cost),
+        *(_footprint(op, cost), whole.channels_last, _sort(kind), "backward" in op.base),
     )
     return Part("stream", tuple(map(float, numbers)))
+
+
+def _sort(kind: Kind | None) -> int:
+    return SORTS.index(kind) if kind in SORTS else SORTS.index(Kind.ELEMENTWISE)
 
 
 def _whole(op: Op, outputs: list[TensorSpec]) -> TensorSpec:

@@ -10,7 +10,7 @@ what the SMs read through L2, and memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -125,6 +125,37 @@ def overlapped(*limits: Any) -> Any:
         squared = limit * limit
         total = total + squared * squared
     return np.sqrt(np.sqrt(total))  # many times as fast as a power
+
+
+class Limits(NamedTuple):
+    """What bounds an op: each in seconds."""
+
+    apart_s: Floats
+    """What adds to the others: launches."""
+    memory_s: Floats
+    chip_s: Floats
+    """What goes on in the SMs and through L2, at the rates that physics gives them."""
+
+    def seconds(self, factor: Floats | float = 1.0) -> Floats:
+        """All together, where the chip takes `factor` times as long as physics says.
+
+        What is learned of one GPU's kernels is how they use its SMs; on a GPU with less bandwidth
+        for each of them, memory hides it.
+        """
+        found: Floats = self.apart_s + overlapped(self.memory_s, factor * self.chip_s)
+        return found
+
+    def factor(self, seconds: Floats, least: float) -> Floats:
+        """By what the chip's time must be multiplied to take these seconds altogether."""
+        own = np.maximum(seconds - self.apart_s, 0.0) ** 4 - self.memory_s**4
+        found: Floats = np.maximum(own, (least * self.chip_s) ** 4) ** 0.25 / self.chip_s
+        return found
+
+    def share(self) -> Floats:
+        """By what part the whole grows when the chip's time does."""
+        together = overlapped(self.memory_s, self.chip_s)
+        found: Floats = (self.chip_s / together) ** 4 * together / (self.apart_s + together)
+        return found
 
 
 def sustained(rate: Floats, gpu: Gpu, picojoules: Any) -> Floats:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
 from wavecast.frameworks.kineto.events import GPU_CATEGORIES, RUNTIME_CATEGORIES
 from wavecast.frameworks.pytorch.measurement import require_gpu, software
-from wavecast.frameworks.pytorch.profiling import events_of
+from wavecast.frameworks.pytorch.profiling import events_of, watching
 
 Run = Callable[[], Any]
 Pattern = tuple[str, int, Run]
@@ -207,7 +207,7 @@ def _trip_s() -> dict[str, float]:
         torch.cuda.synchronize()
 
     both_s = _typical_s(trip) - _typical_s(lambda: x.add_(1))
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         for _ in range(_ROUNDS):
             trip()
     returned: dict[int, float] = {}

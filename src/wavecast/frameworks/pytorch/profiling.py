@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,9 +67,19 @@ class Untouched:
     """The kernels of one iteration, by how often each ran."""
 
 
+@contextmanager
+def watching(*activities: ProfilerActivity, record_shapes: bool = False) -> Iterator[profile]:
+    """torch.profiler over what runs inside, without its warning about cycles, of which it has
+    one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+        with profile(activities=activities, record_shapes=record_shapes) as profiler:
+            yield profiler
+
+
 def untouched(step: Callable[[], Any], iterations: int) -> Untouched:
     """Run iterations with nothing but the GPU's own clock looking on."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with watching(ProfilerActivity.CUDA) as profiler:
         for _ in range(iterations):
             step()
         torch.cuda.synchronize()
@@ -80,8 +91,7 @@ def untouched(step: Callable[[], Any], iterations: int) -> Untouched:
 
 def profiled(step: Callable[[], Any]) -> Trace:
     """One iteration as torch.profiler sees it by itself."""
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities, record_shapes=True) as profiler:
+    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA, record_shapes=True) as profiler:
         step()
         torch.cuda.synchronize()
     with _exported(profiler) as path:
@@ -101,7 +111,7 @@ class Host:
 def watch_host(step: Callable[[], Any]) -> Host:
     """Run an iteration on an idle GPU, and see what the host does."""
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         with torch.profiler.record_function(_STEP):
             step()
         torch.cuda.synchronize()
@@ -130,7 +140,7 @@ def looking() -> Iterator[Callable[[], Look]]:
 
     Gives a function that tells, once the block has ended, what each op launched.
     """
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         with torch.profiler.record_function(_STEP):
             yield lambda: _sorted_out(list(events_of(profiler)))
         torch.cuda.synchronize()

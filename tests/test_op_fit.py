@@ -1,0 +1,92 @@
+"""Fitting op models: trees survive their file, and a chip's own slowness stays with the chip."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import relu, tensor
+
+from training.boosting import grow
+from wavecast.devices import device
+from wavecast.op_models.batch import batch_of
+from wavecast.op_models.gpus import gpu_of
+from wavecast.op_models.model import OpModel
+from wavecast.op_models.parts import CONVOLUTION, STREAM, parts_of
+from wavecast.op_models.tiles import Limits
+from wavecast.op_models.trees import Forest
+from wavecast.predictors.learned import Learned
+from wavecast.trace import Op, Scalar
+
+times = st.floats(1e-7, 1.0)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_trees_read_from_a_file_answer_as_those_that_were_grown(seed: int) -> None:
+    """Features are logarithms of whole numbers: many rows share a value, and files round."""
+    drawn = np.random.default_rng(seed)
+    features = np.log2(drawn.integers(1, 12, (300, 3)).astype(float))
+    target = np.where(features[:, 0] > np.log2(5), 0.4, -0.4) + 0.1 * features[:, 1]
+    forest = grow(features, target, np.ones(300), trees=10, least=1.0)
+    again = Forest.of(forest.arrays())
+    assert again(features) == pytest.approx(forest(features), abs=0.01)
+    assert len(forest.feature) == 10
+
+
+def test_a_feature_of_one_value_is_never_asked() -> None:
+    features = np.column_stack((np.full(200, 3.0), np.arange(200.0)))
+    forest = grow(features, np.arange(200.0) / 200, np.ones(200), trees=3, least=1.0)
+    assert set(forest.feature.ravel().tolist()) == {1}
+
+
+@given(times, times, times, st.floats(0.4, 2.7))
+def test_what_the_chip_takes_is_found_again(
+    apart_s: float, memory_s: float, chip_s: float, factor: float
+) -> None:
+    limits = Limits(*(np.array([each]) for each in (apart_s, memory_s, chip_s)))
+    seconds = limits.seconds(factor)
+    if (factor * chip_s) ** 4 > 1e-3 * memory_s**4 and factor * chip_s > 1e-3 * apart_s:
+        assert limits.factor(seconds, 0.1) == pytest.approx(factor, rel=1e-3)
+    assert limits.seconds(0.0) == pytest.approx(apart_s + memory_s)
+
+
+def test_memory_hides_what_one_chip_is_slow_at() -> None:
+    """A kernel that uses the SMs badly costs a GPU with little bandwidth for each of them less."""
+    shipped = Learned.shipped().models["stream"]
+    plain = OpModel("stream", shipped.theta)
+    op = relu(1 << 14, 1 << 14)
+    part = batch_of([op], {}).parts["stream"]
+    slower = {}
+    for name in ("t4", "h200-sxm"):
+        gpu = gpu_of(device(name))
+        assert gpu is not None
+        seconds = [plain.seconds(part.columns, gpu, added)[0] for added in (0.0, 1.0)]
+        slower[name] = seconds[1] / seconds[0]
+    assert 1 <= slower["t4"] < 1.1 < slower["h200-sxm"]
+
+
+def test_an_op_knows_its_sort_its_layout_and_whether_cudnn_searched() -> None:
+    attrs: tuple[tuple[str, Scalar], ...] = (("stride", (1, 1)), ("padding", (1, 1)))
+    image, weight = tensor(2, 8, 8, 8), tensor(8, 8, 3, 3)
+    last = dataclasses.replace(image, strides=(512, 1, 64, 8))
+    for first, searched in ((image, False), (last, True)):
+        more = (*attrs, ("benchmark", True)) if searched else attrs
+        op = Op("aten.convolution", (first, weight), (image,), more)
+        numbers = dict(zip(CONVOLUTION, parts_of(op)[0].numbers, strict=True))
+        assert numbers["tuned"] == searched
+        assert numbers["last"] == searched
+    forward, backward = (
+        Op(name, (last, last)[: 1 + ("backward" in name)], (last,), (("kernel_size", (2, 2)),))
+        for name in ("aten.avg_pool2d", "aten.avg_pool2d_backward")
+    )
+    pools = [dict(zip(STREAM, parts_of(op)[0].numbers, strict=True)) for op in (forward, backward)]
+    assert [pool["backward"] for pool in pools] == [0, 1]
+    assert {pool["last"] for pool in pools} == {1}
+    assert pools[0]["sort"] == pools[1]["sort"] != parts_sort(relu(8, 8))
+
+
+def parts_sort(op: Op) -> float:
+    return dict(zip(STREAM, parts_of(op)[0].numbers, strict=True))["sort"]
