@@ -90,3 +90,25 @@ def test_an_op_knows_its_sort_its_layout_and_whether_cudnn_searched() -> None:
 
 def parts_sort(op: Op) -> float:
     return dict(zip(STREAM, parts_of(op)[0].numbers, strict=True))["sort"]
+
+
+def test_a_chip_known_after_cudnns_search_answers_without_it_too() -> None:
+    """Of a V100 the fastest algorithms were published; most steps run what cuDNN guesses."""
+    image, weight = tensor(32, 128, 28, 28), tensor(128, 128, 3, 3)
+    attrs: tuple[tuple[str, Scalar], ...] = (
+        *(("stride", (1, 1)), ("padding", (1, 1)), ("groups", 1)),
+        ("precision", "ieee"),
+    )
+    gpu = gpu_of(device("v100-sxm-16gb"))
+    assert gpu is not None
+    model = Learned.shipped().models["convolution"]
+    bare = dataclasses.replace(model, chips={})
+    for searched in (False, True):
+        op = Op(
+            "aten.convolution",
+            (image, weight),
+            (image,),
+            (*attrs, ("benchmark", True)) if searched else attrs,
+        )
+        part = batch_of([op], {}).parts["convolution"]
+        assert model.seconds(part.columns, gpu) != pytest.approx(bare.seconds(part.columns, gpu))
