@@ -37,9 +37,12 @@ class Forest:
         """The sum of all trees' answers, for each row."""
         if not len(self.feature) or not len(features):
             return np.zeros(len(features))
-        larger = features[:, self.feature] > self.threshold
-        leaf = larger @ (1 << np.arange(self.feature.shape[1]))
-        found = self.answer[np.arange(len(self.answer)), leaf].sum(axis=1)
+        columns = np.ascontiguousarray(features.T)
+        leaf = np.zeros((len(self.feature), len(features)), np.uint16)
+        for level, asked in enumerate(self.feature.T):
+            larger = columns[asked] > self.threshold[:, level, None]
+            leaf |= larger.astype(np.uint16) << level
+        found = np.take_along_axis(self.answer, leaf.astype(np.intp), axis=1).sum(axis=0)
         inside = ((features >= self.low) & (features <= self.high)).all(axis=1)
         return np.where(inside, found, 0.0)
 
