@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from benchmarks.experts import GPU, Row, measured_s, op_of, read
 from training.learned import MODELS, ONE_GPU_SPREAD, RANGE
-from training.op_fit import SCALE
+from training.op_fit import constants
 from wavecast.devices import device
 from wavecast.op_models.batch import batch_of
 from wavecast.op_models.gpus import CODES, Floats, Gpu
@@ -52,28 +51,16 @@ def said(rows: Sequence[Row], theta: Theta) -> Floats:
 
 def fit(rows: Sequence[Row]) -> dict[str, float]:
     """The constants of the kernel, by least squares of errors in the logarithm."""
-    names = list(GROUPED_PARAMETERS)
-    start, low, high = np.array([GROUPED_PARAMETERS[name] for name in names]).T
     gpu, half = our_gpu(), CODES[Unit.BF16_TENSOR]
     fixed = {"calibrated": float(f"{gpu.rates[half] / gpu.nominal_rates[half]:.5g}")}
     columns = batch_of([op_of(row) for row in rows], {}).parts["grouped"].columns
     seconds = np.array([measured_s(row) for row in rows])
 
-    def off(x: Floats) -> Floats:
-        theta = dict(zip(names, x.tolist(), strict=True))
-        left = np.log(grouped_s(columns, gpu, theta | fixed) / seconds)
-        return np.concatenate([left, PRIOR * (x - start) / (high - low)])
+    def missed(theta: Theta) -> Floats:
+        found: Floats = np.log(grouped_s(columns, gpu, {**theta, **fixed}) / seconds)
+        return found
 
-    best = least_squares(
-        off,
-        start,
-        bounds=(low, high),
-        loss="soft_l1",
-        f_scale=SCALE,
-        x_scale=(high - low) / 3,
-        diff_step=1e-3,
-    )
-    return {name: float(f"{x:.5g}") for name, x in zip(names, best.x, strict=True)} | fixed
+    return constants(GROUPED_PARAMETERS, missed, PRIOR) | fixed
 
 
 def left_out(rows: Sequence[Row]) -> Floats:

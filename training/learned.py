@@ -36,6 +36,8 @@ from wavecast.predictors.learned import Learned, restored, stored
 from wavecast.predictors.roofline import Roofline
 
 MODELS = ROOT / "src" / "wavecast" / "data" / "models"
+FITTED = ("stream", "product", "convolution", "depthwise", "attention", "recurrent")
+"""Models fitted here, those first whose parts others have; grouped products have their own fit."""
 LEAST_ROWS = 20
 """GPUs with fewer rows of a model are not left out by themselves."""
 RANGE = (0.05, 0.95)
@@ -65,18 +67,20 @@ def rows_of(data: Path) -> Sequence[Row]:
 def fit_all(found: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, OpModel]:
     """A model of each sort of part; of one that nobody measured, the physics it begins with."""
     models: dict[str, OpModel] = {}
-    for name, (_, parameters) in PHYSICS.items():
+    for name in FITTED:
         if name in found:
             models[name] = fit(name, found[name], models, chips=chips)
         else:
-            models[name] = OpModel(name, {each: bounds[0] for each, bounds in parameters.items()})
+            models[name] = OpModel(
+                name, {each: start for each, (start, *_) in PHYSICS[name][1].items()}
+            )
     return models
 
 
 def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, Scored]:
     """What models say of each GPU that never saw its chip."""
     scores = {}
-    for name in PHYSICS:
+    for name in FITTED:
         table = found[name]
         said = np.full(len(table), np.nan)
         gpus, counts = np.unique(table.gpu, return_counts=True)
@@ -129,7 +133,7 @@ def kept_fit(path: Path, rows: Sequence[Row], *, chips: bool = True) -> Learned:
         arrays: dict[str, Any] = stored(fit_all(tables(rows), chips=chips))
         np.savez_compressed(path, **arrays)
     with np.load(path) as kept:
-        models = restored(dict(kept), PHYSICS)
+        models = restored(dict(kept), FITTED)
     return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
 
 

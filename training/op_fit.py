@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from wavecast.op_costs.registry import Kind
 from wavecast.op_models.features import FEATURES
 from wavecast.op_models.gpus import Floats
 from wavecast.op_models.model import (
-    LIMITS,
     PHYSICS,
     REACH,
     OpModel,
@@ -25,7 +24,7 @@ from wavecast.op_models.model import (
     classes_of,
     generation_of,
 )
-from wavecast.op_models.tiles import Limits
+from wavecast.op_models.tiles import Bounds, Limits, Theta
 from wavecast.op_models.trees import Forest
 
 SAMPLE = 2500
@@ -98,10 +97,35 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     return replace(model, chips=_chips(table, model, others)) if chips else model
 
 
-def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict[str, float]:
-    parameters = PHYSICS[name][1]
+def constants(
+    parameters: Mapping[str, Bounds],
+    missed: Callable[[Theta], Floats],
+    prior: float,
+    calls: int | None = None,
+) -> dict[str, float]:
+    """Those that leave least of what is missed (in the logarithm), within their bounds and not far
+    from where they begin."""
     names = list(parameters)
     start, low, high = np.array([parameters[each] for each in names]).T
+
+    def off(x: Floats) -> Floats:
+        theta = dict(zip(names, x.tolist(), strict=True))
+        return np.concatenate([missed(theta), prior * (x - start) / (high - low)])
+
+    best = least_squares(
+        off,
+        start,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=SCALE,
+        x_scale=(high - low) / 3,
+        diff_step=1e-3,
+        max_nfev=calls,
+    )
+    return {each: float(f"{value:.5g}") for each, value in zip(names, best.x, strict=True)}
+
+
+def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict[str, float]:
     weight = weights(table)
     if len(table) > SAMPLE:
         drawn = np.random.default_rng(0).choice(
@@ -113,26 +137,14 @@ def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict
     root, gpus = np.sqrt(weight), len(table.gpus)
     total = np.maximum(np.bincount(table.which, weights=weight, minlength=gpus), 1e-9)
 
-    def off(x: Floats) -> Floats:
-        said = fixed + table.predicted({name: OpModel(name, dict(zip(names, x, strict=True)))})
-        left = np.log(said / table.seconds)
-        of_gpu = np.bincount(table.which, weights=weight * left, minlength=gpus) / total
-        prior = PRIOR * (x - start) / (high - low)
+    def missed(theta: Theta) -> Floats:
+        left = np.log((fixed + table.predicted({name: OpModel(name, theta)})) / table.seconds)
         if name in ALIKE:
-            return np.concatenate([root * left, prior])
-        return np.concatenate([root * (left - of_gpu[table.which]), GPU_ROWS * of_gpu, prior])
+            return root * left
+        of_gpu = np.bincount(table.which, weights=weight * left, minlength=gpus) / total
+        return np.concatenate([root * (left - of_gpu[table.which]), GPU_ROWS * of_gpu])
 
-    best = least_squares(
-        off,
-        start,
-        bounds=(low, high),
-        loss="soft_l1",
-        f_scale=SCALE,
-        x_scale=(high - low) / 3,
-        diff_step=1e-3,
-        max_nfev=25,
-    )
-    return {each: float(f"{value:.5g}") for each, value in zip(names, best.x, strict=True)}
+    return constants(PHYSICS[name][1], missed, PRIOR, calls=25)
 
 
 def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:
@@ -153,31 +165,26 @@ def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floa
 def _telling(table: OpTable, model: OpModel) -> Floats:
     """How much rows say of a model: where memory or the launch bounds an op, little is seen of the
     chip."""
-    weight = weights(table)
-    if model.name not in LIMITS:
-        return weight
-    found: Floats = weight * np.maximum(_limits(table, model).share(), LEAST_SHARE)
+    found: Floats = weights(table) * np.maximum(_limits(table, model).share(), LEAST_SHARE)
     return found
 
 
 def _missed(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:
-    """By what the model's parts would have to be multiplied, in the logarithm; of models with
-    limits only what goes on on the chip. What the model has learned already counts."""
+    """By what the chip's time would have to be multiplied, in the logarithm, beyond what the model
+    has learned already: of families and generations."""
     own = np.maximum(table.seconds - table.predicted(others), 0.2 * table.seconds)
-    if model.name not in LIMITS:
-        found: Floats = np.log(own / table.predicted({model.name: model}))
-        return found
-    factors = _limits(table, model).factor(own, np.exp(-REACH))
-    part = table.parts[model.name]
-    added = np.array([model.families.get(each, 0.0) for each in part.family])
-    found = np.log(factors) - added[_places(table, model.name)]
+    part, last = table.parts[model.name], _places(table, model.name)
+    known = np.array([model.families.get(each, 0.0) for each in part.family])
+    keys = generation_of(part.columns, table.facts(model.name))
+    known += np.array([model.generations.get(str(key), 0.0) for key in keys])
+    found: Floats = np.log(_limits(table, model).factor(own, np.exp(-REACH))) - known[last]
     return found
 
 
 def _limits(table: OpTable, model: OpModel) -> Limits:
     """Of each row: the sum of its parts."""
     part = table.parts[model.name]
-    of_parts = LIMITS[model.name](part.columns, table.facts(model.name), model.theta)
+    of_parts = PHYSICS[model.name][0](part.columns, table.facts(model.name), model.theta)
     return Limits(*(table.sum_of(model.name, np.broadcast_to(s, part.row.shape)) for s in of_parts))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,32 +28,27 @@ from wavecast.op_models.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.op_models.tiles import PRODUCT_PARAMETERS, Bounds, Columns, Limits, Theta, product_s
 from wavecast.op_models.trees import NOTHING, Forest
 
-Physics = Callable[[Columns, Gpu, Theta], Floats]
-LIMITS: Mapping[str, Callable[[Columns, Gpu, Theta], Limits]] = {
-    "stream": stream_limits,
-    "depthwise": depthwise_limits,
-}
-"""Models whose learned factor is of what goes on on the chip, not of memory."""
+Physics = Callable[[Columns, Gpu, Theta], Limits]
 
 
-def _limited_s(
-    limits: Callable[[Columns, Gpu, Theta], Limits], columns: Columns, gpu: Gpu, theta: Theta
-) -> Floats:
-    return limits(columns, gpu, theta).seconds()
+def _alone(seconds: Callable[[Columns, Gpu, Theta], Floats]) -> Physics:
+    """Physics whose learned factor is of all of it, memory and launch included."""
+
+    def limits(columns: Columns, gpu: Gpu, theta: Theta) -> Limits:
+        return Limits(0.0, 0.0, seconds(columns, gpu, theta))
+
+    return limits
 
 
 PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
-    "stream": (partial(_limited_s, stream_limits), STREAM_PARAMETERS),
-    "product": (product_s, PRODUCT_PARAMETERS),
-    "convolution": (convolution_s, CONVOLUTION_PARAMETERS),
-    "depthwise": (partial(_limited_s, depthwise_limits), DEPTHWISE_PARAMETERS),
-    "attention": (attention_s, ATTENTION_PARAMETERS),
-    "recurrent": (recurrent_s, RECURRENT_PARAMETERS),
+    "stream": (stream_limits, STREAM_PARAMETERS),
+    "product": (_alone(product_s), PRODUCT_PARAMETERS),
+    "convolution": (_alone(convolution_s), CONVOLUTION_PARAMETERS),
+    "depthwise": (depthwise_limits, DEPTHWISE_PARAMETERS),
+    "attention": (_alone(attention_s), ATTENTION_PARAMETERS),
+    "recurrent": (_alone(recurrent_s), RECURRENT_PARAMETERS),
+    "grouped": (_alone(grouped_s), GROUPED_PARAMETERS),
 }
-APART: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
-    "grouped": (grouped_s, GROUPED_PARAMETERS),
-}
-"""Models of kernels that only a few GPUs have, each fitted by itself."""
 REACH = 1.0
 """The learned factor lies between exp(-REACH) and exp(REACH), and so does a chip's own."""
 
@@ -67,7 +61,7 @@ class OpModel:
     theta: Theta
     forest: Forest = NOTHING
     families: Mapping[str, float] = field(default_factory=dict)
-    """By the op's name: what to add to the logarithm of its time."""
+    """By the op's name: what to add to the logarithm of the learned factor."""
     generations: Mapping[str, float] = field(default_factory=dict)
     """By unit class and architecture ("cores.Pascal"): the same, where its GPUs have something in
     common that physics does not say."""
@@ -80,16 +74,13 @@ class OpModel:
 
     def seconds(self, columns: Columns, gpu: Gpu, added: Floats | float = 0.0) -> Floats:
         """The time of each part; `added` is its family's."""
-        physics, _ = PHYSICS[self.name] if self.name in PHYSICS else APART[self.name]
+        physics, _ = PHYSICS[self.name]
         features = FEATURES[self.name](columns, gpu)
         classes = classes_of(columns, gpu)
         learned = self.forest(features) + added
         learned = learned + _looked_up(self.generations, _joined(classes, gpu.architecture))
         factor = np.exp(np.clip(learned, -REACH, REACH))
-        if self.name in LIMITS:
-            seconds = LIMITS[self.name](columns, gpu, self.theta).seconds(factor)
-        else:
-            seconds = physics(columns, gpu, self.theta) * factor
+        seconds = physics(columns, gpu, self.theta).seconds(factor)
         found: Floats = seconds * np.exp(self.chip(features, classes, gpu))
         return found
 

@@ -130,9 +130,9 @@ def overlapped(*limits: Any) -> Any:
 class Limits(NamedTuple):
     """What bounds an op: each in seconds."""
 
-    apart_s: Floats
+    apart_s: Floats | float
     """What adds to the others: launches."""
-    memory_s: Floats
+    memory_s: Floats | float
     chip_s: Floats
     """What goes on in the SMs and through L2, at the rates that physics gives them."""
 
