@@ -1,10 +1,12 @@
 """What cuDNN's recurrent layers ask torch's allocator for, on a real GPU.
 
-    python -m benchmarks.recurrent_reality OUT      # a minute; OUT/rnn_workspaces.jsonl
+    python -m benchmarks.recurrent_reality OUT      # two minutes; OUT/rnn_workspaces.jsonl
 
-One line for each layer: the sizes that its forward and its backward pass asked for, in order, as
-torch's memory history has them, and the workspace that wavecast expects. `--pretend` lists the
-layers and what is expected, without a GPU.
+One line for each layer: its settings where they are not the usual ones (`Layer`), and the sizes
+that its forward and its backward pass asked for, in order, as torch's memory history has them;
+what was given back is negative. measurements/h200/rnn_workspaces.jsonl was written so, before there
+were layers with dropout, without training and of small states (`_other_layers`).
+`--pretend` lists the layers, without a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from wavecast.trace import Op, Scalar, TensorSpec
-from wavecast.workspaces.recurrent import FORWARD, workspace_bytes
+from wavecast.workspaces.recurrent import BACKWARD, FORWARD, workspace_bytes
 
 _WIDTHS = ((64, 256), (512, 256), (1024, 256), (200, 330), (700, 330))
 _MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}
@@ -43,6 +45,17 @@ class Layer:
     batch: int = 16
     dtype: str = "float32"
     packed: bool = False
+    dropout: float = 0.0
+    trained: bool = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that are not the usual ones."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        }
 
     @property
     def lengths(self) -> list[int]:
@@ -61,7 +74,8 @@ class Layer:
             "proj_size": self.projected,
             "num_layers": self.layers,
             "batch_first": False,
-            "train": True,
+            "dropout": self.dropout,
+            "train": self.trained,
             "bidirectional": self.both,
         }
         shape = (self.steps, self.batch, self.inputs)
@@ -72,8 +86,82 @@ class Layer:
         return Op(FORWARD, (source, states), (source,), tuple(attrs.items()))
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a layer asked for: sizes in order, negative where they were given back."""
+
+    layer: Layer
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of the forward pass: what it takes last, but for what it keeps for the way back."""
+        taken = [size for size in self.forward if size > 0]
+        return taken[-2 if self.layer.trained else -1]
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the forward pass keeps for the way back."""
+        return next((size for size in reversed(self.forward) if size > 0), 0)
+
+    @property
+    def backward_workspace_bytes(self) -> int:
+        """Of the backward pass: what it gives back first."""
+        return -next(size for size in self.backward if size < 0)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """As a line of the file has it."""
+        return {**self.layer.settings, "forward": self.forward, "backward": self.backward}
+
+
+def read(path: Path) -> list[Found]:
+    """What was measured."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [_read(**json.loads(line)) for line in lines]
+
+
+def _read(forward: list[int], backward: list[int], **settings: Any) -> Found:
+    return Found(Layer(**settings), tuple(forward), tuple(backward))
+
+
+def errors(found: Found) -> tuple[float, ...]:
+    """Of the expected workspaces, forward and backward."""
+    forward = found.layer.op
+    measured = [(forward, found.workspace_bytes)]
+    if found.layer.trained:
+        backward = replace(forward, name=BACKWARD)
+        measured.append((backward, found.backward_workspace_bytes))
+    return tuple(workspace_bytes(op) / nbytes - 1 for op, nbytes in measured)
+
+
 def layers() -> Iterator[Layer]:
     """Each setting alone and with the others that it may depend on."""
+    yield from _measured_layers()
+    yield from _other_layers()
+
+
+def _other_layers() -> Iterator[Layer]:
+    for cell, both in product(_MODES, (False, True)):
+        usual = Layer(cell, both=both)
+        for depth, packed, steps in product((2, 3), (False, True), (50, 300)):
+            yield replace(usual, layers=depth, packed=packed, steps=steps, dropout=0.2)
+        for inputs, dtype in product((64, 512), ("float32", "float16")):
+            yield replace(usual, inputs=inputs, layers=2, dropout=0.2, dtype=dtype)
+        for depth, packed, steps in product((1, 2), (False, True), (50, 300)):
+            yield replace(usual, layers=depth, packed=packed, steps=steps, trained=False)
+        for hidden, depth, dtype in product((64, 128, 192), (1, 2, 3), ("float32", "float16")):
+            yield replace(usual, inputs=hidden, hidden=hidden, layers=depth, dtype=dtype)
+        for inputs, steps in product((64, 512), (8, 300)):
+            yield replace(usual, inputs=inputs, hidden=128, steps=steps)
+        for hidden, depth in product((384, 512, 1024), (1, 2)):
+            yield replace(usual, inputs=hidden, hidden=hidden, layers=depth)
+        for batch, depth in product((64, 256), (2, 3)):
+            yield replace(usual, batch=batch, layers=depth, steps=300)
+
+
+def _measured_layers() -> Iterator[Layer]:
     for cell, both, packed in product(_MODES, (False, True), (False, True)):
         usual = Layer(cell, both=both, packed=packed)
         for depth, steps in product((1, 2, 3, 4), (1, 8, 33, 50, 128, 300, 1000)):
@@ -90,37 +178,39 @@ def layers() -> Iterator[Layer]:
         yield Layer(layers=depth, both=both, projected=64, bias=bias)
 
 
-def measure(layer: Layer) -> dict[str, Any]:
+def measure(layer: Layer) -> Found:
     """What both passes ask for and give back, in order."""
     dtype = getattr(torch, layer.dtype)
     options: dict[str, Any] = {"proj_size": layer.projected} if layer.projected else {}
     net = getattr(nn, layer.cell)(
         layer.inputs, layer.hidden, layer.layers, bias=layer.bias, bidirectional=layer.both,
-        device="cuda", dtype=dtype, **options,
-    )  # fmt: skip
+        dropout=layer.dropout, device="cuda", dtype=dtype, **options,
+    ).train(layer.trained)  # fmt: skip
     shape = (layer.steps, layer.batch, layer.inputs)
-    source: Any = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True)
+    source: Any = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=layer.trained)
     if layer.packed:
         source = pack_padded_sequence(source, torch.tensor(layer.lengths))
     torch.cuda.memory._record_memory_history(context=None, clear_history=True)
-    out = net(source)[0]
+    with torch.set_grad_enabled(layer.trained):
+        out = net(source)[0]
     out = out.data if layer.packed else out
     forward = _events()
-    out.backward(torch.ones_like(out))
+    if layer.trained:
+        out.backward(torch.ones_like(out))
     backward = _events()[len(forward) :]
     torch.cuda.memory._record_memory_history(enabled=None)
-    return {"forward": forward, "backward": backward}
+    return Found(layer, forward, backward)
 
 
-def _events() -> list[tuple[str, int]]:
+def _events() -> tuple[int, ...]:
     traces = torch.cuda.memory._snapshot()["device_traces"]
-    wanted = {"alloc": "alloc", "free_completed": "free"}
-    return [
-        (wanted[event["action"]], event["size"])
+    signs = {"alloc": 1, "free_completed": -1}
+    return tuple(
+        signs[event["action"]] * event["size"]
         for each in traces
         for event in each
-        if event["action"] in wanted
-    ]
+        if event["action"] in signs
+    )
 
 
 def main() -> None:
@@ -133,20 +223,17 @@ def main() -> None:
     count, wrong = 0, []
     with (arguments.out / "rnn_workspaces.jsonl").open("w", encoding="utf-8") as file:
         for layer in dict.fromkeys(layers()):
-            row: dict[str, Any] = {**asdict(layer), "expected": workspace_bytes(layer.op)}
+            row = layer.settings
             if not arguments.pretend:
-                row |= measure(layer)
-                # What is taken just before what is kept for the way back, and given back first.
-                taken = [size for action, size in row["forward"] if action == "alloc"]
-                row["workspace"] = min(taken, key=lambda size: abs(size - row["expected"]))
-                if row["workspace"] != row["expected"]:
-                    wrong.append(row)
-            file.write(json.dumps(row) + "\n")
+                found = measure(layer)
+                row = found.row
+                if any(errors(found)):
+                    wrong.append(found)
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
             count += 1
-    for row in wrong[:60]:
-        error = row["expected"] / row["workspace"] - 1
-        shown = {name: row[name] for name in Layer.__dataclass_fields__}
-        print(f"{error:+.1%}", row["workspace"], row["expected"], *shown.values())
+    for found in wrong[:60]:
+        shown = " ".join(f"{error:+.2%}" for error in errors(found))
+        print(shown, found.workspace_bytes, found.layer.settings)
     told = "not measured" if arguments.pretend else f"{len(wrong)} with another workspace"
     print(f"{count} layers, {told}")
 

@@ -1,7 +1,7 @@
 """What cuDNN's recurrent layers take, as torch calls them (aten/native/cudnn/RNN.cpp).
 
-The order is torch's. The sizes are cuDNN's, which is closed: the rules were read off what it asked
-for on an H200, and `tests/test_workspaces.py` has what was seen.
+The order and the algorithm are torch's. The sizes are cuDNN's, which is closed: the rules were
+read off what it asked for on an H200, for 596 layers (measurements/h200/rnn_workspaces.jsonl).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from wavecast.devices import Device
 from wavecast.op_costs.registry import integer, item_bytes
-from wavecast.op_costs.rnn import Network, network_of
+from wavecast.op_costs.rnn import network_of
 from wavecast.trace import Op, Trace
 from wavecast.workspaces.taking import Taking
 
@@ -23,11 +23,17 @@ _BUFFER_BYTES, _HEAD_BYTES = 8 << 20, 256
 """For each layer and direction; and once."""
 _INDEX_BYTES = 8
 """Two numbers for each sequence of a padded batch."""
-_LONGEST_CHUNK = 32
-"""Time steps that a layer in one direction computes ahead."""
-_PERSISTENT_COPIES = 5
-"""How often all gates are held where the weights stay on the chip."""
+_ALIGNED_BYTES = 32
+_LONGEST_CHUNK = 256
+"""Time steps whose gates a layer in one direction computes ahead."""
+_WAVE = 8
+"""Time steps by which a layer follows the one above it on the way back."""
+_PERSISTENT_COPIES, _PLAIN_COPIES = 5, 9
+"""How often an LSTM's gates, or a plain cell's states, are held where weights stay on the chip."""
 _PERSISTENT_HIDDEN, _PERSISTENT_MULTIPLE = 1024, 128
+_PERSISTENT_BATCH, _BATCH_MULTIPLE = 128, 8
+_SMALL_HIDDEN = {(True, True): 384, (True, False): 256, (False, True): 192, (False, False): 128}
+"""By whether cells are plain, and the pass is forward."""
 _NOISE_BYTES = 24
 """Of cuDNN's random numbers, for each thread that a GPU can hold."""
 
@@ -92,48 +98,103 @@ def noise_bytes(device: Device) -> int:
 
 
 def workspace_bytes(op: Op) -> int:
-    """What cuDNN asks for, the same forward and backward.
+    """What cuDNN asks for: enough for the hungriest pass, and both passes ask the same.
 
-    A copy of the matrices and a buffer for each layer and direction; what goes into and comes out
-    of a layer, twice; gates; and a padded batch in packed form, with its states.
+    A copy of the matrices, a buffer for each layer and direction, and what a pass holds. Layers
+    with and without biases take the same.
     """
     net, item = network_of(op), item_bytes(op.inputs[0])
-    sequences, padded = _sequences(op), len(op.inputs[0].shape) == 3
-    stacked, out = net.layers * net.directions, net.directions * net.output
-    states = 1 + net.cells
-    numbers = net.matrices
-    if padded:
-        numbers += net.tokens * (net.widths[0] + out)
-        numbers += 2 * sequences * stacked * (net.output + net.cells * net.hidden)
-    gates = net.gates * net.hidden
-    if recurrent_algorithm(op) == "persistent":
-        numbers += _PERSISTENT_COPIES * net.tokens * gates + 2 * sequences * states * net.hidden
+    held = _forward_numbers(op)
+    if op.attr("train", True):
+        held = max(held, _backward_numbers(op))
+    if _keeps_plain_cells(op):
+        held += _PLAIN_COPIES * net.tokens * net.hidden
+    parts = [item * net.matrices, item * held]
+    if _padded(op):
+        parts.append(_INDEX_BYTES * _sequences(op))
+    aligned = sum(math.ceil(n / _ALIGNED_BYTES) * _ALIGNED_BYTES for n in parts)
+    return net.layers * net.directions * _BUFFER_BYTES + _HEAD_BYTES + aligned
+
+
+def _forward_numbers(op: Op) -> int:
+    """Gates, of a layer in one direction in chunks; outputs that are not those of the layer.
+
+    Two directions have their outputs twice. In one direction those before a projection and those
+    after dropout are held once.
+    """
+    net, sequences = network_of(op), _sequences(op)
+    ways, gates = net.directions, net.gates * net.hidden
+    states = net.layers * ways * sequences
+    if recurrent_algorithm(op) == "persistent" and net.cells:
+        numbers = _PERSISTENT_COPIES * net.tokens * gates + 4 * states * net.hidden
+    elif ways == 1:
+        numbers = min(net.tokens, _LONGEST_CHUNK * sequences) * gates
+        numbers += states * (gates + 2 * net.cells * net.hidden)
+        if op.attr("dropout", 0.0) and net.layers > 1:
+            numbers += net.tokens * net.output
     else:
-        numbers += 2 * net.tokens * max(*net.widths, out)
-        if net.directions == 1:
-            chunk = _chunk(net, sequences)
-            numbers += sequences * stacked * (chunk * gates + gates + 2 * net.hidden)
-        else:
-            numbers += net.tokens * net.directions * gates
-            numbers += sequences * stacked * (gates + 2 * states * net.hidden)
-    indices = _INDEX_BYTES * sequences if padded else 0
-    return item * numbers + stacked * _BUFFER_BYTES + _HEAD_BYTES + indices
+        numbers = ways * net.tokens * (gates + 2 * net.hidden)
+        numbers += states * (gates + 2 * (1 + net.cells) * net.hidden)
+    if net.projected:
+        numbers += ways * net.tokens * net.hidden
+    return numbers + _unpadded_numbers(op)
+
+
+def _backward_numbers(op: Op) -> int:
+    """Gradients of a layer's input, and of the outputs of a layer and the one below it.
+
+    In one direction the layers run in waves, each a few steps behind the one above it: gradients
+    of outputs live as long as the waves need them.
+    """
+    net, sequences = network_of(op), _sequences(op)
+    ways, states = net.directions, net.layers * net.directions * sequences
+    outputs, kept = ways * net.tokens * min(net.layers, 2), 1 + ways + 2 * net.cells
+    if ways == 1 and not _keeps_plain_cells(op):
+        waves = _WAVE * (net.layers + 1) * sequences
+        outputs = net.tokens if net.layers == 1 else min(net.tokens, waves)
+        kept -= 1
+    numbers = ways * ways * net.tokens * max(net.widths[0], net.hidden)
+    numbers += (outputs + states * kept) * net.hidden
+    return numbers + 2 * _unpadded_numbers(op)
+
+
+def _unpadded_numbers(op: Op) -> int:
+    """A padded batch in packed form: input, output, and states before and after."""
+    net = network_of(op)
+    if not _padded(op):
+        return 0
+    stacked = net.layers * net.directions
+    states = 2 * _sequences(op) * stacked * (net.output + net.cells * net.hidden)
+    return net.tokens * (net.widths[0] + net.directions * net.output) + states
 
 
 def recurrent_algorithm(op: Op) -> str:
     """Which of cuDNN's algorithms runs: `get_algo` in aten/native/cudnn/RNN.cpp.
 
-    One layer in one direction and half precision keeps its weights on the chip if they fit.
+    A padded batch keeps small weights on the chip ("small"), and those of one layer in one
+    direction and half precision if they fit ("persistent"; GPUs since the A100).
     """
-    net, source = network_of(op), op.inputs[0]
+    net, item = network_of(op), item_bytes(op.inputs[0])
+    if not _padded(op) or net.projected or item > 4:
+        return "standard"
+    plain = net.gates == 1
+    if net.hidden <= _SMALL_HIDDEN[plain, op.base == FORWARD]:
+        return "small"
+    sequences = _sequences(op)
     persistent = (
-        item_bytes(source) == 2
-        and len(source.shape) == 3
-        and (net.layers, net.directions, net.projected) == (1, 1, False)
+        item == 2
+        and (net.layers, net.directions) == (1, 1)
+        and (plain or net.cells == 1)
         and net.hidden <= _PERSISTENT_HIDDEN
         and net.hidden % _PERSISTENT_MULTIPLE == net.widths[0] % _PERSISTENT_MULTIPLE == 0
+        and sequences <= _PERSISTENT_BATCH
+        and sequences % _BATCH_MULTIPLE == 0
     )
     return "persistent" if persistent else "standard"
+
+
+def _keeps_plain_cells(op: Op) -> bool:
+    return network_of(op).gates == 1 and recurrent_algorithm(op) != "standard"
 
 
 def reordered_bytes(op: Op) -> int:
@@ -143,10 +204,8 @@ def reordered_bytes(op: Op) -> int:
     return source.nbytes if batch_first != (source.strides is not None) else 0
 
 
-def _chunk(net: Network, sequences: int) -> int:
-    """Equal parts of a sequence, none longer than cuDNN's longest."""
-    steps = math.ceil(net.tokens / max(1, sequences))
-    return math.ceil(steps / max(1, math.ceil(steps / _LONGEST_CHUNK)))
+def _padded(op: Op) -> bool:
+    return len(op.inputs[0].shape) == 3
 
 
 def _sequences(op: Op) -> int:
