@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.recurrent_reality import Found, Layer, errors, read  # noqa: E402
+from wavecast.frameworks.pytorch.capture import capture  # noqa: E402
 from wavecast.workspaces import recurrent  # noqa: E402
-from wavecast.workspaces.recurrent import workspace_bytes  # noqa: E402
+from wavecast.workspaces.recurrent import FORWARD, workspace_bytes  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 MEASURED = read(ROOT / "measurements" / "h200" / "rnn_workspaces.jsonl")
@@ -94,3 +95,26 @@ def test_dropout_between_layers_in_one_direction_holds_an_output_more() -> None:
     assert more == 4 * deep.steps * deep.batch * deep.hidden
     single = replace(deep, layers=1)
     assert workspace_bytes(replace(single, dropout=0.2).op) == workspace_bytes(single.op)
+
+
+def kept(layer: Layer) -> int:
+    """What is kept for the way back, as a trace has it."""
+
+    def make_step() -> Callable[[], None]:
+        net = getattr(torch.nn, layer.cell)(
+            layer.inputs, layer.hidden, layer.layers, bias=layer.bias,
+            bidirectional=layer.both, proj_size=layer.projected, device="cuda",
+        )  # fmt: skip
+        source = torch.randn(layer.steps, layer.batch, layer.inputs, device="cuda")
+        return lambda: net(source)[0].sum().backward()
+
+    (op,) = (call.op for call in capture(make_step) if call.op.base == FORWARD)
+    return op.outputs[3].nbytes
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_projected_layer_keeps_what_was_measured(both: bool, depth: int) -> None:
+    wanted = Layer(layers=depth, both=both, projected=64)
+    (found,) = (each for each in MEASURED if each.layer == wanted)
+    assert kept(wanted) == found.kept_bytes

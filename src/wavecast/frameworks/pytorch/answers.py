@@ -303,6 +303,8 @@ def _cudnn_rnn(
     positions = source.numel() // source.shape[-1]
     units = positions * size * directions
     numbers = units * (_RESERVED_PER_UNIT[mode] * layers + layers - 1)
+    if projected:  # what a step puts out, before and after it is projected
+        numbers += positions * directions * layers * (size + projected)
     masks = units * (layers - 1) * directions // 8 if noise is not None else 0
     reserve = numbers * source.element_size() + masks + 256 if train else 0
     return (
