@@ -99,6 +99,7 @@ def report(rows: Sequence[Scored]) -> str:
             "GPU": lambda row: row.case.gpu,
             "precision": lambda row: f"{row.case.precision} {row.case.layout}".strip(),
             "family": lambda row: row.case.family,
+            "software": lambda row: row.case.software.partition(",")[0],
         }
         tables += [
             _table("", what, group, key)

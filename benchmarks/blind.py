@@ -3,8 +3,9 @@
     python -m benchmarks.blind measure OUT [SECONDS]   on the GPU
     python -m benchmarks.blind [PAGE]                  predicted against measured, from the files
 
-Models of torchvision and transformers and a few plain ones (`benchmarks/memory_steps.py`). Each is
-traced without using the GPU, then timed on it; the machine's host is timed, too. The files under
+Models of torchvision and transformers and a few plain ones (`benchmarks/memory_steps.py`), and
+those that `benchmarks/population.py` keeps back, timm's most of all. Each is traced without using
+the GPU, then timed on it; the machine's host is timed, too. The files under
 measurements/h200/blind, one a machine, are in no fit, and stay out of all. What is there already is
 not measured again.
 """
@@ -16,8 +17,9 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,23 @@ SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
 """What the steps of models are called that are not in the suite."""
 
 
+def steps() -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+    """All that are measured, and how each is made."""
+    from benchmarks import population
+    from benchmarks.memory_steps import STEPS
+
+    for name, step in STEPS.items():
+        if name.startswith(SORTS):
+            yield name, step.make
+    for name in population.BLIND:
+        drawn = population.draw(name, 0, whole=True)
+        yield drawn.title, partial(population.make_step, drawn)
+
+
 def measure(out: Path, seconds: float) -> None:
     """Trace and time as many steps as time allows."""
     import torch
 
-    from benchmarks.memory_steps import STEPS
     from wavecast.frameworks.pytorch import issuing
 
     until = time.monotonic() + seconds
@@ -46,15 +60,15 @@ def measure(out: Path, seconds: float) -> None:
     about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
     direct = issuing.time_gpu()
     known = {name for document in _documents() for name in document["steps"]}
-    for name, step in STEPS.items():
-        if not name.startswith(SORTS) or name in known:
+    for name, make in steps():
+        if name in known:
             continue
         if time.monotonic() > until:
             print(f"time is up before {name}", flush=True)
             break
         try:
-            wavecast.trace(step.make, gpu=GPU).save(out / "traces" / f"{_file(name)}.json.gz")
-            measured = wavecast.measure(step.make(), repeats=15, recordings=1).measurement
+            wavecast.trace(make, gpu=GPU).save(out / "traces" / f"{_file(name)}.json.gz")
+            measured = wavecast.measure(make(), repeats=15, recordings=1).measurement
             assert measured is not None
             rows[name] = {
                 "seconds": measured.seconds,

@@ -3,9 +3,9 @@
     python -m benchmarks.families --data FOLDER --cache FOLDER [--write docs/accuracy.md]
 
 Families (BERT of all sizes, VGG, ...) are dealt into `FOLDS` groups. For each group the op models
-are fitted anew without every op that only its steps have; what other steps, the sweep of single
-layers and other GPUs have of the same shapes stays. The H200 stays in the fit: this is about models
-never seen, on a GPU that was.
+are fitted anew without every op that only its steps have, and steps of models with a family's name
+in theirs (RoBERTa, RepVGG); what other steps, the sweep of single layers and other GPUs have of the
+same shapes stays. The H200 stays in the fit: this is about models never seen, on a GPU that was.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def fold_of(family: str, families: Sequence[str]) -> int:
 
 
 def owners() -> dict[Op, set[str]]:
-    """The families (or the sweep) that each measured op was seen in."""
+    """The models (or the sweep) that each measured op was seen in."""
     found: dict[Op, set[str]] = defaultdict(set)
     for path in sorted(MEASURED.rglob("*.json.gz")):
         if HELD_OUT & set(path.relative_to(MEASURED).parts):
             continue
-        own = SWEEP if path.parent.name == SWEEP else family_of(path.name)
+        own = SWEEP if path.parent.name == SWEEP else path.name.partition("-b")[0].lower()
         for op in load_trace(path).counts:
             found[op].add(own)
     return found
@@ -58,7 +58,9 @@ def owners() -> dict[Op, set[str]]:
 
 def kept(rows: Iterable[Row], left_out: set[str], seen: dict[Op, set[str]]) -> list[Row]:
     """The rows of which something is known without these families."""
-    return [row for row in rows if row.source != OUR_STEPS or not seen[row.ops[0]] <= left_out]
+    models = {model for owners in seen.values() for model in owners}
+    gone = {model for model in models if any(family in model for family in left_out)}
+    return [row for row in rows if row.source != OUR_STEPS or not seen[row.ops[0]] <= gone]
 
 
 def fitted_without(left_out: set[str], data: Path, cache: Path) -> Learned:

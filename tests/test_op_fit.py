@@ -15,7 +15,8 @@ from wavecast.devices import device
 from wavecast.op_models.batch import batch_of
 from wavecast.op_models.gpus import gpu_of
 from wavecast.op_models.model import OpModel
-from wavecast.op_models.parts import CONVOLUTION, STREAM, parts_of
+from wavecast.op_models.parts import CONVOLUTION, parts_of
+from wavecast.op_models.passes import STREAM
 from wavecast.op_models.tiles import Limits
 from wavecast.op_models.trees import Forest
 from wavecast.predictors.learned import Learned

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_a_timed_pass_ends_with_a_wait_and_has_no_optimizer() -> None:
 
 
 STEPS: dict[str, Callable[[Any], Any]] = {
-    "bert": lambda examples: examples.bert_squad("base", 2, "amp_fp16", "", sequence=16),
+    "bert": lambda examples: examples.bert_squad("base", 2, "amp_fp16", copied=True, sequence=16),
     "ncf": lambda examples: examples.ncf(256, "amp_fp16", ""),
     "gnmt": lambda examples: examples.gnmt(2, "fp32", ""),
 }
@@ -164,6 +165,25 @@ def test_half_precision_of_apex_has_masters() -> None:
     updates = [call.op for call in trace if "fused_adam" in call.op.name]
     assert {spec.dtype for op in updates for spec in op.inputs} == {"float32"}
     assert {c.op.inputs[0].dtype for c in trace if c.op.base == "aten.addmm"} == {"float16"}
+
+
+def test_a_copied_bias_is_the_same_sum_with_one_more_pass() -> None:
+    from benchmarks.public_steps.recipes import copy_biases
+
+    def make(*, copied: bool) -> Callable[[], Any]:
+        model = torch.nn.Linear(8, 16).cuda()
+        model = copy_biases(model) if copied else model
+        x = torch.randn(4, 3, 8, device="cuda")
+        return lambda: model(x).sum().backward()
+
+    plain, other = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+    other.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 3, 8)
+    assert torch.allclose(copy_biases(other)(x), plain(x), atol=1e-6)
+    counts = [
+        names(wavecast.trace(partial(make, copied=c))).count("aten.clone") for c in (False, True)
+    ]
+    assert counts == [0, 1]
 
 
 def test_models_of_timm_are_chosen_by_size_alone() -> None:

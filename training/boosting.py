@@ -52,9 +52,15 @@ def grow(
         np.array([each[0] for each in found]),
         np.array([each[1] for each in found]),
         np.array([each[2] for each in found]),
-        features.min(axis=0) - MARGIN,
-        features.max(axis=0) + MARGIN,
+        *_range(features),
     )
+
+
+def _range(features: Floats) -> tuple[Floats, Floats]:
+    """Where a forest knows something; a feature that was always the same taught it nothing."""
+    low, high = features.min(axis=0), features.max(axis=0)
+    varied = high > low
+    return np.where(varied, low - MARGIN, -np.inf), np.where(varied, high + MARGIN, np.inf)
 
 
 def _edges(column: Floats) -> Floats:

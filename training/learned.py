@@ -16,7 +16,7 @@ import argparse
 import functools
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,9 +113,13 @@ def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
 
     Neither chips have trees of their own in it, nor generations what whole steps say of them.
     """
-    known = {chip_of(row.gpu) for row in rows_of(data)}
     chip = chip_of(gpu) if gpu else None
-    return _fitted_without(chip if chip in known else None, data, cache)
+    return _fitted_without(chip if chip in _chips(data) else None, data, cache)
+
+
+@functools.cache
+def _chips(data: Path) -> set[tuple[str, int | None]]:
+    return {chip_of(gpu) for gpu in {row.gpu for row in rows_of(data)}}
 
 
 @functools.cache
@@ -255,8 +259,20 @@ def card(rows: Sequence[Row], models: Mapping[str, OpModel], groups: Sequence[st
             "[groups]",
             *groups,
             "",
+            "# What `wavecast calibrate` measured on GPUs of this fit, by chip.",
+            *_references(gpus),
+            "",
         ]
     )
+
+
+def _references(gpus: Sequence[str]) -> Iterator[str]:
+    """Rates in the files of devices whose ops we measured ourselves."""
+    for found in (device(gpu) for gpu in gpus):
+        rates = {name: f.value for name, f in found.measured.items() if name.endswith("_flops")}
+        if rates:
+            yield f'[references."{found.architecture}.{found.sm_count}"]'
+            yield from (f"{name} = {value:.5g}" for name, value in rates.items())
 
 
 def group_lines(scores: Mapping[str, Scored]) -> list[str]:
@@ -285,7 +301,8 @@ def old_lines() -> list[str]:
     if not path.exists():
         return ['"other" = { low = 0.5, high = 2.0 }']
     assert tomllib.loads(path.read_text())["groups"]
-    return path.read_text().partition("[groups]\n")[2].strip().split("\n")
+    groups = path.read_text().partition("[groups]\n")[2].partition("\n\n")[0]
+    return groups.strip().split("\n")
 
 
 def main(given: Sequence[str] | None = None) -> None:

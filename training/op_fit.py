@@ -47,8 +47,8 @@ FAMILY_ROWS = 4.0
 """A family's factor is what so many rows with none would leave of its mean."""
 CHIP_TREES: Mapping[int, dict[str, Any]] = {
     200: {"trees": 150, "depth": 5, "rate": 0.08, "least": 10.0},
-    400: {"trees": 300, "depth": 6, "rate": 0.1, "least": 5.0},
-    3000: {"trees": 400, "depth": 7, "rate": 0.15, "least": 3.0},
+    400: {"trees": 150, "depth": 6, "rate": 0.2, "least": 5.0},
+    3000: {"trees": 200, "depth": 7, "rate": 0.2, "least": 3.0},
 }
 """From so many rows on, a chip gets trees of its own: such ones."""
 MOST_ELEMENTWISE = 0.1

@@ -55,9 +55,10 @@ class Case:
         return self.batch / self.measured_s
 
 
-def squad_options(precision: str) -> Options:
-    """Of BERT on SQuAD in NVIDIA's script: its optimizer goes with the precision."""
-    length: Options = (("sequence", 384),)
+def squad_options(precision: str, *, copied: bool) -> Options:
+    """Of BERT on SQuAD in NVIDIA's script: its optimizer goes with the precision, and biases are
+    copied before torch 1.11."""
+    length: Options = (("sequence", 384), *((("bias", "copied"),) if copied else ()))
     return length if precision == "amp_fp16" else (*length, ("optimizer", "looped Adam"))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from benchmarks.public_steps import ssd
 from benchmarks.public_steps.recipes import (
     LoopedAdam,
+    copy_biases,
     half_step,
     smoothed_cross_entropy,
     steady_step,
@@ -70,11 +71,15 @@ def ssd300(batch: int, precision: str, layout: str) -> Step:
     return steady_step(loss, optimizer, precision)
 
 
-def bert_squad(size: str, batch: int, precision: str, layout: str, sequence: int = 384) -> Step:
-    """Fine-tuning of BERT: the start and the end of an answer, gradients clipped at 1."""
+def bert_squad(size: str, batch: int, precision: str, *, copied: bool, sequence: int = 384) -> Step:
+    """Fine-tuning of BERT: the start and the end of an answer, gradients clipped at 1.
+
+    `copied`: biases, as torch did before 1.11.
+    """
     import transformers as hf
 
     model = _bert(hf.BertForQuestionAnswering, size)
+    model = copy_biases(model) if copied else model
     tokens = torch.randint(30_000, (batch, sequence), device="cuda")
     given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     places = torch.randint(sequence, (2, batch), device="cuda")
@@ -92,7 +97,7 @@ def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> 
     """One of many passes whose gradients are added up; words are predicted where masked."""
     import transformers as hf
 
-    model = _bert(hf.BertForPreTraining, "large")
+    model = copy_biases(_bert(hf.BertForPreTraining, "large"))
     half = precision == "amp_fp16"
     model = model.half() if half else model
     masked = {128: 20, 512: 80}[sequence]

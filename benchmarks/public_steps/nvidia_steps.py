@@ -62,7 +62,9 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
         if sequence == 512:
             return None
         squad = model == "bert_large_squad"
-        options = squad_options(precision) if squad else (("sequence", sequence),)
+        # Of containers of 2019 to 2021, with a torch before 1.11.
+        copied: Options = (("sequence", sequence), ("bias", "copied"))
+        options = squad_options(precision, copied=True) if squad else copied
     if example == "GNMT":
         options = (("padded", 28),)
     image = example not in ("BERT", "GNMT", "NCF")
@@ -110,7 +112,7 @@ def make_step(model: str, options: dict[str, Any], batch: int, precision: str, l
     from benchmarks.public_steps import examples
 
     if model == "bert_large_squad":
-        return examples.bert_squad("large", batch, precision, layout)
+        return examples.bert_squad("large", batch, precision, copied=True)
     if model == "bert_large_pretraining":
         return examples.bert_pretraining(options["sequence"], batch, precision, layout)
     makes: dict[str, Callable[[int, str, str], Any]] = {

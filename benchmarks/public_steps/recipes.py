@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,6 +111,21 @@ class LoopedAdam(torch.optim.Optimizer):
         update = mean / (square.sqrt() + 1e-6)
         update += 0.01 * weight
         weight.add_(-lr * update)
+
+
+def copy_biases(model: nn.Module) -> nn.Module:
+    """Let linear layers run as before torch 1.11: the bias is copied into every row of the output,
+    and the product is added to that (Blas.cpp); cuBLASLt adds it as the product ends."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            layer.forward = partial(_added_to_bias, layer)
+    return model
+
+
+def _added_to_bias(layer: nn.Linear, x: Tensor) -> Tensor:
+    rows = x.flatten(0, -2)
+    place = layer.bias.expand(len(rows), -1).contiguous()
+    return torch.addmm(place, rows, layer.weight.t()).unflatten(0, x.shape[:-1])
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -190,13 +190,9 @@ def test_the_learned_factor_is_bounded() -> None:
 
 def test_what_was_learned_of_a_chip_counts_there_only_and_is_bounded() -> None:
     part = batch_of([mm(640, 640, 640)], {}).parts["product"]
-    features = 14
+    anywhere = np.full(14, np.inf)
     far = Forest(
-        np.zeros((1, 1), np.int64),
-        np.zeros((1, 1)),
-        np.full((1, 2), 5.0),
-        np.full(features, -100.0),
-        np.full(features, 1e4),
+        np.zeros((1, 1), np.int64), np.zeros((1, 1)), np.full((1, 2), 5.0), -anywhere, anywhere
     )
     bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
     known = dataclasses.replace(bare, chips={"cores.Hopper.132": far})
@@ -289,16 +285,18 @@ def test_every_part_has_all_its_numbers() -> None:
             assert len(part.numbers) == len(COLUMNS[part.model])
 
 
-def test_a_forest_adds_up_its_trees_and_is_silent_outside_its_range() -> None:
+def test_a_forest_adds_up_its_trees_and_fades_beyond_their_range() -> None:
     forest = Forest(
         np.array([[0, 1], [1, 0]]),
         np.array([[0.5, 0.5], [0.5, 0.5]]),
         np.array([[0.0, 1.0, 2.0, 3.0], [0.0, 10.0, 20.0, 30.0]]),
-        np.zeros(2),
-        np.ones(2),
+        np.array([0.0, -np.inf]),
+        np.array([1.0, np.inf]),
     )
-    said = forest(np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0]]))
-    assert said.tolist() == [0.0, 21.0, 12.0, 33.0, 0.0]
+    said = forest(np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 99.0]]))
+    assert said.tolist() == [0.0, 21.0, 12.0, 33.0, 33.0]
+    beyond = forest(np.array([[2.0, 0.0], [4.0, 0.0], [99.0, 0.0]]))
+    assert beyond.tolist() == pytest.approx([21.0 / 2, 21.0 / 8, 0.0])
 
 
 # Published measurements, which are in the fit: mistakes of a factor show here, not the accuracy.

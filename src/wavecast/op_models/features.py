@@ -80,6 +80,7 @@ def convolution(columns: Columns, gpu: Gpu) -> Floats:
         np.zeros(len(m)) + gpu.winograd,
         columns["last"],
         TUNED * columns["tuned"],
+        columns["dilated"],
     )
 
 
@@ -141,6 +142,7 @@ def stream(columns: Columns, gpu: Gpu) -> Floats:
         columns["last"],
         columns["sort"],
         columns["backward"],
+        columns["path"],
     )
 
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from wavecast import ops
 from wavecast.op_costs import attention, convolution, matmul, rnn
-from wavecast.op_costs.registry import Cost, integer, integers, item_bytes, stored
+from wavecast.op_costs.registry import integer, integers, item_bytes, stored
+from wavecast.op_models import passes
 from wavecast.op_models.gpus import CODES
+from wavecast.op_models.passes import Numbers
 from wavecast.ops import Kind
-from wavecast.trace import DTYPE_BYTES, Op, TensorSpec
-
-Numbers = tuple[float, ...]
+from wavecast.trace import Op, TensorSpec
 
 
 class Part(NamedTuple):
@@ -40,10 +40,6 @@ RECURRENT = (
     *("steps", "batch", "inputs", "hidden", "gates", "layers", "directions", "item", "unit"),
     *("backward", "weights", "bytes", "flops"),
 )
-STREAM = (
-    *("read", "written", "again", "elements", "flops", "width", "tensors", "twisted", "by_row"),
-    *("item", "atomic", "groups", "footprint", "last", "sort", "backward"),
-)
 COLUMNS = {
     "product": PRODUCT,
     "grouped": GROUPED,
@@ -51,14 +47,8 @@ COLUMNS = {
     "depthwise": CONVOLUTION,
     "attention": ATTENTION,
     "recurrent": RECURRENT,
-    "stream": STREAM,
+    "stream": passes.STREAM,
 }
-SORTS = (
-    *(Kind.FILL, Kind.RANDOM, Kind.COPY, Kind.ELEMENTWISE, Kind.OPTIMIZER),
-    *(Kind.REDUCTION, Kind.LOSS, Kind.SOFTMAX, Kind.NORM),
-    *(Kind.POOLING, Kind.RESAMPLING, Kind.INDEXING, Kind.EMBEDDING),
-)
-"""Of passes over memory: those that are alike are neighbours, since trees ask for larger ones."""
 FORWARD, OF_IMAGE, OF_WEIGHT = 0.0, 1.0, 2.0
 """What a convolution computes: `which`."""
 OF_M, OF_N, OF_K = 0.0, 1.0, 2.0
@@ -81,7 +71,7 @@ def parts_of(op: Op) -> tuple[Part, ...]:
             return (_recurrent(op),)
         case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
-    return (_stream(op),)
+    return (Part("stream", passes.numbers_of(op)),)
 
 
 # Matrix products.
@@ -155,7 +145,7 @@ def _convolutions(op: Op) -> tuple[Part, ...]:
     if "backward" not in op.base:
         image, weight, out = op.inputs[0], op.inputs[1], op.outputs[0]
         biased = len(op.inputs) > 2 and len(op.inputs[2].shape) == 1
-        added = (_pass(out, read=stored(out), written=stored(out), width=1),) if biased else ()
+        added = (_pass(out, stored(out), width=1),) if biased else ()
         if turned:
             image, out = out, image
         return (_convolution(op, OF_IMAGE if turned else FORWARD, image, weight, out), *added)
@@ -171,18 +161,12 @@ def _convolutions(op: Op) -> tuple[Part, ...]:
     if len(wants) > 2 and wants[2]:  # the bias: a sum over images and points
         grad = op.inputs[0]
         width = grad.numel // max(grad.shape[1], 1)
-        found.append(_pass(grad, read=stored(grad), written=4 * grad.shape[1], width=width))
+        found.append(_pass(grad, 4 * grad.shape[1], width))
     return tuple(found)
 
 
-def _pass(whole: TensorSpec, *, read: int, written: int, width: int) -> Part:
-    """A pass over a tensor, as a convolution's bias is added (in place) or summed."""
-    numbers = {
-        **{"read": read, "written": written, "elements": whole.numel, "flops": whole.numel},
-        **{"width": width, "tensors": 1, "item": item_bytes(whole), "footprint": read},
-        **{"last": whole.channels_last, "sort": SORTS.index(Kind.ELEMENTWISE)},
-    }
-    return Part("stream", tuple(float(numbers.get(name, 0)) for name in STREAM))
+def _pass(whole: TensorSpec, written: int, width: int) -> Part:
+    return Part("stream", passes.over(whole, written, width))
 
 
 def _convolution(
@@ -249,132 +233,3 @@ def _recurrent(op: Op) -> Part:
         *(cost.bytes if cost else 0, cost.flops if cost else 0),
     )
     return Part("recurrent", tuple(map(float, numbers)))
-
-
-# All else: passes over memory.
-
-_PLACES = ("backward", "scatter", "index_put", "index_add")
-_ATOMIC = ("index_add", "scatter_add", "scatter_reduce")
-"""The others sort first."""
-
-
-def _stream(op: Op) -> Part:
-    cost = ops.cost_of(op)
-    assert cost is not None
-    kind = ops.kind(op)
-    outputs = [t for t in op.outputs if t.device != "cpu"]
-    whole = _whole(op, outputs)
-    by_row = (kind is Kind.SOFTMAX) or "layer_norm" in op.base or "rms_norm" in op.base
-    again = 0
-    if kind is Kind.NORM and not by_row:  # the formula has counted every pass
-        data = 2 if "backward" in op.base else 1
-        again = max(cost.read_bytes - sum(map(stored, op.inputs)), 0)
-        again = min(again, sum(map(stored, op.inputs[:data])))
-    elif by_row:
-        first = sum(map(stored, op.inputs[: 2 if "backward" in op.base else 1]))
-        again = first if "backward" not in op.base or kind is Kind.SOFTMAX else first // 2
-    counted = again if kind is Kind.NORM and (not by_row or "backward" in op.base) else 0
-    numbers = (
-        *(cost.read_bytes - counted, cost.written_bytes, again, _accesses(op, whole), cost.flops),
-        *(_width(op, whole, kind), _lists(op), _twisted(op, outputs), by_row),
-        *(DTYPE_BYTES[whole.dtype], _added(op), _blocks(op, whole, again, by_row)),
-        *(_footprint(op, cost), whole.channels_last, _sort(kind), "backward" in op.base),
-    )
-    return Part("stream", tuple(map(float, numbers)))
-
-
-def _sort(kind: Kind | None) -> int:
-    return SORTS.index(kind) if kind in SORTS else SORTS.index(Kind.ELEMENTWISE)
-
-
-def _whole(op: Op, outputs: list[TensorSpec]) -> TensorSpec:
-    """The tensor whose elements are handled: of a lookup or a fill, what comes out."""
-    tensors = [t for t in op.inputs if t.device != "cpu"] + outputs
-    if outputs and (ops.kind(op) is Kind.FILL or (_looks_up(op) and not _adds_up(op))):
-        tensors = outputs
-    return max(tensors, key=lambda t: t.numel, default=TensorSpec((), "float32"))
-
-
-def _looks_up(op: Op) -> bool:
-    return ops.kind(op) in (Kind.EMBEDDING, Kind.INDEXING)
-
-
-def _adds_up(op: Op) -> bool:
-    """Whether several elements may go to one place."""
-    return _looks_up(op) and any(name in op.base for name in _PLACES)
-
-
-def _added(op: Op) -> int:
-    """How many elements are added into places, one atomic operation each."""
-    if not any(name in op.base for name in _ATOMIC):
-        return 0
-    place = op.outputs[0].shape if op.outputs else ()
-    return max((t.numel for t in op.inputs if t.shape != place and "int" not in t.dtype), default=0)
-
-
-def _blocks(op: Op, whole: TensorSpec, again: int, by_row: bool) -> int:
-    """How many blocks share the work where each takes a whole channel, as batch norm does; 0: any.
-
-    Where channels are the fastest dimension, all blocks share every channel. Group norm has a
-    block for each group of each image.
-    """
-    if by_row or not again or len(whole.shape) < 2 or whole.channels_last:
-        return 0
-    if "group_norm" in op.base:
-        return whole.shape[0] * max(integer(op, "group", 1), 1)
-    return whole.shape[1]
-
-
-def _footprint(op: Op, cost: Cost) -> int:
-    """Bytes of the tensors that are touched: what is updated in place is there once."""
-    in_place = op.base.endswith("_") and op.inputs[:1] == op.outputs[:1]
-    return cost.bytes - (stored(op.outputs[0]) if in_place else 0)
-
-
-def _accesses(op: Op, whole: TensorSpec) -> int:
-    """Elements to handle: a pooling window's as often as windows have them."""
-    sides = integers(op, "kernel_size")
-    if ops.kind(op) is not Kind.POOLING or not sides:
-        return whole.numel
-    spatial = 3 if "3d" in op.base else 2
-    window = math.prod(sides) if len(sides) > 1 else sides[0] ** spatial
-    pooled = op.inputs[0] if "backward" in op.base else op.outputs[0]
-    return max(whole.numel, pooled.numel * window)
-
-
-def _lists(op: Op) -> int:
-    """How many tensors a fused op on lists works on; 1 for others."""
-    lists = "_foreach" in op.base or "_fused_" in op.base or "_amp_foreach" in op.base
-    return max(len(op.outputs), 1) if lists else 1
-
-
-def _width(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
-    """How many elements are reduced to one, where that is what the op does."""
-    if kind is Kind.REDUCTION or kind is Kind.LOSS:
-        out = max((t.numel for t in op.outputs), default=1)
-        return whole.numel / max(out, 1)
-    if kind is Kind.NORM and whole.shape:
-        named = integers(op, "normalized_shape")
-        channels = whole.shape[1] if len(whole.shape) > 1 else 1
-        return math.prod(named) if named else whole.numel / max(channels, 1)
-    return whole.shape[-1] if whole.shape else 1
-
-
-def _twisted(op: Op, outputs: list[TensorSpec]) -> int:
-    """Bytes of inputs that are stored in another order than the output: access in strides."""
-    if not outputs or not outputs[0].numel:
-        return 0
-    order = _fastest(outputs[0])
-    others = (t for t in op.inputs if t.shape == outputs[0].shape and t.device != "cpu")
-    return sum(t.nbytes for t in others if _fastest(t) != order)
-
-
-def _fastest(t: TensorSpec) -> int:
-    """The dimension whose neighbours are neighbours in memory."""
-    real = [i for i, n in enumerate(t.shape) if n > 1]
-    if not real:
-        return -1
-    if t.strides is None:
-        return real[-1]
-    stored_dims = [i for i in real if t.strides[i]]
-    return min(stored_dims, key=lambda i: t.strides[i]) if stored_dims else real[-1]  # type: ignore[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wavecast.op_models.gpus import Floats, Gpu
-from wavecast.op_models.parts import SORTS
+from wavecast.op_models.passes import CASTS, SORTS, STRIDES
 from wavecast.op_models.tiles import Bounds, Columns, Limits, Theta, overlapped
 from wavecast.ops import Kind
 
@@ -15,6 +15,8 @@ STREAM_PARAMETERS: dict[str, Bounds] = {
     "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the op before
     "l2_bytes": (40.0, 24.0, 64.0),  # that an SM reads through L2 in a clock
     "per_clock": (32.0, 8.0, 256.0),  # elements that an SM handles in a clock
+    "strided_per_clock": (1.3, 0.5, 8.0),  # the same where operands are stored in several ways
+    "cast_per_clock": (0.95, 0.3, 8.0),  # the same of operands of several types
     "odd_per_clock": (4.0, 0.5, 64.0),  # the same of random numbers, windows and lookups
     "flops": (0.3, 0.2, 1.0),  # share of the plain cores' rate
     "again": (0.5, 0.0, 1.5),  # of a second read, when it misses L2
@@ -24,6 +26,8 @@ STREAM_PARAMETERS: dict[str, Bounds] = {
     "tensor_us": (0.05, 0.0, 1.0),  # for each tensor of a list
     "block_elements": (2.0, 0.5, 8.0),  # that a block reads or writes in a clock
     "atomic": (0.6, 0.05, 8.0),  # sums into places that an SM adds to in a clock
+    "row_clocks": (400.0, 50.0, 2000.0),  # that an SM takes for a row with a block of its own
+    "serial_clocks": (330.0, 50.0, 1000.0),  # that a thread takes for one element after another
 }
 
 ODD = [
@@ -50,13 +54,18 @@ def stream_limits(columns: Columns, gpu: Gpu, theta: Theta) -> Limits:
     through_l2 = moved + columns["again"] + columns["twisted"] * theta["twisted"]
     l2_s = through_l2 / (gpu.sm * gpu.clock_hz * theta["l2_bytes"])
     per_clock = np.where(np.isin(columns["sort"], ODD), theta["odd_per_clock"], theta["per_clock"])
+    per_clock = np.where(columns["path"] == STRIDES, theta["strided_per_clock"], per_clock)
+    per_clock = np.where(columns["path"] == CASTS, theta["cast_per_clock"], per_clock)
     issue_s = columns["elements"] / (gpu.sm * gpu.clock_hz * per_clock)
     flop_s = columns["flops"] / (gpu.fp32 * theta["flops"])
     block_s = _blocks_s(columns, gpu, theta)
     atomic_s = columns["atomic"] / (gpu.sm * gpu.clock_hz * theta["atomic"])
-    chip_s = overlapped(block_s, l2_s, issue_s, flop_s, atomic_s)
+    row_s = columns["rows"] * theta["row_clocks"] / (gpu.sm * gpu.clock_hz)
+    serial_s = columns["serial"] * theta["serial_clocks"] / gpu.clock_hz
+    chip_s = overlapped(block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s)
     lists_s = (columns["tensors"] - 1.0) * theta["tensor_us"] * 1e-6
-    return Limits(theta["floor_us"] * 1e-6 + lists_s, memory_s, chip_s)
+    launch_s = columns["kernels"] * theta["floor_us"] * 1e-6
+    return Limits(launch_s + lists_s, memory_s, chip_s)
 
 
 def _blocks_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:

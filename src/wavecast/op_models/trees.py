@@ -31,10 +31,14 @@ class Forest:
     """By the bits: (trees, 2^depth)."""
     low: Floats
     high: Floats
-    """The range of each feature in the fit. Outside of it nothing was learned: the answer is 0."""
+    """The range of each feature in the fit; one that was always the same has none."""
 
     def __call__(self, features: Floats) -> Floats:
-        """The sum of all trees' answers, for each row."""
+        """The sum of all trees' answers, for each row.
+
+        Beyond the range of a feature they answer as at its edge, less by half for each power of two
+        (most features are logarithms): the further off, the less of what was seen holds.
+        """
         if not len(self.feature) or not len(features):
             return np.zeros(len(features))
         columns = np.ascontiguousarray(features.T)
@@ -42,9 +46,10 @@ class Forest:
         for level, asked in enumerate(self.feature.T):
             larger = columns[asked] > self.threshold[:, level, None]
             leaf |= larger.astype(np.uint16) << level
-        found = np.take_along_axis(self.answer, leaf.astype(np.intp), axis=1).sum(axis=0)
-        inside = ((features >= self.low) & (features <= self.high)).all(axis=1)
-        return np.where(inside, found, 0.0)
+        answers = np.take_along_axis(self.answer, leaf.astype(np.intp), axis=1).sum(axis=0)
+        beyond = np.maximum(self.low - features, features - self.high).max(axis=1)
+        found: Floats = answers * 0.5 ** np.maximum(beyond, 0.0)
+        return found
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What a file keeps of it."""

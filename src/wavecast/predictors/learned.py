@@ -72,6 +72,9 @@ class Learned:
     spreads: Mapping[str, Spread] = field(repr=False)
     """By group: "product/tensor", "norm", ...; "other" for those without."""
     fallback: Attainable = field(repr=False)
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
+    """By chip ("Hopper.132") and fact ("bf16_tensor_flops"): what `wavecast calibrate` measured on
+    the very GPU whose ops the chip's trees were fitted on."""
     _batches: dict[int, tuple[Sequence[Op], Batch]] = field(default_factory=dict, repr=False)
     _gpus: dict[Device, Gpu] = field(default_factory=dict, repr=False)
 
@@ -94,14 +97,22 @@ class Learned:
     def gpu(self, device: Device) -> Gpu | None:
         """The GPU, with rates at which large products take what they took on this very one.
 
-        What `wavecast calibrate` measured says more than a data sheet: of clocks and power.
+        What `wavecast calibrate` measured says more than a data sheet: of clocks and power. Where
+        it measured the GPU of the fit as well, it says by how much this one differs: a second of
+        nothing but products draws more power than steps do, and H200s slow down by a fifth.
         """
         known = self._gpus.get(device)
         gpu = known or gpu_of(device)
         if known is None and gpu is not None:
+            fitted = self.references.get(f"{device.architecture}.{device.sm_count}", {})
             for unit, op in _PRODUCTS.items():
-                measured = device.measured.get(f"{unit}_flops")
-                if measured is not None and device.rate(unit) is not None:
+                fact = f"{unit}_flops"
+                measured = device.measured.get(fact)
+                if measured is None or device.rate(unit) is None:
+                    continue
+                if fact in fitted:
+                    gpu = _faster(gpu, unit, measured.value / fitted[fact])
+                else:
                     gpu = self._held(gpu, unit, op, measured.value)
             self._gpus[device] = gpu
         return gpu
@@ -112,9 +123,7 @@ class Learned:
         for _ in range(_ROUNDS):  # a lower rate draws less power, which allows a higher one
             cores = replace(gpu, bytes_per_s=np.inf, nominal_bytes_per_s=np.inf)
             said = 2.0 * _SIDE**3 / float(batch.seconds(self.models, cores)[0])
-            factors = np.ones(len(gpu.rates))
-            factors[CODES[unit]] = np.clip(measured / said, *_TRUSTED)
-            gpu = replace(gpu, rates=gpu.rates * factors)
+            gpu = _faster(gpu, unit, measured / said)
         return gpu
 
     def _answers(
@@ -169,6 +178,13 @@ class Learned:
         return made
 
 
+def _faster(gpu: Gpu, unit: Unit, factor: float) -> Gpu:
+    """With another rate of one unit."""
+    factors = np.ones(len(gpu.rates))
+    factors[CODES[unit]] = np.clip(factor, *_TRUSTED)
+    return replace(gpu, rates=gpu.rates * factors)
+
+
 def _crosses(op: Op) -> bool:
     """Whether bytes move between host and GPU."""
     wanted = demand(op)
@@ -186,7 +202,8 @@ def _shipped() -> Learned:
     ranges = {**card["groups"], **kernel["groups"]}
     spreads = {name: Spread(each["low"], each["high"]) for name, each in ranges.items()}
     constants = tomllib.loads(folder.joinpath("generations.toml").read_text("utf-8"))
-    return with_steps(Learned(models, spreads, Attainable.shipped()), constants)
+    known = Learned(models, spreads, Attainable.shipped(), card.get("references", {}))
+    return with_steps(known, constants)
 
 
 def with_steps(learned: Learned, constants: Mapping[str, Mapping[str, float]]) -> Learned:
