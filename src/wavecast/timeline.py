@@ -46,7 +46,8 @@ class Host:
     tensor_s: float
     """Each tensor of these lists."""
     step_s: float
-    """What an iteration costs beside its ops."""
+    """What an iteration that trains costs beside its ops: gradients are cleared, the backward pass
+    starts its thread, the optimizer goes through its parameters."""
     sync_s: float
     """From the end of the GPU's work to the host that waits for it."""
     launch_s: float = 0.0
@@ -106,7 +107,6 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
     if any(call.phase is Phase.BACKWARD for call in calls):
         written = np.array([call.phase is Phase.FORWARD for call in calls])
         asked[written, column["autograd_s"]] = asked[written, column["forward_s"]]
-    if len(calls):
         asked[0, column["step_s"]] = 1
     return asked
 
@@ -131,23 +131,23 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 REFERENCE_HOST = Host(
     name="reference host",
-    forward_s=10.3e-6,
-    autograd_s=6.9e-6,
-    backward_s=27.8e-6,
-    other_s=37.3e-6,
-    view_s=6.9e-6,
-    module_s=11.5e-6,
-    convolution_s=40.6e-6,
-    kernel_s=10.4e-6,
-    tensor_s=3.4e-6,
-    step_s=1380e-6,
+    forward_s=14.6e-6,
+    autograd_s=23.0e-6,
+    backward_s=14.3e-6,
+    other_s=53.1e-6,
+    view_s=9.2e-6,
+    module_s=6.9e-6,
+    convolution_s=21.4e-6,
+    kernel_s=9.6e-6,
+    tensor_s=2.5e-6,
+    step_s=1725e-6,
     sync_s=7.3e-6,
     launch_s=2.2e-6,
     graph_s=1.8e-6,
     node_s=0.4e-6,
 )
 """Between the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), the fastest of which
-takes 0.87 times as long and the slowest 1.4 times, and those in public tables (NVIDIA's DGX,
+takes 0.87 times as long and the slowest 1.5 times, and those in public tables (NVIDIA's DGX,
 desktops), 0.5 to 1.1 times; fitted by `training/host.py`. The last four are measured
 (measurements/h200/host)."""
 

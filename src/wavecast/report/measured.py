@@ -132,7 +132,7 @@ _COSTS = {
     "module_s": "a module",
     "convolution_s": "a convolution's plan",
     "kernel_s": "a kernel of a recurrent layer",
-    "step_s": "a step, beside its ops",
+    "step_s": "a training step, beside its ops",
     "launch_s": "from issue to start, idle GPU",
     "sync_s": "from the end to the host",
     "graph_s": "a CUDA graph",
