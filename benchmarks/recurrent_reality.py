@@ -5,7 +5,8 @@
 One line for each layer: its settings where they are not the usual ones (`Layer`), and the sizes
 that its forward and its backward pass asked for, in order, as torch's memory history has them;
 what was given back is negative. measurements/h200/rnn_workspaces.jsonl was written so, before there
-were layers with dropout, without training and of small states (`_other_layers`).
+were layers with dropout, without training and of small states (`_other_layers`), which are in
+rnn_workspaces_more.jsonl; `_open_layers` are in neither.
 `--pretend` lists the layers, without a GPU.
 """
 
@@ -140,6 +141,7 @@ def layers() -> Iterator[Layer]:
     """Each setting alone and with the others that it may depend on."""
     yield from _measured_layers()
     yield from _other_layers()
+    yield from _open_layers()
 
 
 def _other_layers() -> Iterator[Layer]:
@@ -159,6 +161,19 @@ def _other_layers() -> Iterator[Layer]:
             yield replace(usual, inputs=hidden, hidden=hidden, layers=depth)
         for batch, depth in product((64, 256), (2, 3)):
             yield replace(usual, batch=batch, layers=depth, steps=300)
+
+
+def _open_layers() -> Iterator[Layer]:
+    """Those that the rule answers for, and that were never measured."""
+    for cell, both, hidden in product(_MODES, (False, True), (128, 256)):
+        usual = Layer(cell, inputs=64, hidden=hidden, both=both)
+        for depth, dropout in product((1, 2), (0.0, 0.2)):
+            yield replace(usual, layers=depth, dropout=dropout, trained=False)
+        for depth, steps in product((2, 3), (50, 300)):
+            yield replace(usual, layers=depth, steps=steps, dropout=0.2)
+    for cell, inputs, trained in product(("RNN", "LSTM"), (512, 1024, 2048), (True, False)):
+        yield Layer(cell, inputs, 512, dtype="float16", trained=trained)
+        yield Layer(cell, 2 * inputs, 256, dtype="float16", trained=trained)
 
 
 def _measured_layers() -> Iterator[Layer]:

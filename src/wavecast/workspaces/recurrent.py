@@ -1,7 +1,8 @@
 """What cuDNN's recurrent layers take, as torch calls them (aten/native/cudnn/RNN.cpp).
 
 The order and the algorithm are torch's. The sizes are cuDNN's, which is closed: the rules were
-read off what it asked for on an H200, for 596 layers (measurements/h200/rnn_workspaces.jsonl).
+read off what it asked for on an H200, for 908 layers (measurements/h200/rnn_workspaces.jsonl and
+rnn_workspaces_more.jsonl).
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ _LONGEST_CHUNK = 256
 """Time steps whose gates a layer in one direction computes ahead."""
 _WAVE = 8
 """Time steps by which a layer follows the one above it on the way back."""
-_PERSISTENT_COPIES, _PLAIN_COPIES = 5, 9
-"""How often an LSTM's gates, or a plain cell's states, are held where weights stay on the chip."""
+_GATE_COPIES, _STATE_COPIES = 4, 8
+"""How often all gates are held on the way there, and all states on the way back, where weights stay
+on the chip."""
+_GRU_GATES = 3
 _PERSISTENT_HIDDEN, _PERSISTENT_MULTIPLE = 1024, 128
 _PERSISTENT_BATCH, _BATCH_MULTIPLE = 128, 8
 _SMALL_HIDDEN = {(True, True): 384, (True, False): 256, (False, True): 192, (False, False): 128}
@@ -107,8 +110,6 @@ def workspace_bytes(op: Op) -> int:
     held = _forward_numbers(op)
     if op.attr("train", True):
         held = max(held, _backward_numbers(op))
-    if _keeps_plain_cells(op):
-        held += _PLAIN_COPIES * net.tokens * net.hidden
     parts = [item * net.matrices, item * held]
     if _padded(op):
         parts.append(_INDEX_BYTES * _sequences(op))
@@ -120,21 +121,23 @@ def _forward_numbers(op: Op) -> int:
     """Gates, of a layer in one direction in chunks; outputs that are not those of the layer.
 
     Two directions have their outputs twice. In one direction those before a projection and those
-    after dropout are held once.
+    after dropout are held once. With weights on the chip there are no chunks, and more gates.
     """
     net, sequences = network_of(op), _sequences(op)
     ways, gates = net.directions, net.gates * net.hidden
     states = net.layers * ways * sequences
-    if recurrent_algorithm(op) == "persistent" and net.cells:
-        numbers = _PERSISTENT_COPIES * net.tokens * gates + 4 * states * net.hidden
-    elif ways == 1:
-        numbers = min(net.tokens, _LONGEST_CHUNK * sequences) * gates
-        numbers += states * (gates + 2 * net.cells * net.hidden)
-        if op.attr("dropout", 0.0) and net.layers > 1:
-            numbers += net.tokens * net.output
+    chunked = ways == 1 and not _on_chip(op)
+    ahead = min(net.tokens, _LONGEST_CHUNK * sequences) if chunked else net.tokens
+    numbers = ways * ahead * gates
+    if ways > 1:
+        numbers += 2 * ways * net.tokens * net.hidden
+    elif op.attr("dropout", 0.0) and op.attr("train", True) and net.layers > 1:
+        numbers += net.tokens * net.output
+    if _on_chip(op):
+        numbers += _GATE_COPIES * net.tokens * gates
+        numbers += states * (1 + ways + 2 * net.cells) * net.hidden
     else:
-        numbers = ways * net.tokens * (gates + 2 * net.hidden)
-        numbers += states * (gates + 2 * (1 + net.cells) * net.hidden)
+        numbers += states * (gates + 2 * (ways - 1 + net.cells) * net.hidden)
     if net.projected:
         numbers += ways * net.tokens * net.hidden
     return numbers + _unpadded_numbers(op)
@@ -144,17 +147,22 @@ def _backward_numbers(op: Op) -> int:
     """Gradients of a layer's input, and of the outputs of a layer and the one below it.
 
     In one direction the layers run in waves, each a few steps behind the one above it: gradients
-    of outputs live as long as the waves need them.
+    of outputs live as long as the waves need them. With weights on the chip there are no waves,
+    and gradients of the gates are held: those of a GRU twice, since its reset gate keeps apart
+    what input and state give.
     """
     net, sequences = network_of(op), _sequences(op)
     ways, states = net.directions, net.layers * net.directions * sequences
     outputs, kept = ways * net.tokens * min(net.layers, 2), 1 + ways + 2 * net.cells
-    if ways == 1 and not _keeps_plain_cells(op):
+    if ways == 1 and not _on_chip(op):
         waves = _WAVE * (net.layers + 1) * sequences
         outputs = net.tokens if net.layers == 1 else min(net.tokens, waves)
         kept -= 1
     numbers = ways * ways * net.tokens * max(net.widths[0], net.hidden)
     numbers += (outputs + states * kept) * net.hidden
+    if _on_chip(op):
+        gates = net.gates * (2 if net.gates == _GRU_GATES else 1)
+        numbers += (_STATE_COPIES + gates) * net.tokens * net.hidden
     return numbers + 2 * _unpadded_numbers(op)
 
 
@@ -193,8 +201,8 @@ def recurrent_algorithm(op: Op) -> str:
     return "persistent" if persistent else "standard"
 
 
-def _keeps_plain_cells(op: Op) -> bool:
-    return network_of(op).gates == 1 and recurrent_algorithm(op) != "standard"
+def _on_chip(op: Op) -> bool:
+    return recurrent_algorithm(op) != "standard"
 
 
 def reordered_bytes(op: Op) -> int:
