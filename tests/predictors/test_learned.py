@@ -337,3 +337,21 @@ def test_large_products_run_at_the_rate_that_was_measured_on_this_very_gpu(share
     untouched = Learned.shipped().predict(product, plain)
     assert untouched is not None
     assert untouched.seconds != pytest.approx(answer.seconds, rel=0.001)
+
+
+def test_where_the_gpu_of_the_fit_was_calibrated_a_rate_counts_relative_to_it() -> None:
+    """A second of nothing but products is slower than products in steps, on both alike."""
+    ours = device("h200-sxm")
+    others = {name: fact for name, fact in ours.measured.items() if not name.endswith("_flops")}
+    plain = dataclasses.replace(ours, measured=others)
+    rate = ours.measured["bf16_tensor_flops"].value
+    slower = dataclasses.replace(ours, measured={"bf16_tensor_flops": Fact(0.8 * rate, "mine")})
+    side = TensorSpec((8192, 8192), "bfloat16")
+    product = Op("aten.mm", (side, side), (side,))
+    as_fitted, nominal, mine = (LEARNED.predict(product, each) for each in (ours, plain, slower))
+    assert as_fitted is not None
+    assert nominal is not None
+    assert mine is not None
+    assert as_fitted.seconds == pytest.approx(nominal.seconds, rel=1e-6)
+    assert mine.seconds == pytest.approx(as_fitted.seconds / 0.8, rel=0.1)
+    assert 2 * 8192**3 / as_fitted.seconds > 1.05 * rate
