@@ -5,10 +5,10 @@ zero_grad; gradients were filled with zeros then (torch 1.10 to 1.12), so that e
 adds to them. Attention had no fused kernel. Inference is with torch 2, which has one.
 
 What the tables do not say and is inferred from them: inference ran with timm's "fast norm", which
-keeps layer and group norms in half precision under autocast. Without it, several networks would
-have moved more bytes than the card can in that time (resnetv2_101x1_bit 1.4 times as many), and are
-predicted up to 70% too slow; networks with batch norm are not concerned. Attention without a kernel
-stays in half precision, as torch 2.4 has it; later ones widen it.
+keeps layer and group norms in half precision under autocast. Without it, resnetv2_101x1_bit would
+have needed 1.4 times the measured time at the card's full bandwidth and rate, and networks with
+such norms are predicted up to 70% too slow; those with batch norm are not concerned. Attention
+without a kernel stays in half precision, as torch 2.4 has it; later ones widen it.
 """
 
 from __future__ import annotations
