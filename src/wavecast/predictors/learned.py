@@ -20,7 +20,7 @@ import numpy as np
 
 from wavecast.devices import Device
 from wavecast.op_models.batch import UNMODELLED, Batch, batch_of, group_of
-from wavecast.op_models.gpus import CODES, Gpu, gpu_of
+from wavecast.op_models.gpus import CODES, Floats, Gpu, gpu_of
 from wavecast.op_models.model import OpModel
 from wavecast.op_models.trees import FOREST, Forest
 from wavecast.ops import Unit
@@ -75,7 +75,9 @@ class Learned:
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
     """By chip ("Hopper.132") and fact ("bf16_tensor_flops"): what `wavecast calibrate` measured on
     the very GPU whose ops the chip's trees were fitted on."""
-    _batches: dict[int, tuple[Sequence[Op], Batch]] = field(default_factory=dict, repr=False)
+    _batches: dict[int, tuple[Sequence[Op], Batch, tuple[bool, ...]]] = field(
+        default_factory=dict, repr=False
+    )
     _gpus: dict[Device, Gpu] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -92,7 +94,7 @@ class Learned:
         gpu = self.gpu(device)
         if gpu is None or not given:
             return [self._fallen_back(op, device) for op in given]
-        return list(self._answers(given, self._batch(given), gpu, device))
+        return list(self._answers(given, *self._batch(given), gpu, device))
 
     def gpu(self, device: Device) -> Gpu | None:
         """The GPU, with rates at which large products take what they took on this very one.
@@ -127,29 +129,43 @@ class Learned:
         return gpu
 
     def _answers(
-        self, given: Sequence[Op], batch: Batch, gpu: Gpu, device: Device
+        self,
+        given: Sequence[Op],
+        batch: Batch,
+        modelled: Sequence[bool],
+        gpu: Gpu,
+        device: Device,
     ) -> Iterator[Estimate | None]:
-        seconds, least = batch.seconds(self.models, gpu), batch.least_s(gpu)
+        seconds = batch.seconds(self.models, gpu)
+        low, high = self._ranges(batch, gpu)
+        low_s = np.maximum(seconds * low, batch.least_s(gpu))
         rows = zip(
             given,
             seconds.tolist(),
-            least.tolist(),
-            batch.main,
-            batch.unit.tolist(),
+            low_s.tolist(),
+            (seconds * high).tolist(),
             batch.seen.tolist(),
+            modelled,
             strict=True,
         )
-        for op, mid_s, least_s, main, unit, seen in rows:
-            if main == UNMODELLED or _crosses(op):
+        for op, mid_s, op_low_s, op_high_s, seen, known in rows:
+            if not known:
                 yield self._fallen_back(op, device)
             elif not 0 < mid_s < np.inf:
                 yield None
             else:
-                spread = self.spreads.get(group_of(main, unit, gpu), self.spreads["other"])
-                wider = 1.0 if seen else UNSEEN
-                low_s = max(mid_s * min(spread.low / wider, 1.0), least_s)
-                high_s = mid_s * max(spread.high * wider, 1.0)
-                yield Estimate(mid_s, low_s, high_s, "learned" if seen else "learned, op unseen")
+                source = "learned" if seen else "learned, op unseen"
+                yield Estimate(mid_s, op_low_s, op_high_s, source)
+
+    def _ranges(self, batch: Batch, gpu: Gpu) -> tuple[Floats, Floats]:
+        """Of each op: by how much less and by how much more than predicted it may take."""
+        other = self.spreads["other"]
+        sorts = zip(batch.main, batch.unit.tolist(), strict=True)
+        spreads = {sort: self.spreads.get(group_of(*sort, gpu), other) for sort in set(sorts)}
+        both = [spreads[sort] for sort in zip(batch.main, batch.unit.tolist(), strict=True)]
+        wider = np.where(batch.seen, 1.0, UNSEEN)
+        low = np.minimum(np.array([each.low for each in both]) / wider, 1.0)
+        return low, np.maximum(np.array([each.high for each in both]) * wider, 1.0)
 
     def _fallen_back(self, op: Op, device: Device) -> Estimate | None:
         found = self.fallback.predict(op, device)
@@ -159,8 +175,11 @@ class Learned:
         low_s = max(found.low_s / UNSEEN, least_s)
         return Estimate(found.seconds, low_s, found.high_s * UNSEEN, "attainable")
 
-    def _batch(self, given: Sequence[Op]) -> Batch:
-        """By identity, as `roofline.demand`: hashing ops takes longer than predicting them."""
+    def _batch(self, given: Sequence[Op]) -> tuple[Batch, tuple[bool, ...]]:
+        """The ops by columns, and whether a model answers for each.
+
+        By identity, as `roofline.demand`: hashing ops takes longer than predicting them.
+        """
         if len(given) == 1:
             given = (op := given[0],)
             key = id(op)
@@ -170,12 +189,14 @@ class Learned:
         if known is not None and (
             known[0] is given or (len(given) == 1 and known[0][0] is given[0])
         ):
-            return known[1]
+            return known[1:]
         made = batch_of(given, self.models["stream"].families)
+        pairs = zip(made.main, given, strict=True)
+        modelled = tuple(main != UNMODELLED and not _crosses(op) for main, op in pairs)
         if len(self._batches) >= _MOST_BATCHES:
             self._batches.clear()
-        self._batches[key] = given, made
-        return made
+        self._batches[key] = given, made, modelled
+        return made, modelled
 
 
 def _faster(gpu: Gpu, unit: Unit, factor: float) -> Gpu:
