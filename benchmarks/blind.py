@@ -30,6 +30,7 @@ from wavecast.hosts import calibrated
 
 FOLDER = Path(__file__).parent.parent / "measurements" / "h200" / "blind"
 GPU = "h200-sxm"
+FILES = ("first", "second", "third", "fourth")
 SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
 """What the steps of models are called that are not in the suite."""
 
@@ -59,7 +60,7 @@ def measure(out: Path, seconds: float) -> None:
     host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
     about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
     direct = issuing.time_gpu()
-    known = {name for document in _documents() for name in document["steps"]}
+    known = {name for document in _documents().values() for name in document["steps"]}
     for name, make in steps():
         if name in known:
             continue
@@ -96,6 +97,8 @@ class Row:
     found: Prediction
     seconds: float
     gpu_s: float
+    machine: str
+    """The file that it is in."""
 
     @property
     def error(self) -> float:
@@ -113,20 +116,23 @@ class Row:
         return self.found.low_s <= self.seconds <= self.found.high_s
 
 
-def _documents(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """What was measured on each machine."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+def _documents(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+    """What was measured on each machine, by the file's name, in the order of measuring."""
+    found = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")
+    }
+    return dict(sorted(found.items(), key=lambda item: FILES.index(item[0])))
 
 
 def rows(*, on_their_hosts: bool, folder: Path = FOLDER) -> Iterator[Row]:
     """All steps of the files, on the reference host or each on the host of its machine, as
     `wavecast calibrate` would have it."""
-    for document in _documents(folder):
+    for machine, document in _documents(folder).items():
         host: Host | str = _machine(document) if on_their_hosts else "reference"
         for name, step in document["steps"].items():
             trace = wavecast.load_trace(folder / "traces" / f"{_file(name)}.json.gz")
             found = wavecast.predict(trace, GPU, host=host)
-            yield Row(name, found, step["seconds"], step["gpu_s"])
+            yield Row(name, found, step["seconds"], step["gpu_s"], machine)
 
 
 def _machine(document: dict[str, Any]) -> Host:
@@ -153,8 +159,13 @@ def table() -> Iterator[str]:
     yield ""
     yield "| | steps | mean error | median | worst | in range |"
     yield "|---|---:|---:|---:|---:|---:|"
+    machines = dict.fromkeys(row.machine for row in by_reference)
     sums = {
         "GPU busy": ([row.gpu_error for row in by_reference], ""),
+        **{
+            f"GPU busy, {name}": ([r.gpu_error for r in by_reference if r.machine == name], "")
+            for name in machines
+        },
         "iteration, reference host": _summed(by_reference),
         "iteration, host calibrated": _summed(by_calibrated),
     }

@@ -240,15 +240,13 @@ def _narrow(config: Any, width: int | None) -> None:
     layers = ("num_hidden_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
     for name in (name for name in layers if name in known):
         setattr(config, name, 4)
-    widths = [name for name in ("hidden_size", "d_model", "n_embd", "dim") if name in known]
+    wide = next(name for name in ("hidden_size", "d_model", "n_embd", "dim") if name in known)
     heads = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
     inner = ("intermediate_size", "d_inner", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim")
-    for name in widths:
-        ratio = width / known[name]
-        for each in (each for each in inner if known.get(each)):
-            setattr(config, each, int(known[each] * ratio / 64 + 1) * 64)
-        setattr(config, name, width)
-        break
+    ratio = width / known[wide]
+    for name in (name for name in inner if known.get(name)):
+        setattr(config, name, int(known[name] * ratio / 64 + 1) * 64)
+    setattr(config, wide, width)
     for name in (*heads, "decoder_attention_heads", "num_key_value_heads"):
         if known.get(name) and known[name] > 1:
             setattr(config, name, max(width // 64, 1))

@@ -21,10 +21,9 @@ from training.learned import MODELS, ONE_GPU_SPREAD, RANGE
 from training.op_fit import constants
 from wavecast.devices import device
 from wavecast.op_models.batch import batch_of
-from wavecast.op_models.gpus import CODES, Floats, Gpu
+from wavecast.op_models.gpus import Floats, Gpu
 from wavecast.op_models.groups import GROUPED_PARAMETERS, grouped_s
 from wavecast.op_models.tiles import Theta
-from wavecast.ops import Unit
 from wavecast.predictors.learned import Learned
 
 PRIOR = 2.0
@@ -37,7 +36,7 @@ def in_one_kernel(rows: Sequence[Row]) -> list[Row]:
 
 
 def our_gpu() -> Gpu:
-    """The GPU that was measured, as predictions see it: large products run at a measured rate."""
+    """The GPU that was measured, as predictions see it."""
     found = Learned.shipped().gpu(device(GPU))
     assert found is not None
     return found
@@ -51,16 +50,15 @@ def said(rows: Sequence[Row], theta: Theta) -> Floats:
 
 def fit(rows: Sequence[Row]) -> dict[str, float]:
     """The constants of the kernel, by least squares of errors in the logarithm."""
-    gpu, half = our_gpu(), CODES[Unit.BF16_TENSOR]
-    fixed = {"calibrated": float(f"{gpu.rates[half] / gpu.nominal_rates[half]:.5g}")}
+    gpu = our_gpu()
     columns = batch_of([op_of(row) for row in rows], {}).parts["grouped"].columns
     seconds = np.array([measured_s(row) for row in rows])
 
     def missed(theta: Theta) -> Floats:
-        found: Floats = np.log(grouped_s(columns, gpu, {**theta, **fixed}) / seconds)
+        found: Floats = np.log(grouped_s(columns, gpu, theta) / seconds)
         return found
 
-    return constants(GROUPED_PARAMETERS, missed, PRIOR) | fixed
+    return constants(GROUPED_PARAMETERS, missed, PRIOR)
 
 
 def left_out(rows: Sequence[Row]) -> Floats:

@@ -42,7 +42,7 @@ BOUNDS = {
 }
 """What a cost may be: an op in Python takes 5 to 15 us, and as much again for autograd."""
 MIDDLE = 1.15
-"""Our machines take 1.0 to 1.6 times as long as the fastest of them (1.3 in the middle), the hosts
+"""Our machines take 1.0 to 1.7 times as long as the fastest of them (1.3 in the middle), the hosts
 in public tables 0.6 to 1.3 times."""
 ROUNDS = 25
 NEAR = 0.05

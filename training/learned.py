@@ -29,7 +29,7 @@ from training.op_fit import fit
 from training.op_table import OpTable, tables
 from wavecast.devices import device
 from wavecast.op_models.batch import batch_of, group_of
-from wavecast.op_models.gpus import Floats, gpu_of
+from wavecast.op_models.gpus import Floats, chip_name, gpu_of
 from wavecast.op_models.model import PHYSICS, OpModel
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned import Learned, restored, stored
@@ -271,7 +271,7 @@ def _references(gpus: Sequence[str]) -> Iterator[str]:
     for found in (device(gpu) for gpu in gpus):
         rates = {name: f.value for name, f in found.measured.items() if name.endswith("_flops")}
         if rates:
-            yield f'[references."{found.architecture}.{found.sm_count}"]'
+            yield f'[references."{chip_name(found)}"]'
             yield from (f"{name} = {value:.5g}" for name, value in rates.items())
 
 

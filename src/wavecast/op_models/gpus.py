@@ -143,6 +143,11 @@ def gpu_of(device: Device) -> Gpu | None:
     )
 
 
+def chip_name(device: Device) -> str:
+    """What GPUs share that differ in memory or cooling only: "Hopper.132"."""
+    return f"{device.architecture}.{device.sm_count}"
+
+
 def _at_half_rate(device: Device) -> bool:
     """Whether tensor cores are held to half of what they could do."""
     full = TENSOR_FLOP.get(device.compute_capability or (0, 0))

@@ -56,16 +56,9 @@ def grouped_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
 
 
 def _rate(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
-    """FLOP/s of the SMs in this kernel.
-
-    Where large products were measured (`wavecast calibrate`), by how much they came out below or
-    above those of the GPU of the fit: their share of the nominal rate was `calibrated` there.
-    """
-    unit = columns["unit"].astype(np.int64)
-    nominal = gpu.nominal_rate(unit)
-    share = gpu.rate(unit) / nominal
-    share = np.where(share == 1.0, 1.0, share / theta["calibrated"])
-    return sustained(nominal * share, gpu, theta["picojoules"]) * theta["efficiency"]
+    """FLOP/s of the SMs in this kernel."""
+    rate = gpu.rate(columns["unit"].astype(np.int64))
+    return sustained(rate, gpu, theta["picojoules"]) * theta["efficiency"]
 
 
 def seconds(columns: Columns, gpu: Gpu, models: Mapping[str, OpModel]) -> Floats:

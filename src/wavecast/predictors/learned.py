@@ -20,7 +20,7 @@ import numpy as np
 
 from wavecast.devices import Device
 from wavecast.op_models.batch import UNMODELLED, Batch, batch_of, group_of
-from wavecast.op_models.gpus import CODES, Floats, Gpu, gpu_of
+from wavecast.op_models.gpus import CODES, Floats, Gpu, chip_name, gpu_of
 from wavecast.op_models.model import OpModel
 from wavecast.op_models.trees import FOREST, Forest
 from wavecast.ops import Unit
@@ -106,7 +106,7 @@ class Learned:
         known = self._gpus.get(device)
         gpu = known or gpu_of(device)
         if known is None and gpu is not None:
-            fitted = self.references.get(f"{device.architecture}.{device.sm_count}", {})
+            fitted = self.references.get(chip_name(device), {})
             for unit, op in _PRODUCTS.items():
                 fact = f"{unit}_flops"
                 measured = device.measured.get(fact)
@@ -160,12 +160,13 @@ class Learned:
     def _ranges(self, batch: Batch, gpu: Gpu) -> tuple[Floats, Floats]:
         """Of each op: by how much less and by how much more than predicted it may take."""
         other = self.spreads["other"]
-        sorts = zip(batch.main, batch.unit.tolist(), strict=True)
+        sorts = list(zip(batch.main, batch.unit.tolist(), strict=True))
         spreads = {sort: self.spreads.get(group_of(*sort, gpu), other) for sort in set(sorts)}
-        both = [spreads[sort] for sort in zip(batch.main, batch.unit.tolist(), strict=True)]
+        low, high = (
+            np.array([getattr(spreads[sort], end) for sort in sorts]) for end in ("low", "high")
+        )
         wider = np.where(batch.seen, 1.0, UNSEEN)
-        low = np.minimum(np.array([each.low for each in both]) / wider, 1.0)
-        return low, np.maximum(np.array([each.high for each in both]) * wider, 1.0)
+        return np.minimum(low / wider, 1.0), np.maximum(high * wider, 1.0)
 
     def _fallen_back(self, op: Op, device: Device) -> Estimate | None:
         found = self.fallback.predict(op, device)

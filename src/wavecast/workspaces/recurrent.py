@@ -1,7 +1,7 @@
 """What cuDNN's recurrent layers take, as torch calls them (aten/native/cudnn/RNN.cpp).
 
 The order and the algorithm are torch's. The sizes are cuDNN's, which is closed: the rules were
-read off what it asked for on an H200, for 908 layers (measurements/h200/rnn_workspaces.jsonl and
+read off what it asked for on an H200, for 1,022 layers (measurements/h200/rnn_workspaces.jsonl and
 rnn_workspaces_more.jsonl).
 """
 
