@@ -17,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,10 @@ SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
 """What the steps of models are called that are not in the suite."""
 
 
-def steps() -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+MakeStep = Callable[[], Callable[[], Any]]
+
+
+def steps() -> Iterator[tuple[str, MakeStep]]:
     """All that are measured, and how each is made."""
     from benchmarks import population
     from benchmarks.memory_steps import STEPS
@@ -48,8 +51,17 @@ def steps() -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
         yield drawn.title, partial(population.make_step, drawn)
 
 
-def measure(out: Path, seconds: float) -> None:
-    """Trace and time as many steps as time allows."""
+def measure(
+    out: Path, seconds: float, some: Iterable[tuple[str, MakeStep]], *, traced: bool = True
+) -> None:
+    """Time the machine's host, then as many steps as time allows.
+
+    Args:
+        out: where to write `machine.json` and, if they are wanted, traces.
+        seconds: after which no other step is begun.
+        some: steps by name.
+        traced: whether each is traced there, too.
+    """
     import torch
 
     from wavecast.frameworks.pytorch import issuing
@@ -60,15 +72,13 @@ def measure(out: Path, seconds: float) -> None:
     host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
     about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
     direct = issuing.time_gpu()
-    known = {name for document in _documents().values() for name in document["steps"]}
-    for name, make in steps():
-        if name in known:
-            continue
+    for name, make in some:
         if time.monotonic() > until:
             print(f"time is up before {name}", flush=True)
             break
         try:
-            wavecast.trace(make, gpu=GPU).save(out / "traces" / f"{_file(name)}.json.gz")
+            if traced:
+                wavecast.trace(make, gpu=GPU).save(out / "traces" / f"{_file(name)}.json.gz")
             measured = wavecast.measure(make(), repeats=15, recordings=1).measurement
             assert measured is not None
             rows[name] = {
@@ -122,6 +132,11 @@ def _documents(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")
     }
     return dict(sorted(found.items(), key=lambda item: FILES.index(item[0])))
+
+
+def known(folder: Path = FOLDER) -> set[str]:
+    """The steps that were measured."""
+    return {name for document in _documents(folder).values() for name in document["steps"]}
 
 
 def rows(*, on_their_hosts: bool, folder: Path = FOLDER) -> Iterator[Row]:
@@ -185,7 +200,9 @@ def _summed(some: list[Row]) -> tuple[list[float], str]:
 def main() -> None:
     """Measure, or show."""
     if sys.argv[1:2] == ["measure"]:
-        measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 150.0)
+        measured = known()
+        missing = ((name, make) for name, make in steps() if name not in measured)
+        measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 150.0, missing)
         return
     text = "\n".join(table())
     print(text)
