@@ -17,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
 
 
 MakeStep = Callable[[], Callable[[], Any]]
+Documents = dict[str, dict[str, Any]]
+"""By the file's name: a machine's software and host, and its steps by name."""
 
 
 def steps() -> Iterator[tuple[str, MakeStep]]:
@@ -126,7 +128,7 @@ class Row:
         return self.found.low_s <= self.seconds <= self.found.high_s
 
 
-def _documents(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+def read(folder: Path) -> Documents:
     """What was measured on each machine, by the file's name, in the order of measuring."""
     found = {
         path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")
@@ -134,19 +136,25 @@ def _documents(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items(), key=lambda item: FILES.index(item[0])))
 
 
-def known(folder: Path = FOLDER) -> set[str]:
-    """The steps that were measured."""
-    return {name for document in _documents(folder).values() for name in document["steps"]}
-
-
-def rows(*, on_their_hosts: bool, folder: Path = FOLDER) -> Iterator[Row]:
+def rows(
+    *,
+    on_their_hosts: bool,
+    documents: Documents | None = None,
+    traces: Callable[[str], Path] | None = None,
+) -> Iterator[Row]:
     """All steps of the files, on the reference host or each on the host of its machine, as
-    `wavecast calibrate` would have it."""
-    for machine, document in _documents(folder).items():
+    `wavecast calibrate` would have it.
+
+    Args:
+        on_their_hosts: whether the machine's host counts.
+        documents: what was measured on each machine; those of the blind test if not given.
+        traces: where the trace of a step lies, by its name; beside these if not given.
+    """
+    find = traces or (lambda name: FOLDER / "traces" / f"{_file(name)}.json.gz")
+    for machine, document in (documents or read(FOLDER)).items():
         host: Host | str = _machine(document) if on_their_hosts else "reference"
         for name, step in document["steps"].items():
-            trace = wavecast.load_trace(folder / "traces" / f"{_file(name)}.json.gz")
-            found = wavecast.predict(trace, GPU, host=host)
+            found = wavecast.predict(wavecast.load_trace(find(name)), GPU, host=host)
             yield Row(name, found, step["seconds"], step["gpu_s"], machine)
 
 
@@ -162,7 +170,7 @@ def _machine(document: dict[str, Any]) -> Host:
 
 def table() -> Iterator[str]:
     """Step by step, and in sum."""
-    by_reference, by_calibrated = (list(rows(on_their_hosts=known)) for known in (False, True))
+    by_reference, by_calibrated = (list(rows(on_their_hosts=theirs)) for theirs in (False, True))
     yield "| step | GPU busy | predicted | error | iteration | error | host calibrated |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for row, other in zip(by_reference, by_calibrated, strict=True):
@@ -172,10 +180,15 @@ def table() -> Iterator[str]:
             f"| {other.error:+.0%} |"
         )
     yield ""
+    yield from sums(by_reference, by_calibrated)
+
+
+def sums(by_reference: Sequence[Row], by_calibrated: Sequence[Row]) -> Iterator[str]:
+    """All steps together, and those of each machine."""
     yield "| | steps | mean error | median | worst | in range |"
     yield "|---|---:|---:|---:|---:|---:|"
     machines = dict.fromkeys(row.machine for row in by_reference)
-    sums = {
+    found = {
         "GPU busy": ([row.gpu_error for row in by_reference], ""),
         **{
             f"GPU busy, {name}": ([r.gpu_error for r in by_reference if r.machine == name], "")
@@ -183,8 +196,14 @@ def table() -> Iterator[str]:
         },
         "iteration, reference host": _summed(by_reference),
         "iteration, host calibrated": _summed(by_calibrated),
+        **{
+            f"iteration, host calibrated, {name}": _summed(
+                [row for row in by_calibrated if row.machine == name]
+            )
+            for name in machines
+        },
     }
-    for name, (errors, covered) in sums.items():
+    for name, (errors, covered) in found.items():
         sizes = [abs(error) for error in errors]
         yield (
             f"| {name} | {len(sizes)} | {statistics.mean(sizes):.1%} "
@@ -192,7 +211,7 @@ def table() -> Iterator[str]:
         )
 
 
-def _summed(some: list[Row]) -> tuple[list[float], str]:
+def _summed(some: Sequence[Row]) -> tuple[list[float], str]:
     """Errors of iterations, and the share of them in their ranges."""
     return [row.error for row in some], f"{statistics.mean(row.within for row in some):.0%}"
 
@@ -200,7 +219,7 @@ def _summed(some: list[Row]) -> tuple[list[float], str]:
 def main() -> None:
     """Measure, or show."""
     if sys.argv[1:2] == ["measure"]:
-        measured = known()
+        measured = {name for document in read(FOLDER).values() for name in document["steps"]}
         missing = ((name, make) for name, make in steps() if name not in measured)
         measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 150.0, missing)
         return

@@ -1,29 +1,47 @@
 """Iterations of the suite on machines whose hosts were calibrated: predicted against measured.
 
-    python -m benchmarks.iterations measure OUT [SECONDS]    on the GPU
-    python -m benchmarks.iterations --cache FOLDER [PAGE]    from the files, with traces kept there
+    python -m benchmarks.iterations --measure OUT                        on the GPU
+    python -m benchmarks.iterations --rounds OUT                         on the GPU, again and again
+    python -m benchmarks.iterations --cache FOLDER [--write PAGE]        from the files
 
 Hosts differ by more than models do, and `wavecast calibrate` times them within a minute. Here it
 runs first, as users do it, and then steps of the whole suite in four precisions, at the usual batch
 and at a quarter of it, in an order drawn once; what time does not allow is left out. The files
 under measurements/h200/iterations, one a machine, are in no fit. What is there is not measured
 again.
+
+The hosts are virtual, and for minutes at a time they get slower by a half. `--rounds` times the
+first of the steps, and the host, in rounds that are minutes apart; of each the median counts. How
+well one round of a step tells another of it is what no prediction can do much better than.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
+import json
+import math
 import random
-import sys
-from collections.abc import Iterator
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 
-from benchmarks import blind
+import wavecast
+from benchmarks import blind, pages
 from benchmarks.blind import MakeStep
 from wavecast import suite
 
 FOLDER = Path(__file__).parent.parent / "measurements" / "h200" / "iterations"
 SEED = 5
+MARK = "begin: python -m benchmarks.iterations"
+ROUNDS = 3
+WARM_UP, FEWEST, MOST = 3, 4, 20
+IDLE = 0.2
+TIMED_S = 0.6
+"""About so long a step runs in each round, once warm."""
 
 
 def steps() -> Iterator[tuple[str, MakeStep]]:
@@ -39,11 +57,150 @@ def steps() -> Iterator[tuple[str, MakeStep]]:
     yield from found
 
 
+def measure_rounds(out: Path, seconds: float) -> None:
+    """As many of the steps as a first round has time for, and the same again in the others."""
+    from wavecast.frameworks.pytorch import issuing
+
+    out.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
+    chosen, hosts = list(steps()), []
+    times: dict[str, list[float]] = {}
+    for number in range(ROUNDS):
+        until = begin + (number + 1) * seconds / ROUNDS
+        hosts.append({"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")})
+        for position, (name, make) in enumerate(chosen):
+            if time.monotonic() > until:
+                chosen = chosen[:position]
+                break
+            times.setdefault(name, []).append(_iteration_s(make))
+            print(number, name, times[name], flush=True)
+        document = {
+            **{"about": about, "hosts": hosts, "gpu": issuing.time_gpu()},
+            "steps": {name: {"rounds_s": each} for name, each in times.items()},
+        }
+        (out / "machine.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _iteration_s(make: MakeStep) -> float:
+    """Of a step in the steady state, waited for once at the end."""
+    import torch
+
+    step = make()
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    repeats = int(min(max(TIMED_S / (time.perf_counter() - begin), FEWEST), MOST))
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    torch.cuda.synchronize()
+    found = (time.perf_counter() - begin) / repeats
+    del step
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found
+
+
+def documents() -> blind.Documents:
+    """What the files have; of rounds the median of each step and of the host, and the GPU's time
+    from where it was measured."""
+    found = blind.read(FOLDER)
+    all_steps = [item for each in found.values() for item in each["steps"].items()]
+    busy_s = {name: step["gpu_s"] for name, step in all_steps if "gpu_s" in step}
+    for document in found.values():
+        if "hosts" in document:
+            document["host"] = _middle(document["hosts"])
+            document["steps"] = {
+                name: {"seconds": statistics.median(step["rounds_s"]), "gpu_s": busy_s[name]}
+                for name, step in document["steps"].items()
+                if len(step["rounds_s"]) == ROUNDS and name in busy_s
+            }
+    return found
+
+
+def _middle(hosts: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    return {
+        sort: {name: statistics.median(host[sort][name] for host in hosts) for name in times}
+        for sort, times in hosts[0].items()
+    }
+
+
+def repeated() -> Iterator[tuple[str, list[float]]]:
+    """How far one round of a step is from each other one of it: of all, and of those whose GPU
+    stands still for a fifth of the time or more."""
+    known = documents()
+    for raw in blind.read(FOLDER).values():
+        rounds = {n: s["rounds_s"] for n, s in raw["steps"].items() if "rounds_s" in s}
+        busy_s = {n: s["gpu_s"] for each in known.values() for n, s in each["steps"].items()}
+        for title, most in (("all", math.inf), ("host-bound", 1 - IDLE)):
+            chosen = [
+                each
+                for name, each in rounds.items()
+                if len(each) == ROUNDS and busy_s[name] <= most * statistics.median(each)
+            ]
+            off = [abs(a / b - 1) for each in chosen for a, b in permutations(each, 2)]
+            if off:
+                yield f"another round of the same step, {title} ({len(chosen)})", off
+
+
+def table(cache: Path) -> Iterator[str]:
+    """How well steps are met, and how well they repeat."""
+    of_hosts = (
+        list(
+            blind.rows(on_their_hosts=theirs, documents=documents(), traces=partial(traced, cache))
+        )
+        for theirs in (False, True)
+    )
+    yield from blind.sums(*of_hosts)
+    yield ""
+    yield "| in place of a prediction | mean error | median | worst |"
+    yield "|---|---:|---:|---:|"
+    for title, off in repeated():
+        yield (
+            f"| {title} | {statistics.mean(off):.1%} | {statistics.median(off):.1%} "
+            f"| {max(off):.0%} |"
+        )
+
+
+def traced(cache: Path, name: str) -> Path:
+    """The trace of a step: from the folder, or made and kept there."""
+    path = cache / f"suite-{name.replace(' ', '-')}.json.gz"
+    if not path.exists():
+        make = dict(steps())[name]
+        cache.mkdir(parents=True, exist_ok=True)
+        wavecast.trace(make, gpu=blind.GPU).save(path)
+    return path
+
+
 def main() -> None:
-    """Measure."""
-    known = blind.known(FOLDER)
-    missing = ((name, make) for name, make in steps() if name not in known)
-    blind.measure(Path(sys.argv[2]), float(sys.argv[3]), missing, traced=False)
+    """Measure, or show."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--measure", type=Path, metavar="OUT", help="on the GPU, into a folder")
+    parser.add_argument("--rounds", type=Path, metavar="OUT", help="the same in rounds")
+    parser.add_argument("--seconds", type=float, default=540.0, help="that may be measured")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where traces are kept")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
+    given = parser.parse_args()
+    if given.measure:
+        known = {name for each in blind.read(FOLDER).values() for name in each["steps"]}
+        missing = ((name, make) for name, make in steps() if name not in known)
+        blind.measure(given.measure, given.seconds, missing, traced=False)
+        return
+    if given.rounds:
+        measure_rounds(given.rounds, given.seconds)
+        return
+    if not given.cache:
+        parser.error("predicting needs --cache FOLDER, where traces are kept")
+    text = "\n".join(table(given.cache))
+    print(text)
+    if given.write:
+        pages.write(given.write, MARK, text)
 
 
 if __name__ == "__main__":

@@ -54,14 +54,12 @@ def test_a_machine_that_takes_twice_as_long_for_everything_issues_twice_as_long(
     assert found.factor == pytest.approx(factor)
 
 
-def test_each_cost_follows_its_own_pattern_and_all_of_them() -> None:
-    times = scaled("cpu", 1.0)
-    times["module_s"] *= 4.0 ** len(times)  # so that they take four times as long on average
-    found = made({"cpu": times}).costs
-    own = 2.0 ** len(times)
-    assert found["module_s"] == pytest.approx(REFERENCE_HOST.module_s * own * 2)
-    assert found["forward_s"] == pytest.approx(REFERENCE_HOST.forward_s * 2)
-    assert found["convolution_s"] == pytest.approx(REFERENCE_HOST.convolution_s * 4)
+def test_a_disturbed_pattern_counts_for_little() -> None:
+    """Two patterns that take ten times as long, as where another process woke up."""
+    times = {sort: dict(each) for sort, each in reference_times().items()}
+    for name in ("view_s", "module_s"):
+        times["cuda"][name] *= 10
+    assert made(times).factor == pytest.approx(1.0, rel=0.01)
 
 
 def test_what_only_a_gpu_shows_is_left_as_it_is_without_one() -> None:

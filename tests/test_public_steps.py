@@ -130,7 +130,7 @@ def test_a_timed_pass_ends_with_a_wait_and_has_no_optimizer() -> None:
 
 
 STEPS: dict[str, Callable[[Any], Any]] = {
-    "bert": lambda examples: examples.bert_squad("base", 2, "amp_fp16", copied=True, sequence=16),
+    "bert": lambda examples: examples.bert_squad("base", 2, "amp_fp16", old=True, sequence=16),
     "ncf": lambda examples: examples.ncf(256, "amp_fp16", ""),
     "gnmt": lambda examples: examples.gnmt(2, "fp32", ""),
 }
@@ -184,6 +184,50 @@ def test_a_copied_bias_is_the_same_sum_with_one_more_pass() -> None:
         names(wavecast.trace(partial(make, copied=c))).count("aten.clone") for c in (False, True)
     ]
     assert counts == [0, 1]
+
+
+def test_a_bias_of_its_own_pass_is_the_same_sum_with_one_more_add() -> None:
+    hf = pytest.importorskip("transformers")
+    from benchmarks.public_steps.recipes import add_biases_apart
+
+    config = hf.BertConfig(
+        num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=16
+    )
+    model = hf.BertModel(config).eval()
+    tokens = torch.ones(2, 4, dtype=torch.int64)
+    with torch.no_grad():
+        plain = model(tokens).last_hidden_state
+        assert torch.allclose(add_biases_apart(model)(tokens).last_hidden_state, plain, atol=1e-6)
+
+    def make(*, apart: bool) -> Callable[[], Any]:
+        inner = hf.models.bert.modeling_bert.BertIntermediate(config).cuda()
+        inner = add_biases_apart(inner) if apart else inner
+        x = torch.randn(2, 4, 8, device="cuda")
+        return lambda: inner(x)
+
+    found = [names(wavecast.trace(partial(make, apart=apart))) for apart in (False, True)]
+    assert [each.count("aten.add") for each in found] == [0, 1]
+    assert [each.count("aten.addmm") for each in found] == [1, 0]
+
+
+def test_clipping_waited_for_every_norm_once() -> None:
+    from benchmarks.public_steps.recipes import LoopedAdam
+
+    def make(*, old: bool) -> Callable[[], Any]:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).cuda()
+        optimizer = LoopedAdam(model.parameters(), old=old)
+        x = torch.randn(4, 8, device="cuda")
+
+        def step() -> None:
+            model(x).sum().backward()
+            optimizer.step()
+
+        return step
+
+    waits = [
+        sum(call.syncs for call in wavecast.trace(partial(make, old=old))) for old in (False, True)
+    ]
+    assert waits == [0, 4]  # of two weights and two biases
 
 
 def test_models_of_timm_are_chosen_by_size_alone() -> None:

@@ -55,11 +55,12 @@ class Case:
         return self.batch / self.measured_s
 
 
-def squad_options(precision: str, *, copied: bool) -> Options:
-    """Of BERT on SQuAD in NVIDIA's script: its optimizer goes with the precision, and biases are
-    copied before torch 1.11."""
-    length: Options = (("sequence", 384), *((("bias", "copied"),) if copied else ()))
-    return length if precision == "amp_fp16" else (*length, ("optimizer", "looped Adam"))
+def bert_options(sequence: int, *, old: bool, looped: bool = False) -> Options:
+    """Of NVIDIA's BERT: the length, torch before 1.10, and Adam that goes through its weights in a
+    loop, as SQuAD's script does in float32."""
+    found: Options = (("sequence", sequence), ("gelu", "biased apart"))
+    found = (*found, ("torch", "before 1.10")) if old else found
+    return (*found, ("optimizer", "looped Adam")) if looped else found
 
 
 class Traces:

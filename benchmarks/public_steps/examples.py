@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from benchmarks.public_steps import ssd
 from benchmarks.public_steps.recipes import (
     LoopedAdam,
+    add_biases_apart,
     copy_biases,
     half_step,
     smoothed_cross_entropy,
@@ -71,15 +72,15 @@ def ssd300(batch: int, precision: str, layout: str) -> Step:
     return steady_step(loss, optimizer, precision)
 
 
-def bert_squad(size: str, batch: int, precision: str, *, copied: bool, sequence: int = 384) -> Step:
+def bert_squad(size: str, batch: int, precision: str, *, old: bool, sequence: int = 384) -> Step:
     """Fine-tuning of BERT: the start and the end of an answer, gradients clipped at 1.
 
-    `copied`: biases, as torch did before 1.11.
+    `old`: as torch was before 1.10, which copied biases and waited to clip.
     """
     import transformers as hf
 
     model = _bert(hf.BertForQuestionAnswering, size)
-    model = copy_biases(model) if copied else model
+    model = copy_biases(model) if old else model
     tokens = torch.randint(30_000, (batch, sequence), device="cuda")
     given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     places = torch.randint(sequence, (2, batch), device="cuda")
@@ -90,7 +91,8 @@ def bert_squad(size: str, batch: int, precision: str, *, copied: bool, sequence:
 
     if precision == "amp_fp16":
         return half_step(model, loss, clip_norm=1.0)
-    return steady_step(loss, LoopedAdam(model.parameters()), precision, clip_norm=1.0)
+    optimizer = LoopedAdam(model.parameters(), old=old)
+    return steady_step(loss, optimizer, precision, clip_norm=1.0)
 
 
 def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> Step:
@@ -187,7 +189,8 @@ def _bert(kind: Any, size: str) -> Any:
         num_attention_heads=heads,
         intermediate_size=4 * width,
     )
-    return kind._from_config(config, attn_implementation="eager").cuda().train()
+    model = kind._from_config(config, attn_implementation="eager").cuda().train()
+    return add_biases_apart(model)
 
 
 def _suite_precision(precision: str) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.public_steps.case import Case, Options, squad_options
+from benchmarks.public_steps.case import Case, Options, bert_options
 from benchmarks.public_steps.tables import read_rows, version
 
 GPUS = {
@@ -75,8 +75,8 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
     layout = "nhwc" if task == "ssd" and last >= (1, 13) else "nchw"
     tuned: Options = (("tuned", 1),)
     known: dict[str, Options] = {"gnmt": (("padded", 28),), "ssd": tuned, "resnet50": tuned}
-    copied = last < (1, 11)
-    options = known[task] if task in known else squad_options(precision, copied=copied)
+    old = last < (1, 10)
+    bert = bert_options(384, old=old, looped=precision != "amp_fp16")
     return Case(
         set="lambda",
         gpu=GPUS[gpu],
@@ -86,8 +86,8 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
         batch=batch,
         layout=layout if task in ("ssd", "resnet50") else "",
         measured_s=batch * _units(task) / statistics.median(row["throughput"] for row in rows),
-        make_step=partial(make_step, task, batch, precision, layout, copied=copied),
-        options=options,
+        make_step=partial(make_step, task, batch, precision, layout, old=old),
+        options=known.get(task, bert),
         software=f"torch {'.'.join(map(str, last))}, {rows[0]['data']} data",
         newest=newest,
     )
@@ -100,11 +100,11 @@ def _units(task: str) -> float:
     return examples.SOURCE_TOKENS + examples.TARGET_TOKENS if task == "gnmt" else 1.0
 
 
-def make_step(task: str, batch: int, precision: str, layout: str, *, copied: bool) -> Any:
+def make_step(task: str, batch: int, precision: str, layout: str, *, old: bool) -> Any:
     """The step of a task."""
     from benchmarks.public_steps import examples
 
     if task.startswith("bert"):
-        return examples.bert_squad(task.split("_")[1], batch, precision, copied=copied)
+        return examples.bert_squad(task.split("_")[1], batch, precision, old=old)
     make = {"resnet50": examples.resnet50, "gnmt": examples.gnmt, "ssd": examples.ssd300}[task]
     return make(batch, precision, layout)

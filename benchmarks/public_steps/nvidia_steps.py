@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.public_steps.case import Case, Options, squad_options
+from benchmarks.public_steps.case import Case, Options, bert_options
 from benchmarks.public_steps.tables import read_rows
 
 GPUS = {
@@ -62,9 +62,8 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
         if sequence == 512:
             return None
         squad = model == "bert_large_squad"
-        # Of containers of 2019 to 2021, with a torch before 1.11.
-        copied: Options = (("sequence", sequence), ("bias", "copied"))
-        options = squad_options(precision, copied=True) if squad else copied
+        # Of containers of 2019 to 2021, with a torch before 1.10.
+        options = bert_options(sequence, old=True, looped=squad and precision != "amp_fp16")
     if example == "GNMT":
         options = (("padded", 28),)
     image = example not in ("BERT", "GNMT", "NCF")
@@ -112,7 +111,7 @@ def make_step(model: str, options: dict[str, Any], batch: int, precision: str, l
     from benchmarks.public_steps import examples
 
     if model == "bert_large_squad":
-        return examples.bert_squad("large", batch, precision, copied=True)
+        return examples.bert_squad("large", batch, precision, old=True)
     if model == "bert_large_pretraining":
         return examples.bert_pretraining(options["sequence"], batch, precision, layout)
     makes: dict[str, Callable[[int, str, str], Any]] = {

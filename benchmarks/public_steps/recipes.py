@@ -87,10 +87,15 @@ def half_step(
 
 class LoopedAdam(torch.optim.Optimizer):
     """Adam as the first BERT of PyTorch had it, and NVIDIA's script for SQuAD keeps it in float32:
-    parameter by parameter, op by op, gradients clipped one at a time, weights decayed."""
+    parameter by parameter, op by op, gradients clipped one at a time, weights decayed.
 
-    def __init__(self, parameters: Any, lr: float = 3e-5) -> None:
+    `old`: as before torch 1.10, clipping waits for each norm to see whether it is too large, and
+    few of a single weight are (clip_grad.py).
+    """
+
+    def __init__(self, parameters: Any, lr: float = 3e-5, *, old: bool = False) -> None:
         super().__init__(parameters, {"lr": lr})
+        self.old = old
 
     def step(self, closure: Any = None) -> None:
         """Update all weights."""
@@ -104,7 +109,10 @@ class LoopedAdam(torch.optim.Optimizer):
         if not state:
             state["mean"] = torch.zeros_like(weight)
             state["square"] = torch.zeros_like(weight)
-        nn.utils.clip_grad_norm_(weight, 1.0, foreach=False)
+        if self.old:
+            torch.linalg.vector_norm(weight.grad).item()
+        else:
+            nn.utils.clip_grad_norm_(weight, 1.0, foreach=False)
         mean, square = state["mean"], state["square"]
         mean.mul_(0.9).add_(weight.grad, alpha=0.1)
         square.mul_(0.999).addcmul_(weight.grad, weight.grad, value=0.001)
@@ -126,6 +134,22 @@ def _added_to_bias(layer: nn.Linear, x: Tensor) -> Tensor:
     rows = x.flatten(0, -2)
     place = layer.bias.expand(len(rows), -1).contiguous()
     return torch.addmm(place, rows, layer.weight.t()).unflatten(0, x.shape[:-1])
+
+
+def add_biases_apart(model: nn.Module) -> nn.Module:
+    """Let BERT's inner layers add their bias with a pass of its own, as NVIDIA's do when they train
+    (`bias_gelu_training` in its modeling.py)."""
+    for layer in model.modules():
+        if hasattr(layer, "intermediate_act_fn"):
+            layer.forward = partial(_biased_apart, layer)
+    return model
+
+
+def _biased_apart(layer: Any, x: Tensor) -> Tensor:
+    found: Tensor = layer.intermediate_act_fn(
+        layer.dense.bias + nn.functional.linear(x, layer.dense.weight)
+    )
+    return found
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Whose host issues a step: the reference, yours as `wavecast calibrate` measured it, or a file's.
 
-A host is measured by a benchmark of small patterns (`frameworks.pytorch.issuing`). Each cost of the
-reference host, which was fitted on whole steps, is multiplied with how many times as long the
-patterns take here as on the reference machine: half its own, half all of them together.
+A host is measured by a benchmark of small patterns (`frameworks.pytorch.issuing`). The costs of the
+reference host, which were fitted on whole steps, are multiplied with how many times as long the
+patterns take here as on the reference machine: the median of all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -25,9 +26,6 @@ from wavecast.toml_file import read_toml, write_checked
 _REFERENCE = Path(__file__).parent / "data" / "hosts" / "reference.toml"
 _DIRECT = ("launch_s", "sync_s", "graph_s", "node_s")
 """Costs that a GPU shows as they are; without one they are those of the reference."""
-_OWN = 0.5
-"""How much of a pattern's own ratio counts, the rest is the mean of all: two runs of a pattern
-differ by 15%, about as much as patterns differ among each other (measurements/h200/host)."""
 _LONGEST_S = 1.0
 _SORTS = ("cpu", "cuda")
 _KEYS = ("name", "date", "software", "source", "costs", *_SORTS)
@@ -112,6 +110,9 @@ def calibrated(
 ) -> HostFile:
     """The host that a benchmark's times speak of.
 
+    All costs get one factor: on six machines steps were met better than with a factor for each
+    cost, since patterns differ less among each other than two runs of one do (docs/adr/0017).
+
     Args:
         name: what to call it.
         times: of the benchmark on "cpu" and, where there is a GPU, on "cuda", which counts then.
@@ -122,11 +123,8 @@ def calibrated(
     """
     sort = "cuda" if "cuda" in times else "cpu"
     ratios = _ratios(times[sort], (reference or reference_times())[sort])
-    overall = _mean(ratios.values())
-    costs = {cost: getattr(REFERENCE_HOST, cost) for cost in COSTS}
-    for cost in COSTS:
-        if cost not in _DIRECT:
-            costs[cost] *= ratios.get(cost, overall) ** _OWN * overall ** (1 - _OWN)
+    host = REFERENCE_HOST.scaled(statistics.median(ratios.values()))
+    costs = {cost: getattr(REFERENCE_HOST if cost in _DIRECT else host, cost) for cost in COSTS}
     return HostFile(name, date.today(), software, source, costs | dict(direct), times)
 
 

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import copy_to_gpu, mm, relu, tensor, unknown
 
+from training.op_makers import recurrent
+from wavecast import ops
 from wavecast.devices import Fact, device
 from wavecast.op_models.batch import batch_of
 from wavecast.op_models.convolutions import WINOGRAD_GAIN
@@ -283,6 +285,35 @@ def test_every_part_has_all_its_numbers() -> None:
     ):
         for part in parts_of(op):
             assert len(part.numbers) == len(COLUMNS[part.model])
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_recurrent_layer_is_its_steps_and_the_products_over_all_of_them(layers: int) -> None:
+    steps, batch, inputs, hidden = 7, 5, 32, 16
+    forward = recurrent(2, steps, batch, inputs, hidden, layers)
+    backward = recurrent(2, steps, batch, inputs, hidden, layers, wanted=(True, True))
+    data = recurrent(2, steps, batch, inputs, hidden, layers, wanted=(True, False))
+    found = [[part.model for part in parts_of(op)] for op in (forward, data, backward)]
+    assert found == [["recurrent", *["product"] * count] for count in (1, 1, 2)]
+    for op in (forward, backward):
+        flops = 0.0
+        for part in parts_of(op):
+            numbers = dict(zip(COLUMNS[part.model], part.numbers, strict=True))
+            if part.model == "product":
+                flops += 2 * math.prod(numbers[name] for name in ("batch", "m", "n", "k"))
+            else:  # a step multiplies the state, forwards and backwards
+                state = numbers["gates"] * numbers["hidden"] ** 2
+                flops += 2 * numbers["steps"] * numbers["batch"] * layers * state
+        assert flops == pytest.approx(ops.cost_of(op).flops, rel=0.15)  # type: ignore[union-attr]
+
+
+@given(st.integers(1, 400))
+def test_a_product_takes_as_long_alone_as_among_others(count: int) -> None:
+    """Rows are computed in blocks."""
+    products = [mm(64 * (1 + row % 7), 96, 32 * (1 + row), "float16") for row in range(count)]
+    together = LEARNED.predict_all(products, device("t4"))
+    alone = [LEARNED.predict(op, device("t4")) for op in (products[0], products[-1])]
+    assert [together[0], together[-1]] == alone
 
 
 def test_a_forest_adds_up_its_trees_and_fades_beyond_their_range() -> None:

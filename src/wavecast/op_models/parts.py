@@ -38,7 +38,7 @@ ATTENTION = (
 )
 RECURRENT = (
     *("steps", "batch", "inputs", "hidden", "gates", "layers", "directions", "item", "unit"),
-    *("backward", "weights", "bytes", "flops"),
+    *("backward", "bytes"),
 )
 COLUMNS = {
     "product": PRODUCT,
@@ -68,7 +68,7 @@ def parts_of(op: Op) -> tuple[Part, ...]:
         case Kind.ATTENTION:
             return (_attention(op),)
         case Kind.RNN:
-            return (_recurrent(op),)
+            return _recurrent(op)
         case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
     return (Part("stream", passes.numbers_of(op)),)
@@ -221,15 +221,31 @@ def _has_bias(op: Op) -> bool:
     return any(len(t.shape) == 4 for t in op.inputs[first + 3 : first + 4])
 
 
-def _recurrent(op: Op) -> Part:
+def _recurrent(op: Op) -> tuple[Part, ...]:
+    """The steps, one after the other, and the products over all of them at once: with the input,
+    and backwards those of its gradient and of the weights' (Appleyard et al., "Optimizing
+    Performance of Recurrent Neural Networks on GPUs", 2016, section 3)."""
     net = rnn.network_of(op)
     steps = rnn.cell_steps(op) / max(net.layers * net.directions, 1)
     wants = integers(op, "output_mask") or (1, 1, 1, 1)
-    backward = 0 if "backward" not in op.base else 1 + bool(wants[-1])
-    cost = ops.cost_of(op)
+    cost, item, unit = ops.cost_of(op), item_bytes(op.inputs[0]), CODES[ops.unit(op)]
+    backward = "backward" in op.base
     numbers = (
         *(steps, net.tokens / max(steps, 1), net.widths[0], net.hidden, net.gates, net.layers),
-        *(net.directions, item_bytes(op.inputs[0]), CODES[ops.unit(op)], backward, net.matrices),
-        *(cost.bytes if cost else 0, cost.flops if cost else 0),
+        *(net.directions, item, unit, backward, cost.bytes if cost else 0),
     )
-    return Part("recurrent", tuple(map(float, numbers)))
+    gates, inputs = net.gates * net.hidden, sum(net.widths) / max(net.layers, 1)
+    whole = [(net.tokens, inputs, gates) if backward else (net.tokens, gates, inputs)]
+    if backward and wants[-1]:
+        whole.append((gates, inputs + net.output, net.tokens))
+    return (
+        Part("recurrent", tuple(map(float, numbers))),
+        *(_whole(net.layers * net.directions, *sizes, item, unit) for sizes in whole),
+    )
+
+
+def _whole(batch: int, m: float, n: float, k: float, item: float, unit: int) -> Part:
+    """A product among those of a layer; how it is stored is cuDNN's affair."""
+    moved = batch * item * (m * k + k * n + m * n)
+    aligned = min(math.gcd(int(each), 16) for each in (m, n, k))
+    return Part("product", tuple(map(float, (batch, m, n, k, item, moved, unit, aligned, 0, 0))))

@@ -34,7 +34,7 @@ _ATTENTION: dict[str, Bounds] = {
 }
 ATTENTION_PARAMETERS: dict[str, Bounds] = {
     f"{kind}.{name}": bounds for kind in ("cores", "tensor") for name, bounds in _ATTENTION.items()
-} | {"cores.picojoules": (15.0, 0.01, 40.0), "tensor.picojoules": (2.0, 0.01, 6.0)}
+} | {"cores.picojoules": (20.0, 0.01, 40.0), "tensor.picojoules": (2.0, 0.01, 6.0)}
 
 RECURRENT_PARAMETERS: dict[str, Bounds] = class_parameters() | {
     "floor_us": (20.0, 1.0, 100.0),
@@ -42,8 +42,7 @@ RECURRENT_PARAMETERS: dict[str, Bounds] = class_parameters() | {
     "tensor.step_us": (3.0, 0.2, 20.0),
     "backward_us": (1.3, 0.5, 4.0),  # the same backwards, relative
     "backward": (0.9, 0.3, 1.5),  # rate of a step backwards, relative
-    "cores.whole": (0.7, 0.2, 1.0),  # share of the rate in products over all steps
-    "tensor.whole": (0.5, 0.1, 1.0),
+    "cell": (1.0, 0.3, 4.0),  # rate at which cells read and write, relative to the bandwidth
     "together": (0.3, 0.0, 1.0),  # how far layers and directions run at the same time: a power
 }
 
@@ -79,7 +78,7 @@ def attention_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
 
 
 def recurrent_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
-    """Seconds of cuDNN's recurrent layers: steps one after the other, the rest over all steps.
+    """Seconds of the steps of cuDNN's recurrent layers, without the products over all of them.
 
     A step is a narrow product, whose weights come from L2 again and again as far as they fit.
     """
@@ -94,11 +93,11 @@ def recurrent_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
     sizes = (np.ones(len(n)), columns["batch"], n, k)
     product_s = tiled_s(sizes, columns["item"], weights, step_rate, tensor, gpu, theta)
     step_s = picked(theta, tensor, "step_us") * 1e-6 * np.where(backward, theta["backward_us"], 1.0)
+    # What a cell reads and writes beside the product: gates twice, once more for the backward pass,
+    # states and outputs. It was there a moment ago, and part of it still is.
+    cell = columns["batch"] * hidden * (3.0 * columns["gates"] + 4.0) * columns["item"]
+    step_s = step_s + cell / (gpu.bytes_per_s * theta["cell"])
     steps_s = columns["steps"] * beside ** (1.0 - theta["together"]) * (product_s + step_s)
-    tokens = columns["steps"] * columns["batch"]
-    inputs = columns["weights"] - beside * width * hidden
-    whole = 2.0 * tokens * (inputs + np.where(columns["backward"] > 1, columns["weights"], 0.0))
-    whole_s = whole / (rate * picked(theta, tensor, "whole"))
     memory_s = columns["bytes"] / (gpu.bytes_per_s * 0.8)
-    seconds: Floats = theta["floor_us"] * 1e-6 + np.maximum(steps_s + whole_s, memory_s)
+    seconds: Floats = theta["floor_us"] * 1e-6 + np.maximum(steps_s, memory_s)
     return seconds

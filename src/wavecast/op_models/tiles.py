@@ -40,9 +40,12 @@ _ONE: dict[str, Bounds] = {
     "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the call before
     "floor_us": (2.5, 0.5, 12.0),
     "split_us": (2.0, 0.0, 12.0),  # one more kernel, or a barrier, that adds up what was split
-    "picojoules": (15.0, 0.01, 40.0),  # of a FLOP at 12 nm
+    "picojoules": (20.0, 0.01, 40.0),  # of a FLOP at 12 nm: what boards with power enough may draw
 }
-IDLE_WATTS = 15.0
+IDLE_WATTS = 25.0
+"""What a board draws beside its cores: memory, converters, fans. Of the 70 W of a T4 that is much,
+and it tells cards with little power from others: with 15 W a fit that has not seen the T4 lets its
+products run a quarter too fast."""
 VECTOR_BYTES = 16.0
 """The most that one load of a thread takes."""
 CLASSES = ("cores", "tensor")
