@@ -38,9 +38,13 @@ TENSOR_FLOP = {
 }
 """By compute capability: FLOP of an SM's tensor cores in a clock, in float16 (white papers).
 Cards for consumers do half of it when they sum in float32, as all libraries do."""
-EASILY_FED = 1.2
+FULL_SHARE = {
+    **{Unit.TF32_TENSOR: 0.5, Unit.FP16_TENSOR: 1.0, Unit.BF16_TENSOR: 1.0},
+    Unit.FP8_TENSOR: 2.0,
+}
+EASILY_FED, FED_SHARE = 1.2, 0.66
 """Cores at half their rate wait less for operands, which come as fast as to cores at the full one:
-these reach some 0.8 of their rate."""
+these reach some 0.8 of their rate. So they count as faster, up to this share of the full one."""
 DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
 """Whose data sheets count two float32 instructions a clock, which compilers hardly ever pair."""
 USUAL_WATTS = 300.0
@@ -123,7 +127,7 @@ def gpu_of(device: Device) -> Gpu | None:
     products = device.fp32_tensor_flops or fp32  # AMD's matrix cores take float32 as it is
     rates = [products if unit is Unit.FP32 else _rate(unit, device) for unit in units]
     tensor = np.array([unit is not None and unit.endswith("_tensor") for unit in units])
-    fed = np.where(tensor & _at_half_rate(device), EASILY_FED, 1.0)
+    fed = [_fed(rate, unit, device) for rate, unit in zip(rates, units, strict=True)]
     return Gpu(
         sm=float(device.sm_count),
         clock_hz=clock_hz * faster,
@@ -137,7 +141,7 @@ def gpu_of(device: Device) -> Gpu | None:
         groups=(device.compute_capability or (0, 0))[0] in (9, 10),
         architecture=device.architecture,
         generation=str((device.compute_capability or (device.architecture,))[0]),
-        rates=np.array(rates) * faster * fed,
+        rates=np.array(fed) * faster,
         nominal_rates=np.array(rates),
         tensor=tensor,
     )
@@ -148,13 +152,14 @@ def chip_name(device: Device) -> str:
     return f"{device.architecture}.{device.sm_count}"
 
 
-def _at_half_rate(device: Device) -> bool:
-    """Whether tensor cores are held to half of what they could do."""
+def _fed(rate: float, unit: Unit | None, device: Device) -> float:
+    """The rate of a tensor core, more where it is held to half of what it could do."""
     full = TENSOR_FLOP.get(device.compute_capability or (0, 0))
-    rate, clock_hz = device.rate(Unit.FP16_TENSOR), device.boost_clock_hz
-    if full is None or rate is None or clock_hz is None or device.sm_count is None:
-        return False
-    return rate < 0.75 * full * clock_hz * device.sm_count
+    clock_hz, share = device.boost_clock_hz, FULL_SHARE.get(unit) if unit else None
+    if full is None or share is None or clock_hz is None or device.sm_count is None:
+        return rate
+    most = FED_SHARE * share * full * clock_hz * device.sm_count
+    return max(rate, min(EASILY_FED * rate, most))
 
 
 def _bytes_per_s(device: Device) -> float:
