@@ -235,17 +235,20 @@ def _recurrent(op: Op) -> tuple[Part, ...]:
         *(net.directions, item, unit, backward, cost.bytes if cost else 0),
     )
     gates, inputs = net.gates * net.hidden, sum(net.widths) / max(net.layers, 1)
-    whole = [(net.tokens, inputs, gates) if backward else (net.tokens, gates, inputs)]
+    whole: list[tuple[float, float, float]] = [
+        (net.tokens, inputs, gates) if backward else (net.tokens, gates, inputs)
+    ]
     if backward and wants[-1]:
         whole.append((gates, inputs + net.output, net.tokens))
     return (
         Part("recurrent", tuple(map(float, numbers))),
-        *(_whole(net.layers * net.directions, *sizes, item, unit) for sizes in whole),
+        *(_whole(net.layers * net.directions, sizes, item, unit) for sizes in whole),
     )
 
 
-def _whole(batch: int, m: float, n: float, k: float, item: float, unit: int) -> Part:
-    """A product among those of a layer; how it is stored is cuDNN's affair."""
+def _whole(batch: int, sizes: tuple[float, float, float], item: float, unit: int) -> Part:
+    """A product (m, n, k) of each layer; how it is stored is cuDNN's affair."""
+    m, n, k = sizes
     moved = batch * item * (m * k + k * n + m * n)
     aligned = min(math.gcd(int(each), 16) for each in (m, n, k))
     return Part("product", tuple(map(float, (batch, m, n, k, item, moved, unit, aligned, 0, 0))))
