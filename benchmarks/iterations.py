@@ -12,7 +12,7 @@ again.
 
 The hosts are virtual, and for minutes at a time they get slower by a half. `--rounds` times the
 first of the steps, and the host, in rounds that are minutes apart; of each the median counts. How
-well one round of a step tells another of it is what no prediction can do much better than.
+well a step that was measured tells its next round says how much of an error is the machine's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import permutations
 from pathlib import Path
 
 import wavecast
@@ -39,7 +37,8 @@ SEED = 5
 MARK = "begin: python -m benchmarks.iterations"
 ROUNDS = 3
 WARM_UP, FEWEST, MOST = 3, 4, 20
-IDLE = 0.2
+IN_ROUNDS = "third"
+"""The machine on which steps ran in rounds."""
 TIMED_S = 0.6
 """About so long a step runs in each round, once warm."""
 
@@ -129,41 +128,34 @@ def _middle(hosts: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str,
     }
 
 
-def repeated() -> Iterator[tuple[str, list[float]]]:
-    """How far one round of a step is from each other one of it: of all, and of those whose GPU
-    stands still for a fifth of the time or more."""
-    known = documents()
-    for raw in blind.read(FOLDER).values():
-        rounds = {n: s["rounds_s"] for n, s in raw["steps"].items() if "rounds_s" in s}
-        busy_s = {n: s["gpu_s"] for each in known.values() for n, s in each["steps"].items()}
-        for title, most in (("all", math.inf), ("host-bound", 1 - IDLE)):
-            chosen = [
-                each
-                for name, each in rounds.items()
-                if len(each) == ROUNDS and busy_s[name] <= most * statistics.median(each)
-            ]
-            off = [abs(a / b - 1) for each in chosen for a, b in permutations(each, 2)]
-            if off:
-                yield f"another round of the same step, {title} ({len(chosen)})", off
+def rounds() -> dict[str, list[float]]:
+    """Of each step that ran in all of them."""
+    found = [item for each in blind.read(FOLDER).values() for item in each["steps"].items()]
+    of_all = {name: step["rounds_s"] for name, step in found if "rounds_s" in step}
+    return {name: each for name, each in of_all.items() if len(each) == ROUNDS}
 
 
-def table(cache: Path) -> Iterator[str]:
-    """How well steps are met, and how well they repeat."""
-    of_hosts = (
-        list(
-            blind.rows(on_their_hosts=theirs, documents=documents(), traces=partial(traced, cache))
-        )
-        for theirs in (False, True)
-    )
-    yield from blind.sums(*of_hosts)
-    yield ""
-    yield "| in place of a prediction | mean error | median | worst |"
-    yield "|---|---:|---:|---:|"
-    for title, off in repeated():
+def repeated(said_s: Mapping[str, float]) -> Iterator[tuple[str, list[float]]]:
+    """How far each round of a step is from what could be said of it."""
+    told: dict[str, Callable[[str, list[float], int], float]] = {
+        "our prediction, host calibrated": lambda name, _, __: said_s[name],
+        "the round before or after": lambda _, each, n: each[n - 1 if n else 1],
+        "the mean of the other rounds": lambda _, each, n: _mean_but(each, n),
+        "the median of all, in hindsight": lambda _, each, __: statistics.median(each),
+    }
+    for title, tell in told.items():
         yield (
-            f"| {title} | {statistics.mean(off):.1%} | {statistics.median(off):.1%} "
-            f"| {max(off):.0%} |"
+            title,
+            [
+                abs(tell(name, each, n) / second - 1)
+                for name, each in rounds().items()
+                for n, second in enumerate(each)
+            ],
         )
+
+
+def _mean_but(each: Sequence[float], place: int) -> float:
+    return (sum(each) - each[place]) / (len(each) - 1)
 
 
 def traced(cache: Path, name: str) -> Path:
@@ -174,6 +166,25 @@ def traced(cache: Path, name: str) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         wavecast.trace(make, gpu=blind.GPU).save(path)
     return path
+
+
+def table(cache: Path) -> Iterator[str]:
+    """How well steps are met, and how well they repeat."""
+    known, find = documents(), partial(traced, cache)
+    by_reference, by_calibrated = (
+        list(blind.rows(on_their_hosts=theirs, documents=known, traces=find))
+        for theirs in (False, True)
+    )
+    yield from blind.sums(by_reference, by_calibrated)
+    yield ""
+    yield f"| each round of {len(rounds())} steps by | mean error | median | worst |"
+    yield "|---|---:|---:|---:|"
+    said_s = {row.name: row.found.seconds for row in by_calibrated if row.machine == IN_ROUNDS}
+    for title, off in repeated(said_s):
+        yield (
+            f"| {title} | {statistics.mean(off):.1%} | {statistics.median(off):.1%} "
+            f"| {max(off):.0%} |"
+        )
 
 
 def main() -> None:
