@@ -110,8 +110,8 @@ def calibrated(
 ) -> HostFile:
     """The host that a benchmark's times speak of.
 
-    All costs get one factor: on six machines steps were met better than with a factor for each
-    cost, since patterns differ less among each other than two runs of one do (docs/adr/0017).
+    All costs get one factor: on six machines steps were met better than with one for each cost
+    (docs/adr/0017).
 
     Args:
         name: what to call it.
