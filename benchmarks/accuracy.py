@@ -30,6 +30,7 @@ from benchmarks.scoring import (
     score,
     summary,
 )
+from training.generations import Aged, LeftOut
 from wavecast import Device, Estimate
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned import Learned
@@ -62,7 +63,7 @@ NETWORKS = Contender("networks", lambda _: Backed(Mlp.shipped(), Learned.shipped
 CONTENDERS = [
     Contender("roofline", lambda _: Roofline()),
     Contender("attainable", lambda _: Attainable.shipped()),
-    Contender("learned", lambda _: Learned.shipped()),
+    Contender("learned", lambda _: Learned.shipped(), fit_old=lambda _: Aged.shipped()),
 ]
 """The last is the one whose single steps are shown."""
 
@@ -258,10 +259,8 @@ def main() -> None:
     warnings.simplefilter("ignore")  # of models that are older than their library
     fit = None
     if given.data and given.cache:
-        from training.generations import LeftOut
-
         fit = LeftOut(given.data, given.cache)
-        CONTENDERS.append(Contender("GPU left out", fit, leaves_out="gpu"))
+        CONTENDERS.append(Contender("GPU left out", fit, leaves_out="gpu", fit_old=fit.aged))
     with tempfile.TemporaryDirectory() as place:
         traces = Traces(given.cache or Path(place))
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import wavecast
 from benchmarks import blind, pages
@@ -37,8 +38,10 @@ SEED = 5
 MARK = "begin: python -m benchmarks.iterations"
 ROUNDS = 3
 WARM_UP, FEWEST, MOST = 3, 4, 20
-TIMED_S = 0.6
+TIMED_S = 0.4
 """About so long a step runs in each round, once warm."""
+TIMINGS, PROBES = 2, 3
+"""Of each step, and rounds of the host's patterns beside each."""
 
 
 def steps() -> Iterator[tuple[str, MakeStep]]:
@@ -79,8 +82,54 @@ def measure_rounds(out: Path, seconds: float) -> None:
         (out / "machine.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
+def measure_beside(out: Path, seconds: float, *, backwards: bool) -> None:
+    """Steps whose GPU time is known, the host timed before and after each timing.
+
+    No profiler runs before all is timed: once one has, launches take longer ever after.
+    """
+    from wavecast.frameworks.pytorch import issuing
+
+    out.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + seconds
+    about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
+    host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
+    document: dict[str, Any] = {"about": about, "host": host, "steps": {}}
+    probe = partial(issuing.time_host, "cuda", rounds=PROBES)
+    for name, make in known_steps(backwards=backwards):
+        if time.monotonic() > until:
+            print(f"time is up before {name}", flush=True)
+            break
+        hosts: list[dict[str, float]] = []
+        try:
+            times = list(_timings(make, TIMINGS, before=lambda: hosts.append(probe())))
+        except Exception as error:  # the others still count
+            print(f"{name}: {error!r}", flush=True)
+            continue
+        hosts.append(probe())
+        document["steps"][name] = {"timings_s": times, "hosts": hosts}
+        print(name, times, flush=True)
+        (out / "machine.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    document["gpu"] = issuing.time_gpu()
+    (out / "machine.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def known_steps(*, backwards: bool = False) -> list[tuple[str, MakeStep]]:
+    """Of the suite and of the blind test, those whose GPU time is known; in an order drawn once."""
+    known = busy_s()
+    found = [(name, make) for name, make in (*steps(), *blind.steps()) if name in known]
+    random.Random(SEED + 1).shuffle(found)
+    return found[::-1] if backwards else found
+
+
 def _iteration_s(make: MakeStep) -> float:
-    """Of a step in the steady state, waited for once at the end."""
+    (found,) = _timings(make, 1)
+    return found
+
+
+def _timings(
+    make: MakeStep, count: int, before: Callable[[], object] = lambda: None
+) -> Iterator[float]:
+    """One iteration of a step in the steady state, waited for once at the end of many."""
     import torch
 
     step = make()
@@ -91,30 +140,37 @@ def _iteration_s(make: MakeStep) -> float:
     step()
     torch.cuda.synchronize()
     repeats = int(min(max(TIMED_S / (time.perf_counter() - begin), FEWEST), MOST))
-    begin = time.perf_counter()
-    for _ in range(repeats):
+    for _ in range(count):
+        before()
         step()
-    torch.cuda.synchronize()
-    found = (time.perf_counter() - begin) / repeats
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+        yield (time.perf_counter() - begin) / repeats
     del step
     gc.collect()
     torch.cuda.empty_cache()
-    return found
+
+
+def busy_s() -> dict[str, float]:
+    """The GPU's time of each step, where it was measured."""
+    files = (*blind.read(FOLDER).values(), *blind.read(blind.FOLDER).values())
+    found = [item for each in files for item in each["steps"].items()]
+    return {name: step["gpu_s"] for name, step in found if "gpu_s" in step}
 
 
 def documents() -> blind.Documents:
-    """What the files have; of rounds the median of each step and of the host, and the GPU's time
-    from where it was measured."""
-    found = blind.read(FOLDER)
-    all_steps = [item for each in found.values() for item in each["steps"].items()]
-    busy_s = {name: step["gpu_s"] for name, step in all_steps if "gpu_s" in step}
+    """What the files have; of rounds the median of each step and of the host."""
+    found, known = blind.read(FOLDER), busy_s()
     for document in found.values():
         if "hosts" in document:
             document["host"] = _middle(document["hosts"])
             document["steps"] = {
-                name: {"seconds": statistics.median(step["rounds_s"]), "gpu_s": busy_s[name]}
+                name: {"seconds": statistics.median(step["rounds_s"]), "gpu_s": known[name]}
                 for name, step in document["steps"].items()
-                if len(step["rounds_s"]) == ROUNDS and name in busy_s
+                if len(step["rounds_s"]) == ROUNDS and name in known
             }
     return found
 
@@ -193,6 +249,8 @@ def main() -> None:
     )
     parser.add_argument("--measure", type=Path, metavar="OUT", help="on the GPU, into a folder")
     parser.add_argument("--rounds", type=Path, metavar="OUT", help="the same in rounds")
+    parser.add_argument("--beside", type=Path, metavar="OUT", help="with the host beside each")
+    parser.add_argument("--backwards", action="store_true", help="from the last step on")
     parser.add_argument("--seconds", type=float, default=540.0, help="that may be measured")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where traces are kept")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
@@ -201,6 +259,9 @@ def main() -> None:
         known = {name for each in blind.read(FOLDER).values() for name in each["steps"]}
         missing = ((name, make) for name, make in steps() if name not in known)
         blind.measure(given.measure, given.seconds, missing, traced=False)
+        return
+    if given.beside:
+        measure_beside(given.beside, given.seconds, backwards=given.backwards)
         return
     if given.rounds:
         measure_rounds(given.rounds, given.seconds)

@@ -22,9 +22,9 @@ import numpy as np
 import wavecast
 from benchmarks import own_steps, pages, public_steps
 from benchmarks.public_steps.case import Case, Traces
-from benchmarks.scoring import Fit, read
+from benchmarks.scoring import read
 from training.generations import LeftOut
-from wavecast import Trace
+from wavecast import Predictor, Trace
 from wavecast.op_models.gpus import Floats
 from wavecast.predictors.learned import Learned
 from wavecast.timeline import REFERENCE_HOST
@@ -50,11 +50,12 @@ class Row:
         return self.case.set if ours else f"{self.case.set.split()[0]} {self.case.gpu}"
 
 
-def played(traced: Iterable[tuple[Case, Trace]], left_out: Fit) -> Iterator[Row]:
+def played(traced: Iterable[tuple[Case, Trace]], left_out: LeftOut) -> Iterator[Row]:
     """Each step on hosts of all factors."""
     for case, trace in traced:
-        ours = case.set.startswith("h200")
-        predictor = Learned.shipped() if ours else left_out(case.gpu)
+        predictor: Predictor = Learned.shipped()
+        if not case.set.startswith("h200"):
+            predictor = left_out.aged(case.gpu) if case.old else left_out(case.gpu)
         found = wavecast.predict(trace, case.gpu, predictor=predictor, host="reference")
         hosts = (REFERENCE_HOST.scaled(float(factor)) for factor in FACTORS)
         seconds = np.array([replace(found, host=host).seconds for host in hosts])

@@ -17,7 +17,9 @@ import wavecast
 from benchmarks import own_steps, public_steps
 from benchmarks.public_steps.case import Traces
 from benchmarks.scoring import read
+from training.generations import Aged
 from wavecast import prediction
+from wavecast.predictors.learned import Learned
 
 CANDIDATES = (
     (0.67, 0.8, (0.63, 1.65)),
@@ -32,7 +34,8 @@ def covered(data: Path, cache: Path) -> dict[str, float]:
     found: dict[str, list[bool]] = {}
     cases = [*own_steps.cases(), *public_steps.cases(data)]
     for case, trace in read([c for c in cases if "compiled" not in c.set], Traces(cache)):
-        said = wavecast.predict(trace, case.gpu)
+        predictor = Aged.shipped() if case.old else Learned.shipped()
+        said = wavecast.predict(trace, case.gpu, predictor=predictor)
         within = said.low_s <= case.measured_s <= said.high_s
         for name in (case.set, "all"):
             found.setdefault(name, []).append(within)

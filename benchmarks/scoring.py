@@ -31,10 +31,17 @@ class Contender:
     fit: Fit
     leaves_out: str = ""
     """The field of a case, "gpu", "family" or "set", whose value `fit` is given."""
+    fit_old: Fit | None = None
+    """The same for steps that ran with old libraries, where the predictor knows of these."""
 
     def left_out(self, case: Case) -> str:
         """What the predictor of a case must not have seen."""
         return str(getattr(case, self.leaves_out)) if self.leaves_out else ""
+
+    def fitted(self, case: Case) -> Predictor | Scaler:
+        """The predictor of a case."""
+        fit = self.fit_old if case.old and self.fit_old else self.fit
+        return fit(self.left_out(case))
 
 
 @dataclass(frozen=True)
@@ -95,12 +102,12 @@ def score(
         contenders: each is fitted once for each thing that it leaves out.
         host: as `wavecast.predict` takes it; of a measured trace that would be its own.
     """
-    fitted: dict[tuple[str, str], Predictor | Scaler] = {}
+    fitted: dict[tuple[str, str, bool], Predictor | Scaler] = {}
     for case, trace in traced:
         for contender in contenders:
-            key = (contender.name, contender.left_out(case))
+            key = (contender.name, contender.left_out(case), case.old)
             if key not in fitted:
-                fitted[key] = contender.fit(key[1])
+                fitted[key] = contender.fitted(case)
             found = wavecast.predict(trace, case.gpu, predictor=fitted[key], host=host)
             yield Scored(
                 case=case,

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wavecast.campaign import COLUMNS, Configuration, Result, configurations, read_results, run
+from wavecast import device
+from wavecast.campaign import (
+    COLUMNS,
+    Configuration,
+    Result,
+    configurations,
+    predict_there,
+    read_results,
+    run,
+    run_apart,
+    time_again,
+)
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.suite import benchmark, benchmarks
 
@@ -155,3 +166,14 @@ def test_steps_of_too_few_stable_iterations_are_timed_again(tmp_path: Path) -> N
     assert found == read_results(path)
     assert run(WANTED, path, sampled, gpu="t4", again=longer) == found
     assert timed == [8, 32]
+
+
+def test_a_step_in_a_process_of_its_own_gives_the_same() -> None:
+    each, gpu = Configuration("alexnet", 32, "fp32"), device("t4")
+    assert run_apart(predict_there, each, gpu) == predict_there(each, gpu)
+
+
+def test_what_fails_in_a_process_of_its_own_says_why() -> None:
+    row = Result("no such model", 1, "fp32", "t4", "ok")
+    with pytest.raises(UnknownName, match="no such model"):
+        run_apart(time_again, row)

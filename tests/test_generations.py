@@ -6,21 +6,28 @@ import math
 
 import pytest
 
-from training.generations import Step, constants, digest, fit
+from training.generations import OLD, PULLS, Aged, Step, constants, digest, fit
 from wavecast import device
 from wavecast.predictors.learned import COMPUTING, Learned, with_steps
+from wavecast.trace import Op, TensorSpec
 
 TURING, PASCAL = ("Turing", 72), ("Pascal", 28)
 CORES = ("compute", "cores.7")
 RECURRENT = ("recurrent", "cores.7")
+TENSOR = ("compute", "tensor.7")
 
 
 def step(
-    factor: float, share: float, chip: tuple[str, int] = TURING, key: tuple[str, str] = CORES
+    factor: float,
+    share: float,
+    chip: tuple[str, int] = TURING,
+    key: tuple[str, str] = CORES,
+    *,
+    old: bool = False,
 ) -> Step:
     """A step of a second, of which a share is to be multiplied."""
     measured_s = share * factor + 1 - share
-    return Step(chip, "made up", measured_s, other_s=1 - share, parts_s={key: share})
+    return Step(chip, "made up", measured_s, other_s=1 - share, parts_s={key: share}, old=old)
 
 
 def test_many_steps_that_agree_are_believed() -> None:
@@ -34,7 +41,7 @@ def test_a_few_steps_move_a_constant_a_little() -> None:
 
 
 def test_steps_without_an_error_say_nothing() -> None:
-    assert fit([step(1.0, 0.5)] * 50) == {CORES: 0.0}
+    assert fit([step(1.0, 0.5)] * 50) == {CORES: 0.0, OLD: 0.0}
 
 
 def test_one_step_far_off_does_not_outweigh_the_others() -> None:
@@ -47,6 +54,43 @@ def test_sorts_of_work_are_told_apart() -> None:
     found = fit([*[step(0.8, 0.9)] * 200, *[step(1.3, 0.9, key=RECURRENT)] * 200])
     assert found[CORES] < -0.15
     assert found[RECURRENT] > 0.15
+
+
+def test_old_libraries_are_told_from_the_generation() -> None:
+    today = [step(1.1, 0.9, key=TENSOR)] * 300
+    old = [step(1.4, 0.9, PASCAL, key=TENSOR, old=True)] * 300
+    found = fit([*today, *old])
+    assert found[TENSOR] == pytest.approx(math.log(1.1), abs=0.02)
+    assert found[OLD] == pytest.approx(math.log(1.4 / 1.1), abs=0.02)
+
+
+def test_old_libraries_use_plain_cores_as_well_as_todays() -> None:
+    found = fit([step(1.4, 0.9, old=True)] * 300)
+    assert found[OLD] == 0.0
+    assert found[CORES] == pytest.approx(math.log(1.4), abs=0.02)
+
+
+def test_only_what_runs_on_tensor_cores_ages() -> None:
+    learned = Learned.shipped()
+    aged = Aged.of(learned, {"old": {"tensor": math.log(1.25)}})
+    half, single = (TensorSpec((2048, 2048), dtype) for dtype in ("float16", "float32"))
+    given = (
+        Op("aten.mm", (half, half), (half,)),
+        Op("aten.mm", (single, single), (single,), (("precision", "ieee"),)),
+        Op("aten.add.Tensor", (half, half), (half,)),
+    )
+    gpu = device("v100-sxm-16gb")
+    before, after = learned.predict_all(given, gpu), aged.predict_all(given, gpu)
+    ratios = [b.seconds / a.seconds for a, b in zip(before, after, strict=True) if a and b]
+    assert ratios == pytest.approx([1.25, 1.0, 1.0])
+    one = aged.predict(given[0], gpu)
+    assert one is not None
+    assert (one.low_s, one.high_s) == (after[0].low_s, after[0].high_s) if after[0] else False
+
+
+def test_the_shipped_file_has_a_constant_of_every_sort() -> None:
+    assert 1.0 < Aged.shipped().factor < 1.5
+    assert set(PULLS) == {*COMPUTING.values(), OLD[0]}
 
 
 def test_a_gpu_is_left_out_with_its_chip() -> None:

@@ -42,6 +42,11 @@ class Case:
     """No other case of the same GPU, model and precision ran with newer software."""
     gpu_s: float | None = None
     """How long the GPU was busy, where that was measured."""
+    old: bool = False
+    """Known to have run with torch before 1.10, whose libraries used tensor cores less well."""
+    rebuilt: bool = True
+    """Whether the step does all that was timed, as far as is known: constants are fitted on such
+    steps only."""
 
     @property
     def name(self) -> str:

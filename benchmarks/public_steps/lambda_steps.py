@@ -90,6 +90,8 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
         options=known.get(task, bert),
         software=f"torch {'.'.join(map(str, last))}, {rows[0]['data']} data",
         newest=newest,
+        old=old,
+        rebuilt=task != "ssd",  # its images were decoded on the GPU
     )
 
 

@@ -60,6 +60,7 @@ def cases(folder: Path) -> Iterator[Case]:
                 ("tuned", 1),
             ),
             software=", ".join(sorted({f"{row['run']}" for row in rows})),
+            old=not modern,  # from 2018 to January 2020
         )
 
 

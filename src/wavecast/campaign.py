@@ -11,7 +11,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +206,16 @@ def measure_here(
         **_memory(profile),
     )
     return _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
+
+
+def run_apart(work: Callable[..., Result], *given: Any) -> Result:
+    """What a function gives in a process of its own.
+
+    Once a profiler has looked at the GPU in a process, launches there take longer ever after: steps
+    that wait for the host by a quarter (docs/adr/0018). Each step must be the first.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *given).result()
 
 
 def time_again(row: Result, limit_s: float = 20.0) -> Result:

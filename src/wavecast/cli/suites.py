@@ -79,13 +79,17 @@ def run(
     device = wavecast.device(gpu_id())
     wanted = _configurations(model, precision, scale)
     failures: list[str] = []
+
+    def again_apart(row: Result) -> Result:
+        return campaign.run_apart(campaign.time_again, row, seconds)
+
     with counted("measuring the suite", len(wanted)) as update:
         found = campaign.run(
             wanted,
             out,
-            lambda each: campaign.measure_here(each, device, seconds, traces),
+            lambda each: campaign.run_apart(campaign.measure_here, each, device, seconds, traces),
             gpu=device.id,
-            again=(lambda row: campaign.time_again(row, seconds)) if again else None,
+            again=again_apart if again else None,
             progress=lambda done, total, remaining_s: update(done, remaining_s),
             failed=lambda each, error: failures.append(
                 f"{each.model}, batch {each.batch}, {each.precision}: {error}"

@@ -40,17 +40,19 @@ _NODES = (20, 420)
 """Kernels of a small and a large CUDA graph."""
 
 
-def time_host(device: str = "cpu") -> dict[str, float]:
+def time_host(device: str = "cpu", rounds: int = _ROUNDS) -> dict[str, float]:
     """Seconds that each pattern takes to issue, by the name of the host's cost it stands for.
 
     Args:
         device: "cpu", or "cuda" for the real thing. What only a GPU can show is left out on the
             CPU.
+        rounds: how often all patterns run, a tenth of a second each time; at least two.
     """
     if device != "cpu":
         require_gpu()
     with _one_thread():
-        return _time([*_forward(device), *_training(device), *_lists(device), *_gpu_only(device)])
+        patterns = [*_forward(device), *_training(device), *_lists(device), *_gpu_only(device)]
+        return _time(patterns, rounds)
 
 
 def time_gpu() -> dict[str, float]:
@@ -79,11 +81,11 @@ def gpu_name() -> str:
     return str(torch.cuda.get_device_name())
 
 
-def _time(patterns: list[Pattern]) -> dict[str, float]:
+def _time(patterns: list[Pattern], rounds: int) -> dict[str, float]:
     """One pattern after the other, again and again: what disturbs the host disturbs them all."""
     runs = [_runs_per_round(run) for _, _, run in patterns]
     times: list[list[float]] = [[] for _ in patterns]
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         for (_, count, run), repeats, own in zip(patterns, runs, times, strict=True):
             own.append(_round_s(run, repeats) / (repeats * count))
     found: dict[str, list[float]] = {}

@@ -37,6 +37,12 @@ from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.trace import Call, Kernel, Measurement, Op, Phase, Trace
 
 _BUSY_ITERATIONS = 3
+_BUSY = 0.9
+"""Share of an iteration in which the GPU is busy, from which on the host does not matter."""
+_SLOWED = (
+    "another step was measured in this process before: since then the host takes about a quarter "
+    "longer to issue work, and this step waits for it; measure each step in a process of its own"
+)
 _SAME = 0.9
 """Kernels that two iterations must have in common: lengths and algorithms may differ a little."""
 
@@ -61,6 +67,7 @@ def measure(
         unit: what `samples` counts.
     """
     _check(step, warm_up=warm_up, repeats=repeats, recordings=recordings)
+    slowed = profiling.has_looked()
     for _ in range(warm_up):
         step()
     seconds, cpu_s = _steady_s(step, repeats)
@@ -77,8 +84,24 @@ def measure(
         cpu_s=cpu_s,
         cores=os.cpu_count(),
     )
+    trace = _parts(step, measurement, untouched, host.compiled, recordings, samples, unit)
+    if slowed and untouched.busy_s < _BUSY * seconds:
+        trace = replace(trace, notes=(_SLOWED, *trace.notes))
+    return trace
+
+
+def _parts(
+    step: Callable[[], Any],
+    measurement: Measurement,
+    untouched: Untouched,
+    compiled: bool,
+    recordings: int,
+    samples: int | None,
+    unit: str,
+) -> Trace:
+    """The step taken apart, op by op where that can be done."""
     # Compiled code must not meet a dispatch mode: torch would run it uncompiled ever after.
-    if not host.compiled:
+    if not compiled:
         take = _median_take(step, recordings)
         if _ran_the_same(take, untouched):
             whole = replace(measurement, recorded_s=take.look.span_s)

@@ -67,14 +67,29 @@ class Untouched:
     """The kernels of one iteration, by how often each ran."""
 
 
+_looks: list[int] = []
+
+
 @contextmanager
 def watching(*activities: ProfilerActivity, record_shapes: bool = False) -> Iterator[profile]:
     """torch.profiler over what runs inside, without its warning about cycles, of which it has
     one."""
+    if ProfilerActivity.CUDA in activities:
+        _looks.append(1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
         with profile(activities=activities, record_shapes=record_shapes) as profiler:
             yield profiler
+
+
+def has_looked() -> bool:
+    """Whether this process has looked at the GPU before.
+
+    Once CUPTI was loaded, launches take longer ever after: on the hosts of our H200, steps that
+    wait for the host by a quarter (docs/adr/0018). It cannot be unloaded: TEARDOWN_CUPTI blinds the
+    next look.
+    """
+    return bool(_looks)
 
 
 def untouched(step: Callable[[], Any], iterations: int) -> Untouched:
