@@ -14,7 +14,7 @@ from wavecast import ops
 from wavecast.ops import Kind
 
 ROOT = Path(__file__).parent.parent
-ROWS = list(rows(on_their_hosts=False))
+ROWS = list(rows())
 
 
 def test_no_fit_reads_them() -> None:

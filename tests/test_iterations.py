@@ -1,15 +1,32 @@
-"""The suite's iterations on calibrated machines: what is read of the files."""
+"""Iterations timed before any profiler ran: what is read of the files, and what is left out."""
 
 from __future__ import annotations
 
-from benchmarks import blind
-from benchmarks.iterations import FOLDER, ROUNDS, documents, repeated, rounds, steps
-from training.host import LEASES
+import statistics
+
+import pytest
+
+from benchmarks.iterations import (
+    AT_START,
+    REFERENCE,
+    THROUGHOUT,
+    Row,
+    hosts_of,
+    known_steps,
+    steps,
+    table,
+)
+from benchmarks.timed import FOLDER, busy_s, machines
+from training.host import LEASES, host_bound, machine_factor, read
+from training.host_reference import reference_of
 from training.op_data import HELD_OUT
 from wavecast import suite
+from wavecast.hosts import factor_of
+
+MACHINES = machines()
 
 
-def test_no_fit_reads_them() -> None:
+def test_no_fit_of_ops_reads_them() -> None:
     assert FOLDER.name in HELD_OUT
     assert FOLDER.name not in LEASES
 
@@ -22,23 +39,64 @@ def test_every_benchmark_comes_in_every_precision_and_the_order_is_drawn_once() 
     assert pairs == {(b.name, p) for b in suite.benchmarks() for p in suite.PRECISIONS}
 
 
-def test_of_rounds_the_median_counts_and_the_gpu_is_that_of_another_machine() -> None:
-    known, raw = documents(), blind.read(FOLDER)
-    for machine, document in known.items():
-        for name, step in document["steps"].items():
-            found = raw[machine]["steps"][name]
-            rounds = found.get("rounds_s", [found.get("seconds")])
-            assert step["seconds"] == sorted(rounds)[len(rounds) // 2]
-            assert step["gpu_s"] > 0
-    assert sum(len(each["steps"]) for each in known.values()) == 189
-    assert {"cpu", "cuda"} == set(known["third"]["host"])
+def test_only_steps_are_timed_whose_gpu_time_is_known() -> None:
+    known = [name for name, _ in known_steps()]
+    assert set(known) <= set(busy_s())
+    assert known == [name for name, _ in known_steps(backwards=True)][::-1]
 
 
-def test_a_round_is_told_best_by_what_includes_it() -> None:
-    perfect_of_first = {name: each[0] for name, each in rounds().items()}
-    off = dict(repeated(perfect_of_first))
-    count = len(rounds())
-    assert all(len(each) == count * ROUNDS for each in off.values())
-    assert off["our prediction, host calibrated"][::ROUNDS] == [0.0] * count
-    means = {title: sum(each) / len(each) for title, each in off.items()}
-    assert min(means, key=means.__getitem__) == "the median of all, in hindsight"
+def test_the_files_have_what_was_timed() -> None:
+    assert [(machine.name, len(machine.steps)) for machine in MACHINES] == [
+        ("third", 69),
+        ("fourth", 67),
+        ("fifth", 50),
+    ]
+    for machine in MACHINES:
+        assert all(step.seconds > 0 and step.gpu_s > 0 and step.asked for step in machine.steps)
+
+
+def test_a_host_that_is_calibrated_throughout_is_the_median_of_all_times() -> None:
+    for machine in MACHINES:
+        every = [machine.start["cuda"], *machine.beside]
+        for name, seconds in machine.throughout.items():
+            assert seconds == statistics.median(times[name] for times in every)
+
+
+def test_nothing_of_a_machine_is_in_what_is_said_of_its_host() -> None:
+    machine, *others = MACHINES
+    fitted = read()
+    slow = fitted.where(fitted.leases != machine.name)
+    found = hosts_of(machine, fitted, others)
+    assert found == hosts_of(machine, slow, others)
+    assert not found[REFERENCE].known
+    assert found[AT_START].known
+    assert found[THROUGHOUT].known
+
+
+def test_the_reference_is_met_by_the_machines_it_is_from() -> None:
+    reference = reference_of(MACHINES)["cuda"]
+    factors = [
+        factor_of(machine.throughout, reference) / machine_factor(machine) for machine in MACHINES
+    ]
+    assert statistics.geometric_mean(factors) == pytest.approx(1.0, abs=0.05)
+    assert all(0.9 < factor < 1.1 for factor in factors)
+
+
+def test_a_factor_is_of_steps_that_wait_for_the_host() -> None:
+    for machine in MACHINES:
+        assert 15 < len(host_bound(machine)) < len(machine.steps)
+        assert 0.7 < machine_factor(machine) < 1.4
+
+
+def test_the_table_has_a_line_for_each_host_and_machine() -> None:
+    rows = [
+        Row(machine, host, of_suite, error, within=error < 0.15)
+        for machine in ("a", "b")
+        for host in (REFERENCE, THROUGHOUT)
+        for of_suite in (True, False)
+        for error in (-0.1, 0.2)
+    ]
+    found = list(table(rows))
+    assert f"| {REFERENCE}: the suite | 4 | 15.0% | 15.0% | 20% | 50% |" in found
+    assert f"| {THROUGHOUT}: the suite, b machine | 2 | 15.0% | 15.0% | 20% | 50% |" in found
+    assert len(found) == 2 + 2 + 4

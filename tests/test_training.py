@@ -121,8 +121,8 @@ def test_the_list_names_every_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fits_on_our_own_measurements_alone_give_what_ships(tmp_path: Path) -> None:
-    from benchmarks.host_accuracy import runs
+    from benchmarks.timed import machines
     from training.host_reference import to_toml
 
     shipped = (SHIPPED / "hosts" / "reference.toml").read_text(encoding="utf-8")
-    assert to_toml(runs()) == shipped
+    assert to_toml(machines()) == shipped

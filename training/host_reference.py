@@ -2,42 +2,62 @@
 
     python -m training.host_reference
 
-On each machine of measurements/h200/host the benchmark ran and host-bound steps were timed. Its
-times, divided by how many times as long as the reference host that machine takes for its steps, are
-what the reference host would take. Writes src/wavecast/data/hosts/reference.toml: the mean of runs.
+On each machine of `benchmarks.timed` the benchmark ran and steps were timed, before any profiler.
+Its times, divided by how many times as long as the reference host that machine takes for its steps,
+are what the reference host would take. Writes src/wavecast/data/hosts/reference.toml: the mean of
+machines.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.host_accuracy import Run, machine_factor, reference_of, runs
-from wavecast import hosts
+from benchmarks.timed import Machine, machines
+from training.host import machine_factor
+from wavecast import Host, hosts
+from wavecast.timeline import REFERENCE_HOST
 
 OUT = Path(hosts.__file__).parent / "data" / "hosts" / "reference.toml"
 
 
-def to_toml(measured: dict[str, Run]) -> str:
+def reference_of(
+    measured: Sequence[Machine], host: Host = REFERENCE_HOST
+) -> dict[str, dict[str, float]]:
+    """What a host would take for the benchmark, from machines that ran it: the geometric mean."""
+    found: dict[str, dict[str, list[float]]] = {"cpu": {}, "cuda": {}}
+    for machine in measured:
+        factor = machine_factor(machine, host)
+        for sort, times in (("cpu", machine.start["cpu"]), ("cuda", machine.throughout)):
+            for name, seconds in times.items():
+                found[sort].setdefault(name, []).append(seconds / factor)
+    return {
+        sort: {name: statistics.geometric_mean(each) for name, each in times.items()}
+        for sort, times in found.items()
+    }
+
+
+def to_toml(measured: Sequence[Machine]) -> str:
     """The file's content."""
-    software = {str(run["host"]["about"]["software"]) for run in measured.values()}
+    software = {machine.software for machine in measured}
     lines = [
         "# Written by python -m training.host_reference: seconds of the host benchmark's patterns",
         "# (wavecast.frameworks.pytorch.issuing), as the reference host would take them.",
         f"# Measured on {len(measured)} machine(s) of our H200 with {', '.join(sorted(software))}.",
     ]
-    for sort, times in reference_of(measured.values()).items():
+    for sort, times in reference_of(measured).items():
         lines += ["", f"[{sort}]"]
         lines += [f"{name} = {value:.4g}" for name, value in times.items()]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Write the file; print what a GPU shows as it is."""
-    measured = runs()
+    """Write the file."""
+    measured = machines()
     OUT.write_text(to_toml(measured), encoding="utf-8")
-    for name, run in measured.items():
-        print(f"{name}: {machine_factor(run):.2f} times the reference host")
-        print({cost: f"{seconds * 1e6:.2f} us" for cost, seconds in run["host"]["gpu"].items()})
+    for machine in measured:
+        print(f"{machine.name}: {machine_factor(machine):.2f} times the reference host")
 
 
 if __name__ == "__main__":

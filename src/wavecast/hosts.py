@@ -2,7 +2,7 @@
 
 A host is measured by a benchmark of small patterns (`frameworks.pytorch.issuing`). The costs of the
 reference host, which were fitted on whole steps, are multiplied with how many times as long the
-patterns take here as on the reference machine: the median of all.
+patterns take here as on the reference machine: the median of those that launch something.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from wavecast.toml_file import read_toml, write_checked
 _REFERENCE = Path(__file__).parent / "data" / "hosts" / "reference.toml"
 _DIRECT = ("launch_s", "sync_s", "graph_s", "node_s")
 """Costs that a GPU shows as they are; without one they are those of the reference."""
+_PYTHON = ("view_s", "module_s")
+"""Patterns of Python alone: on slow machines they take longer still than steps do, which wait for
+memory and driver as well (docs/adr/0018)."""
 _LONGEST_S = 1.0
 _SORTS = ("cpu", "cuda")
 _KEYS = ("name", "date", "software", "source", "costs", *_SORTS)
@@ -122,8 +125,7 @@ def calibrated(
         reference: the benchmark's times on the reference host; those that ship if not given.
     """
     sort = "cuda" if "cuda" in times else "cpu"
-    ratios = _ratios(times[sort], (reference or reference_times())[sort])
-    host = REFERENCE_HOST.scaled(statistics.median(ratios.values()))
+    host = REFERENCE_HOST.scaled(factor_of(times[sort], (reference or reference_times())[sort]))
     costs = {cost: getattr(REFERENCE_HOST if cost in _DIRECT else host, cost) for cost in COSTS}
     return HostFile(name, date.today(), software, source, costs | dict(direct), times)
 
@@ -134,11 +136,13 @@ def reference_times() -> dict[str, dict[str, float]]:
     return {sort: _times(table, sort) for sort in _SORTS}
 
 
-def _ratios(times: Mapping[str, float], reference: Mapping[str, float]) -> dict[str, float]:
+def factor_of(times: Mapping[str, float], reference: Mapping[str, float]) -> float:
+    """How many times as long as the reference a host takes, by its times of the benchmark."""
     found = {name: times[name] / reference[name] for name in times if reference.get(name)}
+    found = {name: ratio for name, ratio in found.items() if name not in _PYTHON}
     if not found or not all(0 < ratio < math.inf for ratio in found.values()):
         raise InvalidInput(f"these are no times of the host benchmark: {dict(times)}")
-    return found
+    return statistics.median(found.values())
 
 
 def _mean(factors: Iterable[float]) -> float:

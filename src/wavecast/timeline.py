@@ -131,25 +131,24 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 REFERENCE_HOST = Host(
     name="reference host",
-    forward_s=14.6e-6,
-    autograd_s=23.0e-6,
-    backward_s=14.3e-6,
-    other_s=53.1e-6,
-    view_s=9.2e-6,
-    module_s=6.9e-6,
-    convolution_s=21.4e-6,
-    kernel_s=9.6e-6,
-    tensor_s=2.5e-6,
+    forward_s=14.2e-6,
+    autograd_s=21.9e-6,
+    backward_s=13.1e-6,
+    other_s=49.6e-6,
+    view_s=10.1e-6,
+    module_s=6.7e-6,
+    convolution_s=25.4e-6,
+    kernel_s=10.7e-6,
+    tensor_s=2.8e-6,
     step_s=1725e-6,
     sync_s=7.3e-6,
     launch_s=2.2e-6,
     graph_s=1.8e-6,
     node_s=0.4e-6,
 )
-"""Between the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), the fastest of which
-takes 0.87 times as long and the slowest 1.5 times, and those in public tables (NVIDIA's DGX,
-desktops), 0.5 to 1.1 times; fitted by `training/host.py`. The last four are measured
-(measurements/h200/host)."""
+"""Among the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), three of which take 0.8
+to 1.1 times as long, and those in public tables (NVIDIA's DGX, desktops), 0.4 to 1.1 times; fitted
+by `training/host.py`. The last four are measured (measurements/h200/host)."""
 
 
 GRAPH_GAP_S = 0.3e-6

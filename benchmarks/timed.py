@@ -1,0 +1,104 @@
+"""Iterations that were timed on machines of our H200 before any profiler had run in the process.
+
+Once one has, launches take longer ever after (docs/adr/0018), and users train without. The files
+under measurements/h200/iterations are one a machine (`benchmarks.iterations`); those that have the
+GPU's time of each step instead (`gpu_s`) were measured with a profiler, and tell only that.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
+FOLDER = MEASURED / "iterations"
+BLIND = MEASURED / "blind"
+
+Times = Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """A step on one machine."""
+
+    name: str
+    seconds: float
+    gpu_s: float
+    """How long the GPU was busy, on another machine."""
+    search: bool
+    """Whether cuDNN searched for its algorithms, as a step before had asked for."""
+    asked: Mapping[str, float]
+    """How often its trace asks for each of the host's costs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A machine, its host and its steps."""
+
+    name: str
+    software: str
+    start: Mapping[str, Times]
+    """The host benchmark's times on "cpu" and "cuda", before all steps."""
+    beside: Sequence[Times]
+    """Those on "cuda" before and after steps."""
+    direct: Times
+    """What a GPU shows of the host as it is."""
+    steps: Sequence[Timed]
+
+    @property
+    def throughout(self) -> dict[str, float]:
+        """The median of all times of each pattern on "cuda"."""
+        every = (self.start["cuda"], *self.beside)
+        return {name: statistics.median(each[name] for each in every) for name in every[0]}
+
+
+def machines() -> list[Machine]:
+    """All of them, in the order of measuring."""
+    known = busy_s()
+    found = []
+    for name, document in sorted(documents(FOLDER), key=lambda item: ORDER.index(item[0])):
+        if any("timings_s" in step for step in document["steps"].values()):
+            found.append(_machine(name, document, known))
+    return found
+
+
+ORDER = ("first", "second", "third", "fourth", "fifth")
+"""Of files, by name."""
+
+
+def _machine(name: str, document: Mapping[str, Any], known: Times) -> Machine:
+    steps = [
+        Timed(
+            each,
+            statistics.mean(step["timings_s"]),
+            known[each],
+            bool(step.get("search")),
+            step["asked"],
+        )
+        for each, step in document["steps"].items()
+    ]
+    beside = [times for step in document["steps"].values() for times in step["hosts"]]
+    software = str(document["about"]["software"])
+    return Machine(name, software, document["host"], beside, document["gpu"], steps)
+
+
+def busy_s() -> dict[str, float]:
+    """The GPU's time of each step of the suite and of the blind test, where it was measured."""
+    found: dict[str, float] = {}
+    for folder in (FOLDER, BLIND):
+        for _, document in documents(folder):
+            steps = document["steps"].items()
+            found |= {name: step["gpu_s"] for name, step in steps if "gpu_s" in step}
+    return found
+
+
+def documents(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """A folder's files by name."""
+    return [
+        (path.stem, json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(folder.glob("*.json"))
+    ]
