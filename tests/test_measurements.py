@@ -158,3 +158,10 @@ def test_the_readme_repeats_the_memory_page() -> None:
     means, worst = zip(*(match.groups() for match in found if match), strict=True)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"mean error {', '.join(means)}, worst {', '.join(worst)}: [the table]" in readme
+
+
+def test_the_page_of_hosts_shows_what_a_profiler_leaves_behind() -> None:
+    from benchmarks.profiler_cost import table
+
+    page = (ROOT / "docs" / "concepts" / "timeline.md").read_text(encoding="utf-8")
+    assert "\n".join(table()) in page

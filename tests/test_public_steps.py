@@ -17,9 +17,10 @@ import wavecast
 from benchmarks import own_steps
 from benchmarks.public_steps.case import Case, Traces
 from benchmarks.scoring import Contender, Scored, kendall_tau, parts, rankings, read, score, summary
-from wavecast import Predictor, Trace
+from wavecast import Device, Estimate, Predictor, Trace
 from wavecast.campaign import Result, run
 from wavecast.predictors.roofline import Roofline
+from wavecast.trace import Op
 
 torch = pytest.importorskip("torch")
 
@@ -350,6 +351,26 @@ def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> N
     assert found.bias == pytest.approx(-1, abs=0.01)
     assert found.mean == pytest.approx(-found.bias)
     assert found.within == 0
+
+
+def test_steps_of_old_libraries_have_a_predictor_of_their_own(tmp_path: Path) -> None:
+    traces = Traces(tmp_path)
+    today, old = a_case(make_linear), a_case(make_linear, old=True)
+    traces.make(today)
+    contender = Contender("roofline", lambda _: Roofline(), fit_old=lambda _: Doubled())
+    rows = list(score(read([today, old], traces), [contender]))
+    seconds = {row.case.old: row.gpu_s for row in rows}
+    assert seconds[True] == pytest.approx(2 * seconds[False])
+    plain = Contender("roofline", lambda _: Roofline())
+    assert len({row.gpu_s for row in score(read([today, old], traces), [plain])}) == 1
+
+
+class Doubled:
+    """The roofline, twice."""
+
+    def predict(self, op: Op, device: Device) -> Estimate | None:
+        found = Roofline().predict(op, device)
+        return found and Estimate(2 * found.seconds, found.low_s, 2 * found.high_s, "doubled")
 
 
 def test_the_kind_of_op_that_makes_the_errors_is_found() -> None:

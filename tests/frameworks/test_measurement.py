@@ -231,6 +231,26 @@ def test_a_measurement_has_the_untouched_whole_and_the_recorded_parts(
     assert found.allocations == (Allocation(512, 0, 1, Role.WORKSPACE),)
 
 
+@pytest.mark.parametrize(("busy_s", "noted"), [(0.4, True), (0.48, False)])
+def test_a_step_that_waits_for_a_slowed_host_is_noted(
+    steps_run: list[int], monkeypatch: pytest.MonkeyPatch, busy_s: float, noted: bool
+) -> None:
+    untouched = Untouched(busy_s, Counter("ab"))
+    monkeypatch.setattr(profiling, "untouched", lambda step, n: untouched)
+    monkeypatch.setattr(profiling, "_looks", [])
+    assert measure(lambda: steps_run.append(1)).notes == ()
+    monkeypatch.setattr(profiling, "_looks", [1])
+    notes = measure(lambda: steps_run.append(1)).notes
+    assert any("a process of its own" in note for note in notes) is noted
+
+
+def test_a_look_at_the_host_alone_slows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "_looks", [])
+    with profiling.watching(torch.profiler.ProfilerActivity.CPU):
+        pass
+    assert not profiling.has_looked()
+
+
 @pytest.mark.usefixtures("a_t4")
 def test_the_memory_of_an_iteration_with_other_ops_is_not_taken() -> None:
     trace = trace_of(take(call(0.1, A), call(0.1, B)), Measurement("Tesla T4"))
