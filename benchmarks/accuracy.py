@@ -11,6 +11,7 @@ once and kept in the cache: after that, a new predictor is scored without making
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,6 +70,8 @@ CONTENDERS = [
 
 MARK = "begin: python -m benchmarks.accuracy"
 WORST = 10
+PLACE = re.compile(r" at \S+:\d+(?=:)")
+"""Of an error, in a file of this machine."""
 FEW = 30
 """Fewer steps than these say nothing about a dozen kinds of op."""
 
@@ -78,7 +81,8 @@ def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
     found = {(case.set, case.model): traces.failure(case) for case in cases}
     for (name, model), reason in found.items():
         if reason is not None:
-            yield f"- {name}, {model}: {reason.splitlines()[0][:160]}"
+            short = PLACE.sub("", reason.splitlines()[0])[:160]
+            yield f"- {name}, {model}: {short}"
 
 
 def report(rows: Sequence[Scored]) -> str:

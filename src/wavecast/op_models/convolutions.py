@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from wavecast.op_models.gpus import Floats, Gpu
-from wavecast.op_models.parts import FORWARD, OF_IMAGE, OF_WEIGHT
+from wavecast.op_models.parts import OF_IMAGE, OF_WEIGHT
 from wavecast.op_models.tiles import (
     Bounds,
     Columns,
@@ -23,9 +23,6 @@ from wavecast.op_models.tiles import (
 WINOGRAD_GAIN = 2.25
 """F(2x2, 3x3) takes 16 products for 36 (Lavin and Gray, CVPR 2016): no answer is below the
 direct FLOPs' time by more."""
-LARGEST_SPLIT = 11.0 * 11.0
-"""Larger filters have no kernels that split the sum over them. With a filter as large as the image,
-as a gradient's gradient has it, few SMs work then: 20 ms where all would take one."""
 PADDED_CHANNELS = 8.0
 """cuDNN fills up the channels to this for tensor cores."""
 
@@ -62,8 +59,7 @@ def convolution_s(columns: Columns, gpu: Gpu, theta: Theta) -> Floats:
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
     dram = from_memory(nbytes, gpu, picked(theta, tensor, "resident"))
     sizes = _padded(columns, tensor)
-    whole = (which == FORWARD) & (columns["taps"] > LARGEST_SPLIT)
-    direct = tiled_s(sizes, columns["item"], dram, rate, tensor, gpu, theta, whole=whole)
+    direct = tiled_s(sizes, columns["item"], dram, rate, tensor, gpu, theta)
     direct = _winograd(columns, gpu, theta, direct, dram, rate, tensor)
     # Tensor cores want channels last, plain ones do not.
     converted = np.where(tensor, columns["converted"], columns["last"])

@@ -78,12 +78,10 @@ def tiled_s(
     gpu: Gpu,
     theta: Theta,
     per_load: Floats | None = None,
-    whole: Any = False,
 ) -> Floats:
     """The fastest choice for `batch` products (m, k) @ (k, n), without the floor.
 
-    `per_load`: elements that one load may take, where that is known. `whole`: where the library has
-    no kernels that split the inner dimension.
+    `per_load`: elements that one load may take, where that is known.
     """
     batch, m, n, k = sizes
 
@@ -99,7 +97,7 @@ def tiled_s(
         flop_s=gpu.sm / rate,
         tile_s=pick("prologue") / gpu.clock_hz,
         load_s=load_s**0.25,
-        split_s=np.where(whole, np.inf, pick("split_us") * 1e-6),
+        split_s=pick("split_us") * 1e-6,
         added_s=batch * m * n * 4.0 / (l2_rate * gpu.sm),
         memory_s=dram_bytes / (gpu.bytes_per_s * pick("dram")),
     )
