@@ -30,17 +30,17 @@ from typing import Any
 import wavecast
 from benchmarks import blind, pages
 from benchmarks.blind import MakeStep
-from benchmarks.timed import Machine, Timed, busy_s, machines
+from benchmarks.timed import Machine, Timed, busy_s, iteration_s, machines
 from training.host import Steps, host_without
 from training.host import read as read_steps
 from training.host_reference import reference_of
 from wavecast import Host, Trace, suite
 from wavecast.hosts import factor_of
-from wavecast.timeline import demands
+from wavecast.timeline import COSTS, demands
 
 SEED = 5
 MARK = "begin: python -m benchmarks.iterations"
-WARM_UP, FEWEST, MOST = 3, 4, 20
+WARM_UP = 3
 TIMED_S = 0.4
 """About so long a step runs at a time, once warm."""
 TIMINGS, PROBES = 2, 3
@@ -85,7 +85,7 @@ def measure(out: Path, seconds: float, *, backwards: bool) -> None:
             break
         torch.backends.cudnn.benchmark = False  # some of the blind steps turn it on
         found = _timings(make, partial(issuing.time_host, "cuda", rounds=PROBES))
-        asked = _asked(wavecast.trace(make, gpu=blind.GPU))
+        asked = asked_of(wavecast.trace(make, gpu=blind.GPU))
         document["steps"][name] = {**found, "asked": asked}
         print(name, found["timings_s"], flush=True)
         (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
@@ -93,36 +93,23 @@ def measure(out: Path, seconds: float, *, backwards: bool) -> None:
     (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def _asked(trace: Trace) -> dict[str, int]:
-    from wavecast.timeline import COSTS
-
+def asked_of(trace: Trace) -> dict[str, int]:
+    """How often a step asks for each of the host's costs."""
     counts = demands(trace.calls).sum(axis=0).tolist()
     return {name: int(count) for name, count in zip(COSTS, counts, strict=True) if count}
 
 
 def _timings(make: MakeStep, probe: Callable[[], dict[str, float]]) -> dict[str, list[Any]]:
-    """One iteration of a step in the steady state, waited for once at the end of many, and the
-    host before and after."""
+    """A step's iteration in the steady state, and the host before and after."""
     import torch
 
     step = make()
     for _ in range(WARM_UP):
         step()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    repeats = int(min(max(TIMED_S / (time.perf_counter() - begin), FEWEST), MOST))
     times, hosts = [], []
     for _ in range(TIMINGS):
         hosts.append(probe())
-        step()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            step()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) / repeats)
+        times.append(iteration_s(step, TIMED_S))
     hosts.append(probe())
     del step
     gc.collect()

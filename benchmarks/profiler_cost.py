@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ def measure(out: Path) -> None:
     import torch
 
     from benchmarks.iterations import steps
+    from benchmarks.timed import iteration_s
     from wavecast.frameworks.pytorch import profiling
 
     makers = dict(steps())
@@ -39,7 +39,7 @@ def measure(out: Path) -> None:
     def stage(title: str) -> None:
         for _ in range(ROUNDS):
             for name, step in built.items():
-                seconds = [_iteration_s(step) for _ in range(3)]
+                seconds = [iteration_s(step, TIMED_S) for _ in range(3)]
                 rows.append({"process": "one", "stage": title, "step": name, "seconds": seconds})
 
     for step in built.values():
@@ -51,21 +51,6 @@ def measure(out: Path) -> None:
     stage("torch.profiler has run")
     out.mkdir(parents=True, exist_ok=True)
     (out / FILE.name).write_text(json.dumps(rows), encoding="utf-8")
-
-
-def _iteration_s(step: Callable[[], Any]) -> float:
-    import torch
-
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    repeats = max(4, int(TIMED_S / (time.perf_counter() - begin)))
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / repeats
 
 
 def table() -> Iterator[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from typing import Any
 MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
 FOLDER = MEASURED / "iterations"
 BLIND = MEASURED / "blind"
+
+FEWEST, MOST = 4, 40
+"""Iterations that are timed together."""
 
 Times = Mapping[str, float]
 
@@ -102,3 +106,19 @@ def documents(folder: Path) -> list[tuple[str, dict[str, Any]]]:
         (path.stem, json.loads(path.read_text(encoding="utf-8")))
         for path in sorted(folder.glob("*.json"))
     ]
+
+
+def iteration_s(step: Callable[[], Any], timed_s: float) -> float:
+    """One iteration of a warm step on this machine's GPU, waited for once at the end of many."""
+    import torch
+
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    repeats = int(min(max(timed_s / (time.perf_counter() - begin), FEWEST), MOST))
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / repeats

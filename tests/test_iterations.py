@@ -11,16 +11,17 @@ from benchmarks.iterations import (
     REFERENCE,
     THROUGHOUT,
     Row,
+    asked_of,
     hosts_of,
     known_steps,
     steps,
     table,
 )
-from benchmarks.timed import FOLDER, busy_s, machines
+from benchmarks.timed import BLIND, FOLDER, busy_s, machines
 from training.host import LEASES, host_bound, machine_factor, read
 from training.host_reference import reference_of
 from training.op_data import HELD_OUT
-from wavecast import suite
+from wavecast import load_trace, suite
 from wavecast.hosts import factor_of
 
 MACHINES = machines()
@@ -53,6 +54,18 @@ def test_the_files_have_what_was_timed() -> None:
     ]
     for machine in MACHINES:
         assert all(step.seconds > 0 and step.gpu_s > 0 and step.asked for step in machine.steps)
+
+
+def test_the_files_count_what_the_steps_ask_of_a_host() -> None:
+    kept = [
+        (step, path)
+        for machine in MACHINES
+        for step in machine.steps
+        if (path := BLIND / "traces" / f"{step.name.replace(' ', '-')}.json.gz").exists()
+    ]
+    assert len(kept) == 47
+    for step, path in kept[::4]:
+        assert asked_of(load_trace(path)) == step.asked
 
 
 def test_a_host_that_is_calibrated_throughout_is_the_median_of_all_times() -> None:

@@ -91,7 +91,7 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
         software=f"torch {'.'.join(map(str, last))}, {rows[0]['data']} data",
         newest=newest,
         old=old,
-        rebuilt=task != "ssd",  # its images were decoded on the GPU
+        rebuilt=task != "ssd",  # about 1 ms an image is missing: probably decoding, on the GPU
     )
 
 
