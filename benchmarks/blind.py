@@ -26,18 +26,15 @@ from typing import Any
 
 import wavecast
 from benchmarks import pages
-from benchmarks.timed import BLIND, ORDER, documents
+from benchmarks.timed import BLIND, documents
 from wavecast import Prediction
 
-FOLDER = BLIND
 GPU = "h200-sxm"
 SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
 """What the steps of models are called that are not in the suite."""
 
 
 MakeStep = Callable[[], Callable[[], Any]]
-Documents = dict[str, dict[str, Any]]
-"""By the file's name: a machine's software and host, and its steps by name."""
 
 
 def steps() -> Iterator[tuple[str, MakeStep]]:
@@ -113,16 +110,11 @@ class Row:
         return self.found.gpu_s / self.gpu_s - 1
 
 
-def read() -> Documents:
-    """What was measured on each machine, by the file's name, in the order of measuring."""
-    return dict(sorted(documents(FOLDER), key=lambda item: ORDER.index(item[0])))
-
-
 def rows() -> Iterator[Row]:
     """All steps of the files."""
-    for machine, document in read().items():
+    for machine, document in documents(BLIND).items():
         for name, step in document["steps"].items():
-            trace = wavecast.load_trace(FOLDER / "traces" / f"{_file(name)}.json.gz")
+            trace = wavecast.load_trace(BLIND / "traces" / f"{_file(name)}.json.gz")
             found = wavecast.predict(trace, GPU, host="reference")
             yield Row(name, found, step["gpu_s"], machine)
 
@@ -153,7 +145,7 @@ def table() -> Iterator[str]:
 def main() -> None:
     """Measure, or show."""
     if sys.argv[1:2] == ["measure"]:
-        measured = {name for document in read().values() for name in document["steps"]}
+        measured = {name for document in documents(BLIND).values() for name in document["steps"]}
         missing = ((name, make) for name, make in steps() if name not in measured)
         measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 150.0, missing)
         return

@@ -12,7 +12,8 @@ writes OUT/host.json with
 - what `wavecast.measure` makes of a step that replays a graph.
 
 What has not begun after SECONDS (140) is left out; parts are hosts, eager, again, graphs and
-measured. `training.host` and `benchmarks.host_accuracy` read the file.
+measured. `benchmarks.graph_accuracy` reads the file;
+what is timed after the first look at the GPU is slowed by it (docs/adr/0018).
 """
 
 from __future__ import annotations

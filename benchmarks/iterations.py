@@ -30,12 +30,12 @@ from typing import Any
 import wavecast
 from benchmarks import blind, pages
 from benchmarks.blind import MakeStep
-from benchmarks.timed import Machine, Timed, busy_s, iteration_s, machines
-from training.host import Steps, host_without
+from benchmarks.timed import BLIND, Machine, Timed, busy_s, iteration_s, machines
+from training.host import Steps, host_without, machine_factor
 from training.host import read as read_steps
 from training.host_reference import reference_of
 from wavecast import Host, Trace, suite
-from wavecast.hosts import factor_of
+from wavecast.hosts import factor_of, reference_times
 from wavecast.timeline import COSTS, demands
 
 SEED = 5
@@ -120,7 +120,7 @@ def _timings(make: MakeStep, probe: Callable[[], dict[str, float]]) -> dict[str,
 def traced(cache: Path, step: Timed) -> Trace:
     """The trace of a step: of the blind test as it was kept, of the suite made and kept."""
     name = step.name.replace(" ", "-")
-    kept = blind.FOLDER / "traces" / f"{name}.json.gz"
+    kept = BLIND / "traces" / f"{name}.json.gz"
     path = cache / f"{'search' if step.search else 'suite'}-{name}.json.gz"
     if kept.exists() and not step.search:
         return wavecast.load_trace(kept)
@@ -220,6 +220,22 @@ def _line(title: str, some: Sequence[Row]) -> str:
     )
 
 
+def noise() -> Iterator[str]:
+    """Of each machine: its host by the benchmark and by its steps, and how steps repeat."""
+    yield "| machine | host at the start | throughout | by its steps | two timings differ by |"
+    yield "|---|---:|---:|---:|---:|"
+    reference = reference_times()["cuda"]
+    for machine in machines():
+        factors = (
+            factor_of(machine.start["cuda"], reference),
+            factor_of(machine.throughout, reference),
+            machine_factor(machine),
+        )
+        apart = [step.apart for step in machine.steps if step.apart is not None]
+        cells = " | ".join(f"{factor:.2f}" for factor in factors)
+        yield f"| {machine.name} | {cells} | {f'{statistics.mean(apart):.1%}' if apart else ''} |"
+
+
 def main() -> None:
     """Measure, or show."""
     parser = argparse.ArgumentParser(
@@ -236,7 +252,7 @@ def main() -> None:
         return
     if not given.cache:
         parser.error("predicting needs --cache FOLDER, where traces are kept")
-    text = "\n".join(table(list(rows(given.cache))))
+    text = "\n".join((*table(list(rows(given.cache))), "", *noise()))
     print(text)
     if given.write:
         pages.write(given.write, MARK, text)

@@ -82,7 +82,8 @@ def table(rows: Sequence[Scored]) -> str:
         "step we recorded on an H200 (`benchmarks.scaled`). Kernels are scaled to the GPU of the "
         "case, never the H200 itself; the host is the reference host for all. `scaled` is what "
         "`wavecast.predict` does with a measured trace. Its ratios are those of `learned`, in "
-        f"`{LEFT_OUT}` those of models that have not seen the GPU's chip; `{WAVES}` needs none.",
+        f"`{LEFT_OUT}` those of models that have not seen the GPU's chip; `{WAVES}` needs none. "
+        "None of the three knows that old libraries were slower, as `learned` does here.",
         "",
         "| set, predictor | steps | mean | median | bias | worst | in range |",
         "|---|---:|---:|---:|---:|---:|---:|",

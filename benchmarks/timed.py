@@ -19,6 +19,8 @@ MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
 FOLDER = MEASURED / "iterations"
 BLIND = MEASURED / "blind"
 
+ORDER = ("first", "second", "third", "fourth", "fifth")
+"""Of files, by name."""
 FEWEST, MOST = 4, 40
 """Iterations that are timed together."""
 
@@ -37,6 +39,8 @@ class Timed:
     """Whether cuDNN searched for its algorithms, as a step before had asked for."""
     asked: Mapping[str, float]
     """How often its trace asks for each of the host's costs."""
+    apart: float | None
+    """By how much its second timing differs from the first, if there are two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +68,10 @@ def machines() -> list[Machine]:
     """All of them, in the order of measuring."""
     known = busy_s()
     found = []
-    for name, document in sorted(documents(FOLDER), key=lambda item: ORDER.index(item[0])):
+    for name, document in documents(FOLDER).items():
         if any("timings_s" in step for step in document["steps"].values()):
             found.append(_machine(name, document, known))
     return found
-
-
-ORDER = ("first", "second", "third", "fourth", "fifth")
-"""Of files, by name."""
 
 
 def _machine(name: str, document: Mapping[str, Any], known: Times) -> Machine:
@@ -82,6 +82,7 @@ def _machine(name: str, document: Mapping[str, Any], known: Times) -> Machine:
             known[each],
             bool(step.get("search")),
             step["asked"],
+            _apart(*step["timings_s"]),
         )
         for each, step in document["steps"].items()
     ]
@@ -90,22 +91,24 @@ def _machine(name: str, document: Mapping[str, Any], known: Times) -> Machine:
     return Machine(name, software, document["host"], beside, document["gpu"], steps)
 
 
+def _apart(first: float, second: float | None = None) -> float | None:
+    return None if second is None else abs(second / first - 1)
+
+
 def busy_s() -> dict[str, float]:
     """The GPU's time of each step of the suite and of the blind test, where it was measured."""
     found: dict[str, float] = {}
     for folder in (FOLDER, BLIND):
-        for _, document in documents(folder):
+        for document in documents(folder).values():
             steps = document["steps"].items()
             found |= {name: step["gpu_s"] for name, step in steps if "gpu_s" in step}
     return found
 
 
-def documents(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """A folder's files by name."""
-    return [
-        (path.stem, json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(folder.glob("*.json"))
-    ]
+def documents(folder: Path) -> dict[str, dict[str, Any]]:
+    """A folder's files by name, one a machine, in the order of measuring."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: ORDER.index(path.stem))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def iteration_s(step: Callable[[], Any], timed_s: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from benchmarks.iterations import (
     asked_of,
     hosts_of,
     known_steps,
+    noise,
     steps,
     table,
 )
@@ -24,6 +26,7 @@ from training.op_data import HELD_OUT
 from wavecast import load_trace, suite
 from wavecast.hosts import factor_of
 
+ROOT = Path(__file__).parent.parent
 MACHINES = machines()
 
 
@@ -99,6 +102,11 @@ def test_a_factor_is_of_steps_that_wait_for_the_host() -> None:
     for machine in MACHINES:
         assert 15 < len(host_bound(machine)) < len(machine.steps)
         assert 0.7 < machine_factor(machine) < 1.4
+
+
+def test_the_page_says_how_hosts_and_steps_vary() -> None:
+    assert "\n".join(noise()) in (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert [all(s.apart is None for s in machine.steps) for machine in MACHINES] == [1, 0, 0]
 
 
 def test_the_table_has_a_line_for_each_host_and_machine() -> None:

@@ -1,6 +1,6 @@
 """CUDA graphs: predicted against replayed on our H200.
 
-    python -m benchmarks.host_accuracy
+    python -m benchmarks.graph_accuracy
 
 reads measurements/h200/host/*.json (`benchmarks.host_reality`), one file a machine, traces the
 steps of it here, and prints the table of docs/concepts/timeline.md. The other steps of these files
