@@ -14,7 +14,15 @@ from made import call, mm, relu, trace
 
 from wavecast import Host, hosts, predict
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.hosts import HostFile, calibrated, find_host, read_host, reference_times, save
+from wavecast.hosts import (
+    HostFile,
+    calibrated,
+    factor_of,
+    find_host,
+    read_host,
+    reference_times,
+    save,
+)
 from wavecast.prediction import KNOWN_HOST, UNKNOWN_HOST
 from wavecast.timeline import COSTS, REFERENCE_HOST
 
@@ -57,9 +65,20 @@ def test_a_machine_that_takes_twice_as_long_for_everything_issues_twice_as_long(
 def test_a_disturbed_pattern_counts_for_little() -> None:
     """Two patterns that take ten times as long, as where another process woke up."""
     times = {sort: dict(each) for sort, each in reference_times().items()}
-    for name in ("view_s", "module_s"):
+    for name in ("step_s", "kernel_s"):
         times["cuda"][name] *= 10
     assert made(times).factor == pytest.approx(1.0, rel=0.01)
+
+
+def test_patterns_of_python_alone_do_not_count() -> None:
+    python = ("view_s", "module_s")
+    times = {
+        name: seconds * (100 if name in python else 1.5)
+        for name, seconds in reference_times()["cuda"].items()
+    }
+    assert factor_of(times, reference_times()["cuda"]) == pytest.approx(1.5)
+    with pytest.raises(InvalidInput, match="no times of the host benchmark"):
+        factor_of({name: times[name] for name in python}, reference_times()["cuda"])
 
 
 def test_what_only_a_gpu_shows_is_left_as_it_is_without_one() -> None:

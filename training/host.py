@@ -46,8 +46,8 @@ BOUNDS = {
 }
 """What a cost may be: an op in Python takes 5 to 15 us, and as much again for autograd."""
 MIDDLE = 1.15
-"""Of what a host takes on which the suite was measured, slowed by a profiler. Without one our
-machines take 0.85 to 1.2 times as long as that, the hosts in public tables 0.6 to 1.3 times."""
+"""Of what a host takes on which the suite was measured, slowed by a profiler. Without one three of
+our machines take 0.95 to 1.26 times as long as that."""
 ROUNDS = 25
 NEAR = 0.05
 """Errors below this count as their square, larger ones as they are."""

@@ -146,9 +146,9 @@ REFERENCE_HOST = Host(
     graph_s=1.8e-6,
     node_s=0.4e-6,
 )
-"""Among the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), three of which take 0.8
-to 1.1 times as long, and those in public tables (NVIDIA's DGX, desktops), 0.4 to 1.1 times; fitted
-by `training/host.py`. The last four are measured (measurements/h200/host)."""
+"""Among the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), three of which take 0.85
+to 1.12 times as long, and those in public tables, 0.4 to 1.8 times (`benchmarks.machine_hosts`);
+fitted by `training/host.py`. The last four are measured (measurements/h200/host)."""
 
 
 GRAPH_GAP_S = 0.3e-6

@@ -40,8 +40,9 @@ _BUSY_ITERATIONS = 3
 _BUSY = 0.9
 """Share of an iteration in which the GPU is busy, from which on the host does not matter."""
 _SLOWED = (
-    "another step was measured in this process before: since then the host takes about a quarter "
-    "longer to issue work, and this step waits for it; measure each step in a process of its own"
+    "a profiler has looked at the GPU in this process before: since then the host takes about a "
+    "quarter longer to issue work, and this step waits for it; measure each step in a process of "
+    "its own"
 )
 _SAME = 0.9
 """Kernels that two iterations must have in common: lengths and algorithms may differ a little."""
