@@ -34,7 +34,8 @@ SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
 """What the steps of models are called that are not in the suite."""
 
 
-MakeStep = Callable[[], Callable[[], Any]]
+Step = Callable[[], Any]
+MakeStep = Callable[[], Step]
 
 
 def steps() -> Iterator[tuple[str, MakeStep]]:

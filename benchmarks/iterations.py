@@ -1,13 +1,16 @@
 """Iterations on machines whose hosts were calibrated: predicted against measured.
 
-    python -m benchmarks.iterations --measure OUT [--backwards]          on the GPU
+    python -m benchmarks.iterations --measure OUT --seed N               on the GPU
+    python -m benchmarks.iterations --cache FOLDER --count FILE          once, of a new file
     python -m benchmarks.iterations --cache FOLDER [--write PAGE]        from the files
 
 Hosts differ by more than models do, and `wavecast calibrate` times them within a minute. Here it
-runs first, as users do it, and a little of it again before and after each timing: these hosts are
-virtual, and for minutes at a time they get slower by a half. The steps are those of the suite in
-four precisions, at the usual batch and at a quarter of it, and of the blind test, in an order drawn
-once; what time does not allow is left out. No profiler runs in the process before all is timed.
+runs first, as users do it, and a little of it again between timings: these hosts are virtual, and
+for seconds or minutes they get slower by a half. So each step is timed again while others were, and
+the median counts. The steps are those of the suite in four precisions, at the usual batch and at a
+quarter of it, in an order drawn once; what time does not allow is left out. No profiler runs in the
+process. The first three files were measured otherwise (measurements/README.md says how), and have
+models of the blind test, too.
 
 What is said of a machine knows nothing of it: the host's costs (`training.host`) and the times of
 the benchmark on the reference host are fitted again without it.
@@ -29,7 +32,7 @@ from typing import Any
 
 import wavecast
 from benchmarks import blind, pages
-from benchmarks.blind import MakeStep
+from benchmarks.blind import MakeStep, Step
 from benchmarks.timed import BLIND, Machine, Timed, busy_s, iteration_s, machines
 from training.host import Steps, host_without, machine_factor
 from training.host import read as read_steps
@@ -40,11 +43,14 @@ from wavecast.timeline import COSTS, demands
 
 SEED = 5
 MARK = "begin: python -m benchmarks.iterations"
-WARM_UP = 3
-TIMED_S = 0.4
+WARM_UP = 2
+TIMED_S = 0.3
 """About so long a step runs at a time, once warm."""
-TIMINGS, PROBES = 2, 3
-"""Of each step, and rounds of the host's patterns beside each."""
+TIMINGS = 3
+PROBES, PROBED = 3, 4
+"""Rounds of the host's patterns, after every so manieth timing."""
+MOST_HELD, HELD_BYTES = 60, 14e9
+"""Steps that are held at a time, and their parameters: they take turns."""
 
 
 def steps() -> Iterator[tuple[str, MakeStep]]:
@@ -60,37 +66,95 @@ def steps() -> Iterator[tuple[str, MakeStep]]:
     yield from found
 
 
-def known_steps(*, backwards: bool = False) -> list[tuple[str, MakeStep]]:
-    """Of the suite and of the blind test, those whose GPU time is known; in an order drawn once."""
+def known_steps(seed: int) -> list[tuple[str, MakeStep]]:
+    """Those of the suite whose GPU time is known, in an order drawn by the seed."""
     known = busy_s()
-    found = [(name, make) for name, make in (*steps(), *blind.steps()) if name in known]
-    random.Random(SEED + 1).shuffle(found)
-    return found[::-1] if backwards else found
+    found = [(name, make) for name, make in steps() if name in known]
+    random.Random(seed).shuffle(found)
+    return found
 
 
-def measure(out: Path, seconds: float, *, backwards: bool) -> None:
-    """Time steps, and the host before and after each timing, into `machine.json`."""
-    import torch
-
-    from wavecast.frameworks.pytorch import issuing
+def measure(out: Path, seconds: float, seed: int) -> None:
+    """Time steps, and the host between them, into `machine.json`."""
+    from wavecast.frameworks.pytorch import issuing, profiling
 
     out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds
     about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
     host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
     document: dict[str, Any] = {"about": about, "host": host, "steps": {}}
-    for name, make in known_steps(backwards=backwards):
-        if time.monotonic() > until:
-            print(f"time is up before {name}", flush=True)
-            break
-        torch.backends.cudnn.benchmark = False  # some of the blind steps turn it on
-        found = _timings(make, partial(issuing.time_host, "cuda", rounds=PROBES))
-        asked = asked_of(wavecast.trace(make, gpu=blind.GPU))
-        document["steps"][name] = {**found, "asked": asked}
-        print(name, found["timings_s"], flush=True)
+    waiting = known_steps(seed)
+    while waiting and time.monotonic() < until:
+        document["steps"] |= _timings(_held(waiting, until), until)
         (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
-    document["gpu"] = issuing.time_gpu()
+    print(f"{len(waiting)} steps are left", flush=True)
+    document["profiled"] = profiling.has_looked()
+    document["gpu"] = issuing.time_gpu()  # last, because a profiler looks
     (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def _held(waiting: list[tuple[str, MakeStep]], until: float) -> dict[str, Step]:
+    """The first of those that wait, as many as memory holds at a time."""
+    import torch
+
+    held: dict[str, Step] = {}
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
+    building_s = 0.0
+    while waiting and len(held) < MOST_HELD and torch.cuda.memory_allocated() < HELD_BYTES:
+        # Building takes a third of what is left at most: the others are timings.
+        if building_s > max((until - time.monotonic()) / 3, 1.0):
+            break
+        name, make = waiting.pop(0)
+        begin = time.monotonic()
+        held[name] = _built(make)
+        building_s += time.monotonic() - begin
+    torch.backends.cudnn.benchmark = False
+    gc.collect()
+    gc.freeze()  # what others hold is no garbage that a step would have to look through
+    print(f"{len(held)} steps built in {building_s:.0f} s", flush=True)
+    return held
+
+
+def _built(make: MakeStep) -> Step:
+    """A step whose parameters are drawn on the GPU where they can be: many times as fast."""
+    import torch
+
+    try:
+        with torch.device("cuda"):
+            return make()
+    except RuntimeError as error:
+        print(f"built on the host: {error}", flush=True)
+        return make()
+
+
+def _timings(held: Mapping[str, Step], until: float) -> dict[str, dict[str, list[Any]]]:
+    """Iterations in the steady state, of one step after the other and again, and the host's times
+    after each `PROBED`-th; steps without all their timings are left out."""
+    from wavecast.frameworks.pytorch import issuing
+
+    found: dict[str, dict[str, list[Any]]] = {name: {"timings_s": [], "hosts": []} for name in held}
+    for timing in range(TIMINGS):
+        for place, (name, step) in enumerate(held.items()):
+            if time.monotonic() > until:
+                break
+            for _ in range(WARM_UP):
+                step()
+            found[name]["timings_s"].append(iteration_s(step, TIMED_S))
+            if (place + timing) % PROBED == 0:
+                found[name]["hosts"].append(issuing.time_host("cuda", rounds=PROBES))
+    for name, each in found.items():
+        print(name, *(f"{1e3 * seconds:.2f} ms" for seconds in each["timings_s"]), flush=True)
+    return {name: each for name, each in found.items() if len(each["timings_s"]) == TIMINGS}
+
+
+def count(path: Path, cache: Path) -> None:
+    """Add to a machine's file what its steps ask of a host, by their traces."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for name, step in document["steps"].items():
+        step["asked"] = asked_of(_trace_of(cache, name, search=bool(step.get("search"))))
+    path.write_text(json.dumps(document), encoding="utf-8")
 
 
 def asked_of(trace: Trace) -> dict[str, int]:
@@ -99,35 +163,21 @@ def asked_of(trace: Trace) -> dict[str, int]:
     return {name: int(count) for name, count in zip(COSTS, counts, strict=True) if count}
 
 
-def _timings(make: MakeStep, probe: Callable[[], dict[str, float]]) -> dict[str, list[Any]]:
-    """A step's iteration in the steady state, and the host before and after."""
-    import torch
-
-    step = make()
-    for _ in range(WARM_UP):
-        step()
-    times, hosts = [], []
-    for _ in range(TIMINGS):
-        hosts.append(probe())
-        times.append(iteration_s(step, TIMED_S))
-    hosts.append(probe())
-    del step
-    gc.collect()
-    torch.cuda.empty_cache()
-    return {"timings_s": times, "hosts": hosts}
-
-
 def traced(cache: Path, step: Timed) -> Trace:
     """The trace of a step: of the blind test as it was kept, of the suite made and kept."""
-    name = step.name.replace(" ", "-")
+    return _trace_of(cache, step.name, search=step.search)
+
+
+def _trace_of(cache: Path, title: str, *, search: bool) -> Trace:
+    name = title.replace(" ", "-")
     kept = BLIND / "traces" / f"{name}.json.gz"
-    path = cache / f"{'search' if step.search else 'suite'}-{name}.json.gz"
-    if kept.exists() and not step.search:
+    path = cache / f"{'search' if search else 'suite'}-{name}.json.gz"
+    if kept.exists() and not search:
         return wavecast.load_trace(kept)
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        make = dict((*steps(), *blind.steps()))[step.name]
-        wavecast.trace(partial(_searching, make) if step.search else make, gpu=blind.GPU).save(path)
+        make = dict((*steps(), *blind.steps()))[title]
+        wavecast.trace(partial(_searching, make) if search else make, gpu=blind.GPU).save(path)
     return wavecast.load_trace(path)
 
 
@@ -242,16 +292,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--measure", type=Path, metavar="OUT", help="on the GPU, into a folder")
-    parser.add_argument("--backwards", action="store_true", help="from the last step on")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the order of steps")
+    parser.add_argument("--count", type=Path, metavar="FILE", help="add what its steps ask for")
     parser.add_argument("--seconds", type=float, default=540.0, help="that may be measured")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where traces are kept")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
     given = parser.parse_args()
     if given.measure:
-        measure(given.measure, given.seconds, backwards=given.backwards)
+        measure(given.measure, given.seconds, given.seed)
         return
     if not given.cache:
         parser.error("predicting needs --cache FOLDER, where traces are kept")
+    if given.count:
+        count(given.count, given.cache)
+        return
     text = "\n".join((*table(list(rows(given.cache))), "", *noise()))
     print(text)
     if given.write:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
 FOLDER = MEASURED / "iterations"
 BLIND = MEASURED / "blind"
 
-ORDER = ("first", "second", "third", "fourth", "fifth")
+ORDER = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 """Of files, by name."""
 FEWEST, MOST = 4, 40
 """Iterations that are timed together."""
@@ -40,7 +41,7 @@ class Timed:
     asked: Mapping[str, float]
     """How often its trace asks for each of the host's costs."""
     apart: float | None
-    """By how much its second timing differs from the first, if there are two."""
+    """By how much a timing differs from the one before, on average, if there are several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,8 @@ class Machine:
     direct: Times
     """What a GPU shows of the host as it is."""
     steps: Sequence[Timed]
+    profiled: bool = False
+    """Whether a profiler had looked before: by mistake, and nothing is judged by it."""
 
     @property
     def throughout(self) -> dict[str, float]:
@@ -65,7 +68,12 @@ class Machine:
 
 
 def machines() -> list[Machine]:
-    """All of them, in the order of measuring."""
+    """Those where no profiler had looked, in the order of measuring."""
+    return [machine for machine in all_machines() if not machine.profiled]
+
+
+def all_machines() -> list[Machine]:
+    """These and the others: of a host's costs, though not of its speed, they tell, too."""
     known = busy_s()
     found = []
     for name, document in documents(FOLDER).items():
@@ -78,21 +86,23 @@ def _machine(name: str, document: Mapping[str, Any], known: Times) -> Machine:
     steps = [
         Timed(
             each,
-            statistics.mean(step["timings_s"]),
+            statistics.median(step["timings_s"]),
             known[each],
             bool(step.get("search")),
             step["asked"],
-            _apart(*step["timings_s"]),
+            _apart(step["timings_s"]),
         )
         for each, step in document["steps"].items()
     ]
     beside = [times for step in document["steps"].values() for times in step["hosts"]]
     software = str(document["about"]["software"])
-    return Machine(name, software, document["host"], beside, document["gpu"], steps)
+    profiled = bool(document.get("profiled"))
+    return Machine(name, software, document["host"], beside, document["gpu"], steps, profiled)
 
 
-def _apart(first: float, second: float | None = None) -> float | None:
-    return None if second is None else abs(second / first - 1)
+def _apart(timings_s: Sequence[float]) -> float | None:
+    apart = [abs(after / before - 1) for before, after in pairwise(timings_s)]
+    return statistics.mean(apart) if apart else None
 
 
 def busy_s() -> dict[str, float]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from pathlib import Path
 
 import pytest
 
+import wavecast
+from benchmarks import timed
 from benchmarks.iterations import (
     AT_START,
     REFERENCE,
@@ -19,7 +22,7 @@ from benchmarks.iterations import (
     steps,
     table,
 )
-from benchmarks.timed import BLIND, FOLDER, busy_s, machines
+from benchmarks.timed import BLIND, FOLDER, all_machines, busy_s, machines
 from training.host import LEASES, host_bound, machine_factor, read
 from training.host_reference import reference_of
 from training.op_data import HELD_OUT
@@ -44,9 +47,12 @@ def test_every_benchmark_comes_in_every_precision_and_the_order_is_drawn_once() 
 
 
 def test_only_steps_are_timed_whose_gpu_time_is_known() -> None:
-    known = [name for name, _ in known_steps()]
+    known = [name for name, _ in known_steps(1)]
+    assert len(known) == 120
     assert set(known) <= set(busy_s())
-    assert known == [name for name, _ in known_steps(backwards=True)][::-1]
+    other = [name for name, _ in known_steps(2)]
+    assert other != known
+    assert sorted(other) == sorted(known)
 
 
 def test_the_files_have_what_was_timed() -> None:
@@ -54,9 +60,29 @@ def test_the_files_have_what_was_timed() -> None:
         ("third", 69),
         ("fourth", 67),
         ("fifth", 50),
+        ("eighth", 120),
+        ("ninth", 120),
     ]
     for machine in MACHINES:
         assert all(step.seconds > 0 and step.gpu_s > 0 and step.asked for step in machine.steps)
+
+
+def test_what_was_timed_after_a_profiler_by_mistake_tells_of_costs_only() -> None:
+    slowed = {machine.name for machine in all_machines() if machine.profiled}
+    assert slowed == {"sixth", "seventh"}
+    assert not slowed & {machine.name for machine in MACHINES}
+    assert slowed <= set(read().leases)
+
+
+def test_several_timings_count_by_their_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = json.loads((FOLDER / "eighth.json").read_text(encoding="utf-8"))
+    name, step = next(iter(whole["steps"].items()))
+    whole["steps"] = {name: step | {"timings_s": [0.1, 0.4, 0.2]}}
+    monkeypatch.setattr(timed, "documents", lambda _: {"eighth": whole})
+    monkeypatch.setattr(timed, "busy_s", lambda: {name: 0.01})
+    (found,) = timed.machines()[0].steps
+    assert found.seconds == 0.2
+    assert found.apart == pytest.approx((3.0 + 0.5) / 2)
 
 
 def test_the_files_count_what_the_steps_ask_of_a_host() -> None:
@@ -69,6 +95,13 @@ def test_the_files_count_what_the_steps_ask_of_a_host() -> None:
     assert len(kept) == 47
     for step, path in kept[::4]:
         assert asked_of(load_trace(path)) == step.asked
+
+
+def test_a_small_step_of_the_suite_is_counted_as_it_is_traced() -> None:
+    pytest.importorskip("torch")
+    step = next(s for m in MACHINES for s in m.steps if s.name == "dlrm b512 fp32")
+    make = dict(steps())[step.name]
+    assert asked_of(wavecast.trace(make, gpu="h200-sxm")) == step.asked
 
 
 def test_a_host_that_is_calibrated_throughout_is_the_median_of_all_times() -> None:
@@ -106,7 +139,7 @@ def test_a_factor_is_of_steps_that_wait_for_the_host() -> None:
 
 def test_the_page_says_how_hosts_and_steps_vary() -> None:
     assert "\n".join(noise()) in (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert [all(s.apart is None for s in machine.steps) for machine in MACHINES] == [1, 0, 0]
+    assert [all(s.apart is None for s in machine.steps) for machine in MACHINES] == [1, 0, 0, 0, 0]
 
 
 def test_the_table_has_a_line_for_each_host_and_machine() -> None:

@@ -140,6 +140,10 @@ def foreach(count: int) -> Op:
     return Op("aten._fused_adamw_", many, many)
 
 
+def masked() -> Op:
+    return Op("aten.masked_fill.Scalar", (tensor(4), tensor(4, dtype="bool")), (tensor(4),))
+
+
 def lstm(length: int) -> Op:
     states = tensor(1, 2, 8), tensor(1, 2, 8)
     weights = tensor(32, 8), tensor(32, 8), tensor(32), tensor(32)
@@ -159,7 +163,8 @@ def lstm(length: int) -> Op:
         pytest.param(relu(0, 4), 1, id="an op without elements"),
         pytest.param(conv(), 110, id="a convolution"),
         pytest.param(foreach(7), 10 + 7 * 3, id="an op on a list of seven tensors"),
-        pytest.param(lstm(6), 10 + 2 * 12, id="a recurrent layer of six steps, two kernels each"),
+        pytest.param(lstm(6), 10 + 2 * 11, id="a recurrent layer of six steps, two kernels each"),
+        pytest.param(masked(), 10 + 2, id="a copy, then a fill: one kernel more"),
     ],
 )
 def test_issuing_costs_by_the_sort_of_op(op: Op, seconds: float) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast import device, load_trace, ops
+from wavecast import device, intervals, load_trace, ops
 from wavecast.predictors.attainable import group_of
 from wavecast.predictors.roofline import bound
 from wavecast.trace import Op
@@ -66,7 +66,7 @@ def observations(folder: Path | None) -> dict[str, Observed]:
 
     for path in sorted(STEPS.glob("*.json.gz")):
         for call in load_trace(path):
-            add(call.op, OUR_GPU, sum(kernel.seconds for kernel in call.kernels))
+            add(call.op, OUR_GPU, intervals.busy_s(call.kernels))
     if folder is not None:
         from training.public import rows
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from training import op_makers as make
 from training.published_gpus import KERNELS, NEUSIGHT
-from wavecast import load_trace, ops
+from wavecast import intervals, load_trace, ops
 from wavecast.collection import Status, read_rows
 from wavecast.devices import device
 from wavecast.layers import Bmm, Conv2d, Layer, Linear, Lstm
@@ -269,7 +269,10 @@ def _deepbench_rnn(row: dict[str, Any], dtype: str) -> Op:
 
 
 def _traced(folder: Path) -> Iterator[Row]:
-    """The distinct ops of all measured steps, each with the median of its calls' kernel times."""
+    """The distinct ops of all measured steps, each with the median of its calls' times.
+
+    Kernels of one call may overlap: cuDNN has several streams for recurrent layers and for groups.
+    """
     found: dict[tuple[str, Op], list[float]] = defaultdict(list)
     for path in sorted(folder.rglob("*.json.gz")):
         if "counters" in path.name or HELD_OUT & set(path.relative_to(folder).parts):
@@ -277,7 +280,7 @@ def _traced(folder: Path) -> Iterator[Row]:
         trace = load_trace(path)
         gpu = device(trace.measurement.gpu).id if trace.measurement else OUR_GPU
         for call in trace:
-            seconds = sum(kernel.seconds for kernel in call.kernels)
+            seconds = intervals.busy_s(call.kernels)
             if seconds > 0 and ops.launches(call.op) and ops.cost_of(call.op) is not None:
                 found[gpu, call.op].append(seconds)
     for (gpu, op), times in found.items():

@@ -32,6 +32,7 @@ from wavecast.op_costs import (  # noqa: F401  (importing them registers their f
     rnn,
     spatial,
 )
+from wavecast.op_costs.launches import counted
 from wavecast.op_costs.registry import Cost, Kind, cost, counter_of, formula_of, kind_of
 from wavecast.trace import Op, Phase, Trace
 
@@ -92,14 +93,8 @@ def launches(op: Op) -> bool:
 
 
 def kernels(op: Op) -> int:
-    """How many kernels one run of an op launches, at least: one, but for recurrent layers.
-
-    cuDNN launches two per time step, layer and direction each way (counted on an H200 with
-    cuDNN 9.19: 1033 for 128 steps of a bidirectional LSTM of two layers).
-    """
-    if not launches(op):
-        return 0
-    return 2 * rnn.cell_steps(op) if kind(op) is Kind.RNN else 1
+    """How many kernels one run of an op launches, at least (`op_costs/launches.py`)."""
+    return counted(op) if launches(op) else 0
 
 
 def is_depthwise(op: Op) -> bool:

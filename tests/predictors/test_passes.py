@@ -7,11 +7,10 @@ import pytest
 from made import tensor
 
 from wavecast.devices import device
+from wavecast.op_costs.launches import COUNTED, SORTING
 from wavecast.op_models.gpus import gpu_of
 from wavecast.op_models.passes import (
     CASTS,
-    KERNELS,
-    SORTING_KERNELS,
     STREAM,
     STRIDES,
     VECTORS,
@@ -110,12 +109,12 @@ def norm(shape: tuple[int, ...], *, training: bool, channels_last: bool = False)
 
 def test_launches_are_counted() -> None:
     shape = (8, 64, 7, 7)
-    many = KERNELS["aten.native_batch_norm"]
+    many = COUNTED["aten.native_batch_norm"]
     assert column(norm(shape, training=True), "kernels") == many
     assert column(norm(shape, training=True, channels_last=True), "kernels") == many + 1
     assert column(norm(shape, training=False), "kernels") == 1
     table, places = tensor(729, 12), tensor(38416, dtype="int64")
-    for accumulates, kernels in ((True, SORTING_KERNELS), (False, 1)):
+    for accumulates, kernels in ((True, SORTING), (False, 1)):
         given = (table, places, tensor(38416, 12))
         put = Op("aten.index_put", given, (table,), (("accumulate", accumulates),))
         assert column(put, "kernels") == kernels

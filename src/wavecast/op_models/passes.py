@@ -26,27 +26,6 @@ VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
 all are stored alike; one by one where some are stored in another order, are repeated
 (TensorIterator's offsets) or come in another type."""
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
-KERNELS = {
-    "aten.native_batch_norm": 3,
-    "aten.native_layer_norm_backward": 2,
-    "aten._fused_rms_norm_backward": 2,
-    "aten.native_group_norm": 3,
-    "aten.native_group_norm_backward": 5,
-    "aten._safe_softmax": 5,
-    "aten.max_pool2d_with_indices_backward": 2,
-    "aten.nll_loss_backward": 2,
-    "aten.slice_backward": 2,
-    "aten.index_add": 2,
-    "aten.embedding_dense_backward": 2,
-    "aten._embedding_bag_backward": 13,
-    "aten._ctc_loss_backward": 24,
-}
-"""Ops that launch more than one kernel (torch 2.11)."""
-SORTING_KERNELS = 20
-"""Of ops that sort their places before they add to them."""
-UNSORTED_LOOKUPS = 3072
-"""Up to so many, the gradient of an embedding sorts none (Embedding.cu)."""
-
 _PLACES = ("backward", "scatter", "index_put", "index_add")
 _ATOMIC = ("index_add", "scatter_add", "scatter_reduce")
 """The others sort first."""
@@ -76,7 +55,7 @@ def numbers_of(op: Op) -> Numbers:
         *(_width(op, whole, kind), _lists(op), _twisted(op, outputs), by_row),
         *(DTYPE_BYTES[whole.dtype], _added(op), _blocks(op, whole, again, by_row)),
         *(_footprint(op, cost), whole.channels_last, _sort(kind), "backward" in op.base),
-        *(_path(op, kind, outputs), _rows(op, whole, kind), _serial(op), _kernels(op, whole)),
+        *(_path(op, kind, outputs), _rows(op, whole, kind), _serial(op), ops.kernels(op)),
     )
     return tuple(map(float, numbers))
 
@@ -230,20 +209,3 @@ def _serial(op: Op) -> int:
         return 0
     image = op.inputs[0]
     return 0 if image.channels_last or len(image.shape) < 3 else math.prod(image.shape[:2])
-
-
-def _kernels(op: Op, whole: TensorSpec) -> int:
-    if op.base in ("aten.index_put", "aten.index_put_"):
-        return SORTING_KERNELS if op.attr("accumulate", False) else 1
-    if op.base == "aten.embedding_dense_backward" and _places(op) > UNSORTED_LOOKUPS:
-        return SORTING_KERNELS
-    if op.attr("training") is False:
-        return 1
-    # One more was seen on the H200 where channels are neighbours in memory.
-    more = "batch_norm" in op.base and "cudnn" not in op.base and whole.channels_last
-    return KERNELS.get(op.base, 1) + more
-
-
-def _places(op: Op) -> int:
-    """How many indices an op has."""
-    return max((t.numel for t in op.inputs if "int" in t.dtype), default=0)

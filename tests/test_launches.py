@@ -1,0 +1,43 @@
+"""How many kernels an op launches: as counted in measured traces."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from made import tensor
+
+from training.launches import counts
+from wavecast import ops
+from wavecast.op_costs.launches import COUNTED, SORTING, UNSORTED_LOOKUPS
+from wavecast.trace import Op
+
+SUITE = Path(__file__).parent.parent / "measurements" / "h200" / "suite"
+SEEN = counts(
+    SUITE / f"{name}.json.gz"
+    for name in ("dlrm-b512-fp32", "a3c-b4-fp32", "bert-base-b8-bf16", "nmt-b32-fp32")
+)
+
+
+@pytest.mark.parametrize("name", sorted(SEEN.keys() & COUNTED.keys()))
+def test_an_op_has_the_kernels_that_were_seen(name: str) -> None:
+    if name == "aten.embedding_dense_backward":
+        assert set(SEEN[name]) <= {2, *range(8, 33)}, "two, or a sort"
+    else:  # attention has one more for dropout, packing one for every two lengths
+        assert abs(statistics.median(SEEN[name]) - COUNTED[name]) <= max(1, COUNTED[name] // 2)
+
+
+def test_ops_of_several_sorts_were_seen() -> None:
+    assert len(SEEN.keys() & COUNTED.keys()) >= 10
+
+
+@pytest.mark.parametrize(("lookups", "kernels"), [(UNSORTED_LOOKUPS, 2), (4096, SORTING)])
+def test_the_gradient_of_an_embedding_sorts_many_lookups(lookups: int, kernels: int) -> None:
+    places = tensor(lookups, dtype="int64")
+    found = Op("aten.embedding_dense_backward", (tensor(lookups, 8), places), (tensor(100, 8),))
+    assert ops.kernels(found) == kernels
+
+
+def test_what_launches_nothing_has_no_kernel() -> None:
+    assert ops.kernels(Op("aten.masked_fill.Scalar", (tensor(0),), (tensor(0),))) == 0
