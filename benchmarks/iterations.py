@@ -34,7 +34,7 @@ import wavecast
 from benchmarks import blind, pages
 from benchmarks.blind import MakeStep, Step
 from benchmarks.timed import BLIND, Machine, Timed, busy_s, iteration_s, machines
-from training.host import Steps, host_without, machine_factor
+from training.host import Steps, host_without, machine_factor, model_of
 from training.host import read as read_steps
 from training.host_reference import reference_of
 from wavecast import Host, Trace, suite
@@ -206,10 +206,11 @@ class Row:
     within: bool
 
 
-REFERENCE, AT_START, THROUGHOUT = (
+REFERENCE, AT_START, THROUGHOUT, MODEL_OUT = (
     "the reference host",
     "a host calibrated at the start",
     "a host calibrated throughout",
+    "the same, its costs fitted without the model",
 )
 
 
@@ -235,9 +236,15 @@ def rows(cache: Path) -> Iterator[Row]:
     of_suite = {name for name, _ in steps()}
     for machine in every:
         others = [other for other in every if other is not machine]
-        for title, host in hosts_of(machine, fitted, others).items():
-            for step in machine.steps:
-                found = wavecast.predict(traced(cache, step), blind.GPU, host=host)
+        known = hosts_of(machine, fitted, others)
+        without = {
+            model: hosts_of(machine, fitted.where(fitted.models != model), others)[THROUGHOUT]
+            for model in {model_of(step) for step in machine.steps}
+        }
+        for step in machine.steps:
+            trace = traced(cache, step)
+            for title, host in {**known, MODEL_OUT: without[model_of(step)]}.items():
+                found = wavecast.predict(trace, blind.GPU, host=host)
                 yield Row(
                     machine.name,
                     title,
@@ -256,7 +263,7 @@ def table(found: Sequence[Row]) -> Iterator[str]:
         same = [row for row in found if row.host == title]
         own, others = ([r for r in same if r.of_suite is wanted] for wanted in (True, False))
         yield _line(f"{title}: the suite", own)
-        for name in names if title != REFERENCE else ():
+        for name in names if title in (AT_START, THROUGHOUT) else ():
             there = [row for row in own if row.machine == name]
             yield _line(f"{title}: the suite, {name} machine", there)
         yield _line(f"{title}: models of the blind test", others)

@@ -249,7 +249,7 @@ def test_without_a_gpu_the_host_is_calibrated_and_kept(a_host: None, tmp_path: P
     done = run("calibrate")
     shown = cells(done.out)
     assert (done.code, shown[0]) == (0, "a processor")
-    assert "a module 6.70 us 13.4 us 2.00" in shown
+    assert "a module 1.10 us 2.20 us 2.00" in shown
     assert "from the end to the host 7.30 us 7.30 us 1.00" in shown
     assert any("without a GPU" in line for line in shown)
     assert f"saved as {tmp_path / 'config' / 'wavecast' / 'host.toml'}" in done.out

@@ -147,7 +147,7 @@ REFERENCE_HOST = Host(
     node_s=0.4e-6,
 )
 """Among the hosts of our H200 (virtual machines, Python 3.12, torch 2.11), five of which take 0.90
-to 1.19 times as long, and those in public tables, 0.4 to 1.8 times (`benchmarks.machine_hosts`);
+to 1.19 times as long, and those in public tables, 0.4 to 2 times (`benchmarks.machine_hosts`);
 fitted by `training/host.py`. The last four are measured (measurements/h200/host)."""
 
 

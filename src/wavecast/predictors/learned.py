@@ -48,12 +48,13 @@ def _product(dtype: str, precision: str = "ieee") -> Op:
     return Op("aten.mm", (side, side), (side,), (("precision", precision),))
 
 
-_PRODUCTS = {
+CALIBRATED = {
     Unit.FP32: _product("float32"),
     Unit.TF32_TENSOR: _product("float32", "tf32"),
     Unit.FP16_TENSOR: _product("float16"),
     Unit.BF16_TENSOR: _product("bfloat16"),
 }
+"""The products by which `wavecast calibrate` measures rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Learned:
         gpu = known or gpu_of(device)
         if known is None and gpu is not None:
             fitted = self.references.get(chip_name(device), {})
-            for unit, op in _PRODUCTS.items():
+            for unit, op in CALIBRATED.items():
                 fact = f"{unit}_flops"
                 measured = device.measured.get(fact)
                 if measured is None or device.rate(unit) is None:

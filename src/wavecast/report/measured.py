@@ -131,7 +131,7 @@ _COSTS = {
     "view_s": "a view",
     "module_s": "a module",
     "convolution_s": "a convolution's plan",
-    "kernel_s": "a kernel of a recurrent layer",
+    "kernel_s": "each further kernel of an op",
     "step_s": "a training step, beside its ops",
     "launch_s": "from issue to start, idle GPU",
     "sync_s": "from the end to the host",
