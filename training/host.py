@@ -47,7 +47,7 @@ BOUNDS = {
 """What a cost may be: an op in Python takes 5 to 15 us, and as much again for autograd."""
 MIDDLE = 1.07
 """Of what a host takes on which the suite was measured, slowed by a profiler. Without one five of
-our machines take 0.94 to 1.24 times as long as that: this is the third of them."""
+our machines take 0.94 to 1.24 times as long as that: this is the middle one."""
 ROUNDS = 25
 NEAR = 0.05
 """Errors below this count as their square, larger ones as they are."""
