@@ -48,7 +48,7 @@ TIMED_S = 0.3
 """About so long a step runs at a time, once warm."""
 TIMINGS = 3
 PROBES, PROBED = 3, 4
-"""Rounds of the host's patterns, after every so manieth timing."""
+"""Rounds of the host's patterns, and after how many timings they run."""
 MOST_HELD, HELD_BYTES = 60, 14e9
 """Steps that are held at a time, and their parameters: they take turns."""
 

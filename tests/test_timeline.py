@@ -164,6 +164,7 @@ def lstm(length: int) -> Op:
         pytest.param(conv(), 110, id="a convolution"),
         pytest.param(foreach(7), 10 + 7 * 3, id="an op on a list of seven tensors"),
         pytest.param(lstm(6), 10 + 2 * 11, id="a recurrent layer of six steps, two kernels each"),
+        pytest.param(lstm(0), 10, id="a recurrent layer without a step"),
         pytest.param(masked(), 10 + 2, id="a copy, then a fill: one kernel more"),
     ],
 )

@@ -123,7 +123,7 @@ def _asked(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
         case Kind.OPTIMIZER:
             yield "tensor_s", len(op.inputs)
         case _:
-            yield "kernel_s", ops.kernels(op) - 1
+            yield "kernel_s", max(ops.kernels(op) - 1, 0)
 
 
 _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
