@@ -33,7 +33,7 @@ from typing import Any
 import wavecast
 from benchmarks import blind, pages
 from benchmarks.blind import MakeStep, Step
-from benchmarks.timed import BLIND, Machine, Timed, busy_s, iteration_s, machines
+from benchmarks.timed import BLIND, Machine, busy_s, iteration_s, machines
 from training.host import Steps, host_without, machine_factor, model_of
 from training.host import read as read_steps
 from training.host_reference import reference_of
@@ -85,7 +85,7 @@ def measure(out: Path, seconds: float, seed: int) -> None:
     document: dict[str, Any] = {"about": about, "host": host, "steps": {}}
     waiting = known_steps(seed)
     while waiting and time.monotonic() < until:
-        document["steps"] |= _timings(_held(waiting, until), until)
+        document["steps"] |= _timings(_held(waiting), until)
         (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
     print(f"{len(waiting)} steps are left", flush=True)
     document["profiled"] = profiling.has_looked()
@@ -93,7 +93,7 @@ def measure(out: Path, seconds: float, seed: int) -> None:
     (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def _held(waiting: list[tuple[str, MakeStep]], until: float) -> dict[str, Step]:
+def _held(waiting: list[tuple[str, MakeStep]]) -> dict[str, Step]:
     """The first of those that wait, as many as memory holds at a time."""
     import torch
 
@@ -101,32 +101,13 @@ def _held(waiting: list[tuple[str, MakeStep]], until: float) -> dict[str, Step]:
     gc.unfreeze()
     gc.collect()
     torch.cuda.empty_cache()
-    building_s = 0.0
     while waiting and len(held) < MOST_HELD and torch.cuda.memory_allocated() < HELD_BYTES:
-        # Building takes a third of what is left at most: the others are timings.
-        if building_s > max((until - time.monotonic()) / 3, 1.0):
-            break
         name, make = waiting.pop(0)
-        begin = time.monotonic()
-        held[name] = _built(make)
-        building_s += time.monotonic() - begin
-    torch.backends.cudnn.benchmark = False
+        with torch.device("cuda"):  # parameters are drawn there, which is many times as fast
+            held[name] = make()
     gc.collect()
     gc.freeze()  # what others hold is no garbage that a step would have to look through
-    print(f"{len(held)} steps built in {building_s:.0f} s", flush=True)
     return held
-
-
-def _built(make: MakeStep) -> Step:
-    """A step whose parameters are drawn on the GPU where they can be: many times as fast."""
-    import torch
-
-    try:
-        with torch.device("cuda"):
-            return make()
-    except RuntimeError as error:
-        print(f"built on the host: {error}", flush=True)
-        return make()
 
 
 def _timings(held: Mapping[str, Step], until: float) -> dict[str, dict[str, list[Any]]]:
@@ -153,7 +134,7 @@ def count(path: Path, cache: Path) -> None:
     """Add to a machine's file what its steps ask of a host, by their traces."""
     document = json.loads(path.read_text(encoding="utf-8"))
     for name, step in document["steps"].items():
-        step["asked"] = asked_of(_trace_of(cache, name, search=bool(step.get("search"))))
+        step["asked"] = asked_of(traced(cache, name, search=bool(step.get("search"))))
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
@@ -163,12 +144,8 @@ def asked_of(trace: Trace) -> dict[str, int]:
     return {name: int(count) for name, count in zip(COSTS, counts, strict=True) if count}
 
 
-def traced(cache: Path, step: Timed) -> Trace:
+def traced(cache: Path, title: str, *, search: bool) -> Trace:
     """The trace of a step: of the blind test as it was kept, of the suite made and kept."""
-    return _trace_of(cache, step.name, search=step.search)
-
-
-def _trace_of(cache: Path, title: str, *, search: bool) -> Trace:
     name = title.replace(" ", "-")
     kept = BLIND / "traces" / f"{name}.json.gz"
     path = cache / f"{'search' if search else 'suite'}-{name}.json.gz"
@@ -242,7 +219,7 @@ def rows(cache: Path) -> Iterator[Row]:
             for model in {model_of(step) for step in machine.steps}
         }
         for step in machine.steps:
-            trace = traced(cache, step)
+            trace = traced(cache, step.name, search=step.search)
             for title, host in {**known, MODEL_OUT: without[model_of(step)]}.items():
                 found = wavecast.predict(trace, blind.GPU, host=host)
                 yield Row(

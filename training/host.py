@@ -16,17 +16,15 @@ from __future__ import annotations
 import re
 import statistics
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from benchmarks.timed import Machine, Timed, all_machines
+from benchmarks.timed import MEASURED, Machine, Timed, all_machines
 from wavecast import Host, load_trace
 from wavecast.timeline import COSTS, REFERENCE_HOST, demands
 
-MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
 LEASES = ("suite", "suite-half", "layouts", "measured", "habitat", "population", "inference")
 """Folders of traces, each of another machine (some of several), where a profiler had run. The last
 two have forward passes alone, which tell what autograd costs."""

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from training.op_data import MEASURED
 from wavecast import load_trace, ops
 from wavecast.op_costs.launches import COUNTED
 from wavecast.ops import Kind
 
-MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
 OWN_COSTS = {Kind.RNN, Kind.CONVOLUTION, Kind.OPTIMIZER}
 """Kinds of which other numbers than the op's name say how many there are."""
 

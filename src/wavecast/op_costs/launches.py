@@ -1,8 +1,9 @@
 """How many kernels an op launches: torch 2.11 and cuDNN 9.19, counted on an H200.
 
-The median of all its calls in measurements/h200, copies and fills among them, of ops that were seen
-more than twice and have more than one (`python -m training.launches`). Convolutions and ops on
-lists are not here: their kernels depend on layouts, on algorithms and on the sizes of the lists.
+The median of all its calls in measurements/h200, rounded down, copies and fills among them, of ops
+that were seen more than twice and have more than one (`python -m training.launches`). Convolutions
+and ops on lists are not here: their kernels depend on layouts, on algorithms and on the sizes of
+the lists.
 """
 
 from __future__ import annotations
