@@ -74,12 +74,24 @@ def test_a_gpu_that_nobody_rents_out_is_left_out() -> None:
     assert example("rent_a_gpu").rented("rtx-2080-ti", ()) is None
 
 
-def test_a_v100_is_little_better_than_a_2080_ti_as_in_the_paper(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def speedups(capsys: pytest.CaptureFixture[str]) -> list[float]:
+    """Of a V100 over a 2080 Ti, at both batches."""
     example("is_bigger_better").main()
     out = capsys.readouterr().out
-    speedups = [float(x) for x in re.findall(r"^v100-sxm-16gb +[\d.]+ ms +([\d.]+)x", out, re.M)]
+    return [float(x) for x in re.findall(r"^v100-sxm-16gb +[\d.]+ ms +([\d.]+)x", out, re.M)]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="0.92 and 1.01 since the fits of docs/adr/0019"
+)
+def test_a_v100_is_little_better_than_a_2080_ti_as_in_the_paper(speedups: list[float]) -> None:
+    assert all(1.0 < each < 1.3 for each in speedups)
+
+
+def test_the_speed_up_is_as_near_to_the_papers_as_steps_are(
+    speedups: list[float],
+) -> None:
     assert len(speedups) == 2
     assert statistics.geometric_mean(speedups) == pytest.approx(PAPERS_SPEEDUP, rel=0.15)
 
