@@ -14,7 +14,7 @@ import argparse
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -69,6 +69,16 @@ def fitted_without(left_out: set[str], data: Path, cache: Path) -> Learned:
     return kept_fit(cache / f"learned-families-{digest(rows)[:12]}.npz", rows)
 
 
+def folds(cases: Sequence[Case], data: Path, cache: Path) -> Iterator[tuple[Learned, list[Case]]]:
+    """Models that were fitted without some families, and the cases of these."""
+    families = sorted({family_of(case.model) for case in cases})
+    for fold in range(FOLDS):
+        out = {each for each in families if fold_of(each, families) == fold}
+        own = [case for case in cases if family_of(case.model) in out]
+        yield fitted_without(out, data, cache), own
+        print(f"group {fold + 1} of {FOLDS}: {', '.join(sorted(out))}", flush=True)
+
+
 def table(rows: Sequence[Scored], known: Sequence[Scored]) -> str:
     """Errors by set and by family, beside those of the shipped fit, which has seen the ops."""
     lines = [
@@ -114,18 +124,11 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
     given = parser.parse_args()
     cases = list(own_steps.cases())
-    families = sorted({family_of(case.model) for case in cases})
     traces = Traces(given.cache)
-    for case in cases:
-        if traces.path(case) is None and traces.failure(case) is None:
-            traces.make(case)
+    traces.make_missing(cases)
     found: list[Scored] = []
-    for fold in range(FOLDS):
-        out = {each for each in families if fold_of(each, families) == fold}
-        model = fitted_without(out, given.data, given.cache)
-        own: list[Case] = [case for case in cases if family_of(case.model) in out]
+    for model, own in folds(cases, given.data, given.cache):
         found += score(read(own, traces), [Contender(NAME, partial(_always, model))])
-        print(f"group {fold + 1} of {FOLDS}: {', '.join(sorted(out))}", flush=True)
     known = list(score(read(cases, traces), [Contender("shipped", lambda _: Learned.shipped())]))
     text = table(found, known)
     print(text)

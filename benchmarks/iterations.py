@@ -181,6 +181,8 @@ class Row:
     of_suite: bool
     error: float
     within: bool
+    host_share: float
+    """The host's predicted time over the GPU's."""
 
 
 REFERENCE, AT_START, THROUGHOUT, MODEL_OUT = (
@@ -228,6 +230,7 @@ def rows(cache: Path) -> Iterator[Row]:
                     step.name in of_suite,
                     found.seconds / step.seconds - 1,
                     found.low_s <= step.seconds <= found.high_s,
+                    found.host_s / found.gpu_s,
                 )
 
 

@@ -23,7 +23,7 @@ from wavecast.hosts import (
     reference_times,
     save,
 )
-from wavecast.prediction import KNOWN_HOST, UNKNOWN_HOST
+from wavecast.ranges import host_factors
 from wavecast.timeline import COSTS, REFERENCE_HOST
 
 DIRECT = {"launch_s": 4e-6, "sync_s": 5e-6, "graph_s": 9e-6, "node_s": 1e-7}
@@ -227,7 +227,8 @@ def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
     step = trace(*[call(relu(8)) for _ in range(100)])
     own, reference = predict(step, "h200-sxm"), predict(step, "h200-sxm", host="reference")
     assert own.bound_by == reference.bound_by == "host"
-    for found, spread in ((own, KNOWN_HOST), (reference, UNKNOWN_HOST)):
-        wanted = [found.seconds * factor for factor in spread]
+    known, unknown = (host_factors("NVIDIA", known=known) for known in (True, False))
+    for found, factors in ((own, known), (reference, unknown)):
+        wanted = [found.seconds * factors.low, found.seconds * factors.high]
         assert [found.low_s, found.high_s] == pytest.approx(wanted)
-    assert UNKNOWN_HOST[0] <= KNOWN_HOST[0] < 1 < KNOWN_HOST[1] < UNKNOWN_HOST[1]
+    assert unknown.low <= known.low < 1 < known.high < unknown.high

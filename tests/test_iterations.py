@@ -144,7 +144,7 @@ def test_the_page_says_how_hosts_and_steps_vary() -> None:
 
 def test_the_table_has_a_line_for_each_host_and_machine() -> None:
     rows = [
-        Row(machine, host, of_suite, error, within=error < 0.15)
+        Row(machine, host, of_suite, error, within=error < 0.15, host_share=2.0)
         for machine in ("a", "b")
         for host in (REFERENCE, THROUGHOUT)
         for of_suite in (True, False)

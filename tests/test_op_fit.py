@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from made import relu, tensor
 
 from training.boosting import grow
+from training.op_fit import shared_trees, trusted
 from wavecast.devices import device
 from wavecast.op_models.batch import batch_of
 from wavecast.op_models.gpus import gpu_of
@@ -23,6 +24,7 @@ from wavecast.predictors.learned import Learned
 from wavecast.trace import Op, Scalar
 
 times = st.floats(1e-7, 1.0)
+CONV = "convolution"
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -113,3 +115,38 @@ def test_a_chip_known_after_cudnns_search_answers_without_it_too() -> None:
         )
         part = batch_of([op], {}).parts["convolution"]
         assert model.seconds(part.columns, gpu) != pytest.approx(bare.seconds(part.columns, gpu))
+
+
+def test_trees_are_worth_what_they_say_of_sorts_left_out() -> None:
+    """Of two laws, one that all filters share and one in which each has its own."""
+    drawn = np.random.default_rng(0)
+    sorts = np.repeat(np.arange(12.0), 60)[:, None]
+    features = np.column_stack([sorts[:, 0], drawn.uniform(0, 1, 720)])
+    ones, size = np.ones(720), {"trees": 60, "rate": 0.2, "least": 3.0}
+    shared = np.where(features[:, 1] > 0.5, 0.3, -0.3)
+    own = drawn.choice([-0.3, 0.3], 12)[sorts[:, 0].astype(int)]
+    alike, apart = (trusted(features, left, ones, sorts, size) for left in (shared, own))
+    assert alike.worth > 0.9
+    assert apart.worth < 0.3
+    assert apart.sorts.ravel().tolist() == list(range(12))
+    assert apart(features) == pytest.approx(own, abs=0.02)
+
+
+def test_few_rows_of_a_sort_do_not_make_it_known() -> None:
+    sorts = np.array([0.0] * 200 + [1.0] * 200 + [2.0] * 3)[:, None]
+    features = np.column_stack([sorts[:, 0], np.linspace(0, 1, 403)])
+    found = trusted(features, 0.2 * sorts[:, 0], np.ones(403), sorts, {"trees": 5, "least": 1.0})
+    assert found.sorts.ravel().tolist() == [0.0, 1.0]
+
+
+def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
+    drawn = np.random.default_rng(0)
+    features = np.zeros((900, 22))
+    features[:, 1] = np.where(np.arange(900) < 300, 2.0, 0.0)  # in groups of four
+    features[:, 9:11] = drawn.uniform(0, 4, (900, 2))
+    steep = np.where(np.floor(features[:, 9:11]).sum(axis=1) % 2, 0.5, -0.5)
+    left = np.where(features[:, 1] > 0, steep, 0.0)
+    plain, both = (shared_trees(name, features, left, np.ones(900)) for name in ("product", CONV))
+    missed = [np.abs(forest(features) - left) for forest in (plain, both)]
+    assert missed[1][:300].mean() < 0.5 * missed[0][:300].mean()
+    assert missed[1][300:].mean() < 0.03

@@ -21,20 +21,19 @@ from wavecast import columns as columns_module
 from wavecast.devices import Device, device
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.prediction import (
-    ABOVE,
-    BELOW,
-    UNKNOWN_HOST,
     Estimate,
     Prediction,
     default_predictor,
     predict,
 )
 from wavecast.predictors.roofline import Roofline
+from wavecast.ranges import gpu_powers, host_factors
 from wavecast.timeline import REFERENCE_HOST
 from wavecast.trace import Allocation, Op, Phase, Role, Trace
 
 L4 = device("l4")
 FREE_HOST = REFERENCE_HOST.scaled(0)
+UNSEEN = gpu_powers("NVIDIA", measured=False)
 
 
 @dataclass
@@ -149,16 +148,18 @@ def test_a_wait_in_the_step_is_played() -> None:
 def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
     table = Table({"aten.mm": 3.0, "aten.relu": 4.0}, spread=2)
     one = predicted(trace(call(mm(8)), call(mm(9))), predictor=table)
-    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**BELOW, 6 * 2**ABOVE))
+    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**UNSEEN.below, 6 * 2**UNSEEN.above))
     two = predicted(trace(call(mm()), call(relu(4))), predictor=table)
-    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** ABOVE)
-    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** BELOW)
+    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** UNSEEN.above)
+    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** UNSEEN.below)
 
 
 def test_host_times_move_by_their_spread() -> None:
     host = dataclasses.replace(FREE_HOST, forward_s=100.0)
     found = predicted(trace(call(mm())), host=host)
-    assert (found.low_s, found.high_s) == pytest.approx([100 * factor for factor in UNKNOWN_HOST])
+    factors = host_factors("NVIDIA", known=False)
+    wanted = (100 * factors.low, 100 * factors.high)
+    assert (found.low_s, found.high_s) == pytest.approx(wanted)
 
 
 @given(

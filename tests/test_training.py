@@ -27,6 +27,7 @@ def test_a_predictor_is_fitted_before_what_is_built_on_it() -> None:
     assert order.index("attainable") < order.index("learned") < order.index("generations")
     assert order.index("attainable") < order.index("mlp")
     assert order.index("host") < order.index("host_reference")
+    assert order[-1] == "ranges"  # of what all others predict
 
 
 def test_every_shipped_file_is_written_by_one_fit() -> None:

@@ -108,6 +108,12 @@ def _host_reference(_: Folders) -> None:
     host_reference.main()
 
 
+def _ranges(folders: Folders) -> None:
+    from training import ranges
+
+    ranges.main(["--data", str(folders.data), "--cache", str(folders.cache)])
+
+
 FITS = (
     Fit(
         "attainable",
@@ -144,6 +150,13 @@ FITS = (
         "the host benchmark on the reference host",
         _host_reference,
         ("hosts/reference.toml",),
+    ),
+    Fit(
+        "ranges",
+        "how wide the ranges of steps are",
+        _ranges,
+        ("models/ranges.toml",),
+        tuple(dict.fromkeys((*SINGLE_OPS, *STEPS))),
     ),
 )
 """In the order in which one needs another."""

@@ -14,7 +14,7 @@ from training.boosting import grow
 from training.op_table import OpTable
 from wavecast.op_costs import registry as ops
 from wavecast.op_costs.registry import Kind
-from wavecast.op_models.features import FEATURES
+from wavecast.op_models.features import FEATURES, sorts_of
 from wavecast.op_models.gpus import Floats
 from wavecast.op_models.model import (
     PHYSICS,
@@ -51,6 +51,12 @@ CHIP_TREES: Mapping[int, dict[str, Any]] = {
     3000: {"trees": 200, "depth": 7, "rate": 0.2, "least": 3.0},
 }
 """From so many rows on, a chip gets trees of its own: such ones."""
+IN_GROUPS: Mapping[str, Any] = {"trees": 200, "rate": 0.2, "least": 5.0}
+"""Trees for convolutions in groups. One chip was asked for these, so that nothing but their number
+keeps trees from learning what libraries do with them; what others have in common is known."""
+LEAST_SEEN = 10
+"""From so many rows on a chip's trees know a sort of them."""
+FOLDS = 4
 MOST_ELEMENTWISE = 0.1
 """Elementwise ops are alike where all were measured (NeuSight); what differs on one GPU is what its
 L2 holds."""
@@ -93,8 +99,20 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     left = _left(table, model, others)
     features = FEATURES[name](part.columns, table.facts(name))
     weight = _telling(table, model)[part.row]
-    model = replace(model, forest=grow(features, left[part.row], weight))
+    model = replace(model, forest=shared_trees(name, features, left[part.row], weight))
     return replace(model, chips=_chips(table, model, others)) if chips else model
+
+
+def shared_trees(name: str, features: Floats, left: Floats, weight: Floats) -> Forest:
+    """Trees for all chips; what they miss of convolutions in groups, more trees."""
+    forest = grow(features, left, weight)
+    if name != "convolution":
+        return forest
+    grouped = sorts_of(name, features)[:, -1] > 0
+    if grouped.sum() < min(CHIP_TREES):
+        return forest
+    missed = np.where(grouped, left - forest(features), 0.0)
+    return forest.and_then(grow(features, missed, weight, **IN_GROUPS))
 
 
 def constants(
@@ -214,8 +232,32 @@ def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dic
         part = here.parts[model.name]
         features = FEATURES[model.name](part.columns, here.facts(model.name))
         weight = weights(here)[part.row]
-        found[str(chip)] = grow(features, left[part.row], weight, **sizes[-1])
+        sorts = sorts_of(model.name, features)
+        found[str(chip)] = trusted(features, left[part.row], weight, sorts, sizes[-1])
     return found
+
+
+def trusted(
+    features: Floats, left: Floats, weight: Floats, sorts: Floats, size: Mapping[str, Any]
+) -> Forest:
+    """Trees, with the sorts of rows that they know and what they are worth for others: the slope
+    of what was left over what they say of it, each sort left out of the trees that answer."""
+    forest = grow(features, left, weight, **size)
+    if not sorts.shape[1]:
+        return forest
+    known, which, count = np.unique(sorts, axis=0, return_inverse=True, return_counts=True)
+    which = which.ravel()
+    folds = np.random.default_rng(0).permutation(len(known))[which] % FOLDS
+    said = np.zeros(len(left))
+    for fold in range(FOLDS):
+        out = folds == fold
+        if out.any() and not out.all():
+            said[out] = grow(features[~out], left[~out], weight[~out], **size)(features[out])
+    said = np.clip(said, -REACH, REACH)
+    worth = (weight * said * left).sum() / max((weight * said**2).sum(), 1e-9)
+    return replace(
+        forest, sorts=known[count >= LEAST_SEEN], worth=float(f"{np.clip(worth, 0, 1):.3f}")
+    )
 
 
 def _places(table: OpTable, model: str) -> NDArray[np.int64]:

@@ -73,6 +73,11 @@ def scales(predictor: object) -> bool:
     return hasattr(predictor, "scale_call")
 
 
+def knows_chip(predictor: Any, device: Device) -> bool:
+    """Whether a predictor says that it was fitted on ops of all sorts on a GPU's very chip."""
+    return bool(predictor.knows_chip(device)) if hasattr(predictor, "knows_chip") else False
+
+
 def _checked(answer: Estimate | None, op: Op, predictor: object) -> Estimate | None:
     """The answer of a predictor, which may be a user's own."""
     if answer is None:

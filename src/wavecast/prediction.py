@@ -15,9 +15,10 @@ from wavecast.errors import InvalidInput, UnknownName
 from wavecast.estimates import Estimate as Estimate
 from wavecast.estimates import Predictor as Predictor
 from wavecast.estimates import Scaler as Scaler
-from wavecast.estimates import predicted, scaled, scales
+from wavecast.estimates import knows_chip, predicted, scaled, scales
 from wavecast.hosts import find_host
 from wavecast.pace import Pace, pace_of
+from wavecast.ranges import Factors, gpu_powers, host_factors
 from wavecast.timeline import (
     GRAPH_GAP_S,
     REFERENCE_HOST,
@@ -34,13 +35,6 @@ from wavecast.trace import Op, Phase, Trace
 
 HOST_SPREAD = 0.25
 """Two runs of a host-bound step lay up to this far from their mean (measurements/README.md)."""
-UNKNOWN_HOST = (0.6, 1.7)
-"""What host-bound steps took over their prediction on hosts that nobody measured: 90% of them."""
-KNOWN_HOST = (0.76, 1.41)
-"""The same where the machine's factor is known: of 609 steps, models left out (`training.host`)."""
-BELOW, ABOVE = 1.2, 0.9
-"""By these powers of the ranges of ops the ranges of steps hold 90% of the steps that others
-measured (`benchmarks.accuracy`): errors of ops neither add up fully nor cancel."""
 
 
 AnyHost = Host | RecordedHost | GraphedHost
@@ -66,6 +60,8 @@ class Prediction:
     host: AnyHost
     pace: Pace | None = None
     """How a measured step's parts make its whole."""
+    known_chip: bool = False
+    """Whether the predictor has seen ops of all sorts on the GPU's very chip."""
 
     @cached_property
     def estimates(self) -> Mapping[Op, Estimate | None]:
@@ -208,11 +204,11 @@ class Prediction:
         return self.pace.gap_s
 
     @cached_property
-    def _range(self) -> tuple[float, float]:
-        """Errors of one kind of op go together, those of different kinds do not.
+    def gpu_spread(self) -> tuple[float, float]:
+        """By which factors the GPU's time might be less or more, by the ranges of its ops.
 
-        So the distances to the low and high ends add up within a kind, and in squares between
-        kinds. A step that was only traced runs on a host that nobody knows.
+        Errors of one kind of op go together, those of different kinds do not. So the distances to
+        the low and high ends add up within a kind, and in squares between kinds.
         """
         columns = self._columns
         seconds, low, high = self._op_s.T * columns.counts
@@ -221,13 +217,20 @@ class Prediction:
             for distances in (seconds - low, high - seconds)
         )
         total = float(seconds.sum()) or 1.0
-        least, most = 1 - below / total, 1 + above / total
+        return 1 - below / total, 1 + above / total
+
+    @cached_property
+    def _range(self) -> tuple[float, float]:
+        """A step that was only traced runs on a GPU and a host of which more or less is known."""
+        least, most = self.gpu_spread
         if self.pace is not None:
-            host = 1 - HOST_SPREAD, 1 + HOST_SPREAD
+            host = Factors(1 - HOST_SPREAD, 1 + HOST_SPREAD)
         else:
-            host = KNOWN_HOST if getattr(self.host, "known", False) else UNKNOWN_HOST
-            least, most = least**BELOW, most**ABOVE
-        return self._play(least, host[0]).seconds, self._play(most, host[1]).seconds
+            vendor = self.device.vendor
+            host = host_factors(vendor, known=getattr(self.host, "known", False))
+            powers = gpu_powers(vendor, measured=self.known_chip)
+            least, most = least**powers.below, most**powers.above
+        return self._play(least, host.low).seconds, self._play(most, host.high).seconds
 
 
 def predict(
@@ -272,20 +275,22 @@ def predict(
     pace = None
     if trace.measurement is None or (predictor is not None and not scales(predictor)):
         _refuse_scaling(trace, predictor, origin)
-        answers = predicted(trace, target, predictor or default_predictor())
+        predictor = predictor or default_predictor()
+        answers = predicted(trace, target, predictor)
     else:
         answers = scaled(trace, target, predictor or default_scaler(), origin_of(trace, origin))
         recorded = trace.measurement.host_s is not None
         pace = _pace(columns_of(trace), recorded, trace.measurement.seconds)
         if host is None:
             issuing = _host_of(pace, recorded)
+    known_chip = pace is None and knows_chip(predictor, target)
     if graphed:
         refuse_waits(trace.calls)
         whole = (asked if host_factor == 1 else asked.scaled(host_factor)).graphed()
-        return Prediction(trace, target, answers, whole, pace)
+        return Prediction(trace, target, answers, whole, pace, known_chip)
     if host_factor != 1:
         issuing = issuing.scaled(host_factor)
-    return Prediction(trace, target, answers, issuing, pace)
+    return Prediction(trace, target, answers, issuing, pace, known_chip)
 
 
 def origin_of(trace: Trace, origin: Device | str | None) -> Device:

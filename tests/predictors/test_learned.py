@@ -209,6 +209,40 @@ def test_what_was_learned_of_a_chip_counts_there_only_and_is_bounded() -> None:
     assert other_units.seconds(part.columns, gpu) == bare.seconds(part.columns, gpu)
 
 
+def test_what_a_chip_does_with_known_filters_counts_little_for_others() -> None:
+    """Trees of a chip that saw 3 x 3 filters, worth a quarter for others; the rest is what whole
+    steps say of its generation."""
+    anywhere = np.full(22, np.inf)
+    seen = Forest(
+        np.zeros((1, 1), np.int64),
+        np.zeros((1, 1)),
+        np.full((1, 2), 0.4),
+        -anywhere,
+        anywhere,
+        sorts=np.array([[3.0, 0.0, 0.0]]),
+        worth=0.25,
+    )
+    bare = dataclasses.replace(LEARNED.models["convolution"], chips={}, steps={})
+    known = dataclasses.replace(bare, chips={"cores.Volta.80": seen}, steps={"cores.7": -0.2})
+    gpu = gpu_of(device("v100-sxm-16gb"))
+    assert gpu is not None
+    for side, groups, offset in ((3, 1, 0.4), (4, 1, 0.1 - 0.15), (3, 2, 0.1 - 0.15)):
+        image, weight = tensor(8, 64, 28, 28), tensor(64, 64 // groups, side, side)
+        attrs = (("stride", (1, 1)), ("padding", (1, 1)), ("groups", groups))
+        op = Op("aten.convolution", (image, weight), (image,), attrs)
+        part = batch_of([op], {}).parts["convolution"]
+        ratio = known.seconds(part.columns, gpu) / bare.seconds(part.columns, gpu)
+        assert np.log(ratio) == pytest.approx(offset)
+
+
+def test_a_chip_is_known_where_all_sorts_of_ops_were_measured_on_it() -> None:
+    assert LEARNED.knows_chip(device("h200-sxm"))
+    assert not LEARNED.knows_chip(device("v100-sxm-16gb"))  # neither attention nor depthwise
+    assert not LEARNED.knows_chip(device("rtx-4090"))
+    models = {name: dataclasses.replace(m, chips={}) for name, m in LEARNED.models.items()}
+    assert not dataclasses.replace(LEARNED, models=models).knows_chip(device("h200-sxm"))
+
+
 def test_what_steps_say_of_a_generation_counts_on_chips_without_trees_of_their_own() -> None:
     bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
     told = dataclasses.replace(
@@ -328,6 +362,23 @@ def test_a_forest_adds_up_its_trees_and_fades_beyond_their_range() -> None:
     assert said.tolist() == [0.0, 21.0, 12.0, 33.0, 33.0]
     beyond = forest(np.array([[2.0, 0.0], [4.0, 0.0], [99.0, 0.0]]))
     assert beyond.tolist() == pytest.approx([21.0 / 2, 21.0 / 8, 0.0])
+
+
+def test_more_trees_add_up_with_the_first() -> None:
+    features = np.linspace(0.0, 1.0, 40)[:, None]
+    first, more = (
+        Forest(
+            np.zeros((1, 1), np.int64),
+            np.array([[at]]),
+            np.array([[0.0, answer]]),
+            np.array([-np.inf]),
+            np.array([np.inf]),
+        )
+        for at, answer in ((0.3, 1.0), (0.6, 10.0))
+    )
+    assert first.and_then(more)(features).tolist() == (first(features) + more(features)).tolist()
+    assert first.and_then(NOTHING) is first
+    assert NOTHING.and_then(more) is more
 
 
 # Published measurements, which are in the fit: mistakes of a factor show here, not the accuracy.

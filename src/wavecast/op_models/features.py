@@ -155,3 +155,12 @@ FEATURES: Mapping[str, Callable[[Columns, Gpu], Floats]] = {
     "recurrent": recurrent,
     "stream": stream,
 }
+
+
+def sorts_of(name: str, features: Floats) -> Floats:
+    """What tells sorts of rows apart of which one says little of the other: for convolutions the
+    filter's points and steps, each to half a power of two, and whether it is in groups."""
+    if name != "convolution":
+        return features[:, :0]
+    groups, taps, steps = features[:, 1], features[:, 5], features[:, 6]
+    return _matrix(np.round(2.0 * taps) / 2.0, np.round(2.0 * steps) / 2.0, groups > 0.0)

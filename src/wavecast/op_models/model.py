@@ -15,7 +15,7 @@ from wavecast.op_models.convolutions import (
     convolution_s,
     depthwise_limits,
 )
-from wavecast.op_models.features import FEATURES
+from wavecast.op_models.features import FEATURES, sorts_of
 from wavecast.op_models.gpus import Floats, Gpu
 from wavecast.op_models.groups import GROUPED_PARAMETERS, grouped_s
 from wavecast.op_models.sequences import (
@@ -85,13 +85,19 @@ class OpModel:
         return found
 
     def chip(self, features: Floats, classes: Strings, gpu: Gpu) -> Floats:
-        """What each row's chip adds or, where too little is known of it, its generation."""
+        """What each row's chip adds or, where too little is known of it, its generation.
+
+        What a chip's libraries do with 3 x 3 filters says little of what they do with 4 x 4.
+        """
         found = _looked_up(self.steps, _joined(classes, gpu.generation))
         keys = chips_of(classes, gpu)
         for key in np.unique(keys) if self.chips else ():
             if str(key) in self.chips:
                 here = keys == key
-                found[here] = np.clip(self.chips[str(key)](features[here]), -REACH, REACH)
+                forest = self.chips[str(key)]
+                held = forest.holds(sorts_of(self.name, features[here]))
+                own = np.clip(forest(features[here]), -REACH, REACH)
+                found[here] = held * own + (1.0 - held) * found[here]
         return found
 
 

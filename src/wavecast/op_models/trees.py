@@ -7,7 +7,7 @@ so that a whole forest is evaluated with a few array operations. `training/boost
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wavecast.op_models.gpus import Floats
 
-FOREST = ("feature", "threshold", "answer", "low", "high")
+FOREST = ("feature", "threshold", "answer", "low", "high", "sorts", "worth")
 """The arrays that a forest is kept in."""
 
 
@@ -32,6 +32,18 @@ class Forest:
     low: Floats
     high: Floats
     """The range of each feature in the fit; one that was always the same has none."""
+    sorts: Floats = field(default_factory=lambda: np.zeros((0, 1)))
+    """What sorts of rows were in the fit, where these are told apart: (sorts, features of it)."""
+    worth: float = 1.0
+    """How much of what the trees say holds for other sorts, as those left out of the fit show."""
+
+    def holds(self, sorts: Floats) -> Floats:
+        """How much of the answer counts for each row, by its sort: all, or what it is worth."""
+        if not len(self.sorts):
+            return np.ones(len(sorts))
+        known = (sorts[:, None, :] == self.sorts[None, :, :]).all(axis=2).any(axis=1)
+        found: Floats = np.where(known, 1.0, self.worth)
+        return found
 
     def __call__(self, features: Floats) -> Floats:
         """The sum of all trees' answers, for each row.
@@ -51,6 +63,17 @@ class Forest:
         found: Floats = answers * 0.5 ** np.maximum(beyond, 0.0)
         return found
 
+    def and_then(self, more: Forest) -> Forest:
+        """With more trees of the same depth, which were grown on the same rows."""
+        if not len(more.feature) or not len(self.feature):
+            return more if len(more.feature) else self
+        return replace(
+            self,
+            feature=np.concatenate([self.feature, more.feature]),
+            threshold=np.concatenate([self.threshold, more.threshold]),
+            answer=np.concatenate([self.answer, more.answer]),
+        )
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What a file keeps of it."""
         return {
@@ -59,16 +82,18 @@ class Forest:
             "answer": self.answer.astype(np.float16),
             "low": self.low.astype(np.float32),
             "high": self.high.astype(np.float32),
+            "sorts": self.sorts.astype(np.float32),
+            "worth": np.array(self.worth, np.float32),
         }
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Forest:
         """The forest of what `arrays` gave."""
-        return cls(
-            arrays["feature"].astype(np.int64),
-            arrays["threshold"].astype(np.float64),
-            *(arrays[name].astype(np.float64) for name in ("answer", "low", "high")),
-        )
+        numbers = {
+            name: arrays[name].astype(np.float64)
+            for name in ("threshold", "answer", "low", "high", "sorts")
+        }
+        return cls(arrays["feature"].astype(np.int64), **numbers, worth=float(arrays["worth"]))
 
 
 NOTHING = Forest(

@@ -97,6 +97,12 @@ class Learned:
             return [self._fallen_back(op, device) for op in given]
         return list(self._answers(given, *self._batch(given), gpu, device))
 
+    def knows_chip(self, device: Device) -> bool:
+        """Whether every model that has trees of chips has some of this one's."""
+        chip = f".{chip_name(device)}"
+        of_chips = [model.chips for model in self.models.values() if model.chips]
+        return bool(of_chips) and all(any(k.endswith(chip) for k in each) for each in of_chips)
+
     def gpu(self, device: Device) -> Gpu | None:
         """The GPU, with rates at which large products take what they took on this very one.
 

@@ -1,0 +1,192 @@
+"""How wide the range of a step must be: nine in ten steps that models knew nothing of lie in it.
+
+    python -m training.ranges --data FOLDER --cache FOLDER [--write docs/accuracy.md]
+
+Split conformal, by what is known of the GPU and of the host (`wavecast.ranges`). Nothing is chosen:
+of the steps of a class that the GPU bounds, one in twenty took less than the power `below` of their
+ops' ranges allows and one in twenty more than `above` allows; of those that the host bounds, the
+same of its factors. Every step counts once, and was predicted
+
+* `unseen`, `foreign`, `unknown`: by models fitted without the GPU's chip, on the reference host
+  (published steps; foreign GPUs are of a vendor of whom no op is in the fit);
+* `measured`: by models that saw the chip, but no model of the step's family (our H200);
+* `known`: with a host calibrated between the timings, its costs fitted without the machine and
+  without the model (`benchmarks.iterations`).
+
+Prints how many steps of each source lie in their ranges, and how many would if the ranges were made
+of the other sources' steps alone. Writes data/models/ranges.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+import wavecast
+from benchmarks import iterations, own_steps, pages, public_steps
+from benchmarks.families import folds
+from benchmarks.public_steps.case import Traces
+from benchmarks.scoring import read
+from training.generations import LeftOut
+from training.learned import MODELS
+from wavecast import Prediction
+from wavecast.ranges import VENDOR
+
+OUTSIDE = 0.05
+"""The share of steps on either side of their ranges."""
+MARGIN = 1.3
+"""Who takes longer by this factor, the GPU or the host, certainly sets the pace."""
+GPU_CLASSES = ("measured", "unseen", "foreign")
+HOST_CLASSES = ("known", "unknown", "foreign")
+MARK = "begin: python -m training.ranges"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measured step beside its prediction: what its range would have to be."""
+
+    part: str
+    """Who set the pace: "gpu" or "host"."""
+    known: str
+    """The class of what is known of it."""
+    source: str
+    below: float
+    above: float
+    """On the GPU: the powers of its ops' ranges; on the host: the factor, twice."""
+
+
+def score(found: Prediction, ratio: float, known: str, source: str) -> Score:
+    """Of a step that the GPU bounds; `ratio` is measured over predicted."""
+    least, most = found.gpu_spread
+    return Score(
+        "gpu",
+        known,
+        source,
+        max(math.log(ratio) / math.log(least), 0.0),
+        max(math.log(ratio) / math.log(most), 0.0),
+    )
+
+
+def published(data: Path, cache: Path) -> Iterator[Score]:
+    """Steps that others measured, chips left out; compiled ones are other steps than we trace."""
+    left_out = LeftOut(data, cache)
+    cases = [case for case in public_steps.cases(data) if "compiled" not in case.set]
+    for case, trace in read(cases, Traces(cache)):
+        predictor = (left_out.aged if case.old else left_out)(case.gpu)
+        found = wavecast.predict(trace, case.gpu, predictor=predictor, host="reference")
+        ratio = case.measured_s / found.seconds
+        foreign = found.device.vendor != VENDOR
+        if found.gpu_s > MARGIN * found.host_s:
+            yield score(found, ratio, "foreign" if foreign else "unseen", case.set)
+        elif found.host_s > MARGIN * found.gpu_s:
+            yield Score("host", "foreign" if foreign else "unknown", case.set, ratio, ratio)
+
+
+def ours(data: Path, cache: Path) -> Iterator[Score]:
+    """GPU times of our own steps, families left out."""
+    cases, traces = list(own_steps.cases()), Traces(cache)
+    traces.make_missing(cases)
+    for model, own in folds(cases, data, cache):
+        for case, trace in read(own, traces):
+            found = wavecast.predict(trace, case.gpu, predictor=model, host="reference")
+            if case.gpu_s:
+                yield score(found, case.gpu_s / found.gpu_s, "measured", case.set)
+
+
+def calibrated(cache: Path) -> Iterator[Score]:
+    """Iterations on machines whose host was calibrated."""
+    for row in iterations.rows(cache):
+        if row.host == iterations.MODEL_OUT and row.host_share > MARGIN:
+            ratio = 1 / (1 + row.error)
+            yield Score("host", "known", f"h200 {row.machine} machine", ratio, ratio)
+
+
+def highest(values: Iterable[float]) -> float:
+    """What all but `OUTSIDE` of such values do not exceed, with the correction for few of them."""
+    ordered = sorted(values)
+    place = math.ceil((len(ordered) + 1) * (1 - OUTSIDE))
+    return ordered[min(place, len(ordered)) - 1]
+
+
+def ends(scores: Sequence[Score]) -> tuple[float, float]:
+    """Of steps of one part and class: the powers, or the factors."""
+    above = highest(each.above for each in scores)
+    if scores[0].part == "gpu":
+        return highest(each.below for each in scores), above
+    return -highest(-each.below for each in scores), above
+
+
+def is_within(step: Score, wanted: tuple[float, float]) -> bool:
+    """Whether a step lies in a range with these ends."""
+    if step.part == "gpu":
+        return step.below <= wanted[0] and step.above <= wanted[1]
+    return wanted[0] <= step.below <= wanted[1]
+
+
+def to_toml(scores: Sequence[Score]) -> str:
+    """The file's content."""
+    lines = [
+        "# How wide ranges of steps are, by what is known (wavecast/ranges.py): nine in ten steps",
+        "# that the models did not know lie in them. Made by training/ranges.py.",
+        f'fitted = "{datetime.now(UTC).date()}"',
+    ]
+    for part, classes, names in (
+        ("gpu", GPU_CLASSES, ("below", "above")),
+        ("host", HOST_CLASSES, ("low", "high")),
+    ):
+        for known in classes:
+            same = [each for each in scores if (each.part, each.known) == (part, known)]
+            found = zip(names, ends(same), strict=True)
+            lines += ["", f"[{part}.{known}]", *(f"{name} = {end:.3f}" for name, end in found)]
+            lines += [f"steps = {len(same)}"]
+    return "\n".join(lines) + "\n"
+
+
+def table(scores: Sequence[Score]) -> Iterator[str]:
+    """By part, class and source: steps in range, and in the range that the other sources make."""
+    yield "| bound by | known of it | source | steps | in range | by the other sources' range |"
+    yield "|---|---|---|---:|---:|---:|"
+    for part, known in dict.fromkeys((each.part, each.known) for each in scores):
+        same = [each for each in scores if (each.part, each.known) == (part, known)]
+        sources = sorted({each.source for each in same})
+        for source in (*sources, "all"):
+            own = [each for each in same if source in (each.source, "all")]
+            # Training and inference of one table were measured by the same people.
+            others = [each for each in same if each.source.split()[0] != source.split()[0]]
+            alone = "" if source == "all" or not others else f"{_share(own, ends(others)):.0%}"
+            share = _share(own, ends(same))
+            yield f"| {part} | {known} | {source} | {len(own)} | {share:.0%} | {alone} |"
+
+
+def _share(scores: Sequence[Score], wanted: tuple[float, float]) -> float:
+    return float(np.mean([is_within(each, wanted) for each in scores]))
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Predict, write, show."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
+    args = parser.parse_args(given)
+    scores = [
+        *ours(args.data, args.cache),
+        *published(args.data, args.cache),
+        *calibrated(args.cache / "iterations"),
+    ]
+    text = to_toml(scores)
+    (MODELS / "ranges.toml").write_text(text, encoding="utf-8")
+    shown = "\n".join(table(scores))
+    print(f"{text}\n{shown}")
+    if args.write:
+        pages.write(args.write, MARK, shown)
+
+
+if __name__ == "__main__":
+    main()
