@@ -13,7 +13,8 @@ process. The first three files were measured otherwise (measurements/README.md s
 models of the blind test, too.
 
 What is said of a machine knows nothing of it: the host's costs (`training.host`) and the times of
-the benchmark on the reference host are fitted again without it.
+the benchmark on the reference host are fitted again without it. The last two are in no fit at all,
+nor in what makes the ranges.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any
 import wavecast
 from benchmarks import blind, pages
 from benchmarks.blind import MakeStep, Step
-from benchmarks.timed import BLIND, Machine, busy_s, iteration_s, machines
+from benchmarks.timed import BLIND, Machine, busy_s, iteration_s, machines, unseen_machines
 from training.host import Steps, host_without, machine_factor, model_of
 from training.host import read as read_steps
 from training.host_reference import reference_of
@@ -183,6 +184,8 @@ class Row:
     within: bool
     host_share: float
     """The host's predicted time over the GPU's."""
+    unseen: bool = False
+    """Whether the machine is in no fit."""
 
 
 REFERENCE, AT_START, THROUGHOUT, MODEL_OUT = (
@@ -211,9 +214,9 @@ def hosts_of(machine: Machine, steps: Steps, others: Sequence[Machine]) -> dict[
 
 def rows(cache: Path) -> Iterator[Row]:
     """Every step of every machine, with each host."""
-    every, fitted = machines(), read_steps()
+    every, unseen, fitted = machines(), unseen_machines(), read_steps()
     of_suite = {name for name, _ in steps()}
-    for machine in every:
+    for machine in (*every, *unseen):
         others = [other for other in every if other is not machine]
         known = hosts_of(machine, fitted, others)
         without = {
@@ -231,6 +234,7 @@ def rows(cache: Path) -> Iterator[Row]:
                     found.seconds / step.seconds - 1,
                     found.low_s <= step.seconds <= found.high_s,
                     found.host_s / found.gpu_s,
+                    machine in unseen,
                 )
 
 
@@ -243,6 +247,9 @@ def table(found: Sequence[Row]) -> Iterator[str]:
         same = [row for row in found if row.host == title]
         own, others = ([r for r in same if r.of_suite is wanted] for wanted in (True, False))
         yield _line(f"{title}: the suite", own)
+        unseen = [row for row in own if row.unseen]
+        if unseen:
+            yield _line(f"{title}: the suite, machines in no fit", unseen)
         for name in names if title in (AT_START, THROUGHOUT) else ():
             there = [row for row in own if row.machine == name]
             yield _line(f"{title}: the suite, {name} machine", there)
@@ -262,7 +269,7 @@ def noise() -> Iterator[str]:
     yield "| machine | host at the start | throughout | by its steps | two timings differ by |"
     yield "|---|---:|---:|---:|---:|"
     reference = reference_times()["cuda"]
-    for machine in machines():
+    for machine in (*machines(), *unseen_machines()):
         factors = (
             factor_of(machine.start["cuda"], reference),
             factor_of(machine.throughout, reference),

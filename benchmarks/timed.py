@@ -2,7 +2,9 @@
 
 Once one has, launches take longer ever after (docs/adr/0018), and users train without. The files
 under measurements/h200/iterations are one a machine (`benchmarks.iterations`); those that have the
-GPU's time of each step instead (`gpu_s`) were measured with a profiler, and tell only that.
+GPU's time of each step instead (`gpu_s`) were measured with a profiler, and tell only that. Those
+under iterations/unseen were measured when all was fitted: by them predictions are judged, and
+nothing is fitted on them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ MEASURED = Path(__file__).parent.parent / "measurements" / "h200"
 FOLDER = MEASURED / "iterations"
 BLIND = MEASURED / "blind"
 
-ORDER = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+UNSEEN = FOLDER / "unseen"
+
+ORDER = (
+    *("first", "second", "third", "fourth", "fifth", "sixth"),
+    *("seventh", "eighth", "ninth", "tenth", "eleventh"),
+)
 """Of files, by name."""
 FEWEST, MOST = 4, 40
 """Iterations that are timed together."""
@@ -74,9 +81,18 @@ def machines() -> list[Machine]:
 
 def all_machines() -> list[Machine]:
     """These and the others: of a host's costs, though not of its speed, they tell, too."""
+    return _machines(FOLDER)
+
+
+def unseen_machines() -> list[Machine]:
+    """Machines that are in no fit."""
+    return _machines(UNSEEN)
+
+
+def _machines(folder: Path) -> list[Machine]:
     known = busy_s()
     found = []
-    for name, document in documents(FOLDER).items():
+    for name, document in documents(folder).items():
         if any("timings_s" in step for step in document["steps"].values()):
             found.append(_machine(name, document, known))
     return found

@@ -22,7 +22,7 @@ from benchmarks.iterations import (
     steps,
     table,
 )
-from benchmarks.timed import BLIND, FOLDER, all_machines, busy_s, machines
+from benchmarks.timed import BLIND, FOLDER, all_machines, busy_s, machines, unseen_machines
 from training.host import LEASES, host_bound, machine_factor, read
 from training.host_reference import reference_of
 from training.op_data import HELD_OUT
@@ -65,6 +65,17 @@ def test_the_files_have_what_was_timed() -> None:
     ]
     for machine in MACHINES:
         assert all(step.seconds > 0 and step.gpu_s > 0 and step.asked for step in machine.steps)
+
+
+def test_machines_that_judge_are_in_no_fit() -> None:
+    unseen = unseen_machines()
+    assert [(m.name, len(m.steps), m.profiled) for m in unseen] == [
+        ("tenth", 120, False),
+        ("eleventh", 120, False),
+    ]
+    names = {machine.name for machine in unseen}
+    assert not names & {machine.name for machine in all_machines()}
+    assert not names & set(read().leases)
 
 
 def test_what_was_timed_after_a_profiler_by_mistake_tells_of_costs_only() -> None:
@@ -140,6 +151,17 @@ def test_a_factor_is_of_steps_that_wait_for_the_host() -> None:
 def test_the_page_says_how_hosts_and_steps_vary() -> None:
     assert "\n".join(noise()) in (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     assert [all(s.apart is None for s in machine.steps) for machine in MACHINES] == [1, 0, 0, 0, 0]
+
+
+def test_machines_in_no_fit_have_a_line_of_their_own() -> None:
+    rows = [Row("a", THROUGHOUT, True, e, e < 0.15, 2.0, unseen=e > 0.1) for e in (0.1, 0.2)]
+    rows += [Row("a", THROUGHOUT, False, 0.3, within=False, host_share=2.0)]
+    found = list(table(rows))
+    assert found[2].startswith(f"| {THROUGHOUT}: the suite | 2 | 15.0%")
+    assert (
+        found[3]
+        == f"| {THROUGHOUT}: the suite, machines in no fit | 1 | 20.0% | 20.0% | 20% | 0% |"
+    )
 
 
 def test_the_table_has_a_line_for_each_host_and_machine() -> None:

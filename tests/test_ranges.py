@@ -44,9 +44,15 @@ def test_nine_in_ten_lie_in_the_range_that_is_made_of_them(values: list[float], 
 
 
 def test_few_values_need_the_largest_of_them() -> None:
-    assert highest(range(19)) == 18
-    assert highest(range(39)) == 37
-    assert highest(range(999)) == 949
+    for count, place in ((19, 18), (39, 37), (999, 949)):
+        assert highest(range(count), [1.0] * count) == place
+
+
+def test_of_hosts_every_owner_counts_the_same() -> None:
+    few, many = [1.0, 1.5, 1.5, 1.5], [1.0] * 996
+    own = [*steps("host", few, "unknown", "a"), *steps("host", many, "unknown", "b 1")]
+    assert ends(own) == (1.0, 1.5)
+    assert ends(steps("host", few + many)) == (1.0, 1.0)
 
 
 def test_a_step_scores_by_what_its_ops_allow() -> None:

@@ -5,10 +5,12 @@
 Split conformal, by what is known of the GPU and of the host (`wavecast.ranges`). Nothing is chosen:
 of the steps of a class that the GPU bounds, one in twenty took less than the power `below` of their
 ops' ranges allows and one in twenty more than `above` allows; of those that the host bounds, the
-same of its factors. Every step counts once, and was predicted
+same of its factors. Every step counts once; of hosts, which many steps share, every owner does. A
+step was predicted
 
 * `unseen`, `foreign`, `unknown`: by models fitted without the GPU's chip, on the reference host
-  (published steps; foreign GPUs are of a vendor of whom no op is in the fit);
+  (published steps; foreign GPUs are of a vendor of whom no op is in the fit). `unknown` are our own
+  hosts, too, as if they had not been calibrated, the machine left out of the reference;
 * `measured`: by models that saw the chip, but no model of the step's family (our H200);
 * `known`: with a host calibrated between the timings, its costs fitted without the machine and
   without the model (`benchmarks.iterations`).
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -99,27 +102,38 @@ def ours(data: Path, cache: Path) -> Iterator[Score]:
                 yield score(found, case.gpu_s / found.gpu_s, "measured", case.set)
 
 
-def calibrated(cache: Path) -> Iterator[Score]:
-    """Iterations on machines whose host was calibrated."""
+def timed(cache: Path) -> Iterator[Score]:
+    """Iterations on our own machines, whose hosts were calibrated or not."""
+    classes = {iterations.MODEL_OUT: "known", iterations.REFERENCE: "unknown"}
     for row in iterations.rows(cache):
-        if row.host == iterations.MODEL_OUT and row.host_share > MARGIN:
+        if row.host in classes and row.host_share > MARGIN and not row.unseen:
             ratio = 1 / (1 + row.error)
-            yield Score("host", "known", f"h200 {row.machine} machine", ratio, ratio)
+            yield Score("host", classes[row.host], f"h200 {row.machine} machine", ratio, ratio)
 
 
-def highest(values: Iterable[float]) -> float:
+def highest(values: Iterable[float], weights: Iterable[float]) -> float:
     """What all but `OUTSIDE` of such values do not exceed, with the correction for few of them."""
-    ordered = sorted(values)
-    place = math.ceil((len(ordered) + 1) * (1 - OUTSIDE))
-    return ordered[min(place, len(ordered)) - 1]
+    ordered = sorted(zip(values, weights, strict=True))
+    share = (1 - OUTSIDE) * (len(ordered) + 1) / len(ordered)
+    found, weight = zip(*ordered, strict=True)
+    below = np.cumsum(weight) / sum(weight)
+    return float(found[min(int(np.searchsorted(below, share - 1e-9)), len(found) - 1)])
 
 
 def ends(scores: Sequence[Score]) -> tuple[float, float]:
     """Of steps of one part and class: the powers, or the factors."""
-    above = highest(each.above for each in scores)
-    if scores[0].part == "gpu":
-        return highest(each.below for each in scores), above
-    return -highest(-each.below for each in scores), above
+    on_gpu = scores[0].part == "gpu"
+    count = Counter(_owner(each.source) for each in scores)
+    weights = [1.0 if on_gpu else 1 / count[_owner(each.source)] for each in scores]
+    above = highest([each.above for each in scores], weights)
+    if on_gpu:
+        return highest([each.below for each in scores], weights), above
+    return -highest([-each.below for each in scores], weights), above
+
+
+def _owner(source: str) -> str:
+    """Training and inference of one table were measured by the same people."""
+    return source.split()[0]
 
 
 def is_within(step: Score, wanted: tuple[float, float]) -> bool:
@@ -157,8 +171,7 @@ def table(scores: Sequence[Score]) -> Iterator[str]:
         sources = sorted({each.source for each in same})
         for source in (*sources, "all"):
             own = [each for each in same if source in (each.source, "all")]
-            # Training and inference of one table were measured by the same people.
-            others = [each for each in same if each.source.split()[0] != source.split()[0]]
+            others = [each for each in same if _owner(each.source) != _owner(source)]
             alone = "" if source == "all" or not others else f"{_share(own, ends(others)):.0%}"
             share = _share(own, ends(same))
             yield f"| {part} | {known} | {source} | {len(own)} | {share:.0%} | {alone} |"
@@ -178,7 +191,7 @@ def main(given: Sequence[str] | None = None) -> None:
     scores = [
         *ours(args.data, args.cache),
         *published(args.data, args.cache),
-        *calibrated(args.cache / "iterations"),
+        *timed(args.cache / "iterations"),
     ]
     text = to_toml(scores)
     (MODELS / "ranges.toml").write_text(text, encoding="utf-8")
