@@ -1,8 +1,8 @@
 """Iterations on machines whose hosts were calibrated: predicted against measured.
 
-    python -m benchmarks.iterations --measure OUT --seed N               on the GPU
-    python -m benchmarks.iterations --cache FOLDER --count FILE          once, of a new file
-    python -m benchmarks.iterations --cache FOLDER [--write PAGE]        from the files
+    python -m benchmarks.iterations --measure OUT --seed N                      on the GPU
+    python -m benchmarks.iterations --cache FOLDER --count FILE                 of a new file
+    python -m benchmarks.iterations --data FOLDER --cache FOLDER [--write PAGE] from the files
 
 Hosts differ by more than models do, and `wavecast calibrate` times them within a minute. Here it
 runs first, as users do it, and a little of it again between timings: these hosts are virtual, and
@@ -14,7 +14,9 @@ models of the blind test, too.
 
 What is said of a machine knows nothing of it: the host's costs (`training.host`) and the times of
 the benchmark on the reference host are fitted again without it. The last two are in no fit at all,
-nor in what makes the ranges.
+nor in what makes the ranges. Ops of the suite are in the fit of `learned`; the last lines are of
+models that are in none: neither in that of the host nor, with their family, in that of ops
+(`benchmarks.families`, for which `--data` names the public tables).
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from benchmarks import blind, pages
+from benchmarks import blind, own_steps, pages
 from benchmarks.blind import MakeStep, Step
+from benchmarks.families import folds
 from benchmarks.timed import BLIND, Machine, busy_s, iteration_s, machines, unseen_machines
 from training.host import Steps, host_without, machine_factor, model_of
 from training.host import read as read_steps
 from training.host_reference import reference_of
 from wavecast import Host, Trace, suite
 from wavecast.hosts import factor_of, reference_times
+from wavecast.predictors.learned import Learned
 from wavecast.timeline import COSTS, demands
 
 SEED = 5
@@ -149,11 +153,11 @@ def traced(cache: Path, title: str, *, search: bool) -> Trace:
     """The trace of a step: of the blind test as it was kept, of the suite made and kept."""
     name = title.replace(" ", "-")
     kept = BLIND / "traces" / f"{name}.json.gz"
-    path = cache / f"{'search' if search else 'suite'}-{name}.json.gz"
+    path = cache / "iterations" / f"{'search' if search else 'suite'}-{name}.json.gz"
     if kept.exists() and not search:
         return wavecast.load_trace(kept)
     if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         make = dict((*steps(), *blind.steps()))[title]
         wavecast.trace(partial(_searching, make) if search else make, gpu=blind.GPU).save(path)
     return wavecast.load_trace(path)
@@ -188,11 +192,12 @@ class Row:
     """Whether the machine is in no fit."""
 
 
-REFERENCE, AT_START, THROUGHOUT, MODEL_OUT = (
+REFERENCE, AT_START, THROUGHOUT, HOST_OUT, MODEL_OUT = (
     "the reference host",
     "a host calibrated at the start",
     "a host calibrated throughout",
     "the same, its costs fitted without the model",
+    "the same, ops fitted without the family, too",
 )
 
 
@@ -212,10 +217,16 @@ def hosts_of(machine: Machine, steps: Steps, others: Sequence[Machine]) -> dict[
     }
 
 
-def rows(cache: Path) -> Iterator[Row]:
+def predictors(data: Path, cache: Path) -> dict[str, Learned]:
+    """By model of the suite: ops fitted without its family."""
+    cases = list(own_steps.cases())
+    return {case.model: fitted for fitted, own in folds(cases, data, cache) for case in own}
+
+
+def rows(data: Path, cache: Path) -> Iterator[Row]:
     """Every step of every machine, with each host."""
     every, unseen, fitted = machines(), unseen_machines(), read_steps()
-    of_suite = {name for name, _ in steps()}
+    of_suite, family_out = {name for name, _ in steps()}, predictors(data, cache)
     for machine in (*every, *unseen):
         others = [other for other in every if other is not machine]
         known = hosts_of(machine, fitted, others)
@@ -225,8 +236,10 @@ def rows(cache: Path) -> Iterator[Row]:
         }
         for step in machine.steps:
             trace = traced(cache, step.name, search=step.search)
-            for title, host in {**known, MODEL_OUT: without[model_of(step)]}.items():
-                found = wavecast.predict(trace, blind.GPU, host=host)
+            own = without[model_of(step)]
+            for title, host in {**known, HOST_OUT: own, MODEL_OUT: own}.items():
+                predictor = family_out.get(model_of(step)) if title == MODEL_OUT else None
+                found = wavecast.predict(trace, blind.GPU, host=host, predictor=predictor)
                 yield Row(
                     machine.name,
                     title,
@@ -289,7 +302,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="of the order of steps")
     parser.add_argument("--count", type=Path, metavar="FILE", help="add what its steps ask for")
     parser.add_argument("--seconds", type=float, default=540.0, help="that may be measured")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where traces are kept")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="the public tables")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where traces and fits are")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
     given = parser.parse_args()
     if given.measure:
@@ -300,7 +314,11 @@ def main() -> None:
     if given.count:
         count(given.count, given.cache)
         return
-    text = "\n".join((*table(list(rows(given.cache))), "", *noise()))
+    if not given.data:
+        parser.error(
+            "models left out of the fit need --data FOLDER, with what others are fitted on"
+        )
+    text = "\n".join((*table(list(rows(given.data, given.cache))), "", *noise()))
     print(text)
     if given.write:
         pages.write(given.write, MARK, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,11 @@ from training.ranges import (
     table,
     to_toml,
 )
+from wavecast import ranges
 from wavecast.prediction import predict
 from wavecast.ranges import gpu_powers, host_factors
+
+ROOT = Path(__file__).parent.parent
 
 ratios = st.lists(st.floats(0.2, 5.0), min_size=40, max_size=200)
 
@@ -85,10 +89,17 @@ def test_the_file_has_all_classes() -> None:
 
 
 def test_the_more_is_known_the_narrower_the_range() -> None:
-    measured, unseen = (gpu_powers("NVIDIA", measured=known) for known in (True, False))
-    assert measured.below < unseen.below
-    assert measured.above < unseen.above
-    assert gpu_powers("AMD", measured=False).above > unseen.above
+    """As a whole: what lies above a prediction of a known chip is no less than for others."""
+    least, most = predict(trace(call(mm(8192, 8192, 8192))), "rtx-3090").gpu_spread
+    known, unseen, foreign = (
+        powers.above * math.log(most) - powers.below * math.log(least)
+        for powers in (
+            gpu_powers("NVIDIA", measured=True),
+            gpu_powers("NVIDIA", measured=False),
+            gpu_powers("AMD", measured=False),
+        )
+    )
+    assert known < unseen < foreign
     assert host_factors("AMD", known=False).high > host_factors("NVIDIA", known=False).high
     assert host_factors("AMD", known=True) == host_factors("NVIDIA", known=True)
 
@@ -102,3 +113,12 @@ def test_the_chip_whose_ops_we_measured_has_the_narrow_range() -> None:
         assert found.known_chip is measured
         assert found.low_s == pytest.approx(found.seconds * least**powers.below, rel=0.01)
         assert found.high_s == pytest.approx(found.seconds * most**powers.above, rel=0.01)
+
+
+def test_the_page_repeats_the_ranges() -> None:
+    page = (ROOT / "docs" / "concepts" / "estimates.md").read_text(encoding="utf-8")
+    found = tomllib.loads((ROOT / "src" / "wavecast" / ranges.FILE).read_text(encoding="utf-8"))
+    for each in found["gpu"].values():
+        assert f"| {each['below']:.2f} and {each['above']:.2f} |" in page
+    for each in found["host"].values():
+        assert f"| {each['low']:.2f} to {each['high']:.2f} |" in page

@@ -7,8 +7,7 @@ them, times a factor of the machine: each lease of our GPU came with another vir
 they differ by up to 1.6. On most of them a profiler had run in the process, which slows all that is
 issued (docs/adr/0018): that is in the factor, too. Costs lie within `BOUNDS`; errors are relative
 and robust. Prints the constants for `wavecast.timeline.REFERENCE_HOST`, those of a machine `MIDDLE`
-times as slow as that of the suite; and the errors with each model left out, whose 90% is
-`wavecast.prediction.KNOWN_HOST`.
+times as slow as that of the suite; and the errors with each model left out.
 """
 
 from __future__ import annotations

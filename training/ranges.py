@@ -102,10 +102,10 @@ def ours(data: Path, cache: Path) -> Iterator[Score]:
                 yield score(found, case.gpu_s / found.gpu_s, "measured", case.set)
 
 
-def timed(cache: Path) -> Iterator[Score]:
+def timed(data: Path, cache: Path) -> Iterator[Score]:
     """Iterations on our own machines, whose hosts were calibrated or not."""
-    classes = {iterations.MODEL_OUT: "known", iterations.REFERENCE: "unknown"}
-    for row in iterations.rows(cache):
+    classes = {iterations.HOST_OUT: "known", iterations.REFERENCE: "unknown"}
+    for row in iterations.rows(data, cache):
         if row.host in classes and row.host_share > MARGIN and not row.unseen:
             ratio = 1 / (1 + row.error)
             yield Score("host", classes[row.host], f"h200 {row.machine} machine", ratio, ratio)
@@ -191,7 +191,7 @@ def main(given: Sequence[str] | None = None) -> None:
     scores = [
         *ours(args.data, args.cache),
         *published(args.data, args.cache),
-        *timed(args.cache / "iterations"),
+        *timed(args.data, args.cache),
     ]
     text = to_toml(scores)
     (MODELS / "ranges.toml").write_text(text, encoding="utf-8")
