@@ -34,6 +34,7 @@ from wavecast.op_models.model import PHYSICS, OpModel
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned import Learned, restored, stored
 from wavecast.predictors.roofline import Roofline
+from wavecast.ranges import VENDOR
 
 MODELS = ROOT / "src" / "wavecast" / "data" / "models"
 FITTED = ("stream", "product", "convolution", "depthwise", "attention", "recurrent")
@@ -61,7 +62,7 @@ class Scored:
 @functools.lru_cache(maxsize=1)
 def rows_of(data: Path) -> Sequence[Row]:
     """All ops that are fitted: AMD's libraries are too few and too different."""
-    return [row for row in all_rows(data) if device(row.gpu).vendor == "NVIDIA"]
+    return [row for row in all_rows(data) if device(row.gpu).vendor == VENDOR]
 
 
 def fit_all(found: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, OpModel]:
