@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from made import relu, tensor
 
 from training.boosting import grow
+from training.learned import covered, spread
+from training.op_data import Row
 from training.op_fit import shared_trees, trusted
 from wavecast.devices import device
 from wavecast.op_models.batch import batch_of
@@ -150,3 +152,19 @@ def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
     missed = [np.abs(forest(features) - left) for forest in (plain, both)]
     assert missed[1][:300].mean() < 0.5 * missed[0][:300].mean()
     assert missed[1][300:].mean() < 0.03
+
+
+def test_ops_of_a_gpu_are_judged_by_the_range_of_the_others() -> None:
+    """Two GPUs take 0.5 to 1.5 times what was said, a third 0.9 to 1.1 times, or twice as much."""
+    wide, narrow = np.linspace(0.5, 1.5, 201), np.linspace(0.9, 1.1, 201)
+    ratios = {"t4": wide, "v100-sxm-16gb": wide, "h200-sxm": narrow}
+    found = [covered(*measured(ratios)), covered(*measured(ratios | {"h200-sxm": 2 * wide}))]
+    low, high = spread(*measured({"t4": wide}))
+    assert (low, high) == pytest.approx((0.55, 1.45), abs=0.01)
+    assert found[0] == pytest.approx((0.8 + 0.8 + 1.0) / 3, abs=0.01)
+    assert found[1] < 0.85
+
+
+def measured(ratios: dict[str, np.ndarray]) -> tuple[list[Row], np.ndarray]:
+    rows = [Row((relu(8),), gpu, 1e-3 * r, "made") for gpu, each in ratios.items() for r in each]
+    return rows, np.full(len(rows), 1e-3)

@@ -204,6 +204,18 @@ def spread(rows: Sequence[Row], said: Floats) -> tuple[float, float]:
     return min(low, 1.0), max(high, 1.0)
 
 
+def covered(rows: Sequence[Row], said: Floats) -> float:
+    """The share of a GPU's ops in the range that the other GPUs' ops make, on average."""
+    gpu = np.array([row.gpu for row in rows])
+    ratio = np.array([row.seconds for row in rows]) / said
+    shares = []
+    for each in np.unique(gpu):
+        others = gpu != each
+        low, high = spread([row for row in rows if row.gpu != each], said[others])
+        shares.append(np.mean((low <= ratio[~others]) & (ratio[~others] <= high)))
+    return float(np.mean(shares))
+
+
 def said_by(predictor: Roofline | Attainable, rows: Sequence[Row]) -> Floats:
     """What another predictor says; the ops of a row add up."""
     return np.array(
@@ -222,7 +234,8 @@ def table_of(scores: Mapping[str, Scored]) -> str:
     """Errors of the roofline, of attainable shares and of the learned models, by group."""
     lines = [
         f"{'group':20} {'rows':>6} {'GPUs':>4}   roofline mean med. time   "
-        "attainable mean med. time   learned mean med. time (left out), per GPU mean"
+        "attainable mean med. time   learned mean med. time (left out), in the other GPUs' range, "
+        "per GPU mean"
     ]
     for name, scored in grouped(scores).items():
         rows, said = scored.rows, scored.said_s
@@ -236,7 +249,10 @@ def table_of(scores: Mapping[str, Scored]) -> str:
             f"{each} {np.abs(said / seconds - 1)[gpu == each].mean():.0%}"
             for each in np.unique(gpu)
         )
-        lines.append(text + ("   kind unseen" if len(np.unique(gpu)) == 1 else f"   {per_gpu}"))
+        if len(np.unique(gpu)) == 1:
+            lines.append(f"{text}   kind unseen")
+        else:
+            lines.append(f"{text}   {covered(rows, said):.0%}   {per_gpu}")
     return "\n".join(lines)
 
 
