@@ -3,8 +3,8 @@
 Once one has, launches take longer ever after (docs/adr/0018), and users train without. The files
 under measurements/h200/iterations are one a machine (`benchmarks.iterations`); those that have the
 GPU's time of each step instead (`gpu_s`) were measured with a profiler, and tell only that. Those
-under iterations/unseen were measured when all was fitted: by them predictions are judged, and
-nothing is fitted on them.
+under iterations/unseen were measured after the fits: by them predictions are judged, and nothing
+is fitted on them.
 """
 
 from __future__ import annotations
