@@ -27,7 +27,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -186,8 +186,8 @@ class Row:
     of_suite: bool
     error: float
     within: bool
-    host_share: float
-    """The host's predicted time over the GPU's."""
+    host_over_gpu: float
+    """Predicted time of the one over that of the other."""
     unseen: bool = False
     """Whether the machine is in no fit."""
 
@@ -199,6 +199,7 @@ REFERENCE, AT_START, THROUGHOUT, HOST_OUT, MODEL_OUT = (
     "the same, its costs fitted without the model",
     "the same, ops fitted without the family, too",
 )
+EVERY = (REFERENCE, AT_START, THROUGHOUT, HOST_OUT, MODEL_OUT)
 
 
 def hosts_of(machine: Machine, steps: Steps, others: Sequence[Machine]) -> dict[str, Host]:
@@ -223,10 +224,11 @@ def predictors(data: Path, cache: Path) -> dict[str, Learned]:
     return {case.model: fitted for fitted, own in folds(cases, data, cache) for case in own}
 
 
-def rows(data: Path, cache: Path) -> Iterator[Row]:
-    """Every step of every machine, with each host."""
+def rows(data: Path, cache: Path, titles: Collection[str] = EVERY) -> Iterator[Row]:
+    """Every step of every machine, with each of these hosts."""
     every, unseen, fitted = machines(), unseen_machines(), read_steps()
-    of_suite, family_out = {name for name, _ in steps()}, predictors(data, cache)
+    of_suite = {name for name, _ in steps()}
+    family_out = predictors(data, cache) if MODEL_OUT in titles else {}
     for machine in (*every, *unseen):
         others = [other for other in every if other is not machine]
         known = hosts_of(machine, fitted, others)
@@ -237,9 +239,10 @@ def rows(data: Path, cache: Path) -> Iterator[Row]:
         for step in machine.steps:
             trace = traced(cache, step.name, search=step.search)
             own = without[model_of(step)]
-            for title, host in {**known, HOST_OUT: own, MODEL_OUT: own}.items():
+            hosts = {**known, HOST_OUT: own, MODEL_OUT: own}
+            for title in titles:
                 predictor = family_out.get(model_of(step)) if title == MODEL_OUT else None
-                found = wavecast.predict(trace, blind.GPU, host=host, predictor=predictor)
+                found = wavecast.predict(trace, blind.GPU, host=hosts[title], predictor=predictor)
                 yield Row(
                     machine.name,
                     title,

@@ -155,7 +155,7 @@ def test_the_page_says_how_hosts_and_steps_vary() -> None:
 
 def test_machines_in_no_fit_have_a_line_of_their_own() -> None:
     rows = [Row("a", THROUGHOUT, True, e, e < 0.15, 2.0, unseen=e > 0.1) for e in (0.1, 0.2)]
-    rows += [Row("a", THROUGHOUT, False, 0.3, within=False, host_share=2.0)]
+    rows += [Row("a", THROUGHOUT, False, 0.3, within=False, host_over_gpu=2.0)]
     found = list(table(rows))
     assert found[2].startswith(f"| {THROUGHOUT}: the suite | 2 | 15.0%")
     assert (
@@ -166,7 +166,7 @@ def test_machines_in_no_fit_have_a_line_of_their_own() -> None:
 
 def test_the_table_has_a_line_for_each_host_and_machine() -> None:
     rows = [
-        Row(machine, host, of_suite, error, within=error < 0.15, host_share=2.0)
+        Row(machine, host, of_suite, error, within=error < 0.15, host_over_gpu=2.0)
         for machine in ("a", "b")
         for host in (REFERENCE, THROUGHOUT)
         for of_suite in (True, False)

@@ -16,6 +16,7 @@ from training.op_data import Row
 from training.op_fit import shared_trees, trusted
 from wavecast.devices import device
 from wavecast.op_models.batch import batch_of
+from wavecast.op_models.features import sorts_of
 from wavecast.op_models.gpus import gpu_of
 from wavecast.op_models.model import OpModel
 from wavecast.op_models.parts import CONVOLUTION, parts_of
@@ -26,7 +27,6 @@ from wavecast.predictors.learned import Learned
 from wavecast.trace import Op, Scalar
 
 times = st.floats(1e-7, 1.0)
-CONV = "convolution"
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -148,7 +148,10 @@ def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
     features[:, 9:11] = drawn.uniform(0, 4, (900, 2))
     steep = np.where(np.floor(features[:, 9:11]).sum(axis=1) % 2, 0.5, -0.5)
     left = np.where(features[:, 1] > 0, steep, 0.0)
-    plain, both = (shared_trees(name, features, left, np.ones(900)) for name in ("product", CONV))
+    plain, both = (
+        shared_trees(features, left, np.ones(900), sorts_of(name, features))
+        for name in ("product", "convolution")
+    )
     missed = [np.abs(forest(features) - left) for forest in (plain, both)]
     assert missed[1][:300].mean() < 0.5 * missed[0][:300].mean()
     assert missed[1][300:].mean() < 0.03

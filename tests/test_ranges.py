@@ -19,7 +19,8 @@ from training.ranges import (
     ends,
     highest,
     is_within,
-    score,
+    on_gpu,
+    on_host,
     table,
     to_toml,
 )
@@ -34,7 +35,7 @@ ratios = st.lists(st.floats(0.2, 5.0), min_size=40, max_size=200)
 
 def steps(part: str, values: list[float], known: str = "", source: str = "a") -> list[Score]:
     if part == "host":
-        return [Score(part, known, source, value, value) for value in values]
+        return [on_host(value, known, source) for value in values]
     return [Score(part, known, source, max(-v, 0.0), max(v, 0.0)) for v in map(math.log, values)]
 
 
@@ -57,13 +58,15 @@ def test_of_hosts_every_owner_counts_the_same() -> None:
     own = [*steps("host", few, "unknown", "a"), *steps("host", many, "unknown", "b 1")]
     assert ends(own) == (1.0, 1.5)
     assert ends(steps("host", few + many)) == (1.0, 1.0)
+    fast = [*steps("host", [0.5] * 4, "unknown", "a"), *steps("host", many, "unknown", "b 1")]
+    assert ends(fast) == (2.0, 1.0)
 
 
 def test_a_step_scores_by_what_its_ops_allow() -> None:
     found = predict(trace(call(mm(4096, 4096, 4096))), "rtx-3090", host="reference")
     least, most = found.gpu_spread
     for ratio, power in ((least, (1.0, 0.0)), (most**2, (0.0, 2.0)), (1.0, (0.0, 0.0))):
-        each = score(found, ratio, "unseen", "a")
+        each = on_gpu(found, ratio, "unseen", "a")
         assert (each.below, each.above) == pytest.approx(power)
 
 
@@ -122,3 +125,7 @@ def test_the_page_repeats_the_ranges() -> None:
         assert f"| {each['below']:.2f} and {each['above']:.2f} |" in page
     for each in found["host"].values():
         assert f"| {each['low']:.2f} to {each['high']:.2f} |" in page
+    other = (ROOT / "docs" / "concepts" / "timeline.md").read_text(encoding="utf-8")
+    for name in ("known", "unknown"):
+        low, high = found["host"][name]["low"], found["host"][name]["high"]
+        assert f"{low:.2f} to {high:.2f} times" in other

@@ -57,6 +57,7 @@ keeps trees from learning what libraries do with them; what others have in commo
 LEAST_SEEN = 10
 """From so many rows on a chip's trees know a sort of them."""
 FOLDS = 4
+"""Parts that sorts are dealt into, each left out of trees once."""
 MOST_ELEMENTWISE = 0.1
 """Elementwise ops are alike where all were measured (NeuSight); what differs on one GPU is what its
 L2 holds."""
@@ -99,16 +100,15 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     left = _left(table, model, others)
     features = FEATURES[name](part.columns, table.facts(name))
     weight = _telling(table, model)[part.row]
-    model = replace(model, forest=shared_trees(name, features, left[part.row], weight))
+    sorts = sorts_of(name, features)
+    model = replace(model, forest=shared_trees(features, left[part.row], weight, sorts))
     return replace(model, chips=_chips(table, model, others)) if chips else model
 
 
-def shared_trees(name: str, features: Floats, left: Floats, weight: Floats) -> Forest:
+def shared_trees(features: Floats, left: Floats, weight: Floats, sorts: Floats) -> Forest:
     """Trees for all chips; what they miss of convolutions in groups, more trees."""
     forest = grow(features, left, weight)
-    if name != "convolution":
-        return forest
-    grouped = sorts_of(name, features)[:, -1] > 0
+    grouped = sorts[:, -1] > 0 if sorts.shape[1] else np.zeros(len(left), bool)
     if grouped.sum() < min(CHIP_TREES):
         return forest
     missed = np.where(grouped, left - forest(features), 0.0)

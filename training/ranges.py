@@ -2,11 +2,11 @@
 
     python -m training.ranges --data FOLDER --cache FOLDER [--write docs/accuracy.md]
 
-Split conformal, by what is known of the GPU and of the host (`wavecast.ranges`). Nothing is chosen:
-of the steps of a class that the GPU bounds, one in twenty took less than the power `below` of their
-ops' ranges allows and one in twenty more than `above` allows; of those that the host bounds, the
-same of its factors. Every step counts once; of hosts, which many steps share, every owner does. A
-step was predicted
+Split conformal, by what is known of the GPU and of the host (`wavecast.ranges`): of the steps of a
+class that the GPU bounds, one in twenty took less than the power `below` of their ops' ranges
+allows and one in twenty more than `above` allows; of those that the host bounds, the same of its
+factors. Every step counts once; of hosts, which many steps share, every owner does
+(docs/adr/0020-what-is-known-of-a-gpu.md says why). A step was predicted
 
 * `unseen`, `foreign`, `unknown`: by models fitted without the GPU's chip, on the reference host
   (published steps; foreign GPUs are of a vendor of whom no op is in the fit). `unknown` are our own
@@ -61,19 +61,19 @@ class Score:
     source: str
     below: float
     above: float
-    """On the GPU: the powers of its ops' ranges; on the host: the factor, twice."""
+    """How far down and up it would have to reach: by powers of its ops' ranges, or by factors."""
 
 
-def score(found: Prediction, ratio: float, known: str, source: str) -> Score:
+def on_gpu(found: Prediction, ratio: float, known: str, source: str) -> Score:
     """Of a step that the GPU bounds; `ratio` is measured over predicted."""
     least, most = found.gpu_spread
-    return Score(
-        "gpu",
-        known,
-        source,
-        max(math.log(ratio) / math.log(least), 0.0),
-        max(math.log(ratio) / math.log(most), 0.0),
-    )
+    below, above = (max(math.log(ratio) / math.log(end), 0.0) for end in (least, most))
+    return Score("gpu", known, source, below, above)
+
+
+def on_host(ratio: float, known: str, source: str) -> Score:
+    """Of a step that the host bounds."""
+    return Score("host", known, source, 1 / ratio, ratio)
 
 
 def published(data: Path, cache: Path) -> Iterator[Score]:
@@ -86,9 +86,9 @@ def published(data: Path, cache: Path) -> Iterator[Score]:
         ratio = case.measured_s / found.seconds
         foreign = found.device.vendor != VENDOR
         if found.gpu_s > MARGIN * found.host_s:
-            yield score(found, ratio, "foreign" if foreign else "unseen", case.set)
+            yield on_gpu(found, ratio, "foreign" if foreign else "unseen", case.set)
         elif found.host_s > MARGIN * found.gpu_s:
-            yield Score("host", "foreign" if foreign else "unknown", case.set, ratio, ratio)
+            yield on_host(ratio, "foreign" if foreign else "unknown", case.set)
 
 
 def ours(data: Path, cache: Path) -> Iterator[Score]:
@@ -99,16 +99,15 @@ def ours(data: Path, cache: Path) -> Iterator[Score]:
         for case, trace in read(own, traces):
             found = wavecast.predict(trace, case.gpu, predictor=model, host="reference")
             if case.gpu_s:
-                yield score(found, case.gpu_s / found.gpu_s, "measured", case.set)
+                yield on_gpu(found, case.gpu_s / found.gpu_s, "measured", case.set)
 
 
 def timed(data: Path, cache: Path) -> Iterator[Score]:
     """Iterations on our own machines, whose hosts were calibrated or not."""
     classes = {iterations.HOST_OUT: "known", iterations.REFERENCE: "unknown"}
-    for row in iterations.rows(data, cache):
-        if row.host in classes and row.host_share > MARGIN and not row.unseen:
-            ratio = 1 / (1 + row.error)
-            yield Score("host", classes[row.host], f"h200 {row.machine} machine", ratio, ratio)
+    for row in iterations.rows(data, cache, classes):
+        if row.host_over_gpu > MARGIN and not row.unseen:
+            yield on_host(1 / (1 + row.error), classes[row.host], f"h200 {row.machine} machine")
 
 
 def highest(values: Iterable[float], weights: Iterable[float]) -> float:
@@ -121,14 +120,13 @@ def highest(values: Iterable[float], weights: Iterable[float]) -> float:
 
 
 def ends(scores: Sequence[Score]) -> tuple[float, float]:
-    """Of steps of one part and class: the powers, or the factors."""
-    on_gpu = scores[0].part == "gpu"
+    """How far down and up the range of steps of one part and class must reach."""
     count = Counter(_owner(each.source) for each in scores)
-    weights = [1.0 if on_gpu else 1 / count[_owner(each.source)] for each in scores]
-    above = highest([each.above for each in scores], weights)
-    if on_gpu:
-        return highest([each.below for each in scores], weights), above
-    return -highest([-each.below for each in scores], weights), above
+    weights = [1 / count[_owner(s.source)] if s.part == "host" else 1.0 for s in scores]
+    return (
+        highest([each.below for each in scores], weights),
+        highest([each.above for each in scores], weights),
+    )
 
 
 def _owner(source: str) -> str:
@@ -137,10 +135,8 @@ def _owner(source: str) -> str:
 
 
 def is_within(step: Score, wanted: tuple[float, float]) -> bool:
-    """Whether a step lies in a range with these ends."""
-    if step.part == "gpu":
-        return step.below <= wanted[0] and step.above <= wanted[1]
-    return wanted[0] <= step.below <= wanted[1]
+    """Whether a step lies in a range that reaches so far."""
+    return step.below <= wanted[0] and step.above <= wanted[1]
 
 
 def to_toml(scores: Sequence[Score]) -> str:
@@ -150,14 +146,13 @@ def to_toml(scores: Sequence[Score]) -> str:
         "# that the models did not know lie in them. Made by training/ranges.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]
-    for part, classes, names in (
-        ("gpu", GPU_CLASSES, ("below", "above")),
-        ("host", HOST_CLASSES, ("low", "high")),
-    ):
+    for part, classes in (("gpu", GPU_CLASSES), ("host", HOST_CLASSES)):
         for known in classes:
             same = [each for each in scores if (each.part, each.known) == (part, known)]
-            found = zip(names, ends(same), strict=True)
-            lines += ["", f"[{part}.{known}]", *(f"{name} = {end:.3f}" for name, end in found)]
+            below, above = ends(same)
+            powers = f"below = {below:.3f}\nabove = {above:.3f}"
+            factors = f"low = {1 / below:.3f}\nhigh = {above:.3f}"
+            lines += ["", f"[{part}.{known}]", powers if part == "gpu" else factors]
             lines += [f"steps = {len(same)}"]
     return "\n".join(lines) + "\n"
 
