@@ -32,7 +32,7 @@ check: lint types test docs ## everything CI runs
 bench: $(READY) ## the benchmarks there are, and our own speed
 	@for file in benchmarks/*.py; do \
 	  grep -q __main__ $$file && echo "python -m benchmarks.$$(basename $$file .py)"; done; true
-	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m lab.score.speed
 
 outputs: $(READY) ## rewrite the command output that the documents show
 	$(BIN)/python tests/test_docs.py

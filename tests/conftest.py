@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.postgres import Server, programs
+from lab.score.postgres import Server, programs
 
 sys.modules["torchvision"] = None  # type: ignore[assignment]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wavecast.trace import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec, Trace
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec, Trace
 
 
 def tensor(*shape: int, dtype: str = "float32", device: str = "cuda") -> TensorSpec:

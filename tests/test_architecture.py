@@ -15,107 +15,50 @@ import pytest
 import wavecast
 
 SOURCE = Path(wavecast.__file__).parent
+ROOT = Path(__file__).parents[1]
 FILES = sorted(SOURCE.rglob("*.py"))
+LAB = sorted((ROOT / "lab").rglob("*.py"))
 
-# A part is a module or a folder of the package; `__init__` is the public face.
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "trace": set(),
-    "trace_columns": {"trace"},
-    "trace_file": {"trace", "trace_columns", "errors"},
-    "toml_file": {"errors"},
-    "devices": {"toml_file", "errors"},
-    "prices": {"devices", "toml_file", "errors"},
-    "families": {"devices"},
-    "op_costs": {"trace", "errors"},
-    "ops": {"op_costs", "trace", "errors"},
-    "op_models": {"trace", "devices", "op_costs", "ops"},
-    "workspaces": {"trace", "devices", "op_costs", "ops"},
-    "allocator": {"errors"},
-    "replay": {"trace", "allocator", "workspaces"},
-    "contexts": {"trace", "devices", "ops"},
-    "footprint": {"trace", "devices", "contexts", "replay", "workspaces", "errors"},
-    "advice": {"trace", "ops", "footprint"},
-    "capacity": {
-        *("trace", "devices", "families", "contexts", "allocator", "replay", "workspaces"),
+# The rooms of the house, in the order in which data flows. A module imports from its own room and
+# from rooms above its own; what runs only inside a function, and what only a type checker sees,
+# counts as well.
+HOUSES: dict[str, tuple[str, ...]] = {
+    "wavecast": (
         "errors",
-    },
-    "layers": {"errors"},
-    "append_file": {"errors"},
-    "collection": {"append_file", "layers", "errors"},
-    "stability": {"errors"},
-    "runs": {"errors"},
-    "complexities": {"errors"},
-    "run_readers": {"runs", "stability", "errors"},
-    "run_store": {"runs", "run_readers", "errors"},
-    "campaign": {
-        *("append_file", "stability", "suite", "devices", "families", "trace"),
-        *("prediction", "analysis", "columns", "workspaces", "errors"),
-    },
-    "frameworks": {
-        *("trace", "intervals", "devices", "ops", "layers", "collection"),
-        *("runs", "run_readers", "complexities", "errors"),
-    },
-    "suite": {"errors"},
-    "timeline": {"trace", "ops", "errors"},
-    "intervals": {"trace"},
-    "ranges": set(),
-    "columns": {"trace", "ops"},
-    "pace": {"trace", "ops", "intervals", "timeline"},
-    "hosts": {"devices", "timeline", "toml_file", "errors"},
-    "estimates": {"trace", "devices", "columns", "errors"},
-    "prediction": {
-        *("trace", "devices", "columns", "estimates", "hosts", "pace", "timeline", "ranges"),
-        "errors",
-    },
-    "batches": {"prediction", "errors"},
-    "regression": {"complexities", "runs", "devices", "trace", "prediction", "errors"},
-    "predictors": {"trace", "devices", "ops", "op_models", "layers", "prediction", "errors"},
-    "analysis": {
-        *("trace", "devices", "ops", "intervals", "columns"),
-        *("prediction", "predictors", "workspaces"),
-    },
-    "counters": {"trace", "errors"},
-    "pieces": {"trace", "counters", "errors"},
-    "fitting": {"collection", "devices", "predictors", "errors"},
-    "device_file": {"devices", "toml_file"},
-    "report": {
-        *("trace", "devices", "prices", "ops", "intervals", "hosts", "timeline"),
-        *("prediction", "batches", "analysis", "suite", "campaign", "runs", "regression"),
-        "errors",
-        *("footprint", "advice", "capacity", "contexts"),
-    },
-    "targets": {"trace", "trace_file", "suite", "errors"},
-    "__init__": {"trace", "devices", "families", "prices", "runs", "errors"},
-    "cli": {
-        *("__init__", "trace", "trace_file", "devices", "families", "suite"),
-        *("report", "targets", "runs", "errors"),
-    },
-    "__main__": {"cli"},
+        "files",
+        "traces",
+        "ops",
+        "hardware",
+        "predictors",
+        "footprint",
+        "steps",
+        "runs",
+        "regression",
+        "planning",
+        "suite",
+        "frameworks",
+        "campaigns",
+        "",  # the public face
+        "integrations",
+        "report",
+        "cli",
+        "__main__",
+    ),
+    "wavecast/predictors": (
+        *("", "base", "roofline", "attainable", "mlp", "learned"),
+        *("wave", "habitat", "mixed_precision"),
+    ),
+    "wavecast/frameworks": ("", "kineto", "ncu", "pytorch", "tracing", "targets"),
+    "wavecast/frameworks/pytorch": ("", "capture", "measurement"),
+    "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
+}
+# Imports that point the other way, each with the reason why it must.
+UPWARD = {
+    ("wavecast/traces/step", "wavecast/steps/prediction"): "Habitat's listing: Trace.to_device",
+    ("wavecast/traces/step", "wavecast/hardware/device"): "the type of its argument",
 }
 
-# Imports inside a function, which would be circles or slow at module level.
-MAY_IMPORT_LATE: dict[str, set[str]] = {
-    # `Trace.save`, `Trace.to_device` and `load_trace` read well where Trace is
-    "trace": {"trace_file", "prediction"},
-    "prediction": {"predictors"},  # the default one
-    "__init__": {"frameworks", "prediction", "timeline"},  # torch and numpy
-    # numpy and torch
-    "cli": {
-        *("predictors", "frameworks", "collection", "counters", "device_file", "hosts"),
-        *("fitting", "analysis", "campaign", "pieces", "prediction"),
-        *("footprint", "advice"),
-        *("run_readers", "run_store", "regression"),
-    },
-    "frameworks": {"__init__"},  # the store of runs
-    "run_readers": {"campaign"},  # numpy
-    "targets": {"frameworks"},  # only for a profiler file
-    "fitting": {"frameworks"},  # torch
-    "campaign": {"frameworks"},  # torch
-    "capacity": {"frameworks"},  # torch
-}
-
-NEEDS_TORCH = ("frameworks/", "suite/")
+NEEDS_TORCH = ("frameworks/", "suite/", "integrations/")
 LIGHT = ("suite/__init__.py", "frameworks/__init__.py")
 HEAVY = ("torch", "transformers", "timm", "numpy", "scipy", "rich", "typer")
 
@@ -167,6 +110,7 @@ PUBLIC = [
 ]
 
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+every_module = pytest.mark.parametrize("file", [*FILES, *LAB], ids=lambda f: module_of(f))
 
 
 @cache
@@ -182,63 +126,90 @@ def part_of(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def walk(node: ast.AST, late: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import that runs, and whether only when a function is called."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, late
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        else:
-            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from walk(child, late or inside)
+def module_of(file: Path) -> str:
+    """`wavecast/steps/pace` or `lab/fit/host`; a package goes by the name of its folder."""
+    root = SOURCE.parent if file.is_relative_to(SOURCE) else ROOT
+    return file.relative_to(root).with_suffix("").as_posix().removesuffix("/__init__")
 
 
-def modules_imported(file: Path) -> Iterator[tuple[str, bool]]:
-    for statement, late in walk(tree_of(file)):
-        if isinstance(statement, ast.Import):
-            yield from ((alias.name, late) for alias in statement.names)
-        elif statement.module == "wavecast":
-            yield from ((f"wavecast.{alias.name}", late) for alias in statement.names)
-        else:
-            yield statement.module or "", late
+def imports_of(file: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that a file names in an import, and whether at the top of the file."""
+    at_top = set(map(id, tree_of(file).body))
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.replace(".", "/"), id(node) in at_top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            place = (node.module or "").replace(".", "/")
+            for alias in node.names:
+                inner = f"{place}/{alias.name}"
+                yield (inner if inner in MODULES else place), id(node) in at_top
 
 
-def our_parts_imported(file: Path) -> Iterator[tuple[str, bool]]:
-    parts = {part_of(each) for each in FILES}
-    for module, late in modules_imported(file):
-        if module.split(".")[0] == "wavecast":
-            part = module.split(".")[1] if "." in module else ""
-            yield (part if part in parts else "__init__"), late
+def our_imports(file: Path) -> set[str]:
+    """The modules of the package and of the lab that a file imports, wherever it does."""
+    return {module for module, _ in imports_of(file) if module in MODULES}
 
 
-@every_file
-def test_a_part_imports_only_what_it_may(file: Path) -> None:
-    part = part_of(file)
-    assert part in MAY_IMPORT, f"say in MAY_IMPORT what {part} may import"
-    for imported, late in our_parts_imported(file):
-        allowed = MAY_IMPORT[part] | (MAY_IMPORT_LATE.get(part, set()) if late else set())
-        assert imported == part or imported in allowed, f"{part} must not import {imported}"
+def room_of(module: str, house: str) -> str:
+    """The part of a house in which a module is: "steps" of "wavecast/steps/pace" in "wavecast"."""
+    inner = module.removeprefix(house).strip("/").split("/")
+    # A file of the house itself goes by its name where that is listed, else by "".
+    return inner[0] if inner[0] in HOUSES[house] or len(inner) > 1 else ""
 
 
-def test_the_rules_name_only_parts_that_exist() -> None:
-    parts = {part_of(file) for file in FILES}
-    rules = [*MAY_IMPORT.items(), *MAY_IMPORT_LATE.items()]
-    assert {name for part, allowed in rules for name in (part, *allowed)} <= parts
+MODULES = {module_of(file) for file in (*FILES, *LAB)}
 
 
-def test_nobody_imports_the_report_or_the_command_line() -> None:
+def points_down(module: str, imported: str) -> str | None:
+    """In which house an import points to a later room; None if it does in no house."""
+    for house, rooms in HOUSES.items():
+        if all(f"{each}/".startswith(f"{house}/") for each in (module, imported)):
+            here, there = room_of(module, house), room_of(imported, house)
+            if here != there and rooms.index(there) > rooms.index(here):
+                return house
+    return None
+
+
+@every_module
+def test_imports_point_one_way(file: Path) -> None:
+    module = module_of(file)
+    for imported in our_imports(file):
+        if (module, imported) not in UPWARD:
+            house = points_down(module, imported)
+            assert house is None, f"{module} must not import {imported}: see the rooms of {house}"
+
+
+def test_every_room_exists_and_every_exception_is_used() -> None:
+    for house, rooms in HOUSES.items():
+        inside = {module for module in MODULES if f"{module}/".startswith(f"{house}/")}
+        assert {room_of(module, house) for module in inside} == set(rooms), house
+    used = {(module_of(f), imported) for f in (*FILES, *LAB) for imported in our_imports(f)}
+    assert set(UPWARD) <= used
+    assert all(points_down(*pair) for pair in UPWARD)
+
+
+def test_nobody_imports_the_report_or_the_command_line_or_the_lab() -> None:
     for file in FILES:
         if part_of(file) not in ("report", "cli", "__main__"):
-            assert not {"report", "cli"} & {part for part, _ in our_parts_imported(file)}
+            tops = {imported.split("/")[1] for imported in our_imports(file) if "/" in imported}
+            assert not {"report", "cli"} & tops
+        assert not [module for module, _ in imports_of(file) if module.split("/")[0] == "lab"]
 
 
-def test_imports_make_no_circle() -> None:
-    done: set[str] = set()
-    while len(done) < len(MAY_IMPORT):
-        free = {part for part, allowed in MAY_IMPORT.items() if allowed <= done} - done
-        assert free, f"these import each other: {sorted(MAY_IMPORT.keys() - done)}"
-        done |= free
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for file in (*FILES, *LAB):
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_of(file))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_package_has_the_name_of_a_public_function() -> None:
+    packages = {path.name for path in SOURCE.iterdir()} | {
+        path.stem for path in SOURCE.glob("*.py")
+    }
+    assert not packages & set(PUBLIC)
 
 
 @every_file
@@ -246,9 +217,9 @@ def test_only_frameworks_and_suite_models_import_torch(file: Path) -> None:
     name = name_of(file)
     if name.startswith(NEEDS_TORCH) and name not in LIGHT:
         return
-    for module, late in modules_imported(file):
-        if not late:
-            assert module.split(".")[0] not in ("torch", "transformers", "timm")
+    for module, at_top in imports_of(file):
+        if at_top:
+            assert module.split("/")[0] not in ("torch", "transformers", "timm")
 
 
 def test_importing_wavecast_imports_nothing_heavy() -> None:
@@ -288,7 +259,7 @@ def test_no_file_leaves_work_undone(file: Path) -> None:
 
 @every_file
 def test_nothing_reads_code_from_data(file: Path) -> None:
-    imported = {module.split(".")[0] for module, _ in modules_imported(file)}
+    imported = {module.split("/")[0] for module, _ in imports_of(file)}
     assert not imported & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     called = {ast.unparse(n.func) for n in ast.walk(tree_of(file)) if isinstance(n, ast.Call)}
     assert not called & {"eval", "exec", "torch.load", "os.system"}

@@ -22,7 +22,7 @@ import yaml  # type: ignore[import-untyped]
 
 import wavecast
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = [*PAGES, ROOT / "Makefile", ROOT / "mkdocs.yml", ROOT / "constraints.txt", ROOT / ".ci/run"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 HABITAT = ROOT / "measurements" / "h200" / "habitat"
 MADE = re.compile(r"<!-- output: python -m (examples\.\w+) -->\n```text\n(.*?)```", re.DOTALL)
 PAPERS_SPEEDUP = 1.1

@@ -10,6 +10,11 @@ WavecastError
 DoubtfulInput is a warning: a file was read, but not all of it, or it should be looked at.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class WavecastError(Exception):
     """Anything wavecast refuses to do, with what was asked, what is known and what to do."""
@@ -37,3 +42,19 @@ class StoreUnavailable(WavecastError):
 
 class DoubtfulInput(UserWarning):
     """Part of a file that was left out, or should be looked at; says where and why."""
+
+
+# What an optional dependency is called, and the extra that brings it.
+_EXTRAS = {"torch": ("torch", "torch"), "sqlalchemy": ("SQLAlchemy", "runs")}
+
+
+@contextmanager
+def needing_extra(what: str) -> Iterator[None]:
+    """A block whose missing imports become a MissingExtra that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        name, extra = _EXTRAS[error.name]
+        raise MissingExtra(f"{what} needs {name}: pip install 'wavecast[{extra}]'") from error

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 import wavecast as wc
-from wavecast import intervals, suite
-from wavecast.analysis import profile_measured
-from wavecast.columns import peak_bytes
-from wavecast.frameworks.pytorch import issuing
-from wavecast.frameworks.pytorch.calibration import calibrate
-from wavecast.hosts import reference_times
-from wavecast.trace import Phase, Role, Trace
+from wavecast import suite
+from wavecast.footprint.kinds import peak_bytes
+from wavecast.frameworks.pytorch.measurement import issuing
+from wavecast.frameworks.pytorch.measurement.calibration import calibrate
+from wavecast.hardware.host_files import reference_times
+from wavecast.steps.profile import profile_measured
+from wavecast.traces import overlap
+from wavecast.traces.step import Phase, Role, Trace
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +44,7 @@ def own_gpu() -> wc.Device:
 
 
 def busy_s(trace: Trace) -> float:
-    return intervals.busy_s(kernel for call in trace for kernel in call.kernels)
+    return overlap.busy_s(kernel for call in trace for kernel in call.kernels)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "dcgan", "gnmt"])

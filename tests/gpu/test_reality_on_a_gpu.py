@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.reality import compare, describe, record
-from benchmarks.steps import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
-from wavecast.frameworks.pytorch import capture
+from lab.collect.reality import compare, describe, record
+from lab.steps.reality import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
+from wavecast.frameworks.pytorch.capture import capture
 
 pytestmark = pytest.mark.gpu
 

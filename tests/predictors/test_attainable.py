@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from made import mm, relu, tensor
 
-from wavecast.devices import device
+from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable, Attained, group_of
 from wavecast.predictors.roofline import bound, limits
-from wavecast.trace import Op
+from wavecast.traces.step import Op
 
 L4 = device("l4")
 

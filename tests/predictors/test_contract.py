@@ -12,14 +12,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from made import copy_to_gpu, mm, relu, tensor, unknown, view
 
-from wavecast.devices import Device, device
-from wavecast.op_models.batch import batch_of
-from wavecast.op_models.gpus import gpu_of
-from wavecast.prediction import Estimate, Predictor
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
-from wavecast.predictors.learned import Learned
+from wavecast.predictors.base import Estimate, Predictor
+from wavecast.predictors.learned.batch import batch_of
+from wavecast.predictors.learned.gpus import gpu_of
+from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.roofline import Roofline, bound
-from wavecast.trace import Op
+from wavecast.traces.step import Op
 
 PREDICTORS: dict[str, Predictor] = {
     "roofline": Roofline(),

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import mm, relu, tensor, unknown
 
-from wavecast.devices import Device, device
-from wavecast.prediction import Estimate, default_predictor
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import WaveScaling
-from wavecast.trace import Call, Kernel, Op, Phase
+from wavecast.steps.prediction import default_predictor
+from wavecast.traces.step import Call, Kernel, Op, Phase
 
 T4, V100, A100, L4 = map(device, ("t4", "v100-sxm-16gb", "a100-sxm-80gb", "l4"))
 IMAGE = tensor(8, 16, 32, 32)
@@ -32,7 +34,7 @@ ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
 
 
 @dataclass(frozen=True)
-class Rated:
+class Rated(Predictor):
     """A predictor to whom each GPU has its seconds for any op; it may be off by a factor."""
 
     seconds: tuple[tuple[str, float], ...]
@@ -46,7 +48,7 @@ class Rated:
 
 
 @dataclass(frozen=True)
-class Waves:
+class Waves(Scaler):
     """In the place of wave scaling: everything takes ten times as long."""
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
@@ -168,7 +170,7 @@ def test_all_calls_at_once_are_scaled_as_one_by_one() -> None:
 
 
 @dataclass(frozen=True)
-class NoWaves:
+class NoWaves(Scaler):
     """Wave scaling to a GPU whose clock nobody knows."""
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:

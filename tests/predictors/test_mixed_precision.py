@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from made import mm, relu, tensor, unknown
 
-from wavecast.devices import Device, device
 from wavecast.errors import InvalidInput
-from wavecast.prediction import Estimate
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mixed_precision import (
     CONTRACTION_SPEEDUP,
@@ -18,7 +19,7 @@ from wavecast.predictors.mixed_precision import (
     OTHER_SPEEDUP,
     MixedPrecision,
 )
-from wavecast.trace import Call, Kernel, Op, Phase
+from wavecast.traces.step import Call, Kernel, Op, Phase
 
 P100, T4, V100, A100 = (
     device(n) for n in ("p100-pcie-16gb", "t4", "v100-sxm-16gb", "a100-sxm-80gb")
@@ -29,7 +30,7 @@ ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
 
 
 @dataclass(frozen=True)
-class Base:
+class Base(Scaler):
     """A scaler to whom all GPUs are alike; it does not know all-reduce."""
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
@@ -40,7 +41,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class ByBytes:
+class ByBytes(Predictor):
     """A predictor to whom an op takes as long as its inputs are large; tf32 costs nothing."""
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
@@ -51,7 +52,7 @@ class ByBytes:
 
 
 @dataclass(frozen=True)
-class KnowsNothing:
+class KnowsNothing(Predictor):
     """A predictor without an answer."""
 
     def predict(self, op: Op, device: Device) -> Estimate | None:

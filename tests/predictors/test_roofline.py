@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from made import copy_to_gpu, mm, relu, tensor, unknown
 
-from wavecast.devices import Device, device
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.hardware.rates import available
 from wavecast.ops import Kind, Unit
 from wavecast.predictors import roofline
-from wavecast.predictors.roofline import Roofline, available, bound, demand, limits
-from wavecast.trace import Op
+from wavecast.predictors.roofline import Roofline, bound, demand, limits
+from wavecast.traces.step import Op
 
 GPU = Device(
     id="round",
@@ -103,13 +105,11 @@ def test_every_known_gpu_has_a_bound_for_a_float32_product() -> None:
         assert least.seconds == pytest.approx(2 * 4096**3 / gpu.fp32_flops)
 
 
-def test_demands_are_remembered_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "_DEMANDS", {})
-    monkeypatch.setattr(roofline, "_MOST_DEMANDS", 3)
+def test_demands_are_remembered_but_not_without_end() -> None:
     kept = [mm(size) for size in range(1, 8)]
     assert [d.flops for op in kept if (d := demand(op))] == [2 * n * 64 * 64 for n in range(1, 8)]
-    assert demand(kept[-1]) is demand(kept[-1])
-    assert len(roofline._DEMANDS) <= 3
+    assert demand(mm(7)) is demand(kept[-1])
+    assert demand.cache_parameters()["maxsize"] is not None
     assert demand(unknown()) is None
 
 

@@ -12,11 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from made import mm, relu, unknown
 
-from wavecast.devices import Device, Fact, device
+from wavecast.hardware.device import Device, Fact
+from wavecast.hardware.devices import device
+from wavecast.hardware.occupancy import LIMITS, blocks_per_sm
 from wavecast.ops import Kind, Unit
-from wavecast.prediction import Estimate
 from wavecast.predictors import wave
-from wavecast.predictors.occupancy import LIMITS, blocks_per_sm
+from wavecast.predictors.base import Estimate
 from wavecast.predictors.wave import (
     CONTRACTION_GAMMA,
     CONTRACTION_SPREAD,
@@ -33,7 +34,7 @@ from wavecast.predictors.wave import (
     whole_waves_ratio,
     work_of,
 )
-from wavecast.trace import Call, Kernel, Op, Phase
+from wavecast.traces.step import Call, Kernel, Op, Phase
 
 # Capability, SMs, GB/s, MHz of Habitat's GPUs: its table 2 and published configuration file.
 HABITAT = {
@@ -369,14 +370,9 @@ def test_the_same_gpu_gives_back_what_was_measured() -> None:
     assert found == Estimate(2e-3, 2e-3, 2e-3, "wave scaling")
 
 
-def test_caches_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wave, "_MOST_PAIRS", 2)
-    monkeypatch.setattr(wave, "_MOST_WORK", 2)
-    for sms in range(10, 20):
-        assert scale(LARGE, ORIGIN, replace(TARGET, sm_count=sms), None) is not None
-        work_of(relu(sms))
-    assert len(wave._PAIRS) <= 2
-    assert len(wave._WORK) <= 2
+def test_caches_do_not_grow_without_end() -> None:
+    for cached in (wave._pair_of, wave.work_of, wave._scale_launch):
+        assert cached.cache_parameters()["maxsize"] is not None
 
 
 # Counters.

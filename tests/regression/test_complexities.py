@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.complexities import (
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.regression.caffe_nets import NETWORKS, caffe_net
+from wavecast.regression.complexities import (
     Category,
-    Kind,
-    Layer,
+    LayerCategory,
     Network,
+    NetworkLayer,
     Pass,
     convolved_side,
     joined,
     pooled_side,
 )
-from wavecast.errors import InvalidInput, UnknownName
-from wavecast.regression.caffe_nets import NETWORKS, caffe_net
 
 # Slides, AlexNet at batch 1: kind, channels, height, width, weights, forward, backward.
 ALEXNET = """
@@ -132,7 +132,7 @@ def test_googlenet_has_the_layers_of_its_categories() -> None:
     layers = caffe_net("GoogLeNet").layers
     counts = [sum(layer.category is each for layer in layers) for each in Category]
     assert counts == [64, 2, 10, 6, 64]
-    assert sum(layer.kind is Kind.CONV for layer in layers) == 59
+    assert sum(layer.kind is LayerCategory.CONV for layer in layers) == 59
 
 
 @every_net
@@ -158,8 +158,10 @@ def test_a_larger_batch_fits_googlenet_than_vgg() -> None:
 
 
 def test_groups_divide_the_work_of_a_convolution() -> None:
-    whole = Layer("conv", Kind.CONV, (96, 27, 27), (256, 27, 27), kernel=(5, 5))
-    halves = Layer("conv", Kind.CONV, (96, 27, 27), (256, 27, 27), kernel=(5, 5), groups=2)
+    whole = NetworkLayer("conv", LayerCategory.CONV, (96, 27, 27), (256, 27, 27), kernel=(5, 5))
+    halves = NetworkLayer(
+        "conv", LayerCategory.CONV, (96, 27, 27), (256, 27, 27), kernel=(5, 5), groups=2
+    )
     assert 2 * halves.ops(Pass.FORWARD) == whole.ops(Pass.FORWARD)
     assert halves.weights - 256 == (whole.weights - 256) // 2
 
@@ -197,6 +199,8 @@ def test_an_unknown_network_is_refused_with_those_known() -> None:
 
 
 def test_layers_without_a_formula_have_no_category() -> None:
-    net = Network("made", (3, 4, 4), (Layer("loss", Kind.LOSS, (10, 1, 1), (1, 1, 1)),))
+    net = Network(
+        "made", (3, 4, 4), (NetworkLayer("loss", LayerCategory.LOSS, (10, 1, 1), (1, 1, 1)),)
+    )
     assert net.layers[0].category is None
     assert net.ops_by_category(Pass.FORWARD) == {}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_runs import BATCHES, BETAS, ITERATIONS, SPLITS, seconds
 
-from regression.made_runs import BATCHES, BETAS, ITERATIONS, SPLITS, seconds
 from wavecast.errors import InvalidInput
 from wavecast.regression.design import (
     Configuration,

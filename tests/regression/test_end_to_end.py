@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import wavecast
-from regression.made_runs import (
+from made_runs import (
     BATCHES,
     BETAS,
     ITERATIONS,
@@ -24,11 +22,13 @@ from regression.made_runs import (
     seen,
     unseen,
 )
+
+import wavecast
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.regression import least_squares
 from wavecast.regression.end_to_end import FULL, WITHOUT_BATCH, EndToEnd, rows_of
 from wavecast.regression.least_squares import Method, mape, signed_errors
-from wavecast.runs import Run
+from wavecast.runs.run import Run
 
 
 def runs_at(*points: tuple[int, int]) -> list[Run]:

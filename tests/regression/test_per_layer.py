@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 import wavecast
-from wavecast.complexities import Category, Kind, Layer, Network, Pass
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.regression.caffe_nets import caffe_net
+from wavecast.regression.complexities import Category, LayerCategory, Network, NetworkLayer, Pass
 from wavecast.regression.layer_times import read_caffe_time
 from wavecast.regression.least_squares import Method
 from wavecast.regression.per_layer import (
     LayerTime,
+    LayerWork,
     PerLayer,
-    Work,
     published,
     timed_network,
 )
@@ -69,7 +69,7 @@ def made_times(name: str, batches: tuple[int, ...], noise: float = 0.0) -> list[
     """Layers timed by the published coefficients, with noise."""
     model, rng = published("quadro-m6000"), random.Random(3)
 
-    def took(layer: Layer, batch: int, which: Pass) -> float:
+    def took(layer: NetworkLayer, batch: int, which: Pass) -> float:
         assert layer.category is not None
         line = model.lines[layer.category, which]
         return line.seconds(layer.ops(which, batch)) * rng.uniform(1 - noise, 1 + noise)
@@ -182,8 +182,8 @@ def test_too_few_layers_are_refused_with_what_to_do() -> None:
 
 
 def test_lines_that_would_give_a_negative_time_refuse() -> None:
-    def layer(side: int) -> Layer:
-        return Layer(f"relu{side}", Kind.RELU, (8, side, side), (8, side, side))
+    def layer(side: int) -> NetworkLayer:
+        return NetworkLayer(f"relu{side}", LayerCategory.RELU, (8, side, side), (8, side, side))
 
     times = [
         LayerTime(layer(side), 1, seconds, seconds)
@@ -198,7 +198,7 @@ def test_lines_that_would_give_a_negative_time_refuse() -> None:
 def test_work_can_be_counted_otherwise_and_is_never_mixed() -> None:
     net = caffe_net("alexnet")
     works = {
-        batch: Work(
+        batch: LayerWork(
             "made", batch, {(x, w): float(x.ops(w, batch)) for x in net.layers for w in Pass}
         )
         for batch in (8, 16, 32)

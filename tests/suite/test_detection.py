@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_suite import count, losses_of, small  # noqa: E402
+from small_models import count, losses_of, small  # noqa: E402
 
 import wavecast  # noqa: E402
 from wavecast.ops import totals  # noqa: E402

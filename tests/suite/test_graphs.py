@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_suite import assert_learned, losses_of, small  # noqa: E402
+from small_models import assert_learned, losses_of, small  # noqa: E402
 
 from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402

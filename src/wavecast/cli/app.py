@@ -11,8 +11,8 @@ from rich.console import Console
 
 import wavecast
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.targets import FORMS
-from wavecast.trace_file import SUFFIXES
+from wavecast.frameworks.targets import FORMS
+from wavecast.traces.file import SUFFIXES
 
 
 class _Group(typer.core.TyperGroup):

@@ -35,13 +35,13 @@ def collect(
     \b
     wavecast collect linear --count 2000 -o linear-h200.csv
     """
-    from wavecast.collection import collect as collect_layers
+    from wavecast.campaigns.layer_times import collect as collect_layers
 
     if device not in ("cuda", "cpu"):
         raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
     try:
-        from wavecast.frameworks.pytorch.layers import gpu_id, software, time_layer
-        from wavecast.frameworks.pytorch.measurement import require_gpu
+        from wavecast.frameworks.pytorch.measurement.iteration import require_gpu
+        from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
     except ModuleNotFoundError as error:
         raise MissingExtra("collecting needs torch: pip install 'wavecast[torch]'") from error
     if device == "cuda":
@@ -120,9 +120,9 @@ def _fit_layers(
     device: str,
     as_json: bool,
 ) -> None:
-    from wavecast import fitting
-    from wavecast.collection import read_rows
-    from wavecast.predictors.mlp import write_model
+    from wavecast.campaigns import layer_fits
+    from wavecast.campaigns.layer_times import read_rows
+    from wavecast.predictors.mlp.predictor import write_model
 
     try:
         from wavecast.frameworks.pytorch.mlp_fit import Recipe
@@ -133,7 +133,7 @@ def _fit_layers(
     rows = [row for path in files for row in read_rows(path)]
     recipe = Recipe(width=width, epochs=epochs, late_after=epochs // 2)
     with telling() as told:
-        found = fitting.fit(rows, target, recipe, on=device, told=told)
+        found = layer_fits.fit(rows, target, recipe, on=device, told=told)
     write_model(out, found.network, found.card)
     if as_json:
         print_json(dict(found.card))

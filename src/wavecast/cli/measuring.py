@@ -23,14 +23,15 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.screen import print_json, show, waiting
 from wavecast.cli.tracing import save
-from wavecast.devices import Device, Fact
 from wavecast.errors import InvalidInput, MissingExtra
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.device import Device, Fact
 from wavecast.report import measured, record
-from wavecast.targets import Target, resolve
-from wavecast.trace import Trace
+from wavecast.traces.counters import key_of, with_counters
+from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
-    from wavecast.hosts import HostFile
+    from wavecast.hardware.host_files import HostFile
 
 
 @app.command()
@@ -107,13 +108,13 @@ def calibrate(
     bandwidth of a copy and the rates of large matrix products, written into a device file apart
     from the nominal numbers. Both are in your configuration folder. Nothing else should run.
     """
-    from wavecast import hosts
+    from wavecast.hardware import host_files
 
     has_gpu()  # says what to install where torch is missing
     with waiting("calibrating the host"):
         host = _calibrated_host()
-    host_path = host_file or hosts.user_file()
-    hosts.save(host, host_path)
+    host_path = host_file or host_files.user_file()
+    host_files.save(host, host_path)
     found: dict[str, object] = {"host": record.host(host) | {"file": str(host_path)}}
     use = f"with --host {host_file}" if host_file else "unless you say --host reference"
     saved = Text(f"saved as {host_path}; predictions take it {use}", style="dim")
@@ -132,8 +133,8 @@ def calibrate(
 
 
 def _calibrated_host() -> HostFile:
-    from wavecast import hosts
-    from wavecast.frameworks.pytorch import issuing
+    from wavecast.frameworks.pytorch.measurement import issuing
+    from wavecast.hardware import host_files
 
     times = {"cpu": issuing.time_host()}
     direct: dict[str, float] = {}
@@ -141,7 +142,7 @@ def _calibrated_host() -> HostFile:
     if has_gpu():
         times["cuda"], direct = issuing.time_host("cuda"), issuing.time_gpu()
         with_gpu = f"with {issuing.gpu_name()}"
-    return hosts.calibrated(
+    return host_files.calibrated(
         issuing.processor(),
         times,
         direct,
@@ -151,13 +152,13 @@ def _calibrated_host() -> HostFile:
 
 
 def _calibrated_gpu(seconds: float, folder: Path | None) -> tuple[Device, dict[str, Fact], Path]:
-    from wavecast import device_file
-    from wavecast.frameworks.pytorch.calibration import calibrate as calibrate_gpu
+    from wavecast.frameworks.pytorch.measurement.calibration import calibrate as calibrate_gpu
+    from wavecast.hardware import device_files
 
     with waiting("calibrating the GPU"):
         name, facts = calibrate_gpu(seconds)
     known = wavecast.device(name)
-    return known, facts, device_file.save(device_file.with_measured(known, facts), folder)
+    return known, facts, device_files.save(device_files.with_measured(known, facts), folder)
 
 
 @app.command(hidden=True)
@@ -172,7 +173,7 @@ def iterate(
     if wanted.make_step is None:
         raise InvalidInput(f"{target} is a trace; it cannot run")
     require_gpu()
-    from wavecast.frameworks.pytorch.measurement import run_profiled
+    from wavecast.frameworks.pytorch.measurement.iteration import run_profiled
 
     run_profiled(wanted.make_step(), warm_up)
 
@@ -200,29 +201,29 @@ def has_gpu() -> bool:
 
 def _measurement() -> Any:
     try:
-        from wavecast.frameworks.pytorch import measurement
+        from wavecast.frameworks.pytorch.measurement import iteration
     except ModuleNotFoundError as error:
         raise MissingExtra("measuring needs torch: pip install 'wavecast[torch]'") from error
-    return measurement
+    return iteration
 
 
 def _counted(found: Trace, target: str, batch: int | None, precision: str | None) -> Trace:
     """The trace with hardware counters on its longest kernels, counted once per GPU."""
-    from wavecast import counters
+    from wavecast.frameworks import ncu
     from wavecast.predictors.wave import kernels_that_matter
 
     gpu = found.measurement.gpu if found.measurement else ""
-    path = counters.cache_path(gpu)
-    known = counters.load(path)
+    path = ncu.cache_path(gpu)
+    known = ncu.load(path)
     long = [kernel for call in kernels_that_matter(found) for kernel in call.kernels]
-    missing = [kernel for kernel in long if counters.key_of(kernel) not in known]
+    missing = [kernel for kernel in long if key_of(kernel) not in known]
     if missing:
         command = [sys.executable, "-m", "wavecast", "iterate", target]
         command += [] if batch is None else ["--batch", str(batch)]
         command += [] if precision is None else ["--precision", precision]
-        known |= counters.count(missing, command)
-        counters.save(known, path)
-    return counters.with_counters(found, known)
+        known |= ncu.count(missing, command)
+        ncu.save(known, path)
+    return with_counters(found, known)
 
 
 def _finish(name: str, found: Trace, out: Path | None, as_json: bool) -> None:

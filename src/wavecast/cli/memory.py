@@ -15,15 +15,16 @@ import typer
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.screen import print_json, show, width
-from wavecast.cli.tracing import gpus, trace_of
-from wavecast.devices import Device
+from wavecast.cli.tracing import family_traces, gpus, trace_of
 from wavecast.errors import InvalidInput
-from wavecast.families import family
-from wavecast.targets import Target, resolve
-from wavecast.trace import Trace
+from wavecast.files import write_whole
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import family
+from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
-    from wavecast.footprint import Memory
+    from wavecast.footprint.memory import Memory
 
 SegmentsOption = Annotated[
     bool, typer.Option("--expandable-segments", help="As torch's allocator with that setting.")
@@ -58,7 +59,7 @@ def memory(
     wavecast memory train.py:make_step --gpu rtx-4090 --html memory.html
     wavecast memory gpt2 --measure                        (on a machine with a GPU)
     """
-    from wavecast.advice import advise
+    from wavecast.footprint.advice import advise
     from wavecast.report import memory as report
 
     wanted = resolve(target, batch, precision)
@@ -99,12 +100,9 @@ def fits(
 
     wanted = resolve(target, batch, precision)
     chosen = list(wavecast.devices()) if "all" in gpu else gpus(gpu)
-    traces: dict[tuple[int, int], Trace] = {}
-    for each in chosen:
-        if family(each) not in traces:
-            traces[family(each)] = _trace(wanted, each)
+    traces = family_traces(wanted)
     found = [
-        wavecast.memory(traces[family(each)], each, expandable_segments=expandable_segments)
+        wavecast.memory(traces.on(each), each, expandable_segments=expandable_segments)
         for each in chosen
     ]
     if as_json:
@@ -200,8 +198,8 @@ def _batch_of(target: Target) -> int | None:
 
 def _measured(target: Target) -> tuple[list[str], list[Memory]]:
     """Predicted and measured, side by side."""
-    from wavecast.footprint import of_measured
-    from wavecast.frameworks.pytorch.memory import measure_memory
+    from wavecast.footprint.memory import of_measured
+    from wavecast.frameworks.pytorch.measurement.memory import measure_memory
 
     if target.make_step is None:
         raise InvalidInput(f"{target.name} is a trace: name the step itself to measure it")
@@ -215,10 +213,7 @@ def _measured(target: Target) -> tuple[list[str], list[Memory]]:
 def _write(path: Path, title: str, found: Memory) -> None:
     from wavecast.report import memory_page
 
-    try:
-        path.write_text(memory_page.page(title, found), encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}; choose another place") from None
+    write_whole(path, memory_page.page(title, found))
 
 
 def _short(found: Memory) -> dict[str, object]:

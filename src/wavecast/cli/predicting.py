@@ -20,13 +20,14 @@ from wavecast.cli.regressing import (
     predict_run,
 )
 from wavecast.cli.screen import print_json, show, width
-from wavecast.cli.tracing import gpus, trace_of
-from wavecast.devices import Device
+from wavecast.cli.tracing import family_traces, gpus, trace_of
 from wavecast.errors import InvalidInput
-from wavecast.families import family, family_of
+from wavecast.frameworks.targets import FORMS, Target, resolve
+from wavecast.frameworks.tracing import depends_on_family
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import family, family_of
 from wavecast.report import measured, record, text
-from wavecast.targets import FORMS, Target, resolve
-from wavecast.trace import Trace
+from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
     from wavecast import Prediction, Predictor, Scaler
@@ -175,10 +176,10 @@ def _predicted(
 ) -> list[Prediction]:
     """The step on each GPU, the fastest first where all were asked for."""
     chosen = list(wavecast.devices()) if "all" in names else gpus(names)
-    traces = _traces(wanted, chosen)
-    found = [ask(traces[family(each)], each) for each in chosen]
+    traces = family_traces(wanted)
+    found = [ask(traces.on(each), each) for each in chosen]
     if "all" in names:
-        found.sort(key=lambda each: (not each.fits_tensors, each.seconds))
+        found.sort(key=lambda each: (each.fits is False, each.seconds))
     return found
 
 
@@ -224,25 +225,10 @@ def extrapolate(
         show(measured.larger_batches(found, next(iter(traces.values())).unit, width()))
 
 
-def _traces(target: Target, chosen: list[Device]) -> dict[tuple[int, int], Trace]:
-    """A trace for each family of GPUs: attention has other kernels on some than on others."""
-    families = list(dict.fromkeys(family(each) for each in chosen))
-    first = trace_of(target, families[0])
-    if target.trace is not None or not _attends(first):
-        return dict.fromkeys(families, first)
-    return {families[0]: first} | {each: trace_of(target, each) for each in families[1:]}
-
-
-def _attends(trace: Trace) -> bool:
-    """Whether a step has attention, whose kernels depend on the GPU."""
-    # `_safe_softmax` is what attention is made of where a GPU has no kernel for it.
-    return any("attention" in op.name or op.base == "aten._safe_softmax" for op in trace.counts)
-
-
 def _foreign_kernels(target: Target, chosen: list[Device]) -> list[str]:
     """A warning where a saved trace has attention kernels that a GPU would not choose."""
     trace = target.trace
-    if trace is None or trace.capability is None or not _attends(trace):
+    if trace is None or trace.capability is None or not depends_on_family(trace):
         return []
     if trace.measurement is not None:  # scaled by what each GPU's own kernels would take
         return []
@@ -273,7 +259,7 @@ def _predictor(
         case None:
             return None
         case PredictorName.LEARNED:
-            from wavecast.predictors.learned import Learned
+            from wavecast.predictors.learned.predictor import Learned
 
             return Learned.shipped()
         case PredictorName.ATTAINABLE:
@@ -289,7 +275,7 @@ def _predictor(
 
             return WaveScaling()
     from wavecast.predictors.habitat import Habitat
-    from wavecast.predictors.mlp import Mlp
+    from wavecast.predictors.mlp.predictor import Mlp
 
     networks = Mlp.read(models) if models else Mlp.shipped()
     return networks if name is PredictorName.MLP else Habitat(networks)

@@ -11,13 +11,11 @@ from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArg
 from wavecast.cli.measuring import measured_step
 from wavecast.cli.predicting import GraphOption, HostOption, OriginOption
 from wavecast.cli.screen import print_json, show
-from wavecast.cli.tracing import gpus, trace_of
-from wavecast.devices import Device
+from wavecast.cli.tracing import family_traces, gpus, trace_of
 from wavecast.errors import InvalidInput
-from wavecast.families import family
+from wavecast.frameworks.targets import Target, resolve
 from wavecast.report import record
-from wavecast.targets import Target, resolve
-from wavecast.trace import Trace
+from wavecast.traces.step import Trace
 
 
 @app.command()
@@ -49,10 +47,9 @@ def profile(
     wavecast profile kernels.json.gz counters.json.gz          (several looks at one step)
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
-    from wavecast.analysis import profile_measured, profile_predicted
-    from wavecast.pieces import join
-    from wavecast.prediction import origin_of
     from wavecast.report import profiles
+    from wavecast.steps.prediction import origin_of
+    from wavecast.steps.profile import profile_measured, profile_predicted
 
     if gpu and more:
         raise InvalidInput("traces are joined where they were measured: leave --gpu out")
@@ -61,21 +58,16 @@ def profile(
 
     wanted = resolve(target, batch, precision)
     if gpu:
+        traces = family_traces(wanted)
         found = [
             profile_predicted(
                 wanted.name,
-                wavecast.predict(_trace(wanted, each), each, host=host, graphed=cuda_graph),
+                wavecast.predict(traces.on(each), each, host=host, graphed=cuda_graph),
             )
             for each in gpus(gpu)
         ]
     else:
-        trace = wanted.trace or measured_step(wanted)
-        if trace.measurement is None:
-            raise InvalidInput(
-                f"{target} was traced, not measured: name a GPU to predict it for (--gpu)"
-            )
-        if more:
-            trace = join([trace, *(trace_of(resolve(each), None) for each in more)])
+        trace = _measured(wanted, more)
         found = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
     if as_json:
         print_json([record.profile(each) for each in found])
@@ -83,5 +75,15 @@ def profile(
         show(profiles.profiles(wanted.name, found, kernels))
 
 
-def _trace(target: Target, gpu: Device) -> Trace:
-    return trace_of(target, family(gpu))
+def _measured(target: Target, more: list[str] | None) -> Trace:
+    """The measured step that a target is, or is measured as; joined with other looks at it."""
+    trace = target.trace or measured_step(target)
+    if trace.measurement is None:
+        raise InvalidInput(
+            f"{target.name} was traced, not measured: name a GPU to predict it for (--gpu)"
+        )
+    if not more:
+        return trace
+    from wavecast.traces.joining import join
+
+    return join([trace, *(trace_of(resolve(each), None) for each in more)])

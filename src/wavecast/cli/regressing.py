@@ -14,7 +14,8 @@ import wavecast
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.screen import print_json, show
 from wavecast.errors import InvalidInput
-from wavecast.runs import Run
+from wavecast.files import write_whole
+from wavecast.runs.run import Run
 
 if TYPE_CHECKING:
     from wavecast import Estimate
@@ -80,7 +81,7 @@ def fit_runs(
     found = _end_to_end(source, model, phase, method)
     title = f"{model or 'runs'} from {source}, {phase}"
     if plot is not None:
-        plot.write_text(fits.scatter(title, found), encoding="utf-8")
+        write_whole(plot, fits.scatter(title, found))
     if as_json:
         print_json(fits.run_record(found))
     else:

@@ -13,11 +13,11 @@ import wavecast
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.screen import advancing, print_json, show, width
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.runs import Run, record
+from wavecast.runs.run import Run, record
 
 if TYPE_CHECKING:
-    from wavecast.run_readers.facts import Given
-    from wavecast.run_store.imports import Imported
+    from wavecast.runs.readers.facts import Given
+    from wavecast.runs.store.imports import Imported
 
 runs_app = typer.Typer(
     help="Past runs: read them from logs, keep them in a store, take them out again.",
@@ -81,7 +81,7 @@ def add(
     wavecast runs add train.log --gpu v100-sxm-32gb
     wavecast runs add mlruns/ --store postgresql://me@host/runs
     """
-    from wavecast.run_readers import find_files, make_given
+    from wavecast.runs.readers import find_files, make_given
 
     given = make_given(
         {
@@ -135,7 +135,7 @@ def export(
     wavecast runs export alexnet.csv --model AlexNet
     """
     with wavecast.RunStore(store) as opened:
-        from wavecast.run_store.export import export as write_table
+        from wavecast.runs.store.export import export as write_table
 
         count = write_table(opened.runs(model=model, gpu=gpu, phase=phase), out)
     if as_json:
@@ -152,7 +152,7 @@ def _add(
     failed: list[str] = []
     told: list[str] = []
     with wavecast.RunStore(place) as store:
-        from wavecast.run_store.imports import add_file
+        from wavecast.runs.store.imports import add_file
 
         for file in files:
             try:
@@ -184,7 +184,7 @@ def _add(
 
 
 def _show_read(files: list[Path], given: Given, format: str | None, as_json: bool) -> None:
-    from wavecast.run_readers import iterate_runs
+    from wavecast.runs.readers import iterate_runs
 
     told: list[str] = []
     found = [

@@ -15,9 +15,10 @@ from wavecast.cli.app import JsonOption, app
 from wavecast.cli.measuring import require_gpu
 from wavecast.cli.screen import counted, print_json, show, width
 from wavecast.errors import InvalidInput, WavecastError
+from wavecast.files import write_whole
 
 if TYPE_CHECKING:
-    from wavecast.campaign import Configuration, Result
+    from wavecast.runs.suite_results import SuiteResult, SuiteStep
 
 suite_app = typer.Typer(
     help="The benchmark suite: list it, run it on a GPU, predict it on any.", no_args_is_help=True
@@ -71,23 +72,25 @@ def run(
     \b
     wavecast suite run -o suite-h200.csv --html suite-h200.html
     """
-    from wavecast import campaign
+    from wavecast.campaigns import suite_runs
 
     require_gpu()
-    from wavecast.frameworks.pytorch.layers import gpu_id
+    from wavecast.frameworks.pytorch.measurement.layers import gpu_id
 
     device = wavecast.device(gpu_id())
     wanted = _configurations(model, precision, scale)
     failures: list[str] = []
 
-    def again_apart(row: Result) -> Result:
-        return campaign.run_apart(campaign.time_again, row, seconds)
+    def again_apart(row: SuiteResult) -> SuiteResult:
+        return suite_runs.run_apart(suite_runs.time_again, row, seconds)
 
     with counted("measuring the suite", len(wanted)) as update:
-        found = campaign.run(
+        found = suite_runs.run(
             wanted,
             out,
-            lambda each: campaign.run_apart(campaign.measure_here, each, device, seconds, traces),
+            lambda each: suite_runs.run_apart(
+                suite_runs.measure_here, each, device, seconds, traces
+            ),
             gpu=device.id,
             again=again_apart if again else None,
             progress=lambda done, total, remaining_s: update(done, remaining_s),
@@ -111,9 +114,9 @@ def show_(
     \b
     wavecast suite show suite-h200.csv --html suite-h200.html
     """
-    from wavecast import campaign
+    from wavecast.runs.suite_results import read_results
 
-    found = campaign.read_results(results)
+    found = read_results(results)
     gpus = ", ".join(dict.fromkeys(wavecast.device(each.gpu).name for each in found))
     _finish(f"the suite on {gpus}, measured", found, page, as_json)
 
@@ -132,8 +135,8 @@ def predict(
     \b
     wavecast suite predict --gpu l4 --precision bf16 --scale 1
     """
-    from wavecast import campaign
-    from wavecast.hosts import find_host
+    from wavecast.campaigns import suite_runs
+    from wavecast.hardware.host_files import find_host
 
     device = wavecast.device(gpu)
     wanted = _configurations(model, precision, scale)
@@ -141,7 +144,7 @@ def predict(
     with counted("predicting the suite", len(wanted)) as update:
         found = []
         for number, each in enumerate(wanted, start=1):
-            found.append(campaign.predict_there(each, device))
+            found.append(suite_runs.predict_there(each, device))
             update(number, 0.0)
     _finish(
         f"the suite on {device.name}, predicted, issued by the {issued_by}", found, page, as_json
@@ -150,8 +153,8 @@ def predict(
 
 def _configurations(
     model: list[str] | None, precision: list[str] | None, scale: list[float] | None
-) -> tuple[Configuration, ...]:
-    from wavecast import campaign
+) -> tuple[SuiteStep, ...]:
+    from wavecast.campaigns import suite_runs
 
     for each in precision or ():
         if each not in models.PRECISIONS:
@@ -159,19 +162,16 @@ def _configurations(
             raise InvalidInput(f"unknown precision {each!r}; known: {known}")
     if scale and min(scale) <= 0:
         raise InvalidInput(f"a part of the batch is above 0, not {min(scale):g}")
-    return campaign.configurations(
+    return suite_runs.configurations(
         model or (), precision or ("fp32", "bf16"), scale or (0.25, 0.5, 1.0)
     )
 
 
-def _finish(title: str, found: Sequence[Result], page: Path | None, as_json: bool) -> None:
+def _finish(title: str, found: Sequence[SuiteResult], page: Path | None, as_json: bool) -> None:
     from wavecast.report import suites
 
     if page is not None:
-        try:
-            page.write_text(suites.page(title, found), encoding="utf-8")
-        except OSError as error:
-            raise InvalidInput(f"cannot write {page}: {error.strerror}") from error
+        write_whole(page, suites.page(title, found))
     if as_json:
         print_json([asdict(each) for each in found])
     else:

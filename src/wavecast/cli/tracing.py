@@ -21,12 +21,13 @@ from wavecast.cli.app import (
     refuse_unwritable,
 )
 from wavecast.cli.screen import counting, print_json, show, width
-from wavecast.devices import Device
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.families import family
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.frameworks.tracing import FamilyTraces
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import family
 from wavecast.report import record, text
-from wavecast.targets import Target, resolve
-from wavecast.trace import Trace
+from wavecast.traces.step import Trace
 
 
 @app.command()
@@ -114,9 +115,11 @@ def trace_of(target: Target, capability: tuple[int, int] | None) -> Trace:
             ) from error
 
 
+def family_traces(target: Target) -> FamilyTraces:
+    """The traces of a target for the families of the GPUs that will be asked about."""
+    return FamilyTraces(lambda family: trace_of(target, family))
+
+
 def save(found: Trace, out: Path) -> None:
     """Save a trace."""
-    try:
-        found.save(out)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {out}: {error.strerror}; choose another place") from error
+    found.save(out)

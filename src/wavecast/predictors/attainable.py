@@ -3,24 +3,23 @@
 seconds = max over limits of (floor * kernels + bound / share)
 
 The limits are memory and an arithmetic unit, and each has its own share and floor, constants per
-kind of op, fitted by `training/attainable.py`; they know nothing of the GPU, so they carry over
+kind of op, fitted by `lab/fit/attainable.py`; they know nothing of the GPU, so they carry over
 to one never seen. The largest counts, and not the share of the limit that sets the bound: else
 an op would get slower on a better GPU where the other limit takes over.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
-from wavecast.devices import Device
+from wavecast.files import shipped_toml
+from wavecast.hardware.device import Device
 from wavecast.ops import is_depthwise
-from wavecast.prediction import Estimate
+from wavecast.predictors.base import Estimate, Predictor
 from wavecast.predictors.roofline import Bound, demand, limits
-from wavecast.trace import Op
+from wavecast.traces.step import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Attained:
 
 
 @dataclass(frozen=True)
-class Attainable:
+class Attainable(Predictor):
     """Constant efficiencies per kind of op."""
 
     shares: Mapping[str, Attained]
@@ -95,7 +94,6 @@ def _group(depthwise: bool, limit: Bound) -> str:
 
 @cache
 def _shipped() -> Attainable:
-    text = resources.files("wavecast").joinpath("data/models/attainable.toml").read_text("utf-8")
-    card = tomllib.loads(text)
+    card = shipped_toml("models/attainable.toml")
     shares = {name: Attained(**values) for name, values in card["shares"].items()}
     return Attainable(shares)

@@ -13,17 +13,17 @@ autocast adds are not counted.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from wavecast import ops
-from wavecast.devices import Device
 from wavecast.errors import InvalidInput
+from wavecast.hardware.device import Device
 from wavecast.ops import Kind
-from wavecast.prediction import Estimate, Predictor, Scaler
+from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import CONTRACTIONS
-from wavecast.trace import Call, Op, Phase, TensorSpec
+from wavecast.traces.kernel_names import is_gemm_or_convolution
+from wavecast.traces.step import Call, Op, Phase, TensorSpec
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -36,11 +36,9 @@ ELEMENTWISE_SHARE = 0.75
 HALF_SPREAD = 1.3
 """By which the range grows: steps on the H200 were off by 24% on average."""
 
-_CONTRACTION_KERNELS = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|winograd|nvjet", re.IGNORECASE)
-
 
 @dataclass(frozen=True)
-class MixedPrecision:
+class MixedPrecision(Scaler):
     """Scales a float32 measurement to another GPU, and to half precision there."""
 
     base: Scaler
@@ -102,7 +100,7 @@ class MixedPrecision:
         faster = CONTRACTION_SPEEDUP if tensor_cores else 1.0
         total = sum(kernel.seconds for kernel in call.kernels)
         reduced = sum(
-            kernel.seconds / (faster if _CONTRACTION_KERNELS.search(kernel.name) else OTHER_SPEEDUP)
+            kernel.seconds / (faster if is_gemm_or_convolution(kernel.name) else OTHER_SPEEDUP)
             for kernel in call.kernels
         )
         return reduced / total if total else 1.0

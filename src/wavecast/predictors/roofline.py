@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from wavecast import ops
-from wavecast.devices import Device
-from wavecast.op_models.gpus import available as available  # for those above the predictors
+from wavecast.hardware.device import Device
+from wavecast.hardware.rates import available
 from wavecast.ops import Kind, Unit
-from wavecast.prediction import Estimate
-from wavecast.trace import Op
+from wavecast.predictors.base import Estimate, Predictor
+from wavecast.traces.step import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +37,9 @@ class Bound:
     """The arithmetic unit that sets it; None: moving bytes does."""
 
 
+@lru_cache(maxsize=1 << 16)
 def demand(op: Op) -> Demand | None:
     """What an op asks for, or None when there is no formula for it."""
-    known = _DEMANDS.get(id(op))
-    if known is None:
-        if len(_DEMANDS) >= _MOST_DEMANDS:
-            _DEMANDS.clear()
-        known = _DEMANDS[id(op)] = op, _demand(op)
-    return known[1]
-
-
-_MOST_DEMANDS = 65536
-# By identity: hashing an optimizer's op on a thousand tensors takes longer than predicting it.
-# An op is kept with its entry, so no other can get its id.
-_DEMANDS: dict[int, tuple[Op, Demand | None]] = {}
-
-
-def _demand(op: Op) -> Demand | None:
     cost, kind, flops = ops.cost_of(op), ops.kind(op), ops.executed_flops(op)
     if cost is None or kind is None or flops is None:
         return None
@@ -99,7 +86,7 @@ def limits(op: Op, device: Device) -> tuple[Bound, ...]:
 
 
 @dataclass(frozen=True)
-class Roofline:
+class Roofline(Predictor):
     """Each op takes exactly as long as physics demands: the baseline that others must beat.
 
     Real ops take longer, small ones much longer, so the range is open upwards: `high_s` is

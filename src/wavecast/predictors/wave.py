@@ -6,26 +6,27 @@ their time is memory.
 
 Predictions use Eq. 2, as the paper does (section 3.3). Eq. 1, which counts whole waves, is here to
 compare with: below one wave it makes bigger GPUs slower. Decisions that the paper leaves open
-follow from `python -m benchmarks.wave`, named where they are taken.
+follow from `python -m lab.score.wave`, named where they are taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from wavecast import ops
-from wavecast.devices import Device
-from wavecast.op_models.gpus import available
+from wavecast.hardware.device import Device
+from wavecast.hardware.occupancy import SmLimits, blocks_per_sm, limits_of
+from wavecast.hardware.rates import available
 from wavecast.ops import Kind, Unit
-from wavecast.prediction import Estimate
-from wavecast.predictors.occupancy import Limits, blocks_per_sm, limits_of
+from wavecast.predictors.base import Estimate, Scaler
 from wavecast.predictors.roofline import demand
-from wavecast.trace import Call, Kernel, Op, Phase
+from wavecast.traces import kernel_names
+from wavecast.traces.step import Call, Kernel, Op, Phase
 
 CONTRACTIONS = frozenset({Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION, Kind.RNN})
 """Ops whose kernels vary from GPU to GPU, which Habitat leaves to its MLPs (section 3.2)."""
@@ -100,7 +101,7 @@ def _mix(memory: float, compute: float, gamma: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class KernelWork:
     """What is known of a kernel's work from its op; equal ones are the same object."""
 
     intensity: float | None = None
@@ -152,12 +153,13 @@ def scale(
     return _scale(kernel, _pair_of(origin, target), _work(kind, intensity, unit))
 
 
-def _scale(kernel: Kernel, pair: _Pair, work: Work) -> Scaled | None:
+def _scale(kernel: Kernel, pair: _Pair, work: KernelWork) -> Scaled | None:
     if pair.same:
         return _SAME
-    if kernel.name.startswith(_COLLECTIVES):
+    # A collective takes as long as the links between GPUs, and waiting for each other.
+    if kernel_names.is_collective(kernel.name):
         return None
-    if kernel.grid is None and kernel.name.startswith(_COPIES):
+    if kernel.grid is None and kernel_names.is_copy(kernel.name):
         return _scale_copy(kernel.name, pair)
     launch = kernel.grid, kernel.block, kernel.registers, kernel.shared_bytes
     return _scale_launch(pair, work, launch, kernel.flops, kernel.dram_bytes)
@@ -166,7 +168,7 @@ def _scale(kernel: Kernel, pair: _Pair, work: Work) -> Scaled | None:
 # Kernels repeat within a step, and a step is scaled to many GPUs.
 @lru_cache(maxsize=1 << 17)
 def _scale_launch(
-    pair: _Pair, work: Work, launch: _Launch, flops: float | None, dram_bytes: float | None
+    pair: _Pair, work: KernelWork, launch: _Launch, flops: float | None, dram_bytes: float | None
 ) -> Scaled | None:
     waves = _waves(pair, launch)
     if waves is None or pair.clock is None:
@@ -190,9 +192,6 @@ _Size = tuple[int, int, int]
 _Launch = tuple[_Size | None, _Size | None, int | None, int | None]
 _SAME = Scaled(1.0, 1.0, 1.0, None, "same device")
 _ONE_WAVE = Scaled(1.0, 1 / ONE_WAVE_SPREAD, ONE_WAVE_SPREAD, None, "one wave")
-_COPIES = ("Memcpy", "Memset")
-# Their time is that of the links between GPUs and of waiting for each other.
-_COLLECTIVES = ("nccl", "rccl", "msccl")
 
 
 def _counted_intensity(flops: float | None, dram_bytes: float | None) -> float | None:
@@ -210,8 +209,8 @@ def _scale_copy(name: str, pair: _Pair) -> Scaled:
     Small ones take the same everywhere, so the range reaches 1.
     """
     ratio, source = pair.memory, "memory"
-    if "HtoD" in name or "DtoH" in name:
-        on_link = "Pageable" not in name and pair.link is not None
+    if kernel_names.copies_to_gpu(name) or kernel_names.copies_to_host(name):
+        on_link = not kernel_names.is_pageable_copy(name) and pair.link is not None
         ratio, source = (pair.link or 1.0, "link") if on_link else (1.0, "host")
     low, high = min(ratio, 1.0), max(ratio, 1.0)
     return Scaled(ratio, low / STREAMING_SPREAD, high * STREAMING_SPREAD, None, source)
@@ -232,26 +231,11 @@ class _Pair:
     memory: float
     clock: float | None
     link: float | None
-    limits: tuple[Limits, Limits] | None
+    limits: tuple[SmLimits, SmLimits] | None
 
 
-# By identity, for hashing a device takes longer than scaling a kernel. A pair keeps its devices,
-# so no others can get their ids.
-_PAIRS: dict[tuple[int, int], _Pair] = {}
-_MOST_PAIRS = 65536
-
-
+@lru_cache(maxsize=1 << 16)
 def _pair_of(origin: Device, target: Device) -> _Pair:
-    key = id(origin), id(target)
-    pair = _PAIRS.get(key)
-    if pair is None:
-        if len(_PAIRS) >= _MOST_PAIRS:
-            _PAIRS.clear()
-        pair = _PAIRS[key] = _compare(origin, target)
-    return pair
-
-
-def _compare(origin: Device, target: Device) -> _Pair:
     facts = [each.measured.get("memory_bytes_per_s") for each in (origin, target)]
     known = [fact.value for fact in facts if fact is not None]
     measured = len(known) == 2
@@ -307,42 +291,40 @@ def _waves(pair: _Pair, launch: _Launch) -> tuple[int, int] | None:
 # One call.
 
 
-@dataclass(frozen=True, slots=True)
-class WaveScaling:
+@dataclass(frozen=True)
+class WaveScaling(Scaler):
     """A call's kernels, each scaled from the GPU on which it was measured."""
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         """The target's time for a call; None if nothing was measured or something has no answer."""
-        if not call.kernels:
+        return _scale_call(call, _pair_of(origin, target))
+
+    def scale_all(
+        self, calls: Sequence[Call], origin: Device, target: Device
+    ) -> list[Estimate | None]:
+        """The target's time for each call; the two GPUs are compared once."""
+        pair = _pair_of(origin, target)
+        return [_scale_call(call, pair) for call in calls]
+
+
+def _scale_call(call: Call, pair: _Pair) -> Estimate | None:
+    if not call.kernels:
+        return None
+    work = work_of(call.op)
+    seconds = low_s = high_s = 0.0
+    for kernel in call.kernels:
+        scaled = _scale(kernel, pair, work)
+        if scaled is None:
             return None
-        pair, work = _pair_of(origin, target), work_of(call.op)
-        seconds = low_s = high_s = 0.0
-        for kernel in call.kernels:
-            scaled = _scale(kernel, pair, work)
-            if scaled is None:
-                return None
-            seconds += kernel.seconds * scaled.ratio
-            low_s += kernel.seconds * scaled.low
-            high_s += kernel.seconds * scaled.high
-        return Estimate(seconds, low_s, high_s, "wave scaling")
+        seconds += kernel.seconds * scaled.ratio
+        low_s += kernel.seconds * scaled.low
+        high_s += kernel.seconds * scaled.high
+    return Estimate(seconds, low_s, high_s, "wave scaling")
 
 
-def work_of(op: Op) -> Work:
+@lru_cache(maxsize=1 << 16)
+def work_of(op: Op) -> KernelWork:
     """What is known of an op's work; a profiler may tell its name and nothing else."""
-    known = _WORK.get(id(op))
-    if known is None:
-        if len(_WORK) >= _MOST_WORK:
-            _WORK.clear()
-        known = _WORK[id(op)] = op, _work_of(op)
-    return known[1]
-
-
-# By identity, as in `roofline.demand`.
-_WORK: dict[int, tuple[Op, Work]] = {}
-_MOST_WORK = 65536
-
-
-def _work_of(op: Op) -> Work:
     kind = ops.kind(op)
     asked = demand(op)
     if asked is None or not asked.nbytes or (kind in CONTRACTIONS and not asked.flops):
@@ -351,10 +333,12 @@ def _work_of(op: Op) -> Work:
 
 
 @lru_cache(maxsize=65536)
-def _work(kind: Kind | None, intensity: float | None, unit: Unit) -> Work:
+def _work(kind: Kind | None, intensity: float | None, unit: Unit) -> KernelWork:
     if kind in CONTRACTIONS:
-        return Work(intensity, unit, True, CONTRACTION_SPREAD)
-    return Work(intensity, unit, False, STREAMING_SPREAD if kind in STREAMING else OTHER_SPREAD)
+        return KernelWork(intensity, unit, True, CONTRACTION_SPREAD)
+    return KernelWork(
+        intensity, unit, False, STREAMING_SPREAD if kind in STREAMING else OTHER_SPREAD
+    )
 
 
 # Which kernels deserve hardware counters.

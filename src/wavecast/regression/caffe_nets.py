@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wavecast.complexities import (
-    Kind,
-    Layer,
+from wavecast.errors import UnknownName
+from wavecast.regression.complexities import (
+    LayerCategory,
     Network,
+    NetworkLayer,
     Shape,
     convolved_side,
     joined,
     pooled_side,
 )
-from wavecast.errors import UnknownName
 
 
 class _Builder:
@@ -26,10 +26,10 @@ class _Builder:
 
     def __init__(self, inputs: Shape) -> None:
         self.inputs = self.shape = inputs
-        self.layers: list[Layer] = []
+        self.layers: list[NetworkLayer] = []
 
-    def _add(self, name: str, kind: Kind, outputs: Shape, **options: object) -> None:
-        self.layers.append(Layer(name, kind, self.shape, outputs, **options))  # type: ignore[arg-type]
+    def _add(self, name: str, kind: LayerCategory, outputs: Shape, **options: object) -> None:
+        self.layers.append(NetworkLayer(name, kind, self.shape, outputs, **options))  # type: ignore[arg-type]
         self.shape = outputs
 
     def conv(
@@ -37,28 +37,28 @@ class _Builder:
     ) -> None:
         height, width = (convolved_side(side, kernel, stride, pad) for side in self.shape[1:])
         options = {"kernel": (kernel, kernel), "stride": stride}
-        self._add(name, Kind.CONV, (filters, height, width), **options)
-        self._add(relu, Kind.RELU, self.shape, in_place=True)
+        self._add(name, LayerCategory.CONV, (filters, height, width), **options)
+        self._add(relu, LayerCategory.RELU, self.shape, in_place=True)
 
     def pool(self, name: str, kernel: int, stride: int, pad: int = 0) -> None:
         height, width = (pooled_side(side, kernel, stride, pad) for side in self.shape[1:])
         options = {"kernel": (kernel, kernel), "stride": stride}
-        self._add(name, Kind.POOL, (self.shape[0], height, width), **options)
+        self._add(name, LayerCategory.POOL, (self.shape[0], height, width), **options)
 
     def norm(self, name: str) -> None:
-        self._add(name, Kind.NORM, self.shape)
+        self._add(name, LayerCategory.NORM, self.shape)
 
     def hidden(self, name: str, units: int, relu: str, dropout: str) -> None:
-        self._add(name, Kind.FC, (units, 1, 1))
-        self._add(relu, Kind.RELU, self.shape, in_place=True)
+        self._add(name, LayerCategory.FC, (units, 1, 1))
+        self._add(relu, LayerCategory.RELU, self.shape, in_place=True)
         self.dropout(dropout)
 
     def dropout(self, name: str) -> None:
-        self._add(name, Kind.DROPOUT, self.shape, in_place=True)
+        self._add(name, LayerCategory.DROPOUT, self.shape, in_place=True)
 
     def classify(self, name: str, loss: str, classes: int = 1000) -> None:
-        self._add(name, Kind.FC, (classes, 1, 1))
-        self._add(loss, Kind.LOSS, (1, 1, 1))
+        self._add(name, LayerCategory.FC, (classes, 1, 1))
+        self._add(loss, LayerCategory.LOSS, (1, 1, 1))
 
 
 def alexnet() -> Network:
@@ -158,7 +158,7 @@ def _inception(net: _Builder, module: str) -> None:
     conv("pool_proj", last, 1)
     outputs.append(net.shape)
     net.shape = joined(outputs)
-    net._add(f"{name}/output", Kind.CONCAT, net.shape)
+    net._add(f"{name}/output", LayerCategory.CONCAT, net.shape)
 
 
 def _head(net: _Builder, name: str) -> None:

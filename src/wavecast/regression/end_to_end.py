@@ -20,11 +20,11 @@ from itertools import product
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.prediction import Estimate
+from wavecast.predictors.base import Estimate
 from wavecast.regression import least_squares
-from wavecast.regression.least_squares import Array, Fit, Method, mape, rank, signed_errors
+from wavecast.regression.least_squares import Array, LinearFit, Method, mape, rank, signed_errors
 from wavecast.regression.run_table import RunTable, tabulate
-from wavecast.runs import Run
+from wavecast.runs.run import Run
 
 FULL = ("1", "batch", "iterations", "batch*iterations")
 BY_ITERATIONS = ("1", "iterations")
@@ -85,7 +85,7 @@ class RunModel:
     """A fitted end-to-end model."""
 
     features: tuple[str, ...]
-    fit: Fit
+    fit: LinearFit
     table: RunTable
     """The runs it was fitted on."""
     work: BatchWork | None = None

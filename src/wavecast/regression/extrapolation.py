@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
-from wavecast.prediction import Estimate
+from wavecast.predictors.base import Estimate
 from wavecast.regression import least_squares
 from wavecast.regression.laws import (
     LAWS,
@@ -33,9 +33,9 @@ from wavecast.regression.laws import (
     independent,
     settings_of,
 )
-from wavecast.regression.least_squares import Array, Fit, Method, signed_errors
+from wavecast.regression.least_squares import Array, LinearFit, Method, signed_errors
 from wavecast.regression.run_table import check_run
-from wavecast.runs import Run
+from wavecast.runs.run import Run
 
 Mask = NDArray[np.bool_]
 
@@ -121,7 +121,7 @@ class ScalingModel:
     law: Law
     kept: tuple[int, ...]
     """Which of the law's features the runs tell apart."""
-    fit: Fit
+    fit: LinearFit
     trials: tuple[Trial, ...]
     runs: tuple[Run, ...]
     settings: Settings

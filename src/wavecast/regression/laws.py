@@ -13,10 +13,11 @@ from itertools import product
 
 import numpy as np
 
-from wavecast.devices import Device, device
 from wavecast.errors import InvalidInput
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
 from wavecast.regression.least_squares import Array, rank
-from wavecast.runs import Run
+from wavecast.runs.run import Run
 
 _UNITS: Mapping[str, tuple[str, ...]] = {
     "fp32": ("fp32",),

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wavecast.complexities import Layer, Network, Pass
-from wavecast.devices import Device
 from wavecast.errors import InvalidInput
-from wavecast.prediction import Predictor
-from wavecast.regression.per_layer import LayerTime, Work
-from wavecast.trace import Call, Phase, Trace
+from wavecast.hardware.device import Device
+from wavecast.predictors.base import Predictor
+from wavecast.regression.complexities import Network, NetworkLayer, Pass
+from wavecast.regression.per_layer import LayerTime, LayerWork
+from wavecast.traces.step import Call, Phase, Trace
 
 _PASSES = {Phase.FORWARD: Pass.FORWARD, Phase.BACKWARD: Pass.BACKWARD}
 _CAFFE_LINE = re.compile(r"\]\s+(?P<name>\S+)\s+(?P<which>forward|backward): (?P<time>\S+) ms\.")
@@ -42,7 +42,7 @@ class LayerTimes:
 
 
 def times_of_trace(
-    trace: Trace, network: Network, batch: int | None = None, work: Work | None = None
+    trace: Trace, network: Network, batch: int | None = None, work: LayerWork | None = None
 ) -> LayerTimes:
     """The time of each layer in a measured step: that of its kernels.
 
@@ -72,7 +72,7 @@ def predicted_work(
     gpu: Device,
     predictor: Predictor,
     batch: int | None = None,
-) -> Work:
+) -> LayerWork:
     """What a predictor of ops says each layer takes on a GPU, as the work of a per-layer model.
 
     Args:
@@ -89,7 +89,7 @@ def predicted_work(
 
     amounts = _summed(trace, network, seconds)
     shares = {layer.name: _share(network, layer.name) for layer in network.layers}
-    return Work(
+    return LayerWork(
         unit=f"predicted seconds on {gpu.id}",
         batch=_batch(trace, batch),
         amounts={
@@ -192,7 +192,7 @@ def _prefix(trace: Trace, network: Network) -> str:
 
 
 def _matched(
-    network: Network, batch: int, seconds: Seconds, work: Work | None = None
+    network: Network, batch: int, seconds: Seconds, work: LayerWork | None = None
 ) -> LayerTimes:
     repeated = {name: _share(network, name) for name in {layer.name for layer in network.layers}}
     times, untimed = [], []
@@ -219,7 +219,7 @@ def _matched(
     return LayerTimes(tuple(times), elsewhere, tuple(untimed))
 
 
-def _share(network: Network, name: str) -> Mapping[tuple[Layer, Pass], float]:
+def _share(network: Network, name: str) -> Mapping[tuple[NetworkLayer, Pass], float]:
     """Of a module that runs several times in a step, how much of its time each run takes."""
     layers = [layer for layer in network.layers if layer.name == name]
     shares = {}

@@ -63,7 +63,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True)
-class Fit:
+class LinearFit:
     """Coefficients, and what is needed to tell how sure they are."""
 
     method: Method
@@ -118,7 +118,7 @@ class Fit:
         return scaled / self.scales, noise
 
 
-def fit(rows: Array, times: Array, method: Method = Method.RELATIVE_NON_NEGATIVE) -> Fit:
+def fit(rows: Array, times: Array, method: Method = Method.RELATIVE_NON_NEGATIVE) -> LinearFit:
     """Coefficients such that rows @ coefficients are near the times.
 
     Raises:
@@ -142,7 +142,7 @@ def fit(rows: Array, times: Array, method: Method = Method.RELATIVE_NON_NEGATIVE
     return found
 
 
-def _weighted(rows: Array, times: Array, sizes: Array, method: Method) -> Fit:
+def _weighted(rows: Array, times: Array, sizes: Array, method: Method) -> LinearFit:
     """The fit in which an error counts by its share of these sizes."""
     count, columns = rows.shape
     # Columns differ by orders of magnitude: iterations times batch, and 1.
@@ -156,7 +156,7 @@ def _weighted(rows: Array, times: Array, sizes: Array, method: Method) -> Fit:
     found = _non_negative(triangle, z) if method.non_negative else np.linalg.solve(triangle, z)
     left = np.append(z - triangle @ found, whole[columns:, columns])
     freedom = count - columns
-    return Fit(
+    return LinearFit(
         method=method,
         values=found / scales,
         noise=float(np.sqrt(left @ left / freedom)) if freedom else 0.0,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wavecast.complexities import Category, Layer, Network, Pass
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.regression import least_squares
+from wavecast.regression.complexities import Category, Network, NetworkLayer, Pass
 from wavecast.regression.least_squares import Method
 
 Key = tuple[Category, Pass]
@@ -27,15 +27,15 @@ OPERATIONS = "operations"
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """How much each layer of a network has to do at one batch, other than by counting."""
 
     unit: str
     """What is counted."""
     batch: int
-    amounts: Mapping[tuple[Layer, Pass], float]
+    amounts: Mapping[tuple[NetworkLayer, Pass], float]
 
-    def amount(self, layer: Layer, which: Pass) -> float | None:
+    def amount(self, layer: NetworkLayer, which: Pass) -> float | None:
         """Of one layer in one direction; None: nobody knows."""
         return self.amounts.get((layer, which))
 
@@ -44,12 +44,12 @@ class Work:
 class LayerTime:
     """One layer, timed at one batch."""
 
-    layer: Layer
+    layer: NetworkLayer
     batch: int
     forward_s: float | None
     """None: not known."""
     backward_s: float | None
-    work: Work | None = None
+    work: LayerWork | None = None
     """None: its operations are counted."""
 
     def seconds(self, which: Pass) -> float | None:
@@ -181,7 +181,7 @@ class LayerModel:
     """What work is counted in."""
 
     def predict(
-        self, network: Network, batch: int, iterations: int = 1, work: Work | None = None
+        self, network: Network, batch: int, iterations: int = 1, work: LayerWork | None = None
     ) -> NetworkTime:
         """The time of a network, seen before or not.
 
@@ -223,11 +223,11 @@ class LayerModel:
         return found
 
 
-def _unit(work: Work | None) -> str:
+def _unit(work: LayerWork | None) -> str:
     return OPERATIONS if work is None else work.unit
 
 
-def _amount(work: Work | None, layer: Layer, which: Pass, batch: int) -> float | None:
+def _amount(work: LayerWork | None, layer: NetworkLayer, which: Pass, batch: int) -> float | None:
     return layer.ops(which, batch) if work is None else work.amount(layer, which)
 
 

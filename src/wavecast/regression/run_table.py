@@ -10,7 +10,7 @@ import numpy as np
 
 from wavecast.errors import InvalidInput
 from wavecast.regression.least_squares import Array
-from wavecast.runs import PHASES, Run
+from wavecast.runs.run import PHASES, Run
 
 _LABELS = ("model", "gpu", "gpus", "precision", "framework", "inner_modules")
 _MOST_LABELS = 1000
@@ -71,7 +71,7 @@ def tabulate(runs: Iterable[Run], phase: str) -> RunTable:
 def check_run(number: int, run: Run) -> Run:
     """The run itself, if it is one that can be learned from."""
     if not isinstance(run, Run):
-        raise InvalidInput(f"run {number} is a {type(run).__name__}, not a wavecast.runs.Run")
+        raise InvalidInput(f"run {number} is a {type(run).__name__}, not a wavecast.runs.run.Run")
     where = run.source or f"run {number}"
     if run.batch < 1 or run.iterations < 1 or run.gpus < 1:
         raise InvalidInput(f"{where}: batch, iterations and gpus must be at least 1")

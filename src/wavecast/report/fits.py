@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from wavecast.prediction import Estimate
+from wavecast.predictors.base import Estimate
 from wavecast.regression.design import Design
 from wavecast.regression.end_to_end import RunModel
 from wavecast.regression.extrapolation import ScalingModel

@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from wavecast import intervals, ops
-from wavecast.batches import LargerBatch
-from wavecast.devices import Device, Fact
-from wavecast.hosts import HostFile
+from wavecast import ops
+from wavecast.hardware.device import Device, Fact
+from wavecast.hardware.host_files import HostFile
+from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.ops import Kind
-from wavecast.prediction import Share
 from wavecast.report import text
 from wavecast.report.tables import Column, empty, fitting, table
 from wavecast.report.units import count, duration, fact, three_digits
-from wavecast.timeline import REFERENCE_HOST
-from wavecast.trace import Measurement, Trace
+from wavecast.steps.larger_batch import LargerBatch
+from wavecast.steps.prediction import Share
+from wavecast.traces import overlap
+from wavecast.traces.step import Measurement, Trace
 
 
 def summary(title: str, trace: Trace) -> RenderableType:
     """A measured step: the whole, how well its parts explain it, and the longest ops."""
     kernels = [kernel for call in trace for kernel in call.kernels]
-    busy_s = intervals.busy_s(kernels)
+    busy_s = overlap.busy_s(kernels)
     measured = trace.measurement or Measurement("an unknown GPU")
     shown = empty()
     for name in ("", "time", ""):
@@ -76,7 +77,7 @@ def _communication(trace: Trace) -> list[str]:
     total = sum(k.seconds for call, h in zip(trace, hidden, strict=True) if h for k in call.kernels)
     if not total:
         return []
-    exposed = intervals.exposed_s(trace.calls, hidden)
+    exposed = overlap.exposed_s(trace.calls, hidden)
     alone = sum(seconds for seconds, h in zip(exposed, hidden, strict=True) if h)
     return [f"communication: {duration(total)}, {duration(alone)} of it while nothing else ran"]
 

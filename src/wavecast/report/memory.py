@@ -9,11 +9,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from wavecast.advice import Advice
-from wavecast.capacity import LargestBatch
-from wavecast.contexts import measured as measured_context
-from wavecast.devices import Device
-from wavecast.footprint import KINDS, Memory
+from wavecast.footprint.advice import Advice
+from wavecast.footprint.kinds import KINDS
+from wavecast.footprint.largest_batch import LargestBatch
+from wavecast.footprint.memory import Memory
+from wavecast.hardware.contexts import measured as measured_context
+from wavecast.hardware.device import Device
 from wavecast.report import text
 from wavecast.report.tables import Column, fitting, table
 from wavecast.report.units import memory

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from itertools import groupby
 
-from wavecast.footprint import KINDS, Memory, Timeline
+from wavecast.footprint.kinds import KINDS, KindTimeline
+from wavecast.footprint.memory import Memory
 from wavecast.report.units import memory
 
 _COLORS = ("#4269d0", "#efb118", "#9c6b4e", "#3ca951", "#97bbf5", "#a463f2", "#ff725c")
@@ -18,7 +19,9 @@ _ROWS = 25
 
 def page(title: str, found: Memory) -> str:
     """The timeline with its peak explained."""
-    template = resources.files("wavecast").joinpath("data/memory.html").read_text("utf-8")
+    template = (
+        resources.files("wavecast.report").joinpath("templates/memory.html").read_text("utf-8")
+    )
     shown = {
         "title": html.escape(title),
         "notes": "".join(f"<p>{html.escape(line)}</p>" for line in _notes(found)),
@@ -54,7 +57,7 @@ def _notes(found: Memory) -> Iterable[str]:
 
 
 def _chart(found: Memory) -> str:
-    timeline = Timeline(found.trace)
+    timeline = KindTimeline(found.trace)
     places = _chosen(timeline.totals, found.peak_call)
     top = max(timeline.totals) or 1
     width, height = _WIDTH - _LEFT - 10, _HEIGHT - _TOP - _BOTTOM

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from wavecast.analysis import MEMORY_KINDS, Kernels, Profile
+from wavecast.footprint.kinds import TBD_KINDS
 from wavecast.report import text
 from wavecast.report.tables import empty
 from wavecast.report.units import count, duration, memory, three_digits
+from wavecast.steps.profile import KernelShare, Profile
 
 _LONGEST_NAME = 60
 _ALL = 0.995
@@ -50,7 +51,7 @@ def _rows(found: Sequence[Profile]) -> Iterable[tuple[str, list[str]]]:
     for cause in dict.fromkeys(cause for p in found for cause, s in p.idle_s.items() if s):
         idle = [p.idle_s.get(cause, 0.0) / p.seconds for p in found]
         yield f"idle: {cause}", _pad([f"{share:.1%}" for share in idle])
-    for kind in MEMORY_KINDS:
+    for kind in TBD_KINDS:
         if any(p.memory_bytes.get(kind) for p in found):
             yield kind, _pad([_memory(p.memory_bytes.get(kind)) for p in found])
 
@@ -115,7 +116,7 @@ def _kernel_table(profile: Profile, limit: int) -> RenderableType:
     return Group(*parts)
 
 
-def _listed(group: Sequence[Kernels]) -> RenderableType:
+def _listed(group: Sequence[KernelShare]) -> RenderableType:
     shown = empty()
     shown.add_column("", overflow="fold")
     for name in ("runs", "time", "share", "utilisation", "FLOP/B", "of roofline", "bound by"):

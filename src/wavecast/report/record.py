@@ -7,13 +7,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from wavecast import ops
-from wavecast.analysis import Profile
-from wavecast.batches import LargerBatch
-from wavecast.devices import Device, Fact
-from wavecast.hosts import HostFile
-from wavecast.prediction import Prediction
-from wavecast.prices import price
-from wavecast.trace import Trace
+from wavecast.hardware.device import Device, Fact
+from wavecast.hardware.host_files import HostFile
+from wavecast.planning.prices import price
+from wavecast.steps.larger_batch import LargerBatch
+from wavecast.steps.prediction import Prediction
+from wavecast.steps.profile import Profile
+from wavecast.traces.step import Trace
 
 
 def predictions(
@@ -44,10 +44,9 @@ def prediction(found: Prediction) -> dict[str, Any]:
         "usd_per_hour": None if offer is None else offer.usd_per_hour,
         "price": None if offer is None else asdict(offer) | {"date": offer.date.isoformat()},
         "throughput_per_usd": (None if offer is None or rate is None else offer.per_usd(rate)),
-        "persistent_bytes": found.persistent_bytes,
-        "fits_persistent": found.fits_persistent,
-        "tensor_bytes": found.tensor_bytes,
-        "fits_tensors": found.fits_tensors,
+        "peak_bytes": None if found.memory is None else found.memory.peak_bytes,
+        "needed_bytes": None if found.memory is None else found.memory.needed_bytes,
+        "fits": found.fits,
         "by_phase_s": {str(phase): seconds for phase, seconds in found.by_phase().items()},
         "by_op": [asdict(share) for share in found.by_op()],
         "by_module": [asdict(share) for share in found.by_module()],

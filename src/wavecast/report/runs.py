@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from wavecast.report.tables import Column, fitting, table
 from wavecast.report.units import count, duration
-from wavecast.runs import Run
+from wavecast.runs.run import Run
 
 
 def runs(found: Sequence[Run], width: int) -> RenderableType:

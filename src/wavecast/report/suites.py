@@ -9,9 +9,9 @@ from importlib import resources
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from wavecast.campaign import Result
 from wavecast.report.tables import Column, fitting, table
 from wavecast.report.units import count, duration, memory, quantity
+from wavecast.runs.suite_results import SuiteResult
 from wavecast.suite import Benchmark
 
 
@@ -28,12 +28,12 @@ def suite(found: Sequence[Benchmark], width: int) -> RenderableType:
     return table(fitting(columns, width))
 
 
-def results(title: str, found: Sequence[Result], width: int) -> RenderableType:
+def results(title: str, found: Sequence[SuiteResult], width: int) -> RenderableType:
     """One row for each step."""
     return Group(Text(title, style="bold"), "", table(fitting(_columns(found), width)))
 
 
-def _columns(found: Sequence[Result]) -> list[Column]:
+def _columns(found: Sequence[SuiteResult]) -> list[Column]:
     return [
         Column("model", [each.model for each in found], left=True),
         Column("batch", [str(each.batch) for each in found]),
@@ -57,7 +57,7 @@ def _shown(value: float | None, show: object, otherwise: str = "?") -> str:
     return otherwise if value is None else str(show(value))  # type: ignore[operator]
 
 
-def _throughput(each: Result) -> str:
+def _throughput(each: SuiteResult) -> str:
     rate = each.throughput_per_s
     return "?" if rate is None else f"{count(rate)} {each.unit}/s"
 
@@ -66,7 +66,7 @@ def _percent(share: float | None) -> str:
     return "?" if share is None else f"{share:.0%}"
 
 
-def page(title: str, found: Sequence[Result], notes: Sequence[str] = ()) -> str:
+def page(title: str, found: Sequence[SuiteResult], notes: Sequence[str] = ()) -> str:
     """The results as one page of HTML that needs nothing else."""
     columns = fitting(_columns(found), 10**6)
     heads = "".join(f"<th>{html.escape(column.name)}</th>" for column in columns)
@@ -74,7 +74,9 @@ def page(title: str, found: Sequence[Result], notes: Sequence[str] = ()) -> str:
     for index, each in enumerate(found):
         cells = "".join(_cell(column, index, each) for column in columns)
         rows.append(f"<tr>{cells}</tr>")
-    template = resources.files("wavecast").joinpath("data/suite.html").read_text("utf-8")
+    template = (
+        resources.files("wavecast.report").joinpath("templates/suite.html").read_text("utf-8")
+    )
     paragraphs = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
     return (
         template.replace("{{title}}", html.escape(title))
@@ -87,7 +89,7 @@ def page(title: str, found: Sequence[Result], notes: Sequence[str] = ()) -> str:
 _BARS = {"GPU": "gpu_utilisation", "FP32": "fp32_utilisation", "tensor": "tensor_utilisation"}
 
 
-def _cell(column: Column, index: int, each: Result) -> str:
+def _cell(column: Column, index: int, each: SuiteResult) -> str:
     shown = html.escape(column.cells[index])
     share = getattr(each, _BARS[column.name]) if column.name in _BARS else None
     if share is None:

@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from wavecast import ops
-from wavecast.devices import Device
-from wavecast.prediction import Prediction, Share
-from wavecast.prices import price
+from wavecast.hardware.device import Device
+from wavecast.planning.prices import price
 from wavecast.report.record import nominal_facts
 from wavecast.report.tables import Column, empty, fitting, table, width_of
 from wavecast.report.units import count, duration, fact, memory, quantity
-from wavecast.trace import Phase, Role, Trace
+from wavecast.steps.prediction import Prediction, Share
+from wavecast.traces.step import Phase, Role, Trace
 
 _NOTES_SHOWN = 5
 _NAMES_SHOWN = 4
@@ -32,9 +32,9 @@ def predictions(
         remarks: what the reader should know besides, each in one line.
     """
     columns = _prediction_columns(found)
-    if not all(p.fits_tensors for p in found):
+    if not all(_fits(p) for p in found):
         columns.append(_memory_column(found, width - width_of(fitting(columns, 10**6))))
-    styles = ["" if p.fits_tensors else "dim" for p in found]
+    styles = ["" if _fits(p) else "dim" for p in found]
     return Group(
         Text(title, style="bold"),
         "",
@@ -64,9 +64,8 @@ def _memory_column(found: Sequence[Prediction], room: int) -> Column:
     """Which GPUs are too small; in full where there is room."""
     in_full = [
         ""
-        if p.fits_tensors
-        else f"does not fit: needs at least {memory(p.tensor_bytes)} "
-        f"of {memory(p.device.memory_bytes)}"
+        if p.memory is None or _fits(p)
+        else f"does not fit: needs {memory(p.memory.needed_bytes)} of {memory(p.device.memory_bytes)}"
         for p in found
     ]
     if max(map(len, in_full)) + 3 <= room:
@@ -161,14 +160,18 @@ def device_facts(found: Device) -> RenderableType:
     return Group(title, *(Text(line, style="dim") for line in lines), "", shown)
 
 
+def _fits(prediction: Prediction) -> bool:
+    """Whether nothing speaks against it: profiler files do not say how much memory a step needs."""
+    return prediction.fits is not False
+
+
 def _footnotes(found: Sequence[Prediction]) -> list[Text]:
     lines = [Text(line, style="yellow") for line in _missing(found)]
-    if not all(p.fits_tensors for p in found):
-        needed = memory(max(p.tensor_bytes for p in found))
+    if not all(_fits(p) for p in found):
+        needed = memory(max(p.memory.needed_bytes for p in found if p.memory is not None))
         lines.append(
             Text(
-                f"does not fit: the step's tensors alone need {needed}; workspaces and CUDA's "
-                "context come on top (wavecast memory)",
+                f"does not fit: the process needs up to {needed}; wavecast memory says for what",
                 style="yellow",
             )
         )

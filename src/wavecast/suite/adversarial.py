@@ -30,7 +30,10 @@ def wgan_gp(
     The step's input is the real images of all critic's steps, between -1 and 1: (critic steps,
     batch, 3, image, image); they are what its throughput counts. The loss is the critic's last.
     """
-    generator, critic = Generator(image, width, noise).to(device), Critic(image, width).to(device)
+    generator, critic = (
+        WganGenerator(image, width, noise).to(device),
+        Critic(image, width).to(device),
+    )
 
     def critic_loss(real: Tensor, made: Tensor) -> Tensor:
         distance = critic(real).mean() - critic(made).mean()
@@ -77,7 +80,7 @@ def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, made: Ten
         return (slope.flatten(1).norm(dim=1) - 1).square().mean()
 
 
-class Generator(nn.Module):
+class WganGenerator(nn.Module):
     """Noise (batch, noise) to images (batch, 3, image, image), doubling from 4 x 4.
 
     The residual network of Gulrajani et al. for 64 x 64 pixels, with batch norms. It has 14 layers:

@@ -26,7 +26,7 @@ def dcgan(
     Adam for each, as in section 4 of Radford et al. The step's input is the real images, between
     -1 and 1; noise is drawn in every step. The loss is the sum of both.
     """
-    generator = Generator(image, width, noise).to(device)
+    generator = DcganGenerator(image, width, noise).to(device)
     discriminator = Discriminator(image, width).to(device)
 
     def discriminator_loss(real: Tensor, made: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def dcgan(
     return TrainingStep(both, (real,), improve_both)
 
 
-class Generator(nn.Sequential):
+class DcganGenerator(nn.Sequential):
     """Noise (batch, noise, 1, 1) to images (batch, 3, image, image), doubling from 4 x 4."""
 
     def __init__(self, image: int = 64, width: int = 64, noise: int = 100) -> None:

@@ -166,7 +166,7 @@ class GPT2(nn.Module):
         return F.linear(self.norm(x), self.words.weight)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a feed-forward network; the two kinds differ in where they normalize."""
 
     def __init__(
@@ -189,7 +189,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
 
-class NormAfter(Block):
+class NormAfter(TransformerBlock):
     """Normalizes after each sum, as the first Transformer and BERT do."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class NormAfter(Block):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
-class NormBefore(Block):
+class NormBefore(TransformerBlock):
     """Normalizes what enters each branch, as GPT-2 does."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class Llama(nn.Module):
         self.head_size, self.base = width // heads, base
         self.words = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, key_value_heads, inner) for _ in range(layers)
+            LlamaBlock(width, heads, key_value_heads, inner) for _ in range(layers)
         )
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.output = nn.Linear(width, vocabulary, bias=False)
@@ -93,7 +93,7 @@ class Llama(nn.Module):
         return self.output(self.norm(x))
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention to the past and a gated feed-forward network, each normalized on its way in."""
 
     def __init__(self, width: int, heads: int, key_value_heads: int, inner: int) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from wavecast.frameworks.kineto.naming import is_communication
-from wavecast.frameworks.kineto.recording import Recording
+from wavecast.frameworks.kineto.recording import ProfileRecording
 from wavecast.frameworks.kineto.survey import Survey, named
-from wavecast.trace import Call
+from wavecast.traces.step import Call
 
 
 def properties_of(survey: Survey, position: int) -> Mapping[str, Any]:
@@ -61,7 +61,7 @@ def _distributed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def notes_of(
-    survey: Survey, position: int, recording: Recording, calls: Sequence[Call]
+    survey: Survey, position: int, recording: ProfileRecording, calls: Sequence[Call]
 ) -> Iterator[str]:
     """What the reader of the trace must know of where its numbers come from."""
     yield _which_step(survey, position)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wavecast.trace import TensorSpec
+from wavecast.traces.kernel_names import dtype_in
+from wavecast.traces.step import TensorSpec
 
 Shape = tuple[int, ...]
 
@@ -45,17 +45,6 @@ NUMBER = "number"
 """The type of a number of Python where a tensor is wanted: x * 0.5."""
 _ABSENT = ("", "nullptr (uninitialized)")
 
-# Of tensors in lists the profiler gives no type; their kernels' names do, the first of these.
-_TYPES_IN_KERNELS = (
-    (re.compile(r"BFloat16|bf16"), "bfloat16"),
-    (re.compile(r"\bHalf\b|__half|OpaqueType<2"), "float16"),
-    (re.compile(r"\bfloat\b|OpaqueType<4"), "float32"),
-    (re.compile(r"\bdouble\b"), "float64"),
-    (re.compile(r"\blong\b|OpaqueType<8"), "int64"),
-    (re.compile(r"\bint\b"), "int32"),
-    (re.compile(r"OpaqueType<1|\bunsigned char\b"), "uint8"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -88,7 +77,7 @@ def arguments_in(
     count = len(types)
     strides = _padded(recorded.get("Input Strides"), count)
     values = _padded(recorded.get("Concrete Inputs"), count)
-    listed = _type_in(kernels) if any(kind in LISTS for kind in types) else None
+    listed = dtype_in(kernels) if any(kind in LISTS for kind in types) else None
     found = []
     for kind, shape, steps, value in zip(types, shapes, strides, values, strict=True):
         tensors = _tensors(str(kind), shape, steps, listed)
@@ -122,11 +111,6 @@ def _unwrapped(arguments: list[Argument]) -> tuple[Argument, ...]:
 
 def _padded(values: Any, count: int) -> Sequence[Any]:
     return values if isinstance(values, list) and len(values) == count else [None] * count
-
-
-def _type_in(kernels: Iterable[str]) -> str | None:
-    text = " ".join(kernels)
-    return next((dtype for pattern, dtype in _TYPES_IN_KERNELS if pattern.search(text)), None)
 
 
 def _tensors(

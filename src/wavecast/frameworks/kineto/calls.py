@@ -11,17 +11,17 @@ from wavecast.frameworks.kineto.describing import collective, describe
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
 from wavecast.frameworks.kineto.nesting import Node
 from wavecast.frameworks.kineto.placing import places_of, settle
-from wavecast.frameworks.kineto.recording import Recording, Run
+from wavecast.frameworks.kineto.recording import KernelRun, ProfileRecording
 from wavecast.frameworks.kineto.waiting import shares_s, synchronizes
-from wavecast.intervals import Interval
-from wavecast.trace import Call, Op, Phase
+from wavecast.traces.overlap import Interval
+from wavecast.traces.step import Call, Op, Phase
 
 
 @dataclass
 class _Draft:
     """A call that is being put together."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[KernelRun] = field(default_factory=list)
     syncs: bool = False
 
     @property
@@ -41,7 +41,7 @@ class _Exchange:
 
 
 def calls_of(
-    recording: Recording, window: Interval | None, waits: list[Interval]
+    recording: ProfileRecording, window: Interval | None, waits: list[Interval]
 ) -> tuple[Call, ...]:
     """The calls of a step in the order in which the host issued them.
 
@@ -77,7 +77,7 @@ def calls_of(
     return tuple(settle([call for _, call in sorted(placed, key=lambda pair: pair[0])]))
 
 
-def _with_kernels(recording: Recording) -> dict[Node, _Draft]:
+def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
     """The ops that ran something on the GPU."""
     drafts: dict[Node, _Draft] = {}
     for launch, runs in recording.launched.items():
@@ -165,7 +165,7 @@ def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
     return describe(name, node.span.arguments, kernels)
 
 
-def _orphan(run: Run, streams: Mapping[int, int]) -> Call:
+def _orphan(run: KernelRun, streams: Mapping[int, int]) -> Call:
     """A call for what the GPU ran without a launch in the file."""
     return Call(
         op=Op(naming.launch_name("", (run.kernel.name,)), (), ()),
@@ -176,7 +176,7 @@ def _orphan(run: Run, streams: Mapping[int, int]) -> Call:
     )
 
 
-def _stream_numbers(runs: Iterable[Run]) -> dict[int, int]:
+def _stream_numbers(runs: Iterable[KernelRun]) -> dict[int, int]:
     """0 for the busiest stream, then 1, 2, ... in order of time spent on them."""
     spent: dict[int, float] = {}
     for run in runs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +11,8 @@ from wavecast.frameworks.kineto.arguments import arguments_in
 from wavecast.frameworks.kineto.naming import kind_of
 from wavecast.frameworks.kineto.schema import op_of
 from wavecast.ops import Kind, cost_of, executed_flops
-from wavecast.trace import Op, Scalar, TensorSpec
+from wavecast.traces import kernel_names
+from wavecast.traces.step import Op, Scalar, TensorSpec
 
 _COPIES = ("aten._to_copy", "aten.copy_")
 
@@ -23,7 +23,6 @@ _PRODUCTS = frozenset(
     mm addmm bmm baddbmm addmv mv convolution convolution_backward _cudnn_rnn _cudnn_rnn_backward
     """.split()
 )
-_TF32 = re.compile(r"tf32|(?<![a-z])s(?:1688|16816)(?:gemm|fprop|dgrad|wgrad|cudnn)")
 
 # What records of collectives call data types: c10::toString.
 _DTYPES = {
@@ -73,9 +72,9 @@ def _placed(op: Op, kernels: Sequence[str]) -> Op:
     if op.base not in _COPIES or not op.inputs:
         return op
     *target, source = op.inputs
-    if kernels[0].startswith("Memcpy HtoD"):
+    if kernel_names.copies_to_gpu(kernels[0]):
         return replace(op, inputs=(*target, *_host((source,))))
-    if kernels[-1].startswith("Memcpy DtoH"):
+    if kernel_names.copies_to_host(kernels[-1]):
         return replace(op, inputs=(*_host(target), source), outputs=_host(op.outputs))
     return op
 
@@ -87,7 +86,7 @@ def _host(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 def _with_precision(op: Op, kernels: Sequence[str]) -> Op:
     if op.base not in _PRODUCTS or not kernels:
         return op
-    rounded = any(_TF32.search(kernel) for kernel in kernels)
+    rounded = any(kernel_names.rounds_to_tf32(kernel) for kernel in kernels)
     single = bool(op.inputs) and op.inputs[0].dtype == "float32"
     if single or (rounded and not op.inputs):
         return replace(op, attrs=(*op.attrs, ("precision", "tf32" if rounded else "ieee")))

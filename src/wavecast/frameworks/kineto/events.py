@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from wavecast.errors import InvalidInput
-from wavecast.trace import Kernel
+from wavecast.traces.step import Kernel
 
 Event = dict[str, Any]
 

@@ -14,7 +14,8 @@ from functools import cache
 from wavecast import ops
 from wavecast.frameworks.kineto.nesting import Node
 from wavecast.ops import Kind
-from wavecast.trace import Op
+from wavecast.traces import kernel_names
+from wavecast.traces.step import Op
 
 # Ops that the table knows but that the dispatcher splits (CompositeImplicitAutograd without a
 # CUDA kernel, torch 2.13): what they call is the op.
@@ -58,7 +59,6 @@ _OP = re.compile(r"\w+(?:::[\w.]+)*(?:<.*>)?")
 # Ranges of the profiler that hold whole models rather than being ops.
 _RANGES = ("autograd::engine::", "CompiledF", "TorchDynamo", "torch_compile")
 
-_COMMUNICATION = re.compile(r"(?:nccl|rccl|msccl)\w*?Kernel_?([A-Z][A-Za-z]*)?")
 _COMMUNICATION_NODES = ("nccl:", "c10d::", "_c10d_functional::", "c10d_functional::")
 _COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -87,7 +87,7 @@ def is_split(name: str, always: bool = False) -> bool:
 
 def is_communication(kernel: str) -> bool:
     """Whether a kernel of this name exchanges data between GPUs."""
-    return _COMMUNICATION.match(kernel) is not None
+    return kernel_names.collective_in(kernel) is not None
 
 
 def owner_of(launch: Node, kernel: str) -> Node:
@@ -145,18 +145,12 @@ def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
     """
     if len(kernels) != 1:
         return f"kernel.{launch}"
-    match = _COMMUNICATION.match(kernels[0])
-    if match:
-        return f"nccl.{_snake(match[1] or 'generic')}"
-    if kernels[0].startswith("triton_"):
+    collective = kernel_names.collective_in(kernels[0])
+    if collective:
+        return f"nccl.{collective}"
+    if kernel_names.is_triton(kernels[0]):
         return f"triton.{kernels[0]}"
-    return f"kernel.{short_kernel(kernels[0])}"
-
-
-def short_kernel(name: str) -> str:
-    """A kernel's name without return type, template arguments and parameters."""
-    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
-    return re.split(r"[<(]", name, maxsplit=1)[0].strip().replace(" ", "_") or "unnamed"
+    return f"kernel.{kernel_names.short_name(kernels[0])}"
 
 
 def collective_name(annotation: str) -> str:
@@ -164,10 +158,6 @@ def collective_name(annotation: str) -> str:
     words = annotation.rpartition(":")[2].split() or ["unknown"]
     word = words[0].strip("_").removesuffix("_base")
     return f"nccl.{_COLLECTIVES.get(word, word)}"
-
-
-def _snake(camel: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", camel).lower()
 
 
 _SYNCHRONIZATIONS = re.compile(r"(?:cuda|hip|cu)(Device|Ctx|Stream|Event)Synchronize\w*")

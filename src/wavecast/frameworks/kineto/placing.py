@@ -9,7 +9,8 @@ from typing import Any
 
 from wavecast.frameworks.kineto.nesting import Node
 from wavecast.frameworks.kineto.recording import MODULE
-from wavecast.trace import Call, Phase
+from wavecast.traces.kernel_names import copies_to_gpu
+from wavecast.traces.step import Call, Phase
 
 _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -37,7 +38,7 @@ class Places:
                 return Phase.OTHER
         if node.span.thread in self.backward_threads:
             return Phase.BACKWARD
-        fetches = bool(kernels) and all(name.startswith("Memcpy HtoD") for name in kernels)
+        fetches = bool(kernels) and all(map(copies_to_gpu, kernels))
         return Phase.OTHER if fetches else Phase.FORWARD
 
     def module(self, node: Node) -> str:

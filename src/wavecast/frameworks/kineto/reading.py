@@ -8,11 +8,11 @@ from pathlib import Path
 from wavecast.frameworks.kineto.about import capability_of, notes_of, properties_of, software_in
 from wavecast.frameworks.kineto.calls import calls_of
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
-from wavecast.frameworks.kineto.recording import Recording, record
+from wavecast.frameworks.kineto.recording import ProfileRecording, record
 from wavecast.frameworks.kineto.survey import Survey, choose, steady_s, survey_of
 from wavecast.frameworks.kineto.waiting import waits
-from wavecast.intervals import Interval
-from wavecast.trace import Measurement, Trace
+from wavecast.traces.overlap import Interval
+from wavecast.traces.step import Measurement, Trace
 
 
 def read_kineto(
@@ -54,7 +54,7 @@ def read_kineto(
     )
 
 
-def _host_window(survey: Survey, position: int, recording: Recording) -> Interval | None:
+def _host_window(survey: Survey, position: int, recording: ProfileRecording) -> Interval | None:
     """The step on the host: as marked; of a single one what the host did in it."""
     window = recording.host_window()
     if window is None or len(survey.steps) == 1:
@@ -63,7 +63,7 @@ def _host_window(survey: Survey, position: int, recording: Recording) -> Interva
     return step.begin_us, step.end_us
 
 
-def _waits(recording: Recording) -> list[Interval]:
+def _waits(recording: ProfileRecording) -> list[Interval]:
     """When the host waited, in threads that issue work."""
     issuing = {node.span.thread for node in recording.nodes if node.span.category == "cpu_op"}
     calls = [
@@ -76,7 +76,7 @@ def _waits(recording: Recording) -> list[Interval]:
 
 
 def _measurement(
-    survey: Survey, position: int, recording: Recording, gpu: str, host_s: float | None
+    survey: Survey, position: int, recording: ProfileRecording, gpu: str, host_s: float | None
 ) -> Measurement:
     steady = steady_s(survey)
     seconds, repeats = steady or (_extent_s(recording), 1)
@@ -90,7 +90,7 @@ def _measurement(
     )
 
 
-def _extent_s(recording: Recording) -> float:
+def _extent_s(recording: ProfileRecording) -> float:
     """From the first activity to the end of the last, of host or GPU."""
     window = recording.host_window()
     intervals = [(run.begin_us, run.end_us) for run in recording.runs]

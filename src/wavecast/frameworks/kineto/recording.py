@@ -15,9 +15,9 @@ from wavecast.frameworks.kineto.events import (
     read_events,
 )
 from wavecast.frameworks.kineto.nesting import Node, Span, nest
-from wavecast.frameworks.kineto.survey import Step, Survey, correlation_of
-from wavecast.intervals import Interval
-from wavecast.trace import Kernel
+from wavecast.frameworks.kineto.survey import ProfiledStep, Survey, correlation_of
+from wavecast.traces.overlap import Interval
+from wavecast.traces.step import Kernel
 
 MODULE = "nn.Module: "
 """How names of modules' forwards begin when the profiler recorded Python's stack."""
@@ -27,7 +27,7 @@ _HOST_CATEGORIES = RUNTIME_CATEGORIES | {"cpu_op", "user_annotation"}
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class KernelRun:
     """What the GPU ran, and when by the file's clock."""
 
     kernel: Kernel
@@ -37,17 +37,17 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Recording:
+class ProfileRecording:
     """One step: the host's events in the order of their beginning, and what the GPU ran."""
 
     nodes: list[Node]
-    launched: dict[Node, tuple[Run, ...]]
+    launched: dict[Node, tuple[KernelRun, ...]]
     """By the call of the runtime, in order of time."""
-    orphans: tuple[Run, ...]
+    orphans: tuple[KernelRun, ...]
     """Those whose launch is not in the file."""
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[KernelRun]:
         """All that the GPU ran."""
         return [*(run for runs in self.launched.values() for run in runs), *self.orphans]
 
@@ -63,11 +63,11 @@ class Recording:
         return min(s.begin_us for s in spans), max(s.end_us for s in spans)
 
 
-def record(survey: Survey, position: int) -> Recording:
+def record(survey: Survey, position: int) -> ProfileRecording:
     """The step at a position of the survey."""
     step = survey.steps[position]
     spans: list[Span] = []
-    runs: list[Run] = []
+    runs: list[KernelRun] = []
     belongs = survey.step_of == position
     row = -1
     for event in read_events(survey.path):
@@ -85,11 +85,11 @@ def record(survey: Survey, position: int) -> Recording:
     return _joined(nest(spans), runs)
 
 
-def _run(event: Event, step_begin_us: float) -> Run:
+def _run(event: Event, step_begin_us: float) -> KernelRun:
     begin = number(event.get("ts"))
     kernel = kernel_of(event, step_begin_us)
     correlation = correlation_of(arguments_of(event))
-    return Run(kernel, correlation, begin, begin + kernel.seconds * 1e6)
+    return KernelRun(kernel, correlation, begin, begin + kernel.seconds * 1e6)
 
 
 def _span(event: Event, category: str) -> Span | None:
@@ -104,14 +104,14 @@ def _span(event: Event, category: str) -> Span | None:
     return Span(name, category, event.get("tid"), begin, end, arguments_of(event))
 
 
-def _is_within(span: Span, step: Step) -> bool:
+def _is_within(span: Span, step: ProfiledStep) -> bool:
     """Whether a span began in a step; one that only encloses others may have begun before."""
     if span.category in ("user_annotation", "python_function"):
         return span.begin_us <= step.end_us and span.end_us >= step.begin_us
     return step.begin_us <= span.begin_us <= step.end_us
 
 
-def _joined(nodes: list[Node], runs: list[Run]) -> Recording:
+def _joined(nodes: list[Node], runs: list[KernelRun]) -> ProfileRecording:
     """Give each launch what it ran."""
     launches = {
         correlation: node
@@ -119,9 +119,11 @@ def _joined(nodes: list[Node], runs: list[Run]) -> Recording:
         if node.span.category in RUNTIME_CATEGORIES
         and (correlation := correlation_of(node.span.arguments)) >= 0
     }
-    launched: dict[Node, list[Run]] = {}
-    orphans: list[Run] = []
+    launched: dict[Node, list[KernelRun]] = {}
+    orphans: list[KernelRun] = []
     for run in sorted(runs, key=lambda run: run.begin_us):
         node = launches.get(run.correlation)
         (orphans if node is None else launched.setdefault(node, [])).append(run)
-    return Recording(nodes, {node: tuple(each) for node, each in launched.items()}, tuple(orphans))
+    return ProfileRecording(
+        nodes, {node: tuple(each) for node, each in launched.items()}, tuple(orphans)
+    )

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from wavecast.frameworks.kineto.arguments import DTYPES, LISTS, NUMBER, Argument
-from wavecast.trace import Op, Scalar, TensorSpec
+from wavecast.traces.step import Op, Scalar, TensorSpec
 
 # c10/core/ScalarType.h and MemoryFormat.h.
 _DTYPE_NUMBERS = {

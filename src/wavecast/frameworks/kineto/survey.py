@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """One iteration, as the host saw it. `number` is None where the file marks no iterations."""
 
     number: int | None
@@ -47,7 +47,7 @@ class Survey:
 
     path: Path
     fields: Mapping[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[ProfiledStep, ...]
     """By time; only those that gave the GPU something to do."""
     step_of: NDArray[np.int64]
     """The position of the step that launched it, -1 if none did."""
@@ -109,7 +109,7 @@ def survey_of(path: Path) -> Survey:
     begin, end = _floats(columns.gpu_begin), _floats(columns.gpu_end)
     issued = _issue_times(columns, begin)
     marked = sorted(columns.steps.values(), key=lambda step: step.begin_us)
-    steps = tuple(marked) or (Step(None, columns.first_us, columns.last_us),)
+    steps = tuple(marked) or (ProfiledStep(None, columns.first_us, columns.last_us),)
     step_of = _positions(steps, issued)
     busy = sorted(set(step_of[step_of >= 0].tolist()))
     if not busy:
@@ -137,7 +137,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, ProfiledStep] = {}
         self.gpu_begin, self.gpu_end = array("d"), array("d")
         self.correlation, self.device = array("q"), array("q")
         self.is_kernel = array("b")
@@ -175,7 +175,7 @@ class _Columns:
     def _add_step(self, name: str, begin: float, end: float) -> None:
         if name.startswith(_STEP) and name[len(_STEP) :].isdecimal():
             which = int(name[len(_STEP) :])
-            self.steps.setdefault(which, Step(which, begin, end))
+            self.steps.setdefault(which, ProfiledStep(which, begin, end))
 
 
 def correlation_of(arguments: Mapping[str, Any]) -> int:
@@ -198,7 +198,7 @@ def _issue_times(columns: _Columns, begin: Floats) -> Floats:
     return np.where(found, times[at], begin)
 
 
-def _positions(steps: tuple[Step, ...], times: Floats) -> NDArray[np.int64]:
+def _positions(steps: tuple[ProfiledStep, ...], times: Floats) -> NDArray[np.int64]:
     """The position of the step in which each time lies, -1 if in none."""
     begins = np.array([step.begin_us for step in steps])
     ends = np.array([step.end_us for step in steps])

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 from wavecast.frameworks.kineto.naming import synchronization_name
 from wavecast.frameworks.kineto.nesting import Node
-from wavecast.intervals import Interval, union
+from wavecast.traces.overlap import Interval, union
 
 # A function that returns only when its copy is done.
 _BLOCKING_COPY = re.compile(r"(?:cuda|hip|cu)Memcpy(?!\w*Async)\w*")

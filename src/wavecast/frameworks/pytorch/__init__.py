@@ -1,5 +1,1 @@
-"""PyTorch: from a step on fake tensors to a Trace."""
-
-from wavecast.frameworks.pytorch.capture import DEFAULT_CAPABILITY, capture
-
-__all__ = ["DEFAULT_CAPABILITY", "capture"]
+"""PyTorch: a training step traced on fake tensors, or measured on a real GPU, as a Trace."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from wavecast.complexities import Kind, Layer, Network, Shape
 from wavecast.errors import CaptureError, InvalidInput
+from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Shape
 
 _NO_WORK = (nn.Flatten, nn.Unflatten, nn.Identity)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
@@ -43,7 +43,7 @@ def network_of(
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else tuple(inputs)
     if len(shape) != 3 or min(shape) < 1:
         raise InvalidInput(f"a sample has channels, height and width, not {shape}")
-    layers: list[Layer] = []
+    layers: list[NetworkLayer] = []
     unknown: list[str] = []
 
     def hook_of(path: str) -> Callable[..., None]:
@@ -87,45 +87,45 @@ def _run_fake(
         ) from error
 
 
-def _layer(path: str, module: nn.Module, read: Sequence[Any], written: Any) -> Layer | None:
+def _layer(path: str, module: nn.Module, read: Sequence[Any], written: Any) -> NetworkLayer | None:
     """The layer that ran, or None if it has no formula."""
     if not (read and isinstance(read[0], Tensor) and isinstance(written, Tensor)):
         return None
     inputs, outputs = _shape(read[0]), _shape(written)
     in_place = bool(getattr(module, "inplace", False))
     if isinstance(module, nn.Conv2d):
-        return Layer(
-            *(path, Kind.CONV, inputs, outputs, module.kernel_size, min(module.stride)),
+        return NetworkLayer(
+            *(path, LayerCategory.CONV, inputs, outputs, module.kernel_size, min(module.stride)),
             groups=module.groups,
             bias=module.bias is not None,
         )
     if isinstance(module, nn.Linear):
         # Of several positions each is multiplied by the same matrix: as one filter of 1x1.
-        kind = Kind.FC if outputs[1:] == (1, 1) else Kind.CONV
-        return Layer(path, kind, inputs, outputs, bias=module.bias is not None)
+        kind = LayerCategory.FC if outputs[1:] == (1, 1) else LayerCategory.CONV
+        return NetworkLayer(path, kind, inputs, outputs, bias=module.bias is not None)
     if isinstance(module, nn.LocalResponseNorm):
-        return Layer(path, Kind.NORM, inputs, outputs, local_size=module.size)
+        return NetworkLayer(path, LayerCategory.NORM, inputs, outputs, local_size=module.size)
     if isinstance(module, _POOLS):
         stride = module.stride if module.stride is not None else module.kernel_size
-        return Layer(
-            path, Kind.POOL, inputs, outputs, _pair(module.kernel_size), min(_pair(stride))
+        return NetworkLayer(
+            path, LayerCategory.POOL, inputs, outputs, _pair(module.kernel_size), min(_pair(stride))
         )
     if isinstance(module, _ADAPTIVE_POOLS):
         return _adaptive(path, inputs, outputs)
     if isinstance(module, nn.ReLU):
-        return Layer(path, Kind.RELU, inputs, outputs, in_place=in_place)
+        return NetworkLayer(path, LayerCategory.RELU, inputs, outputs, in_place=in_place)
     if isinstance(module, _DROPOUTS) and not _skipped(module):
-        return Layer(path, Kind.DROPOUT, inputs, outputs, in_place=in_place)
+        return NetworkLayer(path, LayerCategory.DROPOUT, inputs, outputs, in_place=in_place)
     return None
 
 
-def _adaptive(path: str, inputs: Shape, outputs: Shape) -> Layer | None:
+def _adaptive(path: str, inputs: Shape, outputs: Shape) -> NetworkLayer | None:
     """A pool given by what it leaves; only those that divide evenly are a plain pool."""
     if any(inside % outside for inside, outside in zip(inputs[1:], outputs[1:], strict=True)):
         return None
     height, width = inputs[1] // outputs[1], inputs[2] // outputs[2]
     stride = 1 if outputs[1:] == (1, 1) else min(height, width)
-    return Layer(path, Kind.POOL, inputs, outputs, (height, width), stride)
+    return NetworkLayer(path, LayerCategory.POOL, inputs, outputs, (height, width), stride)
 
 
 def _skipped(module: nn.Module) -> bool:

@@ -23,11 +23,11 @@ from wavecast.frameworks.pytorch.signature import (
     with_switches,
 )
 from wavecast.frameworks.pytorch.structure import Structure, key_of
-from wavecast.trace import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
+from wavecast.traces.step import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
 
 
 @dataclass
-class _Entry:
+class _OpEntry:
     """A call as it is being recorded: it may still turn out to run on the GPU."""
 
     op: Op
@@ -69,7 +69,7 @@ LABEL = "wavecast#"
 class RecordingMode(TorchDispatchMode):
     """Has the ops of a real GPU written down as they run, each in a profiler range of its own."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: OpRecorder) -> None:
         super().__init__()
         self.recorder = recorder
 
@@ -125,7 +125,7 @@ def called_by_autograd() -> bool:
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
-class Recorder:
+class OpRecorder:
     """Records ops with their phase and module, and the lifetimes of GPU storages.
 
     Lifetimes are followed from the beginning; ops are written down only within `step()`.
@@ -139,7 +139,7 @@ class Recorder:
         self.streams = 0
         self.on_call: Callable[[int], None] | None = None
         self._recording = False
-        self._entries: list[_Entry] = []
+        self._entries: list[_OpEntry] = []
         self._host_writers: dict[int, list[int]] = {}
         self._memories: list[_Memory] = []
         self._sums: list[tuple[int, _Memory, _Memory]] = []
@@ -292,7 +292,7 @@ class Recorder:
     def _append(self, op: Op, host: bool, reads: tuple[int, ...]) -> None:
         phase, module = self.structure.place()
         syncs = not host and waits(op)
-        self._entries.append(_Entry(op, phase, module, self.stream, syncs, host, reads))
+        self._entries.append(_OpEntry(op, phase, module, self.stream, syncs, host, reads))
         if self.on_call is not None:
             self.on_call(len(self._entries))
 
@@ -376,5 +376,5 @@ class Recorder:
         return spec
 
     @staticmethod
-    def _call(entry: _Entry, kernels: tuple[Kernel, ...], host_s: float | None) -> Call:
+    def _call(entry: _OpEntry, kernels: tuple[Kernel, ...], host_s: float | None) -> Call:
         return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels, host_s)

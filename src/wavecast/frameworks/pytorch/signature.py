@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from wavecast.trace import Op, Scalar
+from wavecast.traces.step import Op, Scalar
 
 # Questions about a tensor, and autograd's bookkeeping: they reach a dispatch mode but are no
 # operations of the step.

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-from wavecast.trace import Phase, Role
+from wavecast.traces.step import Phase, Role
 
 
 class Structure:

@@ -1,0 +1,344 @@
+"""Products of the experts of real models: timed on this machine's GPU, and read again.
+
+`python -m lab.score.grouped measure OUT` writes OUT/grouped.json.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wavecast.traces.step import Op, TensorSpec
+
+MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "grouped.json"
+GPU = "h200-sxm"
+TOKENS = (1024, 4096, 16384, 2048, 8192)
+ROUTINGS = ("even", "uneven")
+REPEATS = 7
+FLUSHED_BYTES = 2**28
+"""Several times any L2."""
+ASLEEP_CYCLES = 2_000_000
+"""A millisecond: what the host needs to issue the repeats."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A model's experts, as its configuration has them."""
+
+    model: str
+    count: int
+    each: int
+    """Experts that a token goes to."""
+    hidden: int
+    inner: int
+    turned: bool = False
+    """Whether weights are stored (in, out)."""
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """What goes in and comes out: gate and up as one product, and down."""
+        return {"up": (self.hidden, 2 * self.inner), "down": (self.inner, self.hidden)}
+
+
+MODELS = (
+    Experts("Mixtral-8x7B", 8, 2, 4096, 14336),
+    Experts("Qwen3-30B-A3B", 128, 8, 2048, 768),
+    Experts("DeepSeek-V2-Lite", 64, 6, 2048, 1408),
+    Experts("gpt-oss-20b", 32, 4, 2880, 2880, turned=True),
+    Experts("Phi-3.5-MoE", 16, 2, 4096, 6400),
+    Experts("OLMoE-1B-7B", 64, 8, 2048, 1024),
+    Experts("Qwen3-235B-A22B", 128, 8, 4096, 1536),
+    Experts("granite-3.1-3b-a800m", 40, 8, 1536, 512),
+    Experts("Qwen1.5-MoE-A2.7B", 60, 4, 2048, 1408),
+    Experts("gpt-oss-120b", 128, 4, 2880, 2880, turned=True),
+)
+
+
+class Tensor(NamedTuple):
+    """What a product reads."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+class ExpertRow(NamedTuple):
+    """One product."""
+
+    model: str
+    matrix: str
+    turn: str
+    """"forward", "data" (its gradient) or "weights"."""
+    tokens: int
+    routing: str
+    fullest: float
+    """Rows of the expert that has most, over their mean."""
+    op: str
+    inputs: tuple[Tensor, ...]
+    events_s: float | None
+    """By the GPU's clock around the call; None where torch loops over groups and the host waits."""
+    kernels_s: float | None
+    """While a kernel ran, where that was looked at."""
+    kernels: tuple[str, ...]
+
+
+def read(path: Path = MEASURED) -> list[ExpertRow]:
+    """The rows of a file that `measure` wrote."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return [_row(*row) for row in rows]
+
+
+def _row(*row: Any) -> ExpertRow:
+    made = ExpertRow(*row)
+    tensors = (Tensor(tuple(shape), tuple(strides), d) for shape, strides, d in made.inputs)
+    return made._replace(inputs=tuple(tensors), kernels=tuple(made.kernels))
+
+
+def op_of(row: ExpertRow) -> Op:
+    """The op of a row, as a trace has it."""
+    inputs = tuple(TensorSpec(t.shape, t.dtype, t.strides) for t in row.inputs)
+    a, b = inputs[:2]
+    groups = tuple(t.shape[0] for t in inputs[-1:] if row.op != "aten.bmm" and len(b.shape) == 2)
+    shape = (*(groups or a.shape[:-2]), a.shape[-2], b.shape[-1])
+    dtype = "bfloat16" if "scaled" in row.op else a.dtype
+    return Op(row.op, inputs, (TensorSpec(shape, dtype),), (("precision", "ieee"),))
+
+
+def measured_s(row: ExpertRow) -> float:
+    """What a product took."""
+    found = row.kernels_s if row.events_s is None else row.events_s
+    assert found is not None
+    return found
+
+
+# Measuring: needs torch and a GPU.
+
+
+@dataclass(frozen=True)
+class Product:
+    """A call to time."""
+
+    name: str
+    turn: str
+    operands: tuple[Any, ...]
+    run: Callable[[], Any]
+
+
+def shares(count: int, routing: str) -> list[float]:
+    """How much of the tokens each expert gets: the same, or as routers do that are not balanced."""
+    import torch
+
+    if routing == "even":
+        return [1 / count] * count
+    drawn = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    weights = (0.7 * drawn).exp()
+    return (weights / weights.sum()).tolist()  # type: ignore[no-any-return]
+
+
+def ends(rows: int, count: int, routing: str) -> list[int]:
+    """Where the rows of each expert end."""
+    found, reached = [], 0.0
+    for share in shares(count, routing):
+        reached += share
+        found.append(round(rows * reached))
+    return found
+
+
+def fullest(offsets: Sequence[int]) -> float:
+    """Rows of the expert that has most, over their mean."""
+    sizes = [end - begin for begin, end in zip((0, *offsets), offsets, strict=False)]
+    return max(sizes) * len(sizes) / max(sum(sizes), 1)
+
+
+def asked_for(run: Callable[[], Any]) -> list[Product]:
+    """The grouped products within a call, with the very operands that autograd hands over."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[Product] = []
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.ops.aten._grouped_mm.default:
+                turn = "forward" if not found else "data" if args[1].dim() == 3 else "weights"
+                found.append(
+                    Product("_grouped_mm", turn, args, partial(func, *args, **(kwargs or {})))
+                )
+            return func(*args, **(kwargs or {}))
+
+    with Listening():
+        run()
+    return found
+
+
+def trained(rows: Any, weight: Any, offsets: Any) -> list[Product]:
+    """The products of one matrix of the experts in a step of training."""
+    import torch
+    import torch.nn.functional as F
+
+    def run() -> None:
+        out = F.grouped_mm(rows, weight, offs=offsets)
+        out.backward(torch.randn_like(out))
+
+    return asked_for(run)
+
+
+def batched(products: Sequence[Product], count: int) -> Iterator[Product]:
+    """The same products as plain batches: what equal groups would take without being groups."""
+    import torch
+
+    for each in products:
+        a, b = each.operands[:2]
+        if b.dim() == 2:
+            a, b = a.unflatten(1, (count, -1)).transpose(0, 1), b.unflatten(0, (count, -1))
+        else:
+            a = a.unflatten(0, (count, -1))
+        yield Product("bmm", each.turn, (a, b), partial(torch.bmm, a, b))
+
+
+def in_fp8(rows: Any, weight: Any, offsets: Any) -> Product:
+    """The forward product with a scale for each row, and each column of weights."""
+    import torch
+
+    a = rows.detach().to(torch.float8_e4m3fn)
+    stored = weight.detach().transpose(-2, -1).contiguous().to(torch.float8_e4m3fn)
+    b = stored.transpose(-2, -1)
+    ones = partial(torch.ones, device=rows.device, dtype=torch.float32)
+    operands = (a, b, ones(a.shape[0]), ones((b.shape[0], b.shape[2])), offsets)
+    run = partial(
+        torch.ops.aten._scaled_grouped_mm.default,
+        *operands,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+    return Product("_scaled_grouped_mm", "forward", operands, run)
+
+
+def by_events(run: Callable[[], Any], flushed: Any) -> float:
+    """The median of calls that find L2 full of something else, issued while the GPU sleeps."""
+    import torch
+
+    for _ in range(2):
+        run()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    torch.cuda._sleep(ASLEEP_CYCLES)
+    for begin, end in events:
+        flushed.zero_()
+        begin.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return _short(1e-3 * statistics.median(begin.elapsed_time(end) for begin, end in events))
+
+
+def by_kernels(run: Callable[[], Any], flushed: Any) -> tuple[float, tuple[str, ...]]:
+    """The kernels of one call: a loop over groups waits for the host, its kernels do not."""
+    import torch
+
+    from wavecast.frameworks.pytorch.measurement.profiling import untouched
+
+    run()
+    flushed.zero_()
+    torch.cuda.synchronize()
+    seen = untouched(run, 1)
+    return _short(seen.busy_s), tuple(f"{n} x {name[:60]}" for name, n in seen.names.items())
+
+
+def _short(seconds: float) -> float:
+    """As many digits as the clock has."""
+    return float(f"{seconds:.6g}")
+
+
+def products_of(experts: Experts, weight: Any, tokens: int, routing: str) -> Iterator[Product]:
+    """What is timed of a matrix: grouped; where groups are equal, batched and in fp8 beside it."""
+    import torch
+
+    inwards = weight.shape[1]
+    count, rows = experts.count, tokens * experts.each
+    offsets = torch.tensor(ends(rows, count, routing), dtype=torch.int32, device=weight.device)
+    data = torch.randn(rows, inwards, dtype=weight.dtype, device=weight.device, requires_grad=True)
+    products = trained(data, weight, offsets)
+    yield from products
+    if weight.dtype == torch.bfloat16 and routing == "even" and rows % count == 0:
+        yield from batched(products, count)
+        if not experts.turned:
+            yield in_fp8(data, weight, offsets)
+
+
+def measured(
+    experts: Experts, matrix: str, weight: Any, tokens: int, routing: str, flushed: Any
+) -> Iterator[ExpertRow]:
+    """The rows of one matrix at one number of tokens."""
+    import torch
+
+    most = fullest(ends(tokens * experts.each, experts.count, routing))
+    looped = weight.dtype != torch.bfloat16  # torch has a kernel for groups in bf16 alone
+    looked_at = looped or (tokens, routing, matrix) == (TOKENS[0], "even", "up")
+    for each in products_of(experts, weight, tokens, routing):
+        with torch.no_grad():
+            kernels_s, names = by_kernels(each.run, flushed) if looked_at else (None, ())
+            seconds = None if looped else by_events(each.run, flushed)
+        tensors = tuple(
+            Tensor(tuple(t.shape), t.stride(), str(t.dtype).removeprefix("torch."))
+            for t in each.operands
+        )
+        place = (experts.model, matrix, each.turn, tokens, routing, round(most, 3))
+        yield ExpertRow(*place, f"aten.{each.name}", tensors, seconds, kernels_s, names)
+
+
+def all_rows(seconds: float, device: str = "cuda") -> Iterator[ExpertRow]:
+    """Model after model, as far as time goes."""
+    import torch
+
+    until = time.monotonic() + seconds
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
+    plans = [
+        *(("bfloat16", each, TOKENS, ROUTINGS) for each in MODELS),
+        *(("float16", each, TOKENS[:2], ROUTINGS[:1]) for each in MODELS[:4]),
+        *(("float32", each, TOKENS[:1], ROUTINGS[:1]) for each in MODELS[:4]),
+    ]
+    for dtype, experts, counts, routings in plans:
+        for matrix, (inwards, out) in experts.matrices.items():
+            shape = (inwards, out) if experts.turned else (out, inwards)
+            make = partial(torch.randn, dtype=getattr(torch, dtype), device=device)
+            stored = make(experts.count, *shape)
+            weight = stored if experts.turned else stored.transpose(-2, -1)
+            weight.requires_grad_()
+            for tokens in counts:
+                for routing in routings:
+                    if time.monotonic() > until:
+                        return
+                    weight.grad = None
+                    try:
+                        yield from measured(experts, matrix, weight, tokens, routing, flushed)
+                    except RuntimeError as error:  # a product that this GPU or torch refuses
+                        print(f"{experts.model} {matrix} {dtype}: {str(error)[:200]}", flush=True)
+
+
+def measure(folder: Path, seconds: float) -> None:
+    """Write what the products took, and print a short table."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    begin, rows = time.monotonic(), list[ExpertRow]()
+    try:
+        rows.extend(all_rows(seconds))
+    finally:  # what was measured counts, whatever ended it
+        gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        head = json.dumps({**gpu, "columns": ExpertRow._fields})
+        lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+        text = f'{{"head": {head},\n"rows": [\n{lines}\n]}}\n'
+        (folder / "grouped.json").write_text(text, encoding="utf-8")
+    for experts in MODELS:
+        mine = [row for row in rows if row.model == experts.model]
+        total_s = sum(row.events_s or row.kernels_s or 0.0 for row in mine)
+        print(f"{experts.model}: {len(mine)} products, {total_s:.4f} s")
+    print(f"{len(rows)} rows in {time.monotonic() - begin:.1f} s")

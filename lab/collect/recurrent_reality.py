@@ -1,0 +1,257 @@
+"""What cuDNN's recurrent layers ask torch's allocator for, on a real GPU.
+
+    python -m lab.collect.recurrent_reality OUT      # two minutes; OUT/rnn_workspaces.jsonl
+
+One line for each layer: its settings where they are not the usual ones (`MeasuredRecurrentLayer`), and the sizes
+that its forward and its backward pass asked for, in order, as torch's memory history has them;
+what was given back is negative. measurements/h200/rnn_workspaces.jsonl was written so, before there
+were layers with dropout, without training and of small states (`_other_layers`), which are in
+rnn_workspaces_more.jsonl; `_open_layers` are in neither.
+`--pretend` lists the layers, without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from wavecast.footprint.workspaces.recurrent import BACKWARD, FORWARD, workspace_bytes
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+_WIDTHS = ((64, 256), (512, 256), (1024, 256), (200, 330), (700, 330))
+_MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}
+
+
+@dataclass(frozen=True)
+class MeasuredRecurrentLayer:
+    """A recurrent layer and its input."""
+
+    cell: str = "LSTM"
+    inputs: int = 256
+    hidden: int = 256
+    layers: int = 1
+    both: bool = False
+    bias: bool = True
+    projected: int = 0
+    steps: int = 50
+    batch: int = 16
+    dtype: str = "float32"
+    packed: bool = False
+    dropout: float = 0.0
+    trained: bool = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that are not the usual ones."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
+        }
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the sequences, the longest first: all are long but in a packed batch."""
+        shorter = self.steps // 2 if self.packed else 0
+        return [self.steps - shorter * i // max(1, self.batch - 1) for i in range(self.batch)]
+
+    @property
+    def op(self) -> Op:
+        """The forward pass as a trace has it, as far as its workspace depends on it."""
+        stacked = self.layers * (1 + self.both)
+        attrs: dict[str, Scalar] = {
+            "weight_stride0": (4 if self.bias else 2) + (self.projected > 0),
+            "mode": _MODES[self.cell],
+            "hidden_size": self.hidden,
+            "proj_size": self.projected,
+            "num_layers": self.layers,
+            "batch_first": False,
+            "dropout": self.dropout,
+            "train": self.trained,
+            "bidirectional": self.both,
+        }
+        shape = (self.steps, self.batch, self.inputs)
+        if self.packed:
+            shape = (sum(self.lengths), self.inputs)  # type: ignore[assignment]
+        states = TensorSpec((stacked, self.batch, self.projected or self.hidden), self.dtype)
+        source = TensorSpec(shape, self.dtype)
+        return Op(FORWARD, (source, states), (source,), tuple(attrs.items()))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a layer asked for: sizes in order, negative where they were given back."""
+
+    layer: MeasuredRecurrentLayer
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of the forward pass: what it takes last, but for what it keeps for the way back."""
+        taken = [size for size in self.forward if size > 0]
+        return taken[-2 if self.layer.trained else -1]
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the forward pass keeps for the way back."""
+        return next((size for size in reversed(self.forward) if size > 0), 0)
+
+    @property
+    def backward_workspace_bytes(self) -> int:
+        """Of the backward pass: what it gives back first."""
+        return -next(size for size in self.backward if size < 0)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """As a line of the file has it."""
+        return {**self.layer.settings, "forward": self.forward, "backward": self.backward}
+
+
+def read(path: Path) -> list[Found]:
+    """What was measured."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [_read(**json.loads(line)) for line in lines]
+
+
+def _read(forward: list[int], backward: list[int], **settings: Any) -> Found:
+    return Found(MeasuredRecurrentLayer(**settings), tuple(forward), tuple(backward))
+
+
+def errors(found: Found) -> tuple[float, ...]:
+    """Of the expected workspaces, forward and backward."""
+    forward = found.layer.op
+    measured = [(forward, found.workspace_bytes)]
+    if found.layer.trained:
+        backward = replace(forward, name=BACKWARD)
+        measured.append((backward, found.backward_workspace_bytes))
+    return tuple(workspace_bytes(op) / nbytes - 1 for op, nbytes in measured)
+
+
+def layers() -> Iterator[MeasuredRecurrentLayer]:
+    """Each setting alone and with the others that it may depend on."""
+    yield from _measured_layers()
+    yield from _other_layers()
+    yield from _open_layers()
+
+
+def _other_layers() -> Iterator[MeasuredRecurrentLayer]:
+    for cell, both in product(_MODES, (False, True)):
+        usual = MeasuredRecurrentLayer(cell, both=both)
+        for depth, packed, steps in product((2, 3), (False, True), (50, 300)):
+            yield replace(usual, layers=depth, packed=packed, steps=steps, dropout=0.2)
+        for inputs, dtype in product((64, 512), ("float32", "float16")):
+            yield replace(usual, inputs=inputs, layers=2, dropout=0.2, dtype=dtype)
+        for depth, packed, steps in product((1, 2), (False, True), (50, 300)):
+            yield replace(usual, layers=depth, packed=packed, steps=steps, trained=False)
+        for hidden, depth, dtype in product((64, 128, 192), (1, 2, 3), ("float32", "float16")):
+            yield replace(usual, inputs=hidden, hidden=hidden, layers=depth, dtype=dtype)
+        for inputs, steps in product((64, 512), (8, 300)):
+            yield replace(usual, inputs=inputs, hidden=128, steps=steps)
+        for hidden, depth in product((384, 512, 1024), (1, 2)):
+            yield replace(usual, inputs=hidden, hidden=hidden, layers=depth)
+        for batch, depth in product((64, 256), (2, 3)):
+            yield replace(usual, batch=batch, layers=depth, steps=300)
+
+
+def _open_layers() -> Iterator[MeasuredRecurrentLayer]:
+    """Those that the rule answers for, and that were never measured."""
+    for cell, both, hidden in product(_MODES, (False, True), (128, 256)):
+        usual = MeasuredRecurrentLayer(cell, inputs=64, hidden=hidden, both=both)
+        for depth, dropout in product((1, 2), (0.0, 0.2)):
+            yield replace(usual, layers=depth, dropout=dropout, trained=False)
+        for depth, steps in product((2, 3), (50, 300)):
+            yield replace(usual, layers=depth, steps=steps, dropout=0.2)
+    for cell, inputs, trained in product(("RNN", "LSTM"), (512, 1024, 2048), (True, False)):
+        yield MeasuredRecurrentLayer(cell, inputs, 512, dtype="float16", trained=trained)
+        yield MeasuredRecurrentLayer(cell, 2 * inputs, 256, dtype="float16", trained=trained)
+
+
+def _measured_layers() -> Iterator[MeasuredRecurrentLayer]:
+    for cell, both, packed in product(_MODES, (False, True), (False, True)):
+        usual = MeasuredRecurrentLayer(cell, both=both, packed=packed)
+        for depth, steps in product((1, 2, 3, 4), (1, 8, 33, 50, 128, 300, 1000)):
+            yield replace(usual, layers=depth, steps=steps)
+        for depth, (inputs, hidden) in product((1, 2), _WIDTHS):
+            yield replace(usual, layers=depth, inputs=inputs, hidden=hidden)
+        yield replace(usual, bias=False)
+    for cell, both in product(_MODES, (False, True)):
+        for batch in (1, 3, 64, 256):
+            yield MeasuredRecurrentLayer(cell, both=both, batch=batch)
+        for dtype, width, depth in product(("float16", "float64"), (256, 330, 1024, 1536), (1, 2)):
+            yield MeasuredRecurrentLayer(cell, width, width, depth, both, dtype=dtype)
+    for both, depth, bias in product((False, True), (1, 2), (False, True)):
+        yield MeasuredRecurrentLayer(layers=depth, both=both, projected=64, bias=bias)
+
+
+def measure(layer: MeasuredRecurrentLayer) -> Found:
+    """What both passes ask for and give back, in order."""
+    dtype = getattr(torch, layer.dtype)
+    options: dict[str, Any] = {"proj_size": layer.projected} if layer.projected else {}
+    net = getattr(nn, layer.cell)(
+        layer.inputs, layer.hidden, layer.layers, bias=layer.bias, bidirectional=layer.both,
+        dropout=layer.dropout, device="cuda", dtype=dtype, **options,
+    ).train(layer.trained)  # fmt: skip
+    shape = (layer.steps, layer.batch, layer.inputs)
+    source: Any = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=layer.trained)
+    if layer.packed:
+        source = pack_padded_sequence(source, torch.tensor(layer.lengths))
+    torch.cuda.memory._record_memory_history(context=None, clear_history=True)
+    with torch.set_grad_enabled(layer.trained):
+        out = net(source)[0]
+    out = out.data if layer.packed else out
+    forward = _events()
+    if layer.trained:
+        out.backward(torch.ones_like(out))
+    backward = _events()[len(forward) :]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    return Found(layer, forward, backward)
+
+
+def _events() -> tuple[int, ...]:
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    signs = {"alloc": 1, "free_completed": -1}
+    return tuple(
+        signs[event["action"]] * event["size"]
+        for each in traces
+        for event in each
+        if event["action"] in signs
+    )
+
+
+def main() -> None:
+    """Measure all, and print those that take another workspace than expected."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pretend", action="store_true")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    count, wrong = 0, []
+    with (arguments.out / "rnn_workspaces.jsonl").open("w", encoding="utf-8") as file:
+        for layer in dict.fromkeys(layers()):
+            row = layer.settings
+            if not arguments.pretend:
+                found = measure(layer)
+                row = found.row
+                if any(errors(found)):
+                    wrong.append(found)
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            count += 1
+    for found in wrong[:60]:
+        shown = " ".join(f"{error:+.2%}" for error in errors(found))
+        print(shown, found.workspace_bytes, found.layer.settings)
+    told = "not measured" if arguments.pretend else f"{len(wrong)} with another workspace"
+    print(f"{count} layers, {told}")
+
+
+if __name__ == "__main__":
+    main()

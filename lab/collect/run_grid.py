@@ -1,0 +1,375 @@
+"""Runs of AlexNet, GoogLeNet and VGG-16 over batches and iterations, timed on this machine's GPU.
+
+    python -m lab.collect.run_grid OUT --seconds 150
+
+writes OUT/runs.csv (one row a run), OUT/layers/*.json.gz (measured traces, for the per-layer
+models) and prints a table. What OUT has already is kept and not made again, so the same command
+goes on where time was up. `--variants "training graph fp32"` makes only those. The grid is that of
+Gianniti et al. 2019 (section 4.3), its iterations divided by ten; `ITERATIONS` says how far we know
+it.
+
+What a row means:
+
+- `seconds`: this many iterations, one after the other, after the start-up.
+- `startup_s`: before them: building the net, its optimizer and a batch on the GPU, three
+  iterations to warm up, and the capture of the graph where there is one.
+- mode `graph`: an iteration is one CUDA graph, so that the GPU is never waiting for the host, as on
+  the slower GPU of the paper. Mode `eager`: plain PyTorch, which on a fast GPU waits at small
+  batches.
+- Lengths up to 20 are runs of their own; the 15 longer ones are read off one run, as from a log
+  that prints the time now and then.
+- phase `testing`: the forward pass alone.
+
+Nets, batches and lengths come in random order (fixed seed), in two passes with a start-up each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wavecast.suite import benchmark
+from wavecast.suite.training import float32_products
+
+NETS = ("alexnet", "googlenet", "vgg16")
+BATCHES = tuple(range(8, 65, 8))
+ITERATIONS = (10, 12, 15, 17, 20, *range(25, 96, 5))
+"""A tenth of the paper's 20 values. We know its thresholds (150, 170, 200) and the condition
+numbers of its designs, which leave 100 and 120 as the first two; the 15 above 200 are our own."""
+SHORT = 5
+PASSES = 2
+WARM_UP = 3
+LAYER_BATCHES = (16, 64)
+LAYER_PRECISIONS = ("tf32", "fp32")
+LAYER_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{net: (net, {}) for net in NETS},
+    "alexnet-ungrouped": ("alexnet", {"groups": 1}),
+}
+"""Nets whose layers are traced; AlexNet also in one group, as the paper counts it."""
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """One timed run."""
+
+    net: str
+    phase: str
+    mode: str
+    precision: str
+    batch: int
+    iterations: int
+    seconds: float
+    startup_s: float
+    start: int
+    """Which start-up it belongs to; rows of one start-up and one run share its noise."""
+    order: int
+    gpu: str
+    software: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run the whole grid."""
+
+    phase: str
+    mode: str
+    precision: str
+    passes: int
+    short: int
+    """So many of the shortest lengths are runs of their own."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.phase} {self.mode} {self.precision}"
+
+
+VARIANTS = (
+    Variant("training", "graph", "tf32", PASSES, SHORT),
+    Variant("training", "eager", "tf32", 1, 0),
+    Variant("testing", "graph", "tf32", 1, 0),
+    Variant("training", "graph", "fp32", 1, SHORT),
+    Variant("testing", "graph", "fp32", 1, 0),
+)
+
+
+class Stopwatch:
+    """Times along a run, taken on the GPU without stopping it."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+
+    def mark(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def between_s(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) * 1e-3 if self.cuda else float(end - begin)
+
+
+def started(net: str, batch: int, variant: Variant, options: dict[str, Any]) -> Callable[[], Any]:
+    """A step that is warm: the start-up of a run."""
+    cuda = options["device"] == "cuda"
+    with torch.device(options["device"]):  # weights are made on the GPU, not copied there
+        step = benchmark(net).make_step(batch, variant.precision, **options)
+    run: Callable[[], Any] = step
+    if variant.phase == "testing":
+        step.model.eval()
+        images = step.inputs[0]
+
+        def run() -> Any:
+            with torch.inference_mode(), float32_products(variant.precision):
+                return step.model(images)
+
+    if variant.mode == "graph" and cuda:
+        return graphed(run)
+    for _ in range(WARM_UP):
+        run()
+    return run
+
+
+def graphed(run: Callable[[], Any]) -> Callable[[], Any]:
+    """The same work as one CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+
+    def replay(keep: Any = run) -> None:
+        graph.replay()
+
+    replay()
+    return replay
+
+
+def timed(run: Callable[[], Any], lengths: Sequence[int], watch: Stopwatch) -> list[float]:
+    """Seconds after each of these numbers of iterations of one run."""
+    watch.wait()
+    begin = watch.mark()
+    marks = {}
+    for done in range(1, max(lengths) + 1):
+        run()
+        if done in lengths:
+            marks[done] = watch.mark()
+    watch.wait()
+    return [watch.between_s(begin, marks[length]) for length in lengths]
+
+
+def parts(variant: Variant, shuffled: random.Random) -> list[list[tuple[int, ...]]]:
+    """For each pass, the runs to make: each a tuple of lengths to read off it."""
+    runs: list[tuple[int, ...]] = [(length,) for length in ITERATIONS[: variant.short]]
+    runs.append(ITERATIONS[variant.short :])
+    shuffled.shuffle(runs)
+    return [runs[each :: variant.passes] for each in range(variant.passes)]
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start-up of a net, and the runs to make after it."""
+
+    number: int
+    net: str
+    batch: int
+    runs: list[tuple[int, ...]]
+    """Each a tuple of lengths to read off it."""
+    order: int
+    """That of its first run."""
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted(length for run in self.runs for length in run)
+
+
+def planned(variant: Variant) -> list[Start]:
+    """The starts of a variant in random order, the same whenever it is asked."""
+    shuffled = random.Random(7)
+    plan = [
+        (net, batch, runs)
+        for net in NETS
+        for batch in BATCHES
+        for runs in parts(variant, shuffled)
+        if runs
+    ]
+    shuffled.shuffle(plan)
+    starts, order = [], 0
+    for number, (net, batch, runs) in enumerate(plan):
+        starts.append(Start(number, net, batch, runs, order))
+        order += len(runs)
+    return starts
+
+
+def made(variant: Variant, found: Sequence[GridRow]) -> dict[int, list[GridRow]]:
+    """The starts of a variant that are there in full, with their rows."""
+    rows: dict[int, list[GridRow]] = {}
+    for row in found:
+        if (row.phase, row.mode, row.precision) == (variant.phase, variant.mode, variant.precision):
+            rows.setdefault(row.start, []).append(row)
+    whole = {}
+    for start in planned(variant):
+        there = rows.get(start.number, [])
+        if not there:
+            continue
+        if {(row.net, row.batch) for row in there} != {(start.net, start.batch)}:
+            raise SystemExit(f"start {start.number} of {variant.name} is of another plan")
+        if sorted(row.iterations for row in there) == start.lengths:
+            whole[start.number] = there
+    return whole
+
+
+def read(path: Path) -> list[GridRow]:
+    """The rows of a table that was begun; none if it was not."""
+    if not path.exists():
+        return []
+    kinds = {"int": int, "float": float, "str": str}
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            GridRow(*(kinds[str(field.type)](row[field.name]) for field in fields(GridRow)))
+            for row in csv.DictReader(file)
+        ]
+
+
+def rows(
+    variant: Variant, options: dict[str, Any], until: float, skip: Iterable[int] = ()
+) -> Iterator[GridRow]:
+    """The runs of a variant, in random order, until time is up."""
+    cuda = options["device"] == "cuda"
+    watch = Stopwatch(cuda)
+    gpu = torch.cuda.get_device_name() if cuda else "cpu"
+    software = f"torch {torch.__version__}"
+    left = [start for start in planned(variant) if start.number not in set(skip)]
+    for index, start in enumerate(left):
+        if time.monotonic() > until:
+            print(f"time is up: {len(left) - index} starts left of {variant.name}", flush=True)
+            return
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+        watch.wait()
+        before = time.perf_counter()
+        run = started(start.net, start.batch, variant, options)
+        watch.wait()
+        startup_s = time.perf_counter() - before
+        for order, lengths in enumerate(start.runs, start=start.order):
+            for length, seconds in zip(lengths, timed(run, lengths, watch), strict=True):
+                yield GridRow(
+                    *(start.net, variant.phase, variant.mode, variant.precision),
+                    *(start.batch, length, round(seconds, 7), round(startup_s, 4)),
+                    *(start.number, order, gpu, software),
+                )
+        del run
+
+
+def settle(variants: Sequence[Variant], options: dict[str, Any]) -> None:
+    """Once through all nets, so that libraries are loaded before anything is timed."""
+    for net in NETS:
+        for variant in variants:
+            started(net, BATCHES[0], variant, options)()
+
+
+def measure_layers(folder: Path, until: float) -> None:
+    """Measured traces for the per-layer models, those that are not there."""
+    import wavecast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for precision, name, batch in product(LAYER_PRECISIONS, LAYER_CASES, LAYER_BATCHES):
+        path = folder / layer_file(name, batch, precision)
+        if path.exists():
+            continue
+        if time.monotonic() > until:
+            print(f"time is up before {path.name}", flush=True)
+            return
+        net, more = LAYER_CASES[name]
+        step = benchmark(net).make_step(batch, precision, device="cuda", **more)
+        wavecast.measure(step, repeats=5, recordings=1, samples=batch).save(path)
+        del step
+        gc.collect()
+
+
+def layer_file(name: str, batch: int, precision: str) -> str:
+    """What the trace of a net is called."""
+    return f"{name}-b{batch}-{precision}.json.gz"
+
+
+def summary(found: Sequence[GridRow]) -> Iterator[str]:
+    """Milliseconds an iteration in the longest run, by net, variant and batch."""
+    yield "net        variant                 ms/iteration at batch " + " ".join(
+        f"{batch:>7}" for batch in BATCHES
+    )
+    longest = {
+        (row.net, f"{row.phase} {row.mode} {row.precision}", row.batch): row
+        for row in sorted(found, key=lambda row: row.iterations)
+    }
+    for net, variant in dict.fromkeys((net, variant) for net, variant, _ in longest):
+        cells = [longest.get((net, variant, batch)) for batch in BATCHES]
+        yield f"{net:10} {variant:44}" + " ".join(
+            "      -" if row is None else f"{1e3 * row.seconds / row.iterations:7.2f}"
+            for row in cells
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=150, help="stop starting runs after these")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--image", type=int, help="smaller images, to try the script out")
+    names = [variant.name for variant in VARIANTS]
+    parser.add_argument("--variants", nargs="+", choices=names, default=names, metavar="VARIANT")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    options: dict[str, Any] = {"device": arguments.device}
+    if arguments.image:
+        options["image"] = arguments.image
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    chosen = [variant for variant in VARIANTS if variant.name in arguments.variants]
+    table = arguments.out / "runs.csv"
+    there = read(table)
+    done = {variant: made(variant, there) for variant in VARIANTS}
+    found = [row for starts in done.values() for rows in starts.values() for row in rows]
+    print(f"{len(found)} rows are there", flush=True)
+    settle(chosen[:2], options)
+    with table.open("w", buffering=1, newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(field.name for field in fields(GridRow))
+        writer.writerows(astuple(row) for row in found)
+        for number, variant in enumerate(chosen):
+            try:
+                for row in rows(variant, options, began + arguments.seconds, done[variant]):
+                    writer.writerow(astuple(row))
+                    found.append(row)
+            except Exception as error:  # one try on a lent machine: keep what there is
+                print(f"{variant.name} broke off: {error!r}", flush=True)
+            spent_s = time.monotonic() - began
+            print(f"{spent_s:.0f} s: {variant.name}: {len(found)} rows", flush=True)
+            # Traces of layers come after the first variant, because they are cheap and needed.
+            if number == 0 and arguments.device == "cuda":
+                try:
+                    measure_layers(arguments.out / "layers", began + arguments.seconds)
+                except Exception as error:  # the runs still count
+                    print(f"no layers: {error!r}", flush=True)
+    print("\n".join(summary(found)))
+
+
+if __name__ == "__main__":
+    main()

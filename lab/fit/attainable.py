@@ -1,0 +1,149 @@
+"""Fit the shares of the roofline that ops attain.
+
+    python -m lab.fit.attainable FOLDER
+
+on the steps measured on our H200 (measurements/h200/steps) and, from FOLDER, on single ops that
+others measured on more GPUs (lab/measured/public.py). For each kind of op and limit: the floor and
+the share s in (0, 1] that fit best seconds = floor + bound / s, every GPU counting the same; and
+how far the group's time was off on each GPU when that one was left out.
+Writes data/models/attainable.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast import device, load_trace, ops
+from wavecast.predictors.attainable import group_of
+from wavecast.predictors.roofline import bound
+from wavecast.traces import overlap
+from wavecast.traces.step import Op
+
+ROOT = Path(__file__).parents[2]
+STEPS = ROOT / "measurements" / "h200" / "steps"
+CARD = ROOT / "src" / "wavecast" / "data" / "models" / "attainable.toml"
+OUR_GPU = "h200-sxm"
+LEAST_OPS = 4
+SHARES = np.geomspace(0.02, 1.0, 120)
+FLOORS = np.geomspace(0.5e-6, 30e-6, 40)
+# One GPU does not show how far apart GPUs are: no range is narrower than this.
+LEAST_LOW, LEAST_HIGH = 0.5, 1.8
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Ops of one group: their bounds, measured times, kernels and GPUs."""
+
+    bound_s: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    kernels: NDArray[np.float64]
+    gpus: NDArray[np.str_]
+
+    def where(self, mask: NDArray[np.bool_]) -> Observed:
+        """Those of the ops that a mask selects."""
+        return Observed(*(getattr(self, f.name)[mask] for f in fields(self)))
+
+
+def observations(folder: Path | None) -> dict[str, Observed]:
+    """Everything measured, by group."""
+    found: dict[str, list[tuple[float, float, int, str]]] = defaultdict(list)
+
+    def add(op: Op, gpu: str, seconds: float) -> None:
+        least = bound(op, device(gpu)) if ops.launches(op) else None
+        if least is not None and seconds > 0:
+            row = (least.seconds, seconds, ops.kernels(op), gpu)
+            found[group_of(op, least)].append(row)
+            found["other"].append(row)
+
+    for path in sorted(STEPS.glob("*.json.gz")):
+        for call in load_trace(path):
+            add(call.op, OUR_GPU, overlap.busy_s(call.kernels))
+    if folder is not None:
+        from lab.measured.public import rows
+
+        for op, gpu, seconds in rows(folder):
+            add(op, gpu, seconds)
+    return {
+        name: Observed(*(np.array(column) for column in zip(*group, strict=True)))
+        for name, group in found.items()
+        if len(group) >= LEAST_OPS
+    }
+
+
+def fit(observed: Observed, floors: NDArray[np.float64] = FLOORS) -> tuple[float, float]:
+    """The share and the floor with the least mean error in the logarithm."""
+    # Long ops matter more, but by the root of their time: the short ones are many and add up.
+    weights = np.sqrt(observed.seconds)
+    for gpu in np.unique(observed.gpus):
+        weights[observed.gpus == gpu] /= weights[observed.gpus == gpu].sum()
+    errors = [
+        np.abs(
+            np.log(
+                (floor * observed.kernels + observed.bound_s / SHARES[:, None]) / observed.seconds
+            )
+        )
+        @ weights
+        for floor in floors
+    ]
+    at_floor, at_share = np.unravel_index(int(np.argmin(errors)), np.shape(errors))
+    return float(SHARES[at_share]), float(floors[at_floor])
+
+
+def spread(observed: Observed, floor_s: float) -> tuple[float, float]:
+    """The least and the most that a group took in all, over its estimate, on a GPU left out.
+
+    The floor stays: only our own measurements separate the GPU from the host that issues.
+    """
+    ratios = []
+    gpus = np.unique(observed.gpus)
+    for gpu in gpus:
+        out = observed.gpus == gpu
+        share, _ = fit(observed.where(~out if len(gpus) > 1 else out), np.array([floor_s]))
+        rest = observed.where(out)
+        estimate_s = floor_s * rest.kernels + rest.bound_s / share
+        ratios.append(float(rest.seconds.sum() / estimate_s.sum()))
+    return min(*ratios, LEAST_LOW, 1.0), max(*ratios, LEAST_HIGH, 1.0)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Fit all groups and write the card."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="of the public tables")
+    found = observations(parser.parse_args(given).folder)
+    gpus = sorted({str(gpu) for observed in found.values() for gpu in observed.gpus})
+    digest = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(STEPS.glob("*.json.gz"))))
+    lines = [
+        "# Shares of the roofline that ops attain. Made by lab/fit/attainable.py.",
+        f'fitted = "{datetime.now(UTC).date()}"',
+        'data = "16 training steps on our H200 (measurements/h200/steps); single ops published by '
+        'NeuSight, aiconfigurator and DeepBench (lab/measured/public.py)"',
+        f"gpus = {json.dumps(gpus)}",
+        f'steps_sha256 = "{digest.hexdigest()}"',
+        "",
+        "[shares]",
+    ]
+    for name in sorted(found):
+        share, floor_s = fit(found[name])
+        low, high = spread(found[name], floor_s)
+        count, on = len(found[name].seconds), len(np.unique(found[name].gpus))
+        lines.append(
+            f'"{name}" = {{ share = {share:.3f}, floor_s = {floor_s:.2e}, low = {low:.2f}, '
+            f"high = {high:.2f}, ops = {count}, gpus = {on} }}"
+        )
+    CARD.parent.mkdir(exist_ok=True)
+    CARD.write_text("\n".join(lines) + "\n")
+    print(CARD.read_text())
+
+
+if __name__ == "__main__":
+    main()

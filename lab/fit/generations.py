@@ -1,0 +1,289 @@
+"""What whole steps say of a generation of GPUs: constants for chips whose ops nobody measured.
+
+    python -m lab.fit.generations --data FOLDER --cache FOLDER
+
+Op by op, few chips were measured; whole steps, on more. How far the op models are off on these
+tells what a generation's chips sustain: of their plain cores and of their tensor cores, and how
+its recurrent layers run. One constant for each, shared by all models and GPUs of the generation,
+and shrunk to none: never one of a network or a GPU. Chips with trees of their own do without.
+
+A third of these steps ran with torch before 1.10, whose libraries used tensor cores less well. One
+more constant, of all models and GPUs, says by how much: without it generations that were measured
+then would look slow for ever. What is predicted has today's libraries; `Aged` is for those steps.
+
+FOLDER of `--data` has the published steps (`lab/measured/public_steps`), that of `--cache` their
+traces and the fits (`lab/fit/learned.py`), made when missing. Writes
+data/models/generations.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+import wavecast
+from lab.fit.learned import MODELS, chip_of, fitted_without
+from lab.measured import public_steps
+from lab.measured.comparison import read
+from lab.measured.public_steps.case import Case, Traces
+from wavecast import Device, Estimate, Prediction, Trace
+from wavecast.files import read_toml
+from wavecast.predictors.base import Predictor
+from wavecast.predictors.learned.batch import batch_of
+from wavecast.predictors.learned.gpus import Floats, gpu_of
+from wavecast.predictors.learned.predictor import COMPUTING, Learned, with_steps
+from wavecast.steps.work import work_of
+from wavecast.traces.step import Op
+
+PULLS = {"compute": 5.0, "recurrent": 2.0, "old": 5.0}
+"""How many usual steps a constant of zero counts for. Recurrent layers are in few steps."""
+NEAR = 0.2
+"""Errors (in the logarithm) from here on count by their size, no longer by its square."""
+ROUNDS = 12
+
+Key = tuple[str, str]
+"""The sort of constant ("compute" or "recurrent"), and the class and generation ("cores.7")."""
+OLD: Key = ("old", "tensor")
+"""Of old libraries; it comes on top of that of the generation."""
+Constants = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A measured step, taken apart by the constants that its predicted time depends on."""
+
+    chip: tuple[str, int | None]
+    source: str
+    measured_s: float
+    other_s: float
+    parts_s: Mapping[Key, float]
+    old: bool = False
+
+
+def published(data: Path, cache: Path) -> list[tuple[Case, Trace]]:
+    """Public steps that constants are fitted on, with their traces."""
+    return list(read(chosen(data), Traces(cache)))
+
+
+def chosen(data: Path) -> list[Case]:
+    """Steps that were rebuilt as they ran; of the same one, those with the newest software."""
+    return [case for case in public_steps.cases(data) if case.newest and case.rebuilt]
+
+
+def steps_of(learned: Learned, traced: Iterable[tuple[Case, Trace]]) -> Iterator[PublishedStep]:
+    """Steps that the GPU bounds, as models predict them that know no such constants."""
+    for case, trace in traced:
+        found = wavecast.predict(trace, case.gpu, predictor=learned)
+        if found.bound_by == "gpu":
+            parts_s = _parts(found, learned)
+            yield PublishedStep(
+                chip=chip_of(case.gpu),
+                source=case.set,
+                measured_s=case.measured_s,
+                other_s=found.seconds - sum(parts_s.values()),
+                parts_s=parts_s,
+                old=case.old,
+            )
+
+
+def _parts(found: Prediction, learned: Learned) -> dict[Key, float]:
+    arrays, launched = found.trace.arrays, work_of(found.trace).launched_ops
+    sorts = dict(zip(launched, _keys(launched, found.device, learned), strict=True))
+    seconds: Counter[Key] = Counter()
+    for call, count, answer in zip(
+        arrays.works, arrays.counts.tolist(), found.answers, strict=True
+    ):
+        key = sorts.get(call.op)
+        if answer is not None and key is not None:
+            seconds[key] += count * answer.seconds
+    return dict(seconds)
+
+
+def _keys(given: Sequence[Op], device: Device, learned: Learned) -> Iterator[Key | None]:
+    """The constant that each op depends on."""
+    gpu = gpu_of(device)
+    assert gpu is not None
+    batch = batch_of(given, learned.models["stream"].families)
+    for main, unit in zip(batch.main, batch.unit.tolist(), strict=True):
+        if main in COMPUTING:
+            units = "tensor" if gpu.tensor[unit] else "cores"
+            yield COMPUTING[main], f"{units}.{gpu.generation}"
+        else:
+            yield None
+
+
+def _is_tensor(key: Key | None) -> bool:
+    return key is not None and key[1].startswith("tensor.")
+
+
+def fit(steps: Sequence[PublishedStep]) -> dict[Key, float]:
+    """Offsets of the logarithms of times: Gauss-Newton on relative errors, each source counting by
+    the root of its steps, every constant pulled to zero."""
+    keys = sorted({key for step in steps for key in step.parts_s})
+    parts = np.array([[step.parts_s.get(key, 0.0) for key in keys] for step in steps])
+    aged = np.outer([step.old for step in steps], [_is_tensor(key) for key in keys])
+    other = np.array([step.other_s for step in steps])
+    measured = np.log([step.measured_s for step in steps])
+    counts = Counter(step.source for step in steps)
+    weight = np.array([counts[step.source] ** -0.5 for step in steps])
+    weight /= weight.mean()
+    pull = np.array([PULLS[sort] for sort, _ in (*keys, OLD)])
+    offsets = np.zeros(len(keys) + 1)
+    for _ in range(ROUNDS):
+        scaled = parts * np.exp(offsets[:-1] + aged * offsets[-1])
+        total = scaled.sum(axis=1) + other
+        left: Floats = measured - np.log(total)
+        shares = np.column_stack([scaled, (scaled * aged).sum(axis=1)]) / total[:, None]
+        robust = shares * (weight / np.maximum(1.0, np.abs(left) / NEAR))[:, None]
+        curve = robust.T @ shares + np.diag(pull)
+        offsets = offsets + np.linalg.solve(curve, robust.T @ left - pull * offsets)
+    return {key: float(f"{value:.3f}") for key, value in zip((*keys, OLD), offsets, strict=True)}
+
+
+def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants:
+    """By sort: the offsets of each class and generation, and of old libraries; `without` leaves a
+    GPU's chip out."""
+    out = chip_of(without) if without else None
+    found: dict[str, dict[str, float]] = {sort: {} for sort in PULLS}
+    for (sort, key), offset in fit([step for step in steps if step.chip != out]).items():
+        found[sort][key] = offset
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Aged(Predictor):
+    """A predictor of steps that ran with old libraries."""
+
+    learned: Learned
+    factor: float
+    """By how much tensor cores took longer."""
+
+    @classmethod
+    def of(cls, learned: Learned, found: Constants) -> Aged:
+        """With what was found of old libraries."""
+        sort, units = OLD
+        return cls(learned, math.exp(found[sort][units]))
+
+    @classmethod
+    def shipped(cls) -> Aged:
+        """Of the fit that comes with the package."""
+        return cls.of(Learned.shipped(), read_toml(MODELS / "generations.toml"))
+
+    def predict(self, op: Op, device: Device) -> Estimate | None:
+        """The time of one op."""
+        return self.predict_all((op,), device)[0]
+
+    def predict_all(self, given: Sequence[Op], device: Device) -> list[Estimate | None]:
+        """The time of each op."""
+        answers = zip(
+            self.learned.predict_all(given, device),
+            _keys(given, device, self.learned),
+            strict=True,
+        )
+        return [
+            _times(answer, self.factor) if answer and _is_tensor(key) else answer
+            for answer, key in answers
+        ]
+
+
+def _times(answer: Estimate, factor: float) -> Estimate:
+    return replace(
+        answer,
+        seconds=answer.seconds * factor,
+        low_s=answer.low_s * factor,
+        high_s=answer.high_s * factor,
+    )
+
+
+class LeftOut:
+    """The predictor for a GPU of which neither ops nor steps were seen, nor of its chip."""
+
+    def __init__(self, data: Path, cache: Path) -> None:
+        self._data, self._cache = data, cache
+        self._steps: dict[int, list[PublishedStep]] = {}
+
+    @cached_property
+    def _traced(self) -> list[tuple[Case, Trace]]:
+        return published(self._data, self._cache)
+
+    def __call__(self, gpu: str) -> Learned:
+        """Models that were fitted for this GPU."""
+        return with_steps(self._base(gpu), self._constants(gpu))
+
+    def aged(self, gpu: str) -> Aged:
+        """The same for steps that ran with old libraries."""
+        return Aged.of(self(gpu), self._constants(gpu))
+
+    def _base(self, gpu: str) -> Learned:
+        return fitted_without(gpu, self._data, self._cache)
+
+    def _constants(self, gpu: str) -> Constants:
+        base = self._base(gpu)
+        if id(base) not in self._steps:
+            self._steps[id(base)] = list(steps_of(base, self._traced))
+        return constants(self._steps[id(base)], without=gpu)
+
+
+def digest(steps: Iterable[PublishedStep]) -> str:
+    """A hash of the measurements that a fit sees."""
+    rows = sorted(f"{step.source} {step.chip} {step.measured_s!r}" for step in steps)
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def to_toml(steps: Sequence[PublishedStep], found: Constants) -> str:
+    """The file's content."""
+    lines = [
+        "# What whole steps say of a generation (major compute capability, or architecture), as",
+        "# offsets of the logarithm of an op's time. Made by lab/fit/generations.py.",
+        "# [old]: what torch before 1.10 adds, with which published steps are compared; no other",
+        "# prediction has it.",
+        f'fitted = "{datetime.now(UTC).date()}"',
+        f"steps = {len(steps)}",
+        f"chips = {len({step.chip for step in steps})}",
+        f'steps_sha256 = "{digest(steps)}"',
+    ]
+    for sort, offsets in found.items():
+        lines += ["", f"[{sort}]", *(f'"{key}" = {value}' for key, value in offsets.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _off(step: PublishedStep, offsets: Mapping[Key, float]) -> float:
+    """How far a step is off with these constants."""
+    seconds = step.other_s
+    for key, part_s in step.parts_s.items():
+        offset = offsets.get(key, 0.0)
+        if step.old and _is_tensor(key):
+            offset += offsets.get(OLD, 0.0)
+        seconds += part_s * math.exp(offset)
+    return abs(seconds / step.measured_s - 1)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Fit and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
+    args = parser.parse_args(given)
+    Traces(args.cache).make_missing(chosen(args.data))
+    base = fitted_without("", args.data, args.cache)
+    steps = list(steps_of(base, published(args.data, args.cache)))
+    found = constants(steps)
+    (MODELS / "generations.toml").write_text(to_toml(steps, found), encoding="utf-8")
+    before, after = ([_off(step, each) for step in steps] for each in ({}, fit(steps)))
+    for name, off in (("before", before), ("after", after)):
+        print(f"{name}: {len(off)} steps, mean error {statistics.mean(off):.1%}")
+    print((MODELS / "generations.toml").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Fit the kernel for grouped products, on the experts of real models measured on our H200.
+
+    python -m lab.fit.grouped          # writes src/wavecast/data/models/grouped.toml
+
+Its constants (`wavecast.predictors.learned.physics.groups`) are fitted on groups that are equal and on groups that
+are not, since a trace does not know which: what is said of one lies between. The errors and the
+range are those of models left out, one after the other; the range is widened, for all is of one
+GPU. The products that are fitted are those of `lab/collect/experts.py`, in bfloat16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from lab.collect.experts import GPU, ExpertRow, measured_s, op_of, read
+from lab.fit.learned import MODELS, ONE_GPU_SPREAD, RANGE
+from lab.fit.op_fit import constants
+from wavecast.hardware.devices import device
+from wavecast.predictors.learned.batch import batch_of
+from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.predictors.learned.physics.groups import GROUPED_PARAMETERS, grouped_s
+from wavecast.predictors.learned.physics.tiles import Theta
+from wavecast.predictors.learned.predictor import Learned
+
+PRIOR = 2.0
+"""How much a constant resists leaving its physical guess: what nobody measured stays there."""
+
+
+def in_one_kernel(rows: Sequence[ExpertRow]) -> list[ExpertRow]:
+    """Those of the rows that the kernel ran."""
+    return [row for row in rows if row.op == "aten._grouped_mm" and row.events_s is not None]
+
+
+def our_gpu() -> GpuFacts:
+    """The GPU that was measured, as predictions see it."""
+    found = Learned.shipped().gpu(device(GPU))
+    assert found is not None
+    return found
+
+
+def said(rows: Sequence[ExpertRow], theta: Theta) -> Floats:
+    """What the kernel takes for each row by these constants."""
+    batch = batch_of([op_of(row) for row in rows], {})
+    return grouped_s(batch.parts["grouped"].columns, our_gpu(), theta)
+
+
+def fit(rows: Sequence[ExpertRow]) -> dict[str, float]:
+    """The constants of the kernel, by least squares of errors in the logarithm."""
+    gpu = our_gpu()
+    columns = batch_of([op_of(row) for row in rows], {}).parts["grouped"].columns
+    seconds = np.array([measured_s(row) for row in rows])
+
+    def missed(theta: Theta) -> Floats:
+        found: Floats = np.log(grouped_s(columns, gpu, theta) / seconds)
+        return found
+
+    return constants(GROUPED_PARAMETERS, missed, PRIOR)
+
+
+def left_out(rows: Sequence[ExpertRow]) -> Floats:
+    """What is said of each row by a fit that never saw its model."""
+    models = np.array([row.model for row in rows])
+    found = np.zeros(len(rows))
+    for model in np.unique(models):
+        theta = fit([row for row in rows if row.model != model])
+        found[models == model] = said([row for row in rows if row.model == model], theta)
+    return found
+
+
+def digest(rows: Sequence[ExpertRow]) -> str:
+    """A hash of all that the fit sees."""
+    seen = (repr((op_of(row), float(f"{measured_s(row):.6g}"))) for row in rows)
+    return hashlib.sha256("\n".join(seen).encode()).hexdigest()
+
+
+def card(rows: Sequence[ExpertRow], theta: Theta) -> str:
+    """The file's content."""
+    seconds = np.array([measured_s(row) for row in rows])
+    others_s = left_out(rows)
+    off = np.abs(others_s / seconds - 1)
+    low, high = np.quantile(seconds / others_s, RANGE)
+    models = {row.model for row in rows}
+    lines = [
+        "# The kernel for grouped products (experts) in bfloat16. Made by lab/fit/grouped.py.",
+        f'fitted = "{datetime.now(UTC).date()}"',
+        f'data = "products of the experts of {len(models)} models on our H200, torch 2.11 '
+        '(measurements/h200/grouped.json); groups of one size and of many"',
+        f"rows = {len(rows)}",
+        f'rows_sha256 = "{digest(rows)}"',
+        f'gpus = ["{GPU}"]',
+        "",
+        "[constants]",
+        *(f"{name} = {value}" for name, value in theta.items()),
+        "",
+        "# mean, median: relative errors with each model left out of the fit; low, high: 90 % of",
+        "# measured over predicted lay in between then, widened since all is of one GPU (it was",
+        f"# {low:.3f} to {high:.3f}).",
+        "[groups]",
+        f'"grouped/tensor" = {{ low = {low / ONE_GPU_SPREAD:.3f}, '
+        f"high = {high * ONE_GPU_SPREAD:.3f}, mean = {off.mean():.3f}, "
+        f"median = {np.median(off):.3f}, ops = {len(rows)}, gpus = 1, left_out = false }}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Fit and write."""
+    rows = in_one_kernel(read())
+    path = MODELS / "grouped.toml"
+    path.write_text(card(rows, fit(rows)), encoding="utf-8")
+    print(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

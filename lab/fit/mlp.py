@@ -1,0 +1,413 @@
+"""Fit Habitat's MLPs on layers that others measured and on layers measured on our GPU.
+
+    python -m lab.fit.mlp prepare FOLDER public.npz      the data of others, as arrays (pandas)
+    python -m lab.fit.mlp collect public.npz DIR         layers measured on this machine's GPU
+    python -m lab.fit.mlp fit public.npz DIR/*.csv --out RESULTS
+
+`collect` and `fit` need torch and numpy only. For each kind of layer, target and width: a network
+on 80 % of the configurations, one for each GPU left out, and one on all. A left-out GPU is
+predicted as it is, and from each other GPU as what was measured there times the ratio of two
+predictions. RESULTS gets results.json and, of the narrowest width, the networks with their cards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.measured.mlp_data import Table, collected, joined, op_of, prepare, public, shared_layers
+from wavecast.campaigns.layer_times import Progress, collect
+from wavecast.hardware.devices import device
+from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.base import Predictor
+from wavecast.predictors.mlp.layers import KINDS, Layer, PassTimes, layer, layer_type
+from wavecast.predictors.mlp.predictor import (
+    DEVICE_FEATURES,
+    MlpNetwork,
+    device_features,
+    write_model,
+)
+from wavecast.predictors.roofline import Roofline
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+TARGETS = ("forward", "backward", "forward+backward")
+LONG_MS = 0.2
+"""Errors are also given of the rows from here on: all that we have of NeuSight's."""
+LEAST_ROWS = 20
+"""GPUs with fewer rows of a kind are not left out by themselves."""
+SPREAD = (0.1, 0.9)
+"""Quantiles of measured over predicted on left-out GPUs: the range of an answer."""
+
+gpu_named = cache(device)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Measure layers that others measured, then layers of Habitat's ranges, for so many seconds."""
+    from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
+
+    gpu = gpu_id(args.device)
+
+    def timed(each: Layer) -> PassTimes:
+        return time_layer(each, args.device, benchmark=args.benchmark)
+
+    def shown(at: Progress) -> None:
+        if at.done % 500 == 0:
+            print(f"  {at.done} of {at.total}, {at.remaining_s:.0f} s to go", flush=True)
+
+    for kind in args.kinds:
+        shared = shared_layers(public(args.public, kind), kind)
+        plans: list[tuple[int | str, list[Layer] | None, float]] = [
+            ("public", shared, args.seconds * 0.4),
+            (args.seed, None, args.seconds * 0.6),
+        ]
+        for seed, layers, limit_s in plans:
+            began, path = time.perf_counter(), args.out / f"{gpu}-{kind}-{seed}.csv"
+            count = args.count if layers is None else min(args.count, len(layers))
+            rows = collect(
+                kind,
+                seed,
+                count,
+                path,
+                timed,
+                gpu=gpu,
+                software=software(args.benchmark),
+                layers=layers,
+                limit_s=limit_s,
+                progress=shown,
+            )
+            spent_s = time.perf_counter() - began
+            print(f"{path}: {rows} of {count} rows, {spent_s:.0f} s", flush=True)
+
+
+# What is fitted.
+
+
+@dataclass(frozen=True, eq=False)
+class FitProblem:
+    """Rows of one kind with one target, and what other predictors say of them."""
+
+    kind: str
+    target: str
+    layers: Array
+    gpu: Array
+    features: Floats
+    ms: Floats
+    others_ms: dict[str, Floats]
+    """By predictor: "roofline" and "attainable"."""
+
+    @property
+    def trainable(self) -> Array:
+        """Rows of NVIDIA's GPUs: of the others there are too few to learn from."""
+        known = [gpu for gpu in np.unique(self.gpu) if gpu_named(str(gpu)).vendor == "NVIDIA"]
+        return np.isin(self.gpu, known)
+
+
+def problem(
+    rows: Table, kind: str, target: str, least_s: float = 0.0, limit: int | None = None
+) -> FitProblem | None:
+    """What there is to learn of a kind; None if nothing was measured.
+
+    Rows below `least_s` are left out: under a loss in per cent the shortest would have nearly all
+    the weight. Habitat had none, since it measured the host along with them.
+    """
+    rows = rows.where(rows.seconds(target) >= least_s)
+    if limit is not None and len(rows) > limit:
+        rows = rows.where(np.random.default_rng(0).permutation(len(rows))[:limit])
+    if not len(rows):
+        return None
+    numbers = {str(gpu): device_features(gpu_named(str(gpu))) for gpu in np.unique(rows.gpu)}
+    of_gpu = np.array([numbers[str(gpu)] for gpu in rows.gpu], dtype=np.float64)
+    return FitProblem(
+        kind,
+        target,
+        rows.layers,
+        rows.gpu,
+        np.hstack([rows.layers.astype(np.float64), of_gpu]),
+        rows.seconds(target) * 1e3,
+        _others_ms(rows, kind, target),
+    )
+
+
+def _others_ms(rows: Table, kind: str, target: str) -> dict[str, Floats]:
+    """The roofline and the shares of it; both passes of a layer where the target is both.
+
+    Backwards, a product is two, each with as many FLOPs and much the same bytes.
+    """
+    predictors: dict[str, Predictor] = {
+        "roofline": Roofline(),
+        "attainable": Attainable.shipped(),
+    }
+    passes = [each for each in ("forward", "backward") if each in target]
+    found = {name: np.zeros(len(rows)) for name in predictors}
+    made: dict[tuple[int, ...], list[tuple[Any, int]]] = {}
+    for i, (sizes, gpu) in enumerate(zip(rows.layers.tolist(), rows.gpu.tolist(), strict=True)):
+        key = tuple(sizes)
+        if key not in made:
+            times = [2 if p == "backward" and kind in ("linear", "bmm") else 1 for p in passes]
+            layers = [op_of(layer(kind, sizes), each) for each in passes]
+            made[key] = list(zip(layers, times, strict=True))
+        for name, predictor in predictors.items():
+            answers = [(predictor.predict(op, gpu_named(gpu)), n) for op, n in made[key]]
+            found[name][i] = sum(n * a.seconds if a else np.nan for a, n in answers) * 1e3
+    return found
+
+
+Fit = Callable[[Array], Floats]
+"""From the rows to train on to predictions of all rows, in milliseconds."""
+
+
+def error(said: Floats, ms: Floats) -> dict[str, float | int]:
+    """Mean and median of the relative errors, in per cent, of all rows and of the long ones."""
+    off = np.abs(said / ms - 1) * 100
+    long = ms >= LONG_MS
+    scores: dict[str, float | int] = {"mean": _round(off.mean()), "median": _round(np.median(off))}
+    if long.any():
+        scores |= {"long_mean": _round(off[long].mean()), "long_rows": int(long.sum())}
+    return scores
+
+
+def _round(value: float) -> float:
+    return round(float(value), 2)
+
+
+def on_gpu(these: FitProblem, said: Floats, gpu: str) -> dict[str, Any]:
+    """How far predictions of all rows are off on a GPU, as they are and from each other GPU."""
+    here = these.gpu == gpu
+    ours = {"mlp": np.maximum(said, these.others_ms["roofline"]), **these.others_ms}
+    scores: dict[str, Any] = {"rows": int(here.sum()), "mlp_raw": error(said[here], these.ms[here])}
+    scores |= {name: error(ms[here], these.ms[here]) for name, ms in ours.items()}
+    scores["from"] = {}
+    for origin in np.unique(these.gpu[these.trainable]).tolist():
+        pairs = _pairs(these, origin, gpu)
+        if origin == gpu or len(pairs) < LEAST_ROWS:
+            continue
+        o, d = pairs.T
+        measured, wanted = these.ms[o], these.ms[d]
+        peak = gpu_named(origin).fp32_flops / gpu_named(gpu).fp32_flops
+        off = {name: error(measured * ms[d] / ms[o], wanted) for name, ms in ours.items()}
+        off |= {"mlp, no origin": error(ours["mlp"][d], wanted)}
+        scores["from"][origin] = {"rows": len(d), **off, "peak": error(measured * peak, wanted)}
+    return scores
+
+
+def _pairs(these: FitProblem, origin: str, gpu: str) -> NDArray[np.int64]:
+    """Positions of the rows of one configuration on two GPUs."""
+    places: list[dict[tuple[int, ...], int]] = []
+    for name in (origin, gpu):
+        rows = np.flatnonzero(these.gpu == name)
+        sizes = map(tuple, these.layers[rows].tolist())
+        places.append(dict(zip(sizes, rows.tolist(), strict=True)))
+    common = [each for each in places[0] if each in places[1]]
+    return np.array([[p[each] for p in places] for each in common], dtype=np.int64).reshape(-1, 2)
+
+
+def validate(these: FitProblem, fit: Fit) -> tuple[dict[str, Any], list[float]]:
+    """Errors on configurations and on GPUs left out, and the range of measured over predicted."""
+    from wavecast.frameworks.pytorch.mlp_fit import split_by_configuration
+
+    train = split_by_configuration(these.layers) & these.trainable
+    rest = ~split_by_configuration(these.layers) & these.trainable
+    scores: dict[str, Any] = {"left_out": {}}
+    said = fit(train)
+    scores["train"] = error(said[train], these.ms[train])
+    scores["configurations"] = error(said[rest], these.ms[rest])
+    ratios: list[Floats] = []
+    gpus, counts = np.unique(these.gpu[these.trainable], return_counts=True)
+    if len(gpus) > 1:
+        for gpu in gpus[counts >= LEAST_ROWS].tolist():
+            out = these.gpu == gpu
+            said = fit(these.trainable & ~out)
+            scores["left_out"][gpu] = on_gpu(these, said, gpu)
+            bounded = np.maximum(said, these.others_ms["roofline"])
+            ratios.append(these.ms[out] / bounded[out])
+    spread = np.quantile(np.concatenate(ratios), SPREAD) if ratios else (0.5, 2.0)
+    return scores, [round(float(end), 3) for end in spread]
+
+
+# The commands.
+
+
+def fit_all(args: argparse.Namespace) -> None:
+    """Fit every kind, target and width; write results and networks; print a table."""
+    from wavecast.frameworks.pytorch.mlp_fit import Recipe
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    results: list[dict[str, Any]] = []
+    for kind, target in _wanted(args):
+        rows = joined([public(args.public, kind), collected(args.collected, kind)])
+        these = problem(rows, kind, target, args.least_ms * 1e-3, args.rows)
+        if these is None or these.trainable.sum() < LEAST_ROWS:
+            continue
+        for width in args.widths:
+            print(f"{kind} {target}, width {width}", flush=True)
+            recipe = Recipe(width=width, epochs=args.epochs, late_after=args.epochs // 2)
+            scores = fit_one(these, recipe, args)
+            results.append({"kind": kind, "target": target, "recipe": asdict(recipe), **scores})
+            (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(summary(results))
+
+
+def _wanted(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    for kind in args.kinds:
+        for target in args.targets:
+            # The backward pass of a product is two products, which the forward network knows.
+            if target != "backward" or kind in ("conv2d", "lstm"):
+                yield kind, target
+
+
+def fit_one(these: FitProblem, recipe: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The errors of one kind, target and width; the narrowest network is written."""
+    from wavecast.frameworks.pytorch.mlp_fit import Fitted, fit, milliseconds
+
+    shipped = recipe.width == min(args.widths)
+    found: list[Fitted] = []
+
+    def fitted(train: Array) -> Floats:
+        began = time.perf_counter()
+        x, y = these.features[train], these.ms[train]
+        new = fit(x, y, recipe, device=args.device, graph=not args.eager)
+        if shipped:  # as it is stored, so that its errors are those of what is shipped
+            halves = tuple((_half(matrix), _half(bias)) for matrix, bias in new.weights)
+            new = replace(new, weights=halves)
+        found[:] = [new]
+        spent_s = time.perf_counter() - began
+        print(f"  {train.sum()} rows: {new.losses[-1]:.1%} in {spent_s:.1f} s", flush=True)
+        return milliseconds(new, these.features, args.device)
+
+    scores, spread = validate(these, fitted)
+    said = fitted(these.trainable)
+    for gpu in np.unique(these.gpu[~these.trainable]).tolist():
+        scores["left_out"][gpu] = on_gpu(these, said, gpu)
+    scores["all"] = error(said[these.trainable], these.ms[these.trainable])
+    if shipped:
+        network = MlpNetwork(found[0].mean, found[0].scale, found[0].weights)
+        name = f"mlp-{these.kind}" + ("" if these.target == "forward" else f"-{these.target}")
+        write_model(args.out / f"{name}.npz", network, card(these, recipe, scores, spread, args))
+    return scores
+
+
+def _half(values: Array) -> Array:
+    return values.astype(np.float16).astype(np.float32)
+
+
+def card(
+    these: FitProblem,
+    recipe: Any,
+    scores: dict[str, Any],
+    spread: list[float],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """What a reader of the network must know of it."""
+    digest = hashlib.sha256()
+    for path in (args.public, *sorted(args.collected)):
+        digest.update(path.read_bytes())
+    rows = these.trainable
+    features = these.features[rows]
+    names = (*layer_type(these.kind).names(), *DEVICE_FEATURES)
+    ends = zip(names, features.min(0).tolist(), features.max(0).tolist(), strict=True)
+    return {
+        "kind": these.kind,
+        "target": these.target,
+        "fitted": args.date,
+        "data": "layers in float32 published by NeuSight and DeepBench, and measured on our GPU",
+        "data_sha256": digest.hexdigest(),
+        "rows": int(rows.sum()),
+        "gpus": np.unique(these.gpu[rows]).tolist(),
+        "vendors": ["NVIDIA"],
+        **asdict(recipe),
+        "train_error": scores["all"]["mean"],
+        "configuration_error": scores["configurations"]["mean"],
+        "least_s": args.least_ms * 1e-3,
+        "low": spread[0],
+        "high": spread[1],
+        "left_out": {gpu: each["mlp"]["mean"] for gpu, each in scores["left_out"].items()},
+        "ranges": {name: [low, high] for name, low, high in ends},
+    }
+
+
+COLUMNS = ("mlp", "attainable", "roofline")
+
+
+def summary(results: Sequence[dict[str, Any]]) -> str:
+    """Mean errors in per cent: of new configurations, of left-out GPUs, of those from others."""
+    lines = [
+        "mean error in % | left-out GPU by itself (all rows, rows >= 0.2 ms of each)"
+        " | from a measured origin, mean over origins",
+        f"{'kind target width gpu':52} {'rows':>6} | {'mlp':>13} {'attainable':>13} "
+        f"{'roofline':>13} | {'mlp':>6} {'attain':>6} {'roofl':>6} {'peak':>6}",
+    ]
+    for result in results:
+        what = f"{result['kind']} {result['target']} {result['recipe']['width']}"
+        lines.append(f"{what + ' configurations':52} {'':6} | {_pair(result['configurations'])}")
+        for gpu, scores in result["left_out"].items():
+            alone = " ".join(_pair(scores[name]) for name in COLUMNS)
+            origins = list(scores["from"].values())
+            means = [
+                np.mean([o[n]["mean"] for o in origins] or [np.nan]) for n in (*COLUMNS, "peak")
+            ]
+            ratios = " ".join(f"{mean:6.1f}" for mean in means)
+            lines.append(f"{what + ' ' + gpu:52} {scores['rows']:6} | {alone} | {ratios}")
+    return "\n".join(lines)
+
+
+def _pair(scores: dict[str, float]) -> str:
+    return f"{scores['mean']:6.1f} {scores.get('long_mean', float('nan')):6.1f}"
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m lab.fit.mlp")
+    commands = parser.add_subparsers(dest="command", required=True)
+    preparing = commands.add_parser("prepare")
+    preparing.add_argument("folder", type=Path)
+    preparing.add_argument("public", type=Path)
+    collecting, fitting = commands.add_parser("collect"), commands.add_parser("fit")
+    for each in (collecting, fitting):
+        each.add_argument("public", type=Path)
+        each.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+        each.add_argument("--device", default="cuda")
+    collecting.add_argument("out", type=Path)
+    collecting.add_argument("--seconds", type=float, default=90, help="for each kind")
+    collecting.add_argument("--count", type=int, default=2500, help="layers of each list")
+    collecting.add_argument("--seed", type=int, default=0)
+    collecting.add_argument("--benchmark", action="store_true", help="cuDNN tries algorithms")
+    fitting.add_argument("collected", type=Path, nargs="*")
+    fitting.add_argument("--out", type=Path, required=True)
+    fitting.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS[:2]))
+    fitting.add_argument("--widths", nargs="+", type=int, default=[1024, 256])
+    fitting.add_argument("--epochs", type=int, default=80)
+    fitting.add_argument("--least-ms", type=float, default=0.02, help="shorter rows are left out")
+    fitting.add_argument("--rows", type=int, help="at most, for a quick try")
+    fitting.add_argument("--eager", action="store_true", help="no CUDA graph")
+    fitting.add_argument("--date", default=str(datetime.now(UTC).date()))
+    return parser
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    args = arguments().parse_args(given)
+    if args.command == "prepare":
+        prepare(args.folder, args.public)
+    elif args.command == "collect":
+        measure(args)
+    else:
+        began = time.perf_counter()
+        fit_all(args)
+        print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Readers of what was measured: `measurements/` and the public tables."""

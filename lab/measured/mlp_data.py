@@ -1,0 +1,250 @@
+"""Measured layers as arrays, of others and our own, and the ops that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.measured.published_gpus import NEUSIGHT
+from wavecast.campaigns.layer_times import read_rows
+from wavecast.predictors.mlp.layers import (
+    KINDS,
+    Bmm,
+    Conv2d,
+    Layer,
+    LayerStatus,
+    Linear,
+    Lstm,
+    layer,
+    layer_type,
+)
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+DEEPBENCH = {
+    "GTX 1080 Ti": "gtx-1080-ti",
+    "Radeon Vega Frontier Edition": "vega-frontier-edition",
+    "TITAN X Maxwell": "gtx-titan-x-maxwell",
+    "TITAN X Pascal": "titan-x-pascal",
+    "Tesla M40": "m40",
+    "Tesla P100 PCIe 16GB": "p100-pcie-16gb",
+    "Tesla V100 SXM2 16GB": "v100-sxm-16gb",
+}
+NEUSIGHT_LEAST_S = 2e-4
+"""Shorter calls of NeuSight, each timed by itself, took the host longer than the GPU."""
+DEEPBENCH_LEAST_S = 2e-5
+"""DeepBench prints whole microseconds, of many calls in a row."""
+SLOWEST_S = 0.1
+"""Layers that took longer on any GPU are not measured again on ours."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Measured layers of one kind; a time is NaN where it was not measured."""
+
+    layers: Array
+    gpu: Array
+    forward_s: Floats
+    backward_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.gpu)
+
+    def where(self, chosen: Array) -> Table:
+        """Those rows that a mask or list of positions selects."""
+        return Table(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+    def seconds(self, target: str) -> Floats:
+        """The times that a network should learn."""
+        both = {"forward": self.forward_s, "backward": self.backward_s}
+        return both[target] if target in both else self.forward_s + self.backward_s
+
+
+def table(rows: Iterable[tuple[Sequence[int], str, float, float]], kind: str) -> Table:
+    """The table of rows of features, GPU, forward and backward seconds."""
+    rows = list(rows)
+    names = layer_type(kind).names()
+    layers = np.array([row[0] for row in rows], dtype=np.int32).reshape(-1, len(names))
+    columns = [np.array([row[i] for row in rows]) for i in (1, 2, 3)]
+    return Table(layers, columns[0].astype(str), *(c.astype(np.float64) for c in columns[1:]))
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """One table of all rows."""
+    return Table(*(np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(Table)))
+
+
+# What others measured.
+
+
+def prepare(folder: Path, out: Path) -> None:
+    """Write the layers of NeuSight and DeepBench that we can use as arrays."""
+    arrays: dict[str, Any] = {}
+    for kind in KINDS:
+        found = table([*_neusight(folder, kind), *_deepbench(folder, kind)], kind)
+        for each in fields(Table):
+            arrays[f"{kind}.{each.name}"] = getattr(found, each.name)
+        gpus, counts = np.unique(found.gpu, return_counts=True)
+        print(kind, len(found), dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(out, **arrays)
+
+
+def _neusight(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
+    import pandas as pd
+
+    names = {"linear": "linear", "bmm": "bmm", "conv2d": "conv"}
+    dimensions = {"linear": "b m n k", "bmm": "b m n k", "conv2d": "b in_size c_in c_out"}
+    if kind not in names:
+        return
+    found = pd.read_parquet(folder / "neusight" / "ops.parquet")
+    found = found[(found.op == names[kind]) & (found.latency_ms >= NEUSIGHT_LEAST_S * 1e3)]
+    extra = ["ksize", "stride", "pad"] if kind == "conv2d" else []
+    columns = [*dimensions[kind].split(), *extra]
+    for *sizes, gpu, ms in found[[*columns, "gpu", "latency_ms"]].itertuples(index=False):
+        sizes = [int(size) for size in sizes]
+        if kind == "linear":  # with bias, the batch in two dimensions
+            sizes = [1, sizes[0] * sizes[1], *sizes[2:]]
+        elif kind == "conv2d":
+            sizes = [0, *sizes]
+        yield tuple(sizes), NEUSIGHT[gpu], ms * 1e-3, float("nan")
+
+
+def _deepbench(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
+    """Square convolutions; LSTMs, which skip the input's product: that is an input of width 1."""
+    import pandas as pd
+
+    names = {"conv2d": "conv", "lstm": "rnn"}
+    if kind not in names:
+        return
+    found = pd.read_parquet(folder / "deepbench" / "ops.parquet")
+    bad = found.qc.fillna("").astype(str).str.contains("coarse|cross_gpu_outlier")
+    found = found[(found.kind == names[kind]) & (found.input_type == "fp32") & ~bad]
+    times: dict[tuple[tuple[int, ...], str], dict[str, float]] = {}
+    sizes: tuple[int, ...]
+    for row in found.to_dict("records"):
+        if kind == "lstm" and row["cell"] == "lstm":
+            sizes = (1, 0, row["batch"], row["timesteps"], 1, row["hidden"], 1)
+        elif kind == "conv2d" and all(
+            row[a] == row[b]
+            for a, b in (("w", "h"), *((f"{n}_w", f"{n}_h") for n in ("filter", "stride", "pad")))
+        ):
+            shape = row["batch"], row["w"], row["c"], row["filters"]
+            sizes = (0, *shape, row["filter_w"], row["stride_w"], row["pad_w"])
+        else:
+            continue
+        key = tuple(int(size) for size in sizes), DEEPBENCH[row["gpu"]]
+        times.setdefault(key, {})[row["pass"]] = row["latency_ms"] * 1e-3
+    for (sizes, gpu), passes in times.items():
+        forward_s = passes.get("fw", float("nan"))
+        backward_s = passes.get("bw_input", float("nan")) + passes.get("bw_weight", float("nan"))
+        if forward_s >= DEEPBENCH_LEAST_S:
+            yield sizes, gpu, forward_s, backward_s
+
+
+def public(path: Path, kind: str) -> Table:
+    """The layers of a kind that `prepare` wrote."""
+    with np.load(path, allow_pickle=False) as stored:
+        return Table(*(stored[f"{kind}.{each.name}"] for each in fields(Table)))
+
+
+# What we measured.
+
+
+def shared_layers(known: Table, kind: str) -> list[Layer]:
+    """Layers that others measured, those on the most GPUs first, else in a random order."""
+    if not len(known):
+        return []
+    configurations, which = np.unique(known.layers, axis=0, return_inverse=True)
+    gpus = np.bincount(which.reshape(-1))
+    slowest = np.zeros(len(configurations))
+    np.maximum.at(slowest, which.reshape(-1), known.forward_s)
+    order = np.random.default_rng(0).permutation(len(configurations))
+    order = order[np.argsort(-gpus[order], kind="stable")]
+    return [layer(kind, configurations[i].tolist()) for i in order if slowest[i] <= SLOWEST_S]
+
+
+def collected(paths: Sequence[Path], kind: str) -> Table:
+    """The rows of a kind in files that `collect` wrote."""
+    rows = [row for path in paths for row in read_rows(path) if kind == row.layer.KIND]
+    done = [row for row in rows if row.time.status is LayerStatus.OK]
+    times = [(row.time.forward_s or np.nan, row.time.backward_s or np.nan) for row in done]
+    return table(
+        [(row.layer.features(), row.gpu, *t) for row, t in zip(done, times, strict=True)], kind
+    )
+
+
+# The ops that run them.
+
+
+def op_of(each: Layer, target: str = "forward") -> Op:
+    """The op that runs a layer: what `layer_of` reads."""
+    backward = target == "backward"
+
+    def made(*shape: int) -> TensorSpec:
+        return TensorSpec(shape, "float32")
+
+    ieee = (("precision", "ieee"),)
+    match each:
+        case Linear(bias, batch, inwards, out):
+            extra = (made(out),) if bias else ()
+            operands = (*extra, made(batch, inwards), made(inwards, out))
+            return Op("aten.addmm" if bias else "aten.mm", operands, (made(batch, out),), ieee)
+        case Bmm(batch, left, middle, right):
+            operands = made(batch, left, middle), made(batch, middle, right)
+            return Op("aten.bmm", operands, (made(batch, left, right),), ieee)
+        case Conv2d():
+            return _convolution(each, made, backward)
+        case Lstm():
+            return _lstm(each, made, backward)
+
+
+def _convolution(each: Conv2d, made: Callable[..., TensorSpec], backward: bool) -> Op:
+    image = made(each.batch, each.in_channels, each.image, each.image)
+    weight = made(each.out_channels, each.in_channels, each.kernel, each.kernel)
+    out = made(each.batch, each.out_channels, each.out_image, each.out_image)
+    bias = (made(each.out_channels),) if each.bias else ()
+    pair = {"stride": each.stride, "padding": each.padding, "dilation": 1}
+    attrs: tuple[tuple[str, Scalar], ...] = (
+        *((name, (value, value)) for name, value in pair.items()),
+        ("transposed", False),
+        ("groups", 1),
+        ("precision", "ieee"),
+    )
+    if not backward:
+        return Op("aten.convolution", (image, weight, *bias), (out,), attrs)
+    mask = ("output_mask", (True, True, each.bias))
+    operands, gradients = (out, image, weight), (image, weight, *bias)
+    return Op("aten.convolution_backward", operands, gradients, (*attrs, mask))
+
+
+def _lstm(each: Lstm, made: Callable[..., TensorSpec], backward: bool) -> Op:
+    directions = 1 + each.bidirectional
+    sequence = made(each.sequence, each.batch, each.inputs)
+    state = made(each.layers * directions, each.batch, each.hidden)
+    out = made(each.sequence, each.batch, directions * each.hidden)
+    weights: list[TensorSpec] = []
+    for number in range(each.layers):
+        width = directions * each.hidden if number else each.inputs
+        of_one = [made(4 * each.hidden, width), made(4 * each.hidden, each.hidden)]
+        weights += (of_one + [made(4 * each.hidden)] * (2 * each.bias)) * directions
+    attrs = (
+        ("weight_stride0", 4 if each.bias else 2),
+        ("mode", 2),
+        ("hidden_size", each.hidden),
+        ("num_layers", each.layers),
+        ("bidirectional", each.bidirectional),
+        ("precision", "ieee"),
+    )
+    operands = (sequence, *weights, state, state)
+    if not backward:
+        return Op("aten._cudnn_rnn", operands, (out, state, state), attrs)
+    mask = ("output_mask", (True, False, False, True))
+    return Op("aten._cudnn_rnn_backward", (*operands, out), (sequence, *weights), (*attrs, mask))

@@ -1,0 +1,169 @@
+"""The ops that others measured, made from the dimensions that their tables give."""
+
+from __future__ import annotations
+
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+IEEE = (("precision", "ieee"),)
+
+
+def tensor(*shape: int, dtype: str = "float32") -> TensorSpec:
+    """A tensor in the usual layout."""
+    return TensorSpec(tuple(int(side) for side in shape), dtype)
+
+
+def transposed(rows: int, columns: int, dtype: str) -> TensorSpec:
+    """A matrix of which the other one is stored: `weight.t()`."""
+    return TensorSpec((int(rows), int(columns)), dtype, (1, int(rows)))
+
+
+def product(
+    m: int, k: int, n: int, dtype: str = "float32", *, ta: bool = False, tb: bool = False
+) -> Op:
+    """(m, k) @ (k, n); `ta` and `tb`: that operand is stored the other way round."""
+    a = transposed(m, k, dtype) if ta else tensor(m, k, dtype=dtype)
+    b = transposed(k, n, dtype) if tb else tensor(k, n, dtype=dtype)
+    return Op("aten.mm", (a, b), (tensor(m, n, dtype=dtype),), IEEE)
+
+
+def linear(m: int, k: int, n: int, dtype: str = "float32", *, bias: bool = True) -> Op:
+    """The forward pass of a linear layer: its weight is stored as (n, k)."""
+    operands = tensor(m, k, dtype=dtype), transposed(k, n, dtype)
+    out = (tensor(m, n, dtype=dtype),)
+    if not bias:
+        return Op("aten.mm", operands, out, IEEE)
+    return Op("aten.addmm", (tensor(n, dtype=dtype), *operands), out, IEEE)
+
+
+def linear_backward(m: int, k: int, n: int, dtype: str = "float32") -> tuple[Op, ...]:
+    """The gradients of a linear layer's input and weight: two products."""
+    return product(m, n, k, dtype), product(n, m, k, dtype, ta=True)
+
+
+def batched(b: int, m: int, k: int, n: int, dtype: str = "float32") -> Op:
+    """`b` products (m, k) @ (k, n)."""
+    operands = tensor(b, m, k, dtype=dtype), tensor(b, k, n, dtype=dtype)
+    return Op("aten.bmm", operands, (tensor(b, m, n, dtype=dtype),), IEEE)
+
+
+def batched_backward(b: int, m: int, k: int, n: int, dtype: str = "float32") -> tuple[Op, ...]:
+    """The gradients of both operands of a batched product."""
+    return batched(b, m, n, k, dtype), batched(b, k, m, n, dtype)
+
+
+def convolution(
+    image: tuple[int, int, int, int],
+    weight: tuple[int, int, int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dtype: str = "float32",
+    wanted: tuple[bool, bool] | None = None,
+    bias: bool = False,
+    tuned: bool = False,
+) -> Op:
+    """A convolution in one group, NCHW; `wanted`: its gradients of image and weight instead;
+    `tuned`: cuDNN tried its algorithms."""
+    n, _, height, width = image
+    out_h, out_w = (
+        (size + 2 * pad - kernel) // step + 1
+        for size, pad, kernel, step in zip(
+            (height, width), padding, weight[2:], stride, strict=True
+        )
+    )
+    source, filters = tensor(*image, dtype=dtype), tensor(*weight, dtype=dtype)
+    out = tensor(n, weight[0], out_h, out_w, dtype=dtype)
+    shared: tuple[tuple[str, Scalar], ...] = (
+        ("stride", tuple(map(int, stride))),
+        ("padding", tuple(map(int, padding))),
+        ("dilation", (1, 1)),
+        ("transposed", False),
+        ("groups", 1),
+        *IEEE,
+        *((("benchmark", True),) if tuned else ()),
+    )
+    added = (tensor(weight[0], dtype=dtype),) if bias else ()
+    if wanted is None:
+        return Op("aten.convolution", (source, filters, *added), (out,), shared)
+    gradients = [each for each, want in zip((source, filters), wanted, strict=True) if want]
+    mask = ("output_mask", (*wanted, bias))
+    return Op(
+        "aten.convolution_backward", (out, source, filters), (*gradients, *added), (*shared, mask)
+    )
+
+
+def attention(
+    batch: int, heads: int, seq: int, width: int, *, causal: bool, dtype: str = "bfloat16"
+) -> Op:
+    """Self-attention, forward, as flash attention."""
+    whole = tensor(batch, heads, seq, width, dtype=dtype)
+    return Op(
+        "aten._scaled_dot_product_flash_attention",
+        (whole, whole, whole),
+        (whole, tensor(batch, heads, seq)),
+        (("dropout_p", 0.0), ("is_causal", causal)),
+    )
+
+
+def elementwise(name: str, operands: int, *shape: int, dtype: str = "float32") -> Op:
+    """An op on whole tensors of one shape."""
+    whole = tensor(*shape, dtype=dtype)
+    return Op(name, (whole,) * operands, (whole,))
+
+
+def softmax(rows: int, width: int, dtype: str = "float32") -> Op:
+    """Over the last dimension."""
+    whole = tensor(rows, width, dtype=dtype)
+    return Op("aten._softmax", (whole,), (whole,), (("dim", 1), ("half_to_float", False)))
+
+
+def layer_norm(rows: int, width: int, dtype: str = "float32") -> Op:
+    """Over the last dimension, with weight and bias."""
+    whole, weight = tensor(rows, width, dtype=dtype), tensor(width, dtype=dtype)
+    statistics = tensor(rows, 1)
+    return Op(
+        "aten.native_layer_norm",
+        (whole, weight, weight),
+        (whole, statistics, statistics),
+        (("normalized_shape", (int(width),)), ("eps", 1e-5)),
+    )
+
+
+def recurrent(
+    mode: int,
+    steps: int,
+    batch: int,
+    inputs: int,
+    hidden: int,
+    layers: int = 1,
+    *,
+    bidirectional: bool = False,
+    bias: bool = True,
+    dtype: str = "float32",
+    wanted: tuple[bool, bool] | None = None,
+) -> Op:
+    """cuDNN's recurrent layers; mode 0: plain, 2: LSTM, 3: GRU. `wanted`: gradients instead."""
+    directions, gates = 1 + bidirectional, {0: 1, 1: 1, 2: 4, 3: 3}[mode]
+    sequence = tensor(steps, batch, inputs, dtype=dtype)
+    state = tensor(layers * directions, batch, hidden, dtype=dtype)
+    out = tensor(steps, batch, directions * hidden, dtype=dtype)
+    weights: list[TensorSpec] = []
+    for number in range(layers):
+        width = directions * hidden if number else inputs
+        matrices = [tensor(gates * hidden, each, dtype=dtype) for each in (width, hidden)]
+        biases = [tensor(gates * hidden, dtype=dtype)] * (2 * bias)
+        weights += (matrices + biases) * directions
+    attrs: tuple[tuple[str, Scalar], ...] = (
+        ("weight_stride0", 4 if bias else 2),
+        ("mode", mode),
+        ("hidden_size", int(hidden)),
+        ("num_layers", int(layers)),
+        ("bidirectional", bidirectional),
+        ("train", True),
+        *IEEE,
+    )
+    states = (state, state) if mode == 2 else (state,)
+    operands = (sequence, *weights, *states)
+    if wanted is None:
+        return Op("aten._cudnn_rnn", operands, (out, *states), attrs)
+    mask = ("output_mask", (wanted[0], False, False, wanted[1]))
+    return Op("aten._cudnn_rnn_backward", (*operands, out), (sequence, *weights), (*attrs, mask))

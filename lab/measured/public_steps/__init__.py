@@ -1,0 +1,35 @@
+"""Steps that others have measured and published, rebuilt as they ran them.
+
+The numbers are not ours and are not shipped: a folder of them is given on the command line, and
+each module here reads one set of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lab.measured.public_steps import (
+    lambda_steps,
+    neusight,
+    nvidia_steps,
+    timm_steps,
+    torchcnn_steps,
+)
+from lab.measured.public_steps.case import Case
+
+SETS: dict[str, Callable[[Path], Iterator[Case]]] = {
+    "neusight": neusight.cases,
+    "timm": timm_steps.cases,
+    "lambda": lambda_steps.cases,
+    "nvidia": nvidia_steps.cases,
+    "torchcnn": torchcnn_steps.cases,
+}
+"""Name of a folder of data -> what reads it."""
+
+
+def cases(data: Path) -> Iterator[Case]:
+    """The steps of every set that the folder has."""
+    for name, read in SETS.items():
+        if (data / name).is_dir():
+            yield from read(data / name)

@@ -1,0 +1,197 @@
+"""Training steps of NVIDIA's DeepLearningExamples, which both NVIDIA and Lambda have measured.
+
+Each is made by `make(batch, precision, layout)`, where a precision is "fp32", "tf32" or
+"amp_fp16". Data loading is in the published times and not in these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.measured.public_steps import ssd
+from lab.measured.public_steps.recipes import (
+    LoopedAdam,
+    add_biases_apart,
+    copy_biases,
+    half_step,
+    smoothed_cross_entropy,
+    steady_step,
+)
+from wavecast import suite
+from wavecast.suite.vision import ResNet
+
+Step = Callable[[], Any]
+
+SOURCE_TOKENS = TARGET_TOKENS = 22.3
+"""Words of a sentence of WMT16 that has at most 50: Lambda's tokens/s, step times and batches
+give 42.9 to 46.9 for both languages together."""
+PADDED_TOKENS = 28
+"""Assumed: sentences come in five buckets by length, 10 words wide, and a batch is as long as its
+longest."""
+
+
+def classifier(
+    build: Callable[[], Any], image: int, batch: int, precision: str, layout: str
+) -> Step:
+    """ConvNets: SGD with momentum, smoothed labels; no mixup, which mixes images on the GPU."""
+    model, images = _prepared(build(), batch, image, layout)
+    labels = torch.randint(1000, (batch,), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.875, foreach=False)
+    return steady_step(lambda: smoothed_cross_entropy(model(images), labels), optimizer, precision)
+
+
+def _prepared(model: nn.Module, batch: int, image: int, layout: str) -> tuple[nn.Module, Tensor]:
+    """The model and its images; both scripts let cuDNN search for algorithms."""
+    torch.backends.cudnn.benchmark = True
+    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
+    return model.cuda().to(memory_format=form).train(), images
+
+
+def resnet50(batch: int, precision: str, layout: str) -> Step:
+    """ResNet-50 v1.5."""
+    return classifier(ResNet, 224, batch, precision, layout)
+
+
+def ssd300(batch: int, precision: str, layout: str) -> Step:
+    """SSD300: SGD with momentum."""
+    model, images = _prepared(ssd.SSD300(), batch, 300, layout)
+    boxes, labels = ssd.targets(batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=False)
+
+    def loss() -> Tensor:
+        offsets, scores = model(images)
+        return ssd.loss((offsets.float(), scores.float()), boxes, labels)
+
+    return steady_step(loss, optimizer, precision)
+
+
+def bert_squad(size: str, batch: int, precision: str, *, old: bool, sequence: int = 384) -> Step:
+    """Fine-tuning of BERT: the start and the end of an answer, gradients clipped at 1.
+
+    `old`: as torch was before 1.10, which copied biases and waited to clip.
+    """
+    import transformers as hf
+
+    model = _bert(hf.BertForQuestionAnswering, size)
+    model = copy_biases(model) if old else model
+    tokens = torch.randint(30_000, (batch, sequence), device="cuda")
+    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    places = torch.randint(sequence, (2, batch), device="cuda")
+
+    def loss() -> Tensor:
+        start, end = model(**given, token_type_ids=torch.zeros_like(tokens), return_dict=False)
+        return (F.cross_entropy(start, places[0]) + F.cross_entropy(end, places[1])) / 2
+
+    if precision == "amp_fp16":
+        return half_step(model, loss, clip_norm=1.0)
+    optimizer = LoopedAdam(model.parameters(), old=old)
+    return steady_step(loss, optimizer, precision, clip_norm=1.0)
+
+
+def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> Step:
+    """One of many passes whose gradients are added up; words are predicted where masked."""
+    import transformers as hf
+
+    model = copy_biases(_bert(hf.BertForPreTraining, "large"))
+    half = precision == "amp_fp16"
+    model = model.half() if half else model
+    masked = {128: 20, 512: 80}[sequence]
+    tokens = torch.randint(30_000, (batch, sequence), device="cuda")
+    segments, shown = torch.zeros_like(tokens), torch.ones_like(tokens)
+    places = torch.randint(batch * sequence, (batch * masked,), device="cuda")
+    words = torch.randint(30_000, (batch * masked,), device="cuda")
+    follows = torch.randint(2, (batch,), device="cuda")
+
+    def step() -> None:
+        states, pooled = model.bert(
+            tokens, attention_mask=shown, token_type_ids=segments, return_dict=False
+        )
+        chosen = states.flatten(0, 1).index_select(0, places)
+        scores = model.cls.predictions(chosen)
+        loss = F.cross_entropy(scores.float(), words)
+        loss = loss + F.cross_entropy(model.cls.seq_relationship(pooled).float(), follows)
+        (loss * 1024 if half else loss).backward()
+
+    return step
+
+
+def gnmt(batch: int, precision: str, layout: str) -> Step:
+    """GNMT with four layers a side, sentences of one padded length."""
+    return suite.benchmark("gnmt").make_step(
+        batch, _suite_precision(precision), sequence=PADDED_TOKENS, vocabulary=32_320
+    )
+
+
+def ncf(batch: int, precision: str, layout: str) -> Step:
+    """NeuMF (He et al., Neural Collaborative Filtering, 2017) on MovieLens 20M, fused Adam."""
+    model = NeuMF().cuda()
+    users = torch.randint(NeuMF.USERS, (batch,), device="cuda")
+    items = torch.randint(NeuMF.ITEMS, (batch,), device="cuda")
+    clicked = torch.rand(batch, 1, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+    def loss() -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(users, items).float(), clicked)
+
+    return steady_step(loss, optimizer, precision)
+
+
+class NeuMF(nn.Module):
+    """A product of 64 factors beside layers of 256, 256, 128 and 64."""
+
+    USERS, ITEMS = 138_493, 26_744
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user_factors, self.item_factors = (
+            nn.Embedding(rows, 64) for rows in (self.USERS, self.ITEMS)
+        )
+        self.users, self.items = (nn.Embedding(rows, 128) for rows in (self.USERS, self.ITEMS))
+        sizes = (256, 256, 128, 64)
+        self.layers = nn.ModuleList(
+            nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes)
+        )
+        self.dropout = nn.Dropout(0.5)
+        self.output = nn.Linear(128, 1)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """(batch,), (batch,) -> (batch, 1)."""
+        product = self.user_factors(users) * self.item_factors(items)
+        x = torch.cat([self.users(users), self.items(items)], dim=1)
+        for layer in self.layers:
+            x = self.dropout(torch.relu(layer(x)))
+        logits: Tensor = self.output(torch.cat([product, x], dim=1))
+        return logits
+
+
+def timm(name: str) -> Any:
+    """A model of timm with random weights."""
+    from lab.steps.zoo import import_timm
+
+    return import_timm().create_model(name)
+
+
+def _bert(kind: Any, size: str) -> Any:
+    import transformers as hf
+
+    layers, width, heads = {"base": (12, 768, 12), "large": (24, 1024, 16)}[size]
+    config = hf.BertConfig(
+        vocab_size=30_528,  # a multiple of 8, for tensor cores
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+    )
+    model = kind._from_config(config, attn_implementation="eager").cuda().train()
+    return add_biases_apart(model)
+
+
+def _suite_precision(precision: str) -> str:
+    return "fp16" if precision == "amp_fp16" else precision

@@ -1,0 +1,126 @@
+"""NeuSight's whole models: transformers of Hugging Face in float32, one GPU.
+
+Each pass is timed alone, after a wait and until the next one, and before each the allocator's
+cache is emptied: the time has the cudaMallocs of all activations in it, ours does not. Training is
+a forward and a backward pass; no optimizer, gradients are added up. Its loss is not timed but is
+in our step, some 0.3% of it. The attention of transformers 5 has other elementwise ops than that
+of 2023, as many and as large: a mask that is added instead of one that chooses (GPT-2), a scale
+of the scores instead of a lower bound (OPT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.measured.public_steps.case import Case
+from lab.measured.public_steps.tables import read_rows
+from lab.measured.published_gpus import NEUSIGHT
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a transformer, as the recorded ops of NeuSight show it."""
+
+    kind: str
+    layers: int
+    width: int
+    heads: int
+    context: int
+
+
+MODELS = {
+    "bert_large": Size("bert", 24, 1024, 16, 512),
+    "gpt2_large": Size("gpt", 36, 1280, 20, 1024),
+    # GPT-3 XL with 24 heads of 128 is 3072 wide there, not the 2048 of its paper's table.
+    "gpt3_xl": Size("gpt", 24, 3072, 24, 2048),
+    "gpt3_27": Size("gpt", 32, 2560, 32, 2048),
+    "opt_13": Size("opt", 24, 2048, 32, 2048),
+}
+"""Without switchxl4: its ops were not recorded, and what its experts do depends on its router."""
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """One GPU, eager; compiled rows are a set of their own."""
+    for row in read_rows(folder / "end_to_end.parquet"):
+        if row["parallelism"] != "none" or row["model"] not in MODELS:
+            continue
+        mode = "infer" if row["mode"] == "inf" else "train"
+        training, batch, sequence = mode == "train", int(row["batch"]), int(row["seq_len"])
+        yield Case(
+            set=f"neusight {'compiled' if row['fused'] else mode}",
+            gpu=NEUSIGHT[row["gpu"]],
+            model=row["model"],
+            family=MODELS[row["model"]].kind,
+            precision="fp32",
+            batch=batch,
+            layout="",
+            measured_s=row["e2e_ms"] * 1e-3,
+            make_step=partial(make_named, row["model"], batch, sequence, training),
+            options=(("sequence", sequence), ("mode", mode)),
+            software="torch 2.4" if row["gpu"] == "MI100" else "torch 2.1",
+        )
+
+
+def make_named(model: str, batch: int, sequence: int, training: bool) -> Callable[[], None]:
+    """The step of one of `MODELS`."""
+    return make_step(MODELS[model], batch, sequence, training)
+
+
+def make_step(size: Size, batch: int, sequence: int, training: bool) -> Callable[[], None]:
+    """A forward pass, and, in training, a backward pass behind another wait."""
+    import torch
+    import torch.nn.functional as F
+
+    model = build(size, training).cuda().train(training)
+    tokens = torch.ones(batch, sequence, dtype=torch.long, device="cuda")
+    given = {"input_ids": tokens} if size.kind == "bert" else {"input_ids": tokens, **_NO_CACHE}
+
+    def infer() -> None:
+        with torch.no_grad():
+            model(**given)
+        torch.cuda.synchronize()
+
+    def train() -> None:
+        logits = model(**given)[0]
+        torch.cuda.synchronize()
+        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        torch.cuda.synchronize()
+
+    return train if training else infer
+
+
+_NO_CACHE = {"use_cache": False}
+
+
+def build(size: Size, training: bool) -> Any:
+    """The model with random weights: BERT classifies when it infers, and is pre-trained."""
+    import transformers as hf
+
+    if size.kind == "bert":
+        config = hf.BertConfig(
+            num_hidden_layers=size.layers,
+            hidden_size=size.width,
+            num_attention_heads=size.heads,
+            intermediate_size=4 * size.width,
+        )
+        kind = hf.BertForPreTraining if training else hf.BertForSequenceClassification
+    elif size.kind == "gpt":
+        config = hf.GPT2Config(
+            n_layer=size.layers, n_embd=size.width, n_head=size.heads, n_positions=size.context
+        )
+        kind = hf.GPT2LMHeadModel
+    else:
+        config = hf.OPTConfig(
+            num_hidden_layers=size.layers,
+            hidden_size=size.width,
+            num_attention_heads=size.heads,
+            ffn_dim=4 * size.width,
+            max_position_embeddings=size.context,
+            word_embed_proj_dim=size.width,
+        )
+        kind = hf.OPTForCausalLM
+    return kind._from_config(config, attn_implementation="eager")

@@ -1,0 +1,132 @@
+"""NVIDIA's own tables of its examples: training with PyTorch on one V100.
+
+Classifiers and SSD300 in mixed precision are NHWC. Where a table does not say what it counts, it
+is left out; SSD300 stays in, because Lambda's images per second on the same GPU agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.measured.public_steps.case import Case, Options, bert_options
+from lab.measured.public_steps.tables import read_rows
+
+GPUS = {
+    ("DGX-1", "16GB"): "v100-sxm-16gb",
+    ("DGX-1", "32GB"): "v100-sxm-32gb",
+    ("DGX-2", "32GB"): "v100-sxm3-32gb",
+}
+EXAMPLES = (
+    "resnet50v1.5",
+    "resnext101-32x4d",
+    "se-resnext101-32x4d",
+    "efficientnet",
+    "SSD",
+    "BERT",
+    "GNMT",
+    "NCF",
+)
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """What can be rebuilt and is not in doubt."""
+    for row in read_rows(folder / "nvidia_perf.csv"):
+        example = row["example"].rpartition("/")[2]
+        one = row["framework"] == "PyTorch" and row["kind"] == "training" and row["n_gpu"] == 1
+        place = (row["system"], row["gpu_mem"])
+        if one and example in EXAMPLES and place in GPUS:
+            found = _case(example, GPUS[place], row)
+            if found is not None:
+                yield found
+
+
+def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
+    config = str(row["config"] or "")
+    precision = _precision(row)
+    batch = int(row["batch_per_gpu"])
+    model = example
+    options: Options = ()
+    if example == "efficientnet":
+        # The same V100 has B4 at 83 images/s in one table and at 36 in another, and the variants
+        # with wide SE as fast as without, or less than half as fast: only B0 is in no doubt.
+        if '"efficientnet-b0"' not in config:
+            return None
+        model = "efficientnet-b0"
+    if example == "BERT":
+        model, batch, sequence = _bert(config, batch, precision)
+        # 19 sequences/s of 512 tokens in fp32 would be 19 TFLOP/s, of the 15.7 that there are.
+        if sequence == 512:
+            return None
+        squad = model == "bert_large_squad"
+        # Of containers of 2019 to 2021, with a torch before 1.10.
+        options = bert_options(sequence, old=True, looped=squad and precision != "amp_fp16")
+    if example == "GNMT":
+        options = (("padded", 28),)
+    image = example not in ("BERT", "GNMT", "NCF")
+    if image:
+        options = (("tuned", 1),)
+    layout = ("nhwc" if precision == "amp_fp16" or example == "SSD" else "nchw") if image else ""
+    return Case(
+        set="nvidia",
+        gpu=gpu,
+        model=model,
+        family=example,
+        precision=precision,
+        batch=batch,
+        layout=layout,
+        measured_s=batch * _units(example) / row["throughput"],
+        make_step=partial(make_step, model, dict(options), batch, precision, layout),
+        options=options,
+        software=row["system"],
+    )
+
+
+def _precision(row: dict[str, Any]) -> str:
+    """By the column's heading: the table's own entry is amp_fp16 for NCF's "FP32" too."""
+    return "fp32" if "FP32" in row["column"] else str(row["precision"])
+
+
+def _bert(config: str, batch: int, precision: str) -> tuple[str, int, int]:
+    """Name, samples of one pass and length; batches of pre-training are of many passes."""
+    if "Sequence length" not in config:
+        return "bert_large_squad", batch, 384
+    found = json.loads(config)
+    passes = found["Accumulation steps (FP32 and FP16)"].split(" and ")
+    batch //= int(passes[precision == "amp_fp16"])
+    return "bert_large_pretraining", batch, int(found["Sequence length"])
+
+
+def _units(example: str) -> float:
+    from lab.measured.public_steps import examples
+
+    return examples.SOURCE_TOKENS + examples.TARGET_TOKENS if example == "GNMT" else 1.0
+
+
+def make_step(model: str, options: dict[str, Any], batch: int, precision: str, layout: str) -> Any:
+    """The step of a row."""
+    from lab.measured.public_steps import examples
+
+    if model == "bert_large_squad":
+        return examples.bert_squad("large", batch, precision, old=True)
+    if model == "bert_large_pretraining":
+        return examples.bert_pretraining(options["sequence"], batch, precision, layout)
+    makes: dict[str, Callable[[int, str, str], Any]] = {
+        "resnet50v1.5": examples.resnet50,
+        "resnext101-32x4d": _timm("resnext101_32x4d"),
+        "se-resnext101-32x4d": _timm("seresnext101_32x4d"),
+        "efficientnet-b0": _timm("efficientnet_b0"),
+        "SSD": examples.ssd300,
+        "GNMT": examples.gnmt,
+        "NCF": examples.ncf,
+    }
+    return makes[model](batch, precision, layout)
+
+
+def _timm(name: str) -> Callable[[int, str, str], Any]:
+    from lab.measured.public_steps import examples
+
+    return partial(examples.classifier, partial(examples.timm, name), 224)

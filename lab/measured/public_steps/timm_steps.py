@@ -1,0 +1,147 @@
+"""timm's own times on an RTX 3090, under fp16 autocast, with cuDNN's search for algorithms.
+
+Training is without a scaler, with plain SGD; `step_ms` is the time until the GPU is done, without
+zero_grad; gradients were filled with zeros then (torch 1.10 to 1.12), so that each backward pass
+adds to them. Attention had no fused kernel. Inference is with torch 2, which has one.
+
+What the tables do not say and is inferred from them: inference ran with timm's "fast norm", which
+keeps layer and group norms in half precision under autocast. Without it, resnetv2_101x1_bit would
+have needed 1.4 times the measured time at the card's full bandwidth and rate, and networks with
+such norms are predicted up to 70% too slow; those with batch norm are not concerned. Attention
+without a kernel stays in half precision, as torch 2.4 has it; later ones widen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from lab.measured.public_steps.case import Case
+from lab.measured.public_steps.tables import read_rows, version
+
+LARGE_FAMILY = 8
+"""From so many models on a family and layout is asked for two."""
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """The model of median size of each family and layout, of large families the smallest too."""
+    yield from _cases("train", read_rows(folder / "timm_train.csv"))
+    inferred = read_rows(folder / "timm_infer.parquet")
+    yield from _cases("infer", [row for row in inferred if version(str(row["torch"])) >= (2,)])
+
+
+def _cases(mode: str, rows: list[dict[str, Any]]) -> Iterator[Case]:
+    for row in chosen(rows):
+        model, batch, image = row["model"], int(row["batch"]), int(row["img_size"])
+        make = make_step if mode == "train" else make_inference
+        yield Case(
+            set=f"timm {mode}",
+            gpu="rtx-3090",
+            model=model,
+            family=row["family"],
+            precision="amp_fp16",
+            batch=batch,
+            layout=row["layout"],
+            measured_s=row["step_ms"] * 1e-3,
+            make_step=partial(make, model, batch, image, row["layout"]),
+            options=(("image", image), ("tuned", 1), *_switches(mode)),
+            software=f"torch {row['torch']}",
+        )
+
+
+def _switches(mode: str) -> tuple[tuple[str, int], ...]:
+    return (("fast_norm", 1),) if mode == "infer" else ()
+
+
+def chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By size alone, never by what we would predict; each model with its newest torch."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: version(str(row["torch"]))):
+        if row["precision"] == "amp_fp16" and not row["compiled"]:
+            newest[row["layout"], row["model"]] = row
+    families: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in newest.values():
+        families.setdefault((row["layout"], row["family"]), []).append(row)
+    found = []
+    for _, group in sorted(families.items()):
+        group.sort(key=lambda row: (row["params_m"], row["model"]))
+        found.append(group[len(group) // 2])
+        if len(group) >= LARGE_FAMILY:
+            found.append(group[0])
+    return found
+
+
+def make_step(model: str, batch: int, image: int, layout: str) -> Callable[[], None]:
+    """Forward, loss, backward and update, then a wait."""
+    import torch
+    import torch.nn.functional as F
+
+    network, images = _prepared(model, batch, image, layout, fused=False)
+    network.train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, foreach=False)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.float16):
+            out = network(images)
+            target = torch.empty(batch, dtype=torch.long, device="cuda").random_(1000)
+            loss = F.cross_entropy(out[0] if isinstance(out, tuple) else out, target)
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+
+    return step
+
+
+def make_inference(model: str, batch: int, image: int, layout: str) -> Callable[[], None]:
+    """The forward pass, then a wait."""
+    import torch
+
+    network, images = _prepared(model, batch, image, layout, fused=True)
+    network.eval()
+
+    def step() -> None:
+        with torch.no_grad(), torch.autocast("cuda", torch.float16):
+            network(images)
+        torch.cuda.synchronize()
+
+    return step
+
+
+def _prepared(model: str, batch: int, image: int, layout: str, *, fused: bool) -> tuple[Any, Any]:
+    """The model and its images, with the switches that timm's benchmark turns."""
+    import torch
+
+    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    network = build(model, image, fused=fused).cuda().to(memory_format=form)
+    images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
+    return network, images
+
+
+def build(model: str, image: int, *, fused: bool = False) -> Any:
+    """The model with random weights; those that are built for a size get it.
+
+    `fused`: with torch's kernel for attention, and norms in half precision.
+    """
+    import torch
+
+    timm = library()
+    timm.layers.set_fused_attn(enable=fused)
+    timm.layers.set_fast_norm(enable=fused)
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(fused)
+    try:
+        network = timm.create_model(model, img_size=image)
+    except TypeError:  # convolutions take any
+        network = timm.create_model(model)
+    return network
+
+
+@cache
+def library() -> Any:
+    """Timm, if it is there."""
+    from lab.steps.zoo import import_timm
+
+    return import_timm()

@@ -1,0 +1,110 @@
+"""What one measured rate of a GPU gains: NeuSight's whole models, with and without it.
+
+    python -m lab.score.calibrated --data FOLDER --cache FOLDER
+
+`wavecast calibrate` times a large square product, and the learned models run theirs at that rate.
+No public table has that product. For each GPU of NeuSight's float32 steps those of its single
+products stand in that are nearest to it, the ones with the longest shortest side: the median of how
+many times as fast they were as predicted says how fast the square one would have been. It takes
+some of them (`--products`), since single ones are off by factors there. The models were fitted
+without any GPU of that chip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import wavecast
+from lab.fit.learned import fitted_without, rows_of
+from lab.measured.comparison import read
+from lab.measured.op_data import OpRow
+from lab.measured.public_steps import neusight
+from lab.measured.public_steps.case import Traces
+from wavecast import Device, ops
+from wavecast.hardware.device import Fact
+from wavecast.predictors.learned.physics.parts import PRODUCT, parts_of
+from wavecast.predictors.learned.predictor import CALIBRATED, Learned
+
+PRODUCTS = 30
+
+
+def products(gpu: str, data: Path) -> list[OpRow]:
+    """NeuSight's products in float32, those first that fill a GPU best."""
+    found = [
+        row
+        for row in rows_of(data)
+        if row.gpu == gpu
+        and row.source == "neusight"
+        and ops.kind(row.ops[0]) is ops.Kind.MATMUL
+        and ops.unit(row.ops[0]) is ops.Unit.FP32
+    ]
+    return sorted(found, key=shortest_side, reverse=True)
+
+
+def shortest_side(row: OpRow) -> float:
+    """Of m, n and k."""
+    numbers = dict(zip(PRODUCT, parts_of(row.ops[0])[0].numbers, strict=True))
+    return min(numbers[name] for name in "mnk")
+
+
+def faster(some: list[OpRow], device: Device, learned: Learned) -> Iterator[float]:
+    """How many times as fast as predicted each was."""
+    for row in some:
+        said = learned.predict(row.ops[0], device)
+        assert said is not None
+        yield said.seconds / row.seconds
+
+
+def calibrated(device: Device, times: float, learned: Learned) -> Device:
+    """The device with the rate as a measured fact that such products ask for."""
+    square = CALIBRATED[ops.Unit.FP32]
+    said, flops = learned.predict(square, device), ops.executed_flops(square)
+    assert said is not None
+    assert flops is not None
+    fact = Fact(times * flops / said.seconds, "NeuSight's single ops")
+    return replace(device, measured={**device.measured, "fp32_flops": fact})
+
+
+def main() -> None:
+    """Print both errors of each GPU."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--products", type=int, default=PRODUCTS, help="that stand in for one")
+    given = parser.parse_args()
+    errors: dict[str, list[tuple[float, float]]] = {}
+    gains: dict[str, float] = {}
+    fit = lru_cache(partial(fitted_without, data=given.data, cache=given.cache))
+    cases = [c for c in neusight.cases(given.data / "neusight") if "compiled" not in c.set]
+    for case, trace in read(cases, Traces(given.cache)):
+        plain, learned = wavecast.device(case.gpu), fit(case.gpu)
+        if case.gpu not in gains:
+            some = products(case.gpu, given.data)[: given.products]
+            gains[case.gpu] = statistics.median(faster(some, plain, learned)) if some else 0.0
+        if gains[case.gpu]:
+            known = calibrated(plain, gains[case.gpu], learned)
+            said = (wavecast.predict(trace, gpu, predictor=learned) for gpu in (plain, known))
+            first, second = (each.seconds / case.measured_s - 1 for each in said)
+            errors.setdefault(case.gpu, []).append((first, second))
+    print("| GPU | steps | rate measured / predicted | mean error | with the measured rate |")
+    print("|---|---:|---:|---:|---:|")
+    for gpu, pairs in sorted(errors.items()):
+        print(f"| {gpu} | {len(pairs)} | {gains[gpu]:.2f} | {_means(pairs)} |")
+    every = [pair for pairs in errors.values() for pair in pairs]
+    print(f"| **all** | {len(every)} | | {_means(every)} |")
+
+
+def _means(pairs: list[tuple[float, float]]) -> str:
+    before, after = (statistics.mean(abs(pair[n]) for pair in pairs) for n in (0, 1))
+    return f"{before:.0%} | {after:.0%}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Grouped products of mixtures of experts: measured on this machine's GPU, and predicted.
+
+    python3 -m lab.score.grouped measure OUT [SECONDS]
+    python -m lab.score.grouped [--write docs/accuracy.md]
+
+The first takes the experts of real models, 1k to 16k tokens, and times the products of a training
+step as autograd asks for them (forward, gradient of the data, gradient of the weights), and writes
+OUT/grouped.json: what is at measurements/h200/grouped.json. The second prints what the predictors
+say of them, `learned` with each row's model left out of the fit of the kernel for groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lab.collect.experts import GPU, ExpertRow, measure, measured_s, op_of, read
+from lab.score import pages
+from wavecast import Predictor, device
+from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.learned.model import OpModel
+from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.roofline import Roofline
+
+MARK = "grouped"
+
+
+def errors(rows: Sequence[ExpertRow], predictor: Callable[[ExpertRow], Predictor]) -> str:
+    """Mean, median and worst error, and how many rows lie in their ranges."""
+    gpu = device(GPU)
+    off, within = [], []
+    for row in rows:
+        answer, seconds = predictor(row).predict(op_of(row), gpu), measured_s(row)
+        assert answer is not None
+        off.append(abs(answer.seconds / seconds - 1))
+        within.append(answer.low_s <= seconds <= answer.high_s)
+    mean, median, worst = statistics.mean(off), statistics.median(off), max(off)
+    return f"{mean:.0%} / {median:.0%} / {worst:.0%} | {statistics.mean(within):.0%}"
+
+
+def fitted_without(rows: Sequence[ExpertRow]) -> dict[str, Learned]:
+    """By model: `learned` with a kernel for groups that was fitted on the other models."""
+    from lab.fit.grouped import fit, in_one_kernel
+
+    shipped, known = Learned.shipped(), in_one_kernel(rows)
+    found = {}
+    for model in {row.model for row in rows}:
+        kernel = OpModel("grouped", fit([row for row in known if row.model != model]))
+        models = {**shipped.models, "grouped": kernel}
+        found[model] = replace(shipped, models=models, _batches={}, _gpus={})
+    return found
+
+
+def sort_of(row: ExpertRow) -> str:
+    """What a table has a line for."""
+    if row.op != "aten._grouped_mm":
+        return {"aten.bmm": "equal groups as a batch (bmm)"}.get(row.op, "fp8, forward")
+    if row.events_s is None:
+        return f"one by one ({row.inputs[0].dtype})"
+    return f"bfloat16, {row.turn}, {row.routing} groups"
+
+
+def table(
+    rows: Sequence[ExpertRow], key: Callable[[ExpertRow], str], learned: Mapping[str, Learned]
+) -> str:
+    """Errors of those who answer, by a key."""
+    roofline, attainable = Roofline(), Attainable.shipped()
+    lines = [
+        "| products | count | roofline | attainable | in range | learned | in range |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in sorted({key(row) for row in rows}):
+        chosen = [row for row in rows if key(row) == name]
+        cells = [
+            errors(chosen, lambda _: roofline).partition(" |")[0],
+            errors(chosen, lambda _: attainable),
+            errors(chosen, lambda row: learned[row.model]),
+        ]
+        lines.append(f"| {name} | {len(chosen)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def unequal(rows: Sequence[ExpertRow]) -> str:
+    """How much longer groups of many sizes take than groups of one."""
+    times: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in rows:
+        key = row.model, row.matrix, row.turn, row.tokens
+        times.setdefault(key, {})[row.routing] = measured_s(row)
+    ratios = [both["uneven"] / both["even"] for both in times.values()]
+    return (
+        f"Unequal groups took {min(ratios):.2f} to {max(ratios):.2f} times as long as equal ones, "
+        f"{statistics.median(ratios):.2f} times at the median."
+    )
+
+
+def report() -> str:
+    """The tables: by what is computed, and, of products in one kernel, by model."""
+    from lab.fit.grouped import in_one_kernel
+
+    rows = read()
+    learned, together = fitted_without(rows), in_one_kernel(rows)
+    whole = table(together, lambda _: "all in one kernel", learned).splitlines()[-1]
+    by_model = table(together, lambda row: row.model, learned)
+    return (
+        f"{table(rows, sort_of, learned)}\n{whole}\n\n{unequal(together)}\n\n"
+        f"In one kernel, by model:\n\n{by_model}"
+    )
+
+
+def main() -> None:
+    """Measure, or show."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables there, too")
+    commands = parser.add_subparsers(dest="command")
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("folder", type=Path)
+    measuring.add_argument("seconds", type=float, nargs="?", default=35.0)
+    given = parser.parse_args()
+    if given.command == "measure":
+        measure(given.folder, given.seconds)
+        return
+    text = report()
+    print(text)
+    if given.write:
+        pages.write(given.write, MARK, text)
+
+
+if __name__ == "__main__":
+    main()

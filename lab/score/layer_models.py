@@ -1,0 +1,316 @@
+"""Lines through the layers of one net, applied to others: tables of docs/runs.md.
+
+`python -m lab.score.run_models` writes them. Beside the package's own models it tries other
+features of a layer, to tell what would help and what would not.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import wavecast
+from lab.collect.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_file
+from wavecast.predictors.learned.predictor import Learned
+from wavecast.regression import least_squares
+from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Pass
+from wavecast.regression.layer_times import predicted_work, times_of_trace
+from wavecast.regression.least_squares import Array, Method
+from wavecast.regression.per_layer import Key, LayerTime, LayerWork, PerLayer, timed_network
+from wavecast.suite.classics import VGG, AlexNet, GoogLeNet
+from wavecast.traces.step import Phase, Trace
+
+MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "runs" / "layers"
+GPU = "h200-sxm"
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
+    "alexnet-ungrouped": (partial(AlexNet, groups=1), (3, 227, 227)),
+    "googlenet": (GoogLeNet, (3, 224, 224)),
+    "vgg16": (VGG, (3, 224, 224)),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to predict layers."""
+
+    name: str
+    method: Method
+    predicted: bool = False
+    """Whether lines go through the times that op models predict, not through operations."""
+
+
+WAYS = (
+    Way("operations, ordinary (published)", Method.ORDINARY),
+    Way("operations, relative", Method.RELATIVE_NON_NEGATIVE),
+    Way("predicted times, relative", Method.RELATIVE_NON_NEGATIVE, predicted=True),
+    Way("predicted times, proportional", Method.PROPORTIONAL, predicted=True),
+)
+
+
+@cache
+def network(name: str) -> Network:
+    make, shape = NETS[name]
+    with torch.device("meta"):
+        model = make()
+    return wavecast.network_of(model, shape)
+
+
+@cache
+def trace(name: str, batch: int, precision: str) -> Trace:
+    return wavecast.load_trace(MEASURED / layer_file(name, batch, precision))
+
+
+@cache
+def work(name: str, batch: int, precision: str) -> LayerWork:
+    """What the op models say of each layer."""
+    gpu = wavecast.device(GPU)
+    return predicted_work(trace(name, batch, precision), network(name), gpu, Learned.shipped())
+
+
+def times(name: str, batch: int, precision: str, predicted: bool) -> tuple[LayerTime, ...]:
+    found = work(name, batch, precision) if predicted else None
+    return times_of_trace(trace(name, batch, precision), network(name), work=found).times
+
+
+Transfer = tuple[tuple[str, ...], str, int]
+"""Fitted on these nets, applied to this one at this batch."""
+
+
+def transfers() -> Iterator[Transfer]:
+    """From one net to another, then from two to the third."""
+    for count in (1, 2):
+        for target, batch in product(NETS, LAYER_BATCHES):
+            others = [name for name in NETS if name != target]
+            for sources in [(each,) for each in others] if count == 1 else [tuple(others)]:
+                yield sources, target, batch
+
+
+def per_layer(precision: str) -> str:
+    """The error of each way, for each transfer."""
+    lines = [
+        f"| fitted on | applied to | batch | {' | '.join(way.name for way in WAYS)} | covered |",
+        f"|---|---|---:|{'---:|' * len(WAYS)}---:|",
+    ]
+    found = {each: [transferred(each, precision, way) for way in WAYS] for each in transfers()}
+    for (sources, target, batch), cells in found.items():
+        shown = " | ".join(f"{error:+.1%}" for error, _ in cells)
+        covered = cells[0][1]
+        lines.append(f"| {', '.join(sources)} | {target} | {batch} | {shown} | {covered:.0%} |")
+    for count, name in ((1, "one net"), (2, "two nets")):
+        sums = [
+            summed([found[each][index][0] for each in found if len(each[0]) == count])
+            for index in range(len(WAYS))
+        ]
+        lines.append(f"| **{name}** | | | {' | '.join(sums)} | |")
+    return "\n".join(lines)
+
+
+def summed(errors: Sequence[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    return f"mean {statistics.mean(sizes):.1%}, worst {max(sizes):.1%}"
+
+
+def transferred(which: Transfer, precision: str, way: Way) -> tuple[float, float]:
+    """The error over the layers that the sources have a line for, and how much time they take."""
+    sources, target, batch = which
+    model = PerLayer(way.method).fit(
+        each
+        for name, size in product(sources, LAYER_BATCHES)
+        for each in times(name, size, precision, way.predicted)
+    )
+    given = work(target, batch, precision) if way.predicted else None
+    found = model.predict(network(target), batch, work=given)
+    actual = timed_network(target, times(target, batch, precision, way.predicted))
+    covered = sum(seconds for key, seconds in actual.parts.items() if key in found.parts)
+    return sum(found.parts.values()) / covered - 1, covered / actual.seconds
+
+
+Feature = Callable[[LayerTime, Pass], float]
+_TILE = 128
+_SMS = 132
+
+
+def _matrices(layer: NetworkLayer, batch: int) -> tuple[int, int, int]:
+    """Height, width and depth of the product that a layer is: the outputs are height by width."""
+    if layer.kind is LayerCategory.CONV:
+        depth = math.prod(layer.kernel) * layer.inputs[0] // layer.groups
+        return batch * layer.outputs[1] * layer.outputs[2], layer.outputs[0], depth
+    if layer.kind is LayerCategory.FC:
+        return batch, layer.outputs[0], math.prod(layer.inputs)
+    return batch * math.prod(layer.outputs), 1, math.prod(layer.kernel)
+
+
+def _bytes(time: LayerTime, which: Pass) -> float:
+    layer = time.layer
+    values = time.batch * (math.prod(layer.inputs) + math.prod(layer.outputs)) + layer.weights
+    return 4.0 * values * (1 if which is Pass.FORWARD else 2)
+
+
+def _waves(time: LayerTime, which: Pass) -> float:
+    """Operations of whole waves of tiles; a product of few tiles is split along its depth."""
+    if time.layer.kind not in (LayerCategory.CONV, LayerCategory.FC):
+        return time.layer.ops(which, time.batch)
+
+    def one(height: int, width: int, depth: int) -> int:
+        tiles = -(-height // _TILE) * -(-width // _TILE)
+        parts = max(1, min(_SMS // tiles, -(-depth // 256)))
+        return -(-tiles * parts // _SMS) * _SMS * _TILE**2 * -(-depth // parts)
+
+    height, width, depth = _matrices(time.layer, time.batch)
+    if which is Pass.FORWARD:
+        return one(height, width, depth)
+    return one(height, depth, width) + one(width, depth, height)
+
+
+FEATURES: Mapping[str, Feature] = {
+    "operations": lambda time, which: time.layer.ops(which, time.batch),
+    "bytes": _bytes,
+    "operations of whole waves": _waves,
+    "unrolled inputs": lambda t, _: math.prod(_matrices(t.layer, t.batch)[::2]),
+    "outputs": lambda t, _: math.prod(_matrices(t.layer, t.batch)[:2]),
+    "weights": lambda t, _: float(t.layer.weights),
+    "predicted time": lambda t, which: (t.work.amount(t.layer, which) if t.work else None) or 0.0,
+}
+TRIED = (
+    ("operations",),
+    ("operations", "bytes"),
+    ("operations", "unrolled inputs", "outputs", "weights"),
+    ("operations of whole waves",),
+    ("operations of whole waves", "bytes"),
+    ("predicted time",),
+    ("predicted time", "bytes"),
+    ("predicted time", "unrolled inputs", "outputs", "weights"),
+)
+
+
+METHODS = (Method.RELATIVE_NON_NEGATIVE, Method.PROPORTIONAL)
+
+
+def features() -> str:
+    """Mean and worst error from one net to another, by what a layer's time is a sum of."""
+    columns = [*product(METHODS, LAYER_PRECISIONS)]
+    names = [f"{method.split()[0]}, {precision}" for method, precision in columns]
+    lines = [f"| a layer takes 1 and | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    pairs = [each for each in transfers() if len(each[0]) == 1]
+    found = {
+        (tried, method, precision): {each: _tried(each, precision, tried, method) for each in pairs}
+        for tried, method, precision in product(TRIED, METHODS, LAYER_PRECISIONS)
+    }
+    for tried in TRIED:
+        cells = [summed([*found[(tried, *column)].values()]) for column in columns]
+        lines.append(f"| {', '.join(tried)} | {' | '.join(cells)} |")
+    lines.append("")
+    for precision in LAYER_PRECISIONS:
+        rows = [errors for (*_, each), errors in found.items() if each == precision]
+        lines.append(
+            f"In {precision}, with row and method for each net chosen by the errors between the "
+            f"other two: {summed(_chosen(rows))}."
+        )
+    return "\n".join(lines)
+
+
+def _chosen(rows: Sequence[Mapping[Transfer, float]]) -> list[float]:
+    """The errors of what was chosen without looking at the net it is applied to."""
+    found: list[float] = []
+    for net in NETS:
+
+        def elsewhere(errors: Mapping[Transfer, float], net: str = net) -> float:
+            return statistics.mean(
+                abs(error)
+                for (sources, to, _), error in errors.items()
+                if net not in (*sources, to)
+            )
+
+        best = min(rows, key=elsewhere)
+        found += [error for (_, to, _), error in best.items() if to == net]
+    return found
+
+
+def _tried(which: Transfer, precision: str, names: Sequence[str], method: Method) -> float:
+    sources, target, batch = which
+    known = _table([(name, size) for name in sources for size in LAYER_BATCHES], precision, names)
+    asked = _table([(target, batch)], precision, names)
+    predicted = actual = 0.0
+    for key, (rows, seconds) in asked.items():
+        if key in known:
+            predicted += float((rows @ _coefficients(*known[key], method)).sum())
+            actual += float(seconds.sum())
+    return predicted / actual - 1
+
+
+def _table(
+    cases: Sequence[tuple[str, int]], precision: str, names: Sequence[str]
+) -> dict[Key, tuple[Array, Array]]:
+    found: dict[Key, list[list[float]]] = {}
+    for name, batch in cases:
+        for time in times(name, batch, precision, predicted=True):
+            for which in Pass:
+                seconds, category = time.seconds(which), time.layer.category
+                if category is not None and seconds is not None:
+                    row = [1.0, *(FEATURES[each](time, which) for each in names), seconds]
+                    found.setdefault((category, which), []).append(row)
+    tables = {key: np.array(rows) for key, rows in found.items()}
+    return {key: (table[:, :-1], table[:, -1]) for key, table in tables.items()}
+
+
+def _coefficients(rows: Array, seconds: Array, method: Method) -> Array:
+    """A feature that these layers do not tell from those before it counts as 0."""
+    kept: list[int] = []
+    for index in range(rows.shape[1]):
+        more = [*kept, index]
+        if len(more) < len(rows) and least_squares.rank(rows[:, more]) == len(more):
+            kept = more
+    found = np.zeros(rows.shape[1])
+    found[kept] = least_squares.fit(rows[:, kept], seconds, method).values
+    return found
+
+
+SHOWN = {"vgg16": "", "googlenet": "lower.10."}
+"""Of these nets, layers whose names begin so."""
+
+
+def rates() -> str:
+    """How many operations a second layers do forward, and by which algorithm in fp32."""
+    cells = [*product(LAYER_PRECISIONS, LAYER_BATCHES)]
+    lines = [
+        "| net | layer | " + " | ".join(f"{p}, batch {b}" for p, b in cells) + " |",
+        "|---|---|" + "---:|" * len(cells),
+    ]
+    for net, prefix in SHOWN.items():
+        shown = set()
+        for layer in network(net).layers:
+            what = _described(layer)
+            if not layer.weights or not layer.name.startswith(prefix) or what in shown:
+                continue
+            shown.add(what)
+            found = [_rate(net, layer, batch, precision) for precision, batch in cells]
+            lines.append(f"| {net} | {what} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def _described(layer: NetworkLayer) -> str:
+    if layer.kind is LayerCategory.FC:
+        return f"fully connected, {math.prod(layer.inputs)} to {layer.outputs[0]}"
+    window = "x".join(map(str, layer.kernel))
+    return f"{window}, {layer.inputs[0]} to {layer.outputs[0]} channels, side {layer.outputs[1]}"
+
+
+def _rate(net: str, layer: NetworkLayer, batch: int, precision: str) -> str:
+    measured = trace(net, batch, precision)
+    names, seconds = [], 0.0
+    for call in measured:
+        if call.phase is Phase.FORWARD and call.module.partition(".")[2] == layer.name:
+            names += [each.name.lower() for each in call.kernels]
+            seconds += sum(each.seconds for each in call.kernels)
+    rate = 2 * layer.ops(Pass.FORWARD, batch) / seconds / 1e12
+    algorithm = next((each for each in ("FFT", "Winograd") if each.lower() in "".join(names)), "")
+    return f"{rate:.0f} {algorithm}".strip()

@@ -1,0 +1,213 @@
+"""Memory as others predict it without a GPU, against the real allocator on our H200.
+
+    python -m lab.score.memory_others tracker       # torch's MemTracker, on the suite
+    python -m lab.score.memory_others estimators    # accelerate estimate-memory and torch-kitsune
+
+The suite's steps and their peaks are those of measurements/h200/suite.csv; MemTracker runs them on
+fake tensors, twice as we do, the second time with the optimizer's state. The estimators know a
+model and not a step. Writes the tables of docs/memory.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import wavecast
+from lab.score import pages
+from wavecast import suite
+from wavecast.runs.suite_results import SuiteResult, read_results
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "memory.md"
+MEASURED = ROOT / "measurements" / "h200"
+GPU = "h200-sxm"
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """A step: the real peak, and what two predict, in how much time."""
+
+    name: str
+    peak: int
+    ours: int
+    ours_s: float
+    theirs: int | None
+    theirs_s: float
+
+
+def by_tracker() -> list[PeerRow]:
+    """Some models of the suite at their smallest measured batch, in both precisions."""
+    first: dict[tuple[str, str], SuiteResult] = {}
+    for row in read_results(MEASURED / "suite.csv"):
+        if row.status == "ok" and row.model in MODELS:
+            first.setdefault((row.model, row.precision), row)
+    return [_compared(row) for row in first.values()]
+
+
+def _compared(row: SuiteResult) -> PeerRow:
+    benchmark = suite.benchmark(row.model)
+    begin = time.perf_counter()
+    trace = wavecast.trace(lambda: benchmark.make_step(row.batch, row.precision))
+    ours = wavecast.memory(trace, GPU).peak_bytes
+    middle = time.perf_counter()
+    try:
+        theirs: int | None = tracked(benchmark, row.batch, row.precision)
+    except Exception as error:
+        print(f"{row.model} {row.precision}: MemTracker: {error!s:.90}", file=sys.stderr)
+        theirs = None
+    end = time.perf_counter()
+    name = f"{row.model} b{row.batch} {row.precision}"
+    return PeerRow(name, row.peak_bytes or 0, ours, middle - begin, theirs, end - middle)
+
+
+def tracked(benchmark: suite.Benchmark, batch: int, precision: str) -> int:
+    """The peak of two iterations, as torch's MemTracker sees it on fake tensors."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with FakeTensorMode(allow_non_fake_inputs=True), staying_modules():
+        step = benchmark.make_step(batch, precision, device="cpu")
+        tracker = MemTracker()
+        tracker.track_external(step.model, *_optimizers(step))
+        with tracker:
+            step()
+            tracker.reset_mod_stats()  # it cannot see a second iteration otherwise
+            step()
+        peak = tracker.get_tracker_snapshot("peak")
+    return max(int(kinds["Total"]) for kinds in peak.values())
+
+
+@contextmanager
+def staying_modules() -> Iterator[None]:
+    """Modules that are told to go to the CPU, where they are: fake ones cannot."""
+    moved = torch.nn.Module.to
+    torch.nn.Module.to = lambda self, *_, **__: self
+    try:
+        yield
+    finally:
+        torch.nn.Module.to = moved
+
+
+def _optimizers(step: Any) -> list[torch.optim.Optimizer]:
+    found = [getattr(step.run, "optimizer", None)]
+    return [each for each in found if isinstance(each, torch.optim.Optimizer)]
+
+
+def tracker_table(rows: Sequence[PeerRow]) -> str:
+    """Both, over the steps that both can run."""
+    both = [row for row in rows if row.theirs is not None]
+    lines = [
+        "| | steps | mean error | median | worst | time for all |",
+        "|---|---:|---:|---:|---:|---:|",
+        _line("wavecast", [(r.ours, r.peak) for r in both], sum(r.ours_s for r in both)),
+        _line("MemTracker", [(r.theirs or 0, r.peak) for r in both], sum(r.theirs_s for r in both)),
+    ]
+    more = [row for row in rows if row.theirs is None]
+    if more:
+        errors = [(r.ours, r.peak) for r in more]
+        lines.append(_line("wavecast, where MemTracker fails", errors, sum(r.ours_s for r in more)))
+    return "\n".join(lines)
+
+
+def _line(name: str, pairs: Sequence[tuple[int, int]], seconds: float | None = None) -> str:
+    errors = [predicted / peak - 1 for predicted, peak in pairs]
+    cells = [
+        f"{statistics.mean(map(abs, errors)):.1%}",
+        f"{statistics.median(map(abs, errors)):.1%}",
+        f"{max(errors, key=abs):+.0%}",
+        *([] if seconds is None else [f"{seconds:.0f} s"]),
+    ]
+    return f"| {name} | {len(pairs)} | {' | '.join(cells)} |"
+
+
+MODELS = {
+    **{"resnet50": 224, "inception-v3": 299, "alexnet": 224, "googlenet": 224, "vgg16": 224},
+    **{"vgg19": 224, "vit": 224, "bert-base": None, "gpt2": None, "transformer": None},
+}
+"""Of the suite: the side of the images, which kitsune wants to know; it takes no tokens."""
+
+
+def by_estimators() -> list[tuple[str, int, int, int, int | None]]:
+    """Model, real peak, ours, accelerate's, kitsune's: float32 at the largest measured batch."""
+    last = {r.model: r for r in read_results(MEASURED / "suite.csv") if r.precision == "fp32"}
+    found = []
+    for name, side in MODELS.items():
+        row, benchmark = last[name], suite.benchmark(name)
+        trace = wavecast.trace(partial(benchmark.make_step, row.batch, "fp32"))
+        step = benchmark.make_step(benchmark.smallest_batch, "fp32", device="cpu")
+        kitsunes = by_kitsune(step.model, side, row.batch, _optimizers(step)) if side else None
+        ours = wavecast.memory(trace, GPU).peak_bytes
+        found.append(
+            (f"{name} b{row.batch}", row.peak_bytes or 0, ours, by_accelerate(step.model), kitsunes)
+        )
+    return found
+
+
+def by_accelerate(model: Any) -> int:
+    """`accelerate estimate-memory`: training with Adam, its peak."""
+    import_module("lab.steps.memory")  # declares what torchvision lacks without CUDA
+    total, _ = import_module("accelerate.utils").calculate_maximum_sizes(model)
+    estimate = import_module("accelerate.commands.estimate").estimate_training_usage
+    return int(max(estimate(total, "float32", None).values()))
+
+
+def by_kitsune(
+    model: Any, side: int, batch: int, optimizers: Sequence[torch.optim.Optimizer]
+) -> int:
+    """torch-kitsune's sum of its kinds."""
+    name = "sgd" if isinstance(optimizers[0], torch.optim.SGD) else "adam"
+    predict = import_module("kitsune").predict_memory
+    found = predict(model, (3, side, side), batch, optimizer=name)
+    kinds = ("param", "gradient", "optimizer", "activation", "overhead")
+    return int(sum(getattr(found, f"{kind}_bytes") for kind in kinds))
+
+
+def estimator_table(rows: Iterable[tuple[str, int, int, int, int | None]]) -> str:
+    """A line for each model, and the means."""
+    chosen = list(rows)
+    lines = [
+        "| model | measured | wavecast | accelerate | torch-kitsune |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    errors: list[list[float]] = [[], [], []]
+    for name, peak, *predicted in chosen:
+        cells = []
+        for column, nbytes in zip(errors, predicted, strict=True):
+            if nbytes is None:
+                cells.append("cannot")
+                continue
+            column.append(abs(nbytes / peak - 1))
+            cells.append(f"{nbytes / 2**30:.2f} GiB ({nbytes / peak - 1:+.0%})")
+        lines.append(f"| {name} | {peak / 2**30:.2f} GiB | {' | '.join(cells)} |")
+    means = (f"{statistics.mean(column):.1%}" for column in errors)
+    lines.append(f"| **mean error** | | {' | '.join(means)} |")
+    return "\n".join(lines)
+
+
+def main(what: str) -> None:
+    """Write one table, and print it."""
+    if what == "tracker":
+        rows = by_tracker()
+        for row in rows:
+            errors = (f"{n / row.peak - 1:+.1%}" if n else "-" for n in (row.ours, row.theirs))
+            print(f"{row.name:32} {' '.join(errors)} {row.ours_s:.1f} s {row.theirs_s:.1f} s")
+        content = tracker_table(rows)
+    else:
+        content = estimator_table(by_estimators())
+    pages.write(PAGE, what, content)
+    print(content)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

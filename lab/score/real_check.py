@@ -1,0 +1,62 @@
+"""Whole steps against throughput that others published: ResNet-50 in float32.
+
+    python -m lab.score.real_check LAMBDA.csv PROFILE
+
+LAMBDA.csv has Lambda's published throughputs (github.com/lambdal/deeplearning-benchmark); PROFILE
+is a torch.profiler file of ResNet-50 at batch 32 (HolisticTraceAnalysis' ns_resolution_trace).
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+from pathlib import Path
+
+import wavecast
+from wavecast import suite
+from wavecast.predictors.roofline import Roofline
+from wavecast.predictors.wave import WaveScaling
+
+GPUS = {"V100 SXM2 16GB": "v100-sxm-16gb", "Quadro RTX 8000": "quadro-rtx-8000"}
+BATCH = 64
+MEASURED = Path(__file__).parents[2] / "measurements/h200/habitat/resnet50-b64.json.gz"
+
+
+def published(path: Path) -> dict[str, float]:
+    """Images per second of the clean float32 rows with one GPU and synthetic data."""
+    rows: dict[str, list[float]] = {}
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            wanted = (row["task"], row["n_gpu"], row["precision_effective"], row["data"])
+            if wanted == ("resnet50", "1", "fp32", "synthetic") and not row["flags"]:
+                rows.setdefault(row["gpu"], []).append(float(row["throughput"]))
+    return {gpu: statistics.median(rates) for gpu, rates in rows.items() if gpu in GPUS}
+
+
+def main(table: Path, profile: Path) -> None:
+    """Print how far each way is off, for one image."""
+    benchmark = suite.benchmark("resnet50")
+    traced = wavecast.trace(lambda: benchmark.make_step(BATCH, "fp32"))
+    measured, seen = wavecast.load_trace(MEASURED), wavecast.read_kineto(profile)
+    for gpu, rate in published(table).items():
+        name = GPUS[gpu]
+        said = {
+            "from the V100 profile": wavecast.predict(seen, name).seconds / 32,
+            "from the H200": wavecast.predict(measured, name).seconds / BATCH,
+            "from the H200 by waves": wavecast.predict(
+                measured, name, predictor=WaveScaling()
+            ).seconds
+            / BATCH,
+            "from nothing by the roofline": wavecast.predict(
+                traced, name, predictor=Roofline()
+            ).seconds
+            / BATCH,
+            "from nothing": wavecast.predict(traced, name).seconds / BATCH,
+        }
+        errors = ", ".join(f"{way} {each * rate - 1:+.0%}" for way, each in said.items())
+        print(f"{gpu}, {rate:.0f} images/s: {errors}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,167 @@
+"""The suite, predicted against measured on our H200: the tables of docs/suite.md.
+
+    python -m lab.score.suite_accuracy
+
+predicts every row of measurements/h200/suite.csv without a GPU (minutes), and writes the tables
+between the marks of docs/suite.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from lab.score import pages
+from lab.score.observations import Observation, observe, observe_kernels
+from wavecast import device
+from wavecast.campaigns.suite_runs import predict_there
+from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.report.units import memory
+from wavecast.runs.suite_results import SuiteResult, read_results
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ROOT / "measurements" / "h200" / "suite.csv"
+PAGE = ROOT / "docs" / "suite.md"
+
+Pair = tuple[SuiteResult, SuiteResult]
+"""Measured and predicted."""
+
+
+def pairs() -> list[Pair]:
+    """Every row that ran, and what is predicted for it."""
+    rows = [row for row in read_results(MEASURED) if row.status == "ok"]
+    gpu = device(rows[0].gpu)
+    return [(row, predict_there(row.configuration, gpu)) for row in rows]
+
+
+def largest(found: Sequence[Pair]) -> list[Pair]:
+    """Of each model and precision, the largest batch."""
+    last = {(row.model, row.precision): (row, other) for row, other in found}
+    return list(last.values())
+
+
+def per_model(found: Iterable[Pair]) -> str:
+    """One row for each step: throughput and utilisation."""
+    lines = [
+        "| model | batch | precision | step | throughput | error | GPU | predicted | cores "
+        "| predicted |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row, other in found:
+        lines.append(
+            f"| {row.model} | {row.batch} | {row.precision} | {1e3 * (row.seconds or 0):.1f} ms "
+            f"| {row.throughput_per_s:,.0f} {row.unit}/s | {_relative(row, other):+.0%} "
+            f"| {row.gpu_utilisation:.0%} | {other.gpu_utilisation:.0%} "
+            f"| {cores(row):.1%} | {cores(other):.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def memory_by_kind(found: Iterable[Pair]) -> str:
+    """One row for each step: memory by kind, and how far the prediction is off."""
+    names = " | ".join(TBD_KINDS)
+    lines = [
+        f"| model | batch | precision | {names} | sum of maxima | peak |",
+        f"|---|---:|---|{'---:|' * (len(TBD_KINDS) + 2)}",
+    ]
+    for row, other in found:
+        cells = (_bytes(kind, row, other) for kind in TBD_KINDS)
+        held = sum(_held(kind, row) or 0 for kind in TBD_KINDS)
+        lines.append(
+            f"| {row.model} | {row.batch} | {row.precision} | {' | '.join(cells)} "
+            f"| {memory(held)} | {_bytes('peak', row, other)} |"
+        )
+    return "\n".join(lines)
+
+
+def cores(row: SuiteResult) -> float:
+    """Utilisation of the unit that this precision is about."""
+    share = row.fp32_utilisation if row.precision == "fp32" else row.tensor_utilisation
+    return share or 0.0
+
+
+def _held(kind: str, row: SuiteResult) -> int | None:
+    found: int | None = getattr(row, f"{kind.replace(' ', '_')}_bytes")
+    return found
+
+
+def _bytes(kind: str, row: SuiteResult, other: SuiteResult) -> str:
+    measured, predicted = _held(kind, row), _held(kind, other)
+    if measured is None or predicted is None:
+        return "?" if measured is None else memory(measured)
+    error = f" ({predicted / measured - 1:+.0%})" if measured else ""
+    return memory(measured) + error
+
+
+def _relative(row: SuiteResult, other: SuiteResult) -> float:
+    return (other.throughput_per_s or 0.0) / (row.throughput_per_s or 1.0) - 1
+
+
+def summary(found: Sequence[Pair]) -> str:
+    """Mean, median and worst of each comparison, over all rows."""
+
+    def points(share: Callable[[SuiteResult], float | None]) -> list[float]:
+        return [100 * abs((share(o) or 0.0) - (share(r) or 0.0)) for r, o in found]
+
+    lines = ["| what | mean | median | worst |", "|---|---:|---:|---:|"]
+    in_percent = {"throughput": [100 * abs(_relative(r, o)) for r, o in found]}
+    for kind in (*TBD_KINDS, "peak"):
+        errors = [
+            100 * abs(predicted / measured - 1)
+            for r, o in found
+            if (measured := _held(kind, r)) and (predicted := _held(kind, o)) is not None
+        ]
+        if errors:
+            in_percent[kind] = errors
+    in_points = {
+        "GPU utilisation": points(lambda row: row.gpu_utilisation),
+        "FP32 utilisation (fp32), tensor utilisation (bf16)": points(cores),
+    }
+    for unit, group in (("%", in_percent), (" points", in_points)):
+        for name, errors in group.items():
+            cells = (statistics.mean(errors), statistics.median(errors), max(errors))
+            lines.append(f"| {name} | {' | '.join(f'{cell:.1f}{unit}' for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def observations(found: Iterable[Observation]) -> str:
+    """What the rows say of each of TBD's observations."""
+    lines = ["| no. | in 2018 | here |", "|---:|---|---|"]
+    for each in found:
+        total = len(each.agreeing) + len(each.others)
+        lines.append(f"| {each.number} | {each.claim} | {len(each.agreeing)} of {total} |")
+    return "\n".join(lines)
+
+
+def utilisation(path: Path) -> str:
+    """GPU utilisation by three sources."""
+    lines = [
+        "| model | batch | precision | wavecast | nvidia-smi | torch.profiler |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            shares = (f"{float(row[n]):.1%}" for n in ("wavecast", "nvidia_smi", "profiler"))
+            cells = (row["model"], row["batch"], row["precision"], *shares)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write all tables."""
+    found = pairs()
+    rows = [row for row, _ in found]
+    seen = (*observe(rows), observe_kernels(MEASURED.parent / "suite", device(rows[0].gpu)))
+    write = partial(pages.write, PAGE)
+    write("observations", observations(sorted(seen, key=lambda each: each.number)))
+    write("summary", summary(found))
+    write("per model", per_model(largest(found)))
+    write("memory", memory_by_kind(largest(found)))
+    write("utilisation", utilisation(MEASURED.parent / "utilisation.csv"))
+
+
+if __name__ == "__main__":
+    main()

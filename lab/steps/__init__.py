@@ -1,0 +1,1 @@
+"""Training steps that the lab traces and runs."""

@@ -1,0 +1,1 @@
+"""Many measurements in one go, resumable after an interruption."""

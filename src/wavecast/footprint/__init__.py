@@ -1,0 +1,1 @@
+"""The GPU memory of a training step."""

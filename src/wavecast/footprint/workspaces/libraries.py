@@ -1,0 +1,20 @@
+"""What libraries take once and keep, and when."""
+
+from __future__ import annotations
+
+from wavecast.footprint.workspaces import blas, recurrent
+from wavecast.hardware.device import Device
+from wavecast.traces.step import Trace
+
+
+def first_uses(trace: Trace) -> tuple[int, ...]:
+    """The call that makes each take it, in the order of `kept_bytes`."""
+    noise = recurrent.noise_position(trace)
+    products = (buffer.position for buffer in blas.buffers(trace))
+    return (*products, *(() if noise is None else (noise,)))
+
+
+def kept_bytes(trace: Trace, device: Device) -> tuple[int, ...]:
+    """How much each is: cuBLAS's buffers, then cuDNN's random numbers, where its GPU is known."""
+    noise = recurrent.noise_bytes(device) if recurrent.noise_position(trace) is not None else 0
+    return (*blas.kept_bytes(trace, device), *((noise,) if noise else ()))

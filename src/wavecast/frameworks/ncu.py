@@ -1,0 +1,180 @@
+"""FLOPs and DRAM bytes of kernels, as the hardware counts them.
+
+NVIDIA's `ncu` runs a program again and counts; PyTorch's own profiler cannot in its public builds
+(tried on an H200 with torch 2.11: no counter range is ever recorded). Counting replays each kernel
+several times, so only kernels that matter are counted, once for each name and launch
+configuration, and remembered (Habitat, section 4.2).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+from wavecast.errors import InvalidInput, MissingExtra
+from wavecast.files import cache_folder, write_whole
+from wavecast.traces.counters import Counted, KernelKey, key_of
+from wavecast.traces.kernel_names import function_name, template_words
+from wavecast.traces.step import Kernel
+
+# How many FLOPs one count of each metric is.
+_PER_INSTRUCTION = {
+    f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum": flops
+    for op, flops in (
+        *(("fadd", 1), ("fmul", 1), ("ffma", 2)),
+        *(("hadd", 2), ("hmul", 2), ("hfma", 4)),  # on pairs of halves
+        *(("dadd", 1), ("dmul", 1), ("dfma", 2)),
+    )
+}
+_TENSOR = {
+    f"sm__ops_path_tensor_src_{types}.sum": 1
+    for types in ("bf16_dst_fp32", "fp16_dst_fp16", "fp16_dst_fp32", "tf32_dst_fp32")
+}
+_BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+
+
+def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, Counted]:
+    """Count kernels that a program launches between cudaProfilerStart and Stop.
+
+    Args:
+        kernels: those to count, as a profiler named them.
+        command: runs the program.
+    """
+    wanted = {key: function_name(key[0]) for kernel in kernels if (key := key_of(kernel))}
+    if not wanted:
+        return {}
+    tool = shutil.which("ncu")
+    if tool is None:
+        raise MissingExtra("hardware counters need NVIDIA's ncu (Nsight Compute) on the PATH")
+    rows = _run(tool, sorted(set(wanted.values())), command)
+    found: dict[tuple[str, int, int], list[_Row]] = {}
+    for row in rows:
+        found.setdefault((function_name(row.name), row.blocks, row.threads), []).append(row)
+    return {
+        key: _mean(_alike(key[0], found[name, key[1], key[2]]))
+        for key, name in wanted.items()
+        if (name, key[1], key[2]) in found
+    }
+
+
+def _alike(name: str, rows: Sequence[_Row]) -> list[Counted]:
+    """Of launches of a function, those of the same template; all where none is known to be.
+
+    ncu and the profiler write C++ names differently; the function's own name is the same, and
+    what is in <> is so but for casts and suffixes of numbers.
+    """
+    wanted = template_words(name)
+    same = [row for row in rows if template_words(row.name) == wanted]
+    return [row.counted for row in same or rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    blocks: int
+    threads: int
+    counted: Counted
+
+
+def _run(tool: str, names: Sequence[str], command: Sequence[str]) -> list[_Row]:
+    pattern = "|".join(map(re.escape, names))
+    for metrics in (
+        [*_BYTES, *_PER_INSTRUCTION, *_TENSOR],
+        [*_BYTES, *_PER_INSTRUCTION],  # GPUs before Ampere do not count tensor cores' work
+    ):
+        ask = [
+            *(tool, "--csv", "--print-units", "base", "--clock-control", "none"),
+            *("--profile-from-start", "off", "--kernel-name", f"regex:^({pattern})$"),
+            *("--metrics", ",".join(metrics), *command),
+        ]
+        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        rows = _parse(done.stdout)
+        if rows:
+            return rows
+    reason = next(
+        (line for line in (done.stdout + done.stderr).splitlines() if "==ERROR==" in line),
+        f"it exited with {done.returncode} and counted nothing",
+    )
+    raise InvalidInput(f"ncu counted no kernel: {reason}")
+
+
+def _parse(text: str) -> list[_Row]:
+    # The program's own output and ncu's remarks come before the table and between its lines.
+    lines = dropwhile(lambda line: not line.startswith('"ID",'), text.splitlines())
+    launches: dict[str, dict[str, Any]] = {}
+    for row in csv.DictReader(line for line in lines if line.startswith('"')):
+        value = (row["Metric Value"] or "").replace(",", "")
+        launch = launches.setdefault(row["ID"], {"row": row, "metrics": {}})
+        if _is_number(value):
+            launch["metrics"][row["Metric Name"]] = float(value)
+    return [
+        _row(launch["row"], launch["metrics"])
+        for launch in launches.values()
+        if all(name in launch["metrics"] for name in _BYTES)
+    ]
+
+
+def _row(row: Mapping[str, str], metrics: Mapping[str, float]) -> _Row:
+    flops = sum(
+        each * metrics.get(name, 0.0) for name, each in (_PER_INSTRUCTION | _TENSOR).items()
+    )
+    dram_bytes = sum(metrics.get(name, 0.0) for name in _BYTES)
+    return _Row(
+        row["Kernel Name"],
+        _product(row["Grid Size"]),
+        _product(row["Block Size"]),
+        Counted(flops, dram_bytes),
+    )
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", text) is not None
+
+
+def _product(text: str) -> int:
+    return math.prod(int(number) for number in re.findall(r"\d+", text))
+
+
+def _mean(runs: Sequence[Counted]) -> Counted:
+    return Counted(
+        sum(run.flops for run in runs) / len(runs),
+        sum(run.dram_bytes for run in runs) / len(runs),
+    )
+
+
+def cache_path(gpu: str) -> Path:
+    """Where counts of a GPU's kernels are remembered."""
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    return cache_folder() / "counters" / f"{name}.json"
+
+
+def load(path: Path) -> dict[KernelKey, Counted]:
+    """The counts in a file; none if there is no such file."""
+    try:
+        rows = json.loads(path.read_text())
+        return {
+            (str(name), int(blocks), int(threads)): Counted(float(flops), float(dram_bytes))
+            for name, blocks, threads, flops, dram_bytes in rows
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidInput(
+            f"cannot read the counters in {path}: {error}; delete it to count again"
+        ) from error
+
+
+def save(counted: Mapping[KernelKey, Counted], path: Path) -> None:
+    """Write counts, all or nothing."""
+    rows = [[*key, each.flops, each.dram_bytes] for key, each in sorted(counted.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(rows))

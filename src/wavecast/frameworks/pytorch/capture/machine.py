@@ -1,0 +1,294 @@
+"""A CUDA machine as user code sees it: `torch.cuda`, cuDNN's switches, GradScaler, compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # torch's optimizers import it on first use: not while torch.cuda is replaced
+from torch._dynamo import eval_frame
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils as foreach
+from torch.utils._device import DeviceContext, _device_constructors
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.blame import user_line
+from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.flattening import flatten_parameters
+from wavecast.frameworks.pytorch.capture.placement import GPU, LARGEST_CONSTANT, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
+from wavecast.frameworks.pytorch.recorder import OpRecorder
+
+
+@contextmanager
+def cuda_machine(
+    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+) -> Iterator[None]:
+    """Let torch say that one GPU of this capability is there."""
+    with ExitStack() as stack:
+
+        def replace(owner: Any, **values: Any) -> None:
+            for name, value in values.items():
+                if name in vars(owner):
+                    stack.callback(setattr, owner, name, vars(owner)[name])
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, value)
+
+        _device_constructors()  # remembers torch's functions: they must be the true ones
+        replace(torch.cuda, **_cuda_module(capability, recorder))
+        replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
+        replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
+        replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
+        replace(torch.nn.RNNBase, flatten_parameters=flatten_parameters)
+        replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(answers))
+        replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
+        replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
+        replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
+        replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
+        replace(torch, Generator=_Generator, compile=_eager(answers))
+        replace(torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder))
+        replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
+        # Libraries take other branches for fake tensors; here they should do what they do for real.
+        replace(torch._subclasses, FakeTensor=_NoFakeTensor)
+        replace(fake_tensor, init_gpu_context=lambda *_: None)
+        replace(torch.accelerator, **_accelerator_module(recorder))
+        for module in (foreach, clip_grad, optimizers):
+            # torch groups by the device that C++ sees, and C++ sees the CPU.
+            grouping = _grouping(module._group_tensors_by_device_and_dtype)
+            replace(module, _group_tensors_by_device_and_dtype=grouping)
+        for types in (foreach._foreach_supported_types, optimizers._foreach_supported_types):
+            # CUDA's default is the foreach form; torch checks the exact tensor type first.
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if hasattr(eval_frame, "_callback_from_stance"):
+            noticing = _noticing(eval_frame._callback_from_stance, answers)
+            replace(eval_frame, _callback_from_stance=noticing)
+        yield
+
+
+def _accelerator_module(recorder: OpRecorder) -> dict[str, Any]:
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
+        "current_device_index": lambda: 0,
+        "current_stream": lambda device=None: torch.cuda.current_stream(),
+    }
+
+
+def _properties(capability: tuple[int, int]) -> Any:
+    return SimpleNamespace(
+        name=f"a GPU of compute capability {capability[0]}.{capability[1]}",
+        major=capability[0],
+        minor=capability[1],
+        total_memory=80 << 30,
+        multi_processor_count=132,
+        warp_size=32,
+    )
+
+
+def _cuda_module(capability: tuple[int, int], recorder: OpRecorder) -> dict[str, Any]:
+    properties = _properties(capability)
+    zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
+    machine: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_tf32_supported": lambda: capability >= (8, 0),
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_capability": lambda device=None: capability,
+        "get_device_properties": lambda device=None: properties,
+        "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
+        "Stream": stream_class(recorder),
+        "Event": event_class(recorder),
+        "CUDAGraph": _CudaGraph,
+        "graph": _CudaGraph,
+        "make_graphed_callables": lambda *_, **__: _CudaGraph(),
+        "device": _DeviceContext,
+        "device_of": _DeviceContext,
+        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "memory_stats": lambda device=None: {},
+        "memory_summary": lambda *_, **__: "",
+    }
+    streams = Streams(recorder, machine["Stream"])
+    machine |= {
+        "stream": streams.use,
+        "current_stream": streams.current,
+        "default_stream": streams.default,
+        "set_stream": streams.set,
+    }
+    return machine | dict.fromkeys(_COUNTERS, zero) | dict.fromkeys(_SILENT, nothing)
+
+
+_COUNTERS = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("max_memory_cached", "memory_cached", "utilization"),
+)
+_SILENT = (
+    *("set_device", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated"),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
+    *("init", "set_per_process_memory_fraction", "ipc_collect", "_lazy_init"),
+)
+
+
+class _NoFakeTensor:
+    """What no tensor is an instance of."""
+
+
+class _DeviceContext:
+    """`with torch.cuda.device(0)`: there is only one."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.idx = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _CudaGraph:
+    """CUDA graphs record real launches, of which there are none."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        raise CaptureError(
+            f"the step captures a CUDA graph at {user_line()}, which needs a GPU; "
+            "trace the step as it is before capture, and predict it with graphed=True "
+            "(--cuda-graph)"
+        )
+
+
+class _Generator(torch._C.Generator):
+    """A random generator that lives on the CPU, wherever it was asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls, "cpu")
+
+
+def _unchecked_step(answers: Answers) -> Any:
+    """GradScaler reads back whether a gradient overflowed; in the step that counts none did."""
+
+    def step(scaler: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        with answers.unnoted():
+            for found_inf in state["found_inf_per_device"].values():
+                found_inf.item()
+        return optimizer.step(*args, **kwargs)
+
+    return step
+
+
+def _from_data(make: Any, recorder: OpRecorder) -> Any:
+    """`torch.tensor`, whose C++ code would ask the GPU for memory."""
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:
+        made = make(data, device="cpu", **options)
+        if torch.device(device if device is not None else _default_device()).type == "cuda":
+            put_on_gpu(made)
+            recorder.promote(made)
+        return made
+
+    return tensor
+
+
+def _default_device() -> Any:
+    """What `torch.get_default_device` tells, which asks `torch.tensor` for it."""
+    for mode in reversed(torch.overrides._get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return "cpu"
+
+
+def _as_tensor(recorder: OpRecorder) -> Any:
+    from_data = _from_data(torch.tensor, recorder)
+
+    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+        if isinstance(data, torch.Tensor):
+            return data.to(device=device or data.device, dtype=dtype or data.dtype)
+        return from_data(data, dtype=dtype, device=device)
+
+    return as_tensor
+
+
+def _grouping(group: Any) -> Any:
+    """Torch's grouping of tensors by device and dtype, with the device they claim to be on."""
+
+    def group_by_claimed_device(*args: Any, **kwargs: Any) -> Any:
+        groups = group(*args, **kwargs)
+        return {
+            (GPU if on_gpu(lists[0][0]) else device, dtype): (lists, indices)
+            for (device, dtype), (lists, indices) in groups.items()
+        }
+
+    return group_by_claimed_device
+
+
+_NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
+
+
+def _load_in_this_process(loader: Any) -> Any:
+    """Workers are other processes, to which fake tensors cannot go."""
+    workers, timeout = loader.num_workers, loader.timeout
+    loader.num_workers = loader.timeout = 0
+    try:
+        return torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader)
+    finally:
+        loader.num_workers, loader.timeout = workers, timeout
+
+
+_LEGACY = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+
+
+def _legacy_type(dtype: Any) -> Any:
+    """`torch.cuda.FloatTensor` and its siblings: of sizes, or of data."""
+
+    def make(*arguments: Any) -> Any:
+        if arguments and not isinstance(arguments[0], int):
+            return torch.as_tensor(arguments[0], dtype=dtype, device=GPU)
+        return torch.empty(arguments or (0,), dtype=dtype, device=GPU)
+
+    return make
+
+
+def _eager(answers: Answers) -> Any:
+    def compile_nothing(model: Any = None, **_: Any) -> Any:
+        answers.compiled = True
+        return model if model is not None else (lambda function: function)
+
+    return compile_nothing
+
+
+def _noticing(callback_from_stance: Any, answers: Answers) -> Any:
+    """What torch calls whenever something compiled runs, made to tell us."""
+
+    def callback(compiler: Any) -> Any:
+        # None and False: torch itself asks for code that is not compiled.
+        answers.compiled = answers.compiled or callable(compiler)
+        return callback_from_stance(compiler)
+
+    return callback

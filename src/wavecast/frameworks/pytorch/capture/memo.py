@@ -1,0 +1,185 @@
+"""Results of fake ops by the look of their arguments: a step runs the same few over and over.
+
+torch's own cache of fake results spends most of its time on its keys. What an op returns for
+tensors of given shapes, strides and dtypes is learnt once, from torch, and repeated cheaply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+
+from wavecast.traces.step import Op
+
+_CPU = torch.device("cpu")
+_COMPARABLE = (
+    bool,
+    int,
+    float,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+_FRESH, _VIEW, _SAME, _PLAIN = range(4)
+
+
+@dataclass
+class Entry:
+    """How to make the result of an op, and what to write down about it."""
+
+    recipe: Any
+    on_gpu: bool
+    op: Op | None = None
+
+
+class Memo:
+    """Learnt results. `prototype` is what torch writes into a new FakeTensor's attributes."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._entries: dict[Any, Entry] = {}
+        self._prototype: dict[str, Any] | None = None
+
+    def key(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What decides the result, or None if values might."""
+        parts: list[Any] = [func]
+        if not self._describe(args, parts):
+            return None
+        if kwargs:
+            parts.append(tuple(kwargs))
+            if not self._describe(tuple(kwargs.values()), parts):
+                return None
+        return tuple(parts)
+
+    def get(self, key: Any) -> Entry | None:
+        """What was learnt for a key."""
+        return self._entries.get(key)
+
+    def learn(self, key: Any, args: Any, kwargs: Any, out: Any, on_gpu: bool) -> Entry | None:
+        """Remember how a result came from its arguments, if it can be made again."""
+        inputs = list(_flatten((args, tuple(kwargs.values()))))
+        try:
+            entry = Entry(_recipe(out, _Inputs(inputs), set()), on_gpu)
+        except _UnrepeatableError:
+            return None
+        self._entries[key] = entry
+        for fake in _flatten((out,)):
+            if self._prototype is None and not any(fake is tensor for tensor in inputs):
+                self._prototype = {k: v for k, v in fake.__dict__.items() if k != self._mark}
+        return entry
+
+    def make(self, entry: Entry, args: Any, kwargs: Any) -> Any:
+        """The result of an op seen before, for new arguments."""
+        inputs = None
+        if not isinstance(entry.recipe, tuple) or entry.recipe[0] != _FRESH:
+            inputs = list(_flatten((args, tuple(kwargs.values()))))
+        with no_dispatch():
+            return self._cook(entry.recipe, inputs, entry.on_gpu)
+
+    def _cook(self, recipe: Any, inputs: Any, on_gpu: bool) -> Any:
+        if isinstance(recipe, list):
+            return [self._cook(r, inputs, on_gpu) for r in recipe]
+        kind = recipe[0]
+        if kind == _PLAIN:
+            return recipe[1]
+        if kind == _SAME:
+            return inputs[recipe[1]]
+        if kind == _FRESH:
+            _, shape, stride, dtype = recipe
+            elem = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        else:
+            _, index, shape, stride, offset, dtype = recipe
+            base = inputs[index]
+            elem = torch.empty(0, dtype=dtype, device="meta")
+            elem.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
+        return self._fake(elem, on_gpu)
+
+    def _fake(self, elem: Any, on_gpu: bool) -> Any:
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=_CPU
+        )
+        torch._C._set_throw_on_mutable_data_ptr(fake)
+        fake.__dict__.update(self._prototype)
+        if on_gpu:
+            fake.__dict__[self._mark] = True
+        return fake
+
+    def _describe(self, value: Any, parts: list[Any]) -> bool:
+        for item in value:
+            if isinstance(item, FakeTensor):
+                attributes = item.__dict__
+                if attributes.get("constant") is not None or item.dtype.is_complex:
+                    return False
+                parts.append(
+                    (
+                        item.shape,
+                        item.stride(),
+                        item.dtype,
+                        item.storage_offset(),
+                        attributes.get(self._mark, False),
+                    )
+                )
+            elif isinstance(item, torch.Tensor):
+                return False
+            elif isinstance(item, list | tuple):
+                parts.append(len(item))
+                if not self._describe(item, parts):
+                    return False
+            elif isinstance(item, _COMPARABLE):
+                # 1, 1.0 and True are equal keys but not equal arguments
+                parts.append((type(item), item))
+            else:
+                return False
+        return True
+
+
+class _UnrepeatableError(Exception):
+    """A result that cannot be made again from its look."""
+
+
+def _flatten(value: Any) -> Any:
+    for item in value:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, list | tuple):
+            yield from _flatten(item)
+
+
+class _Inputs:
+    """The tensors an op was given, found by what they are and by the memory they use."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        self.tensors = tensors
+        self.by_id: dict[int, int] = {}
+        self.by_storage: dict[int, int] = {}
+        for index, tensor in enumerate(tensors):
+            self.by_id.setdefault(id(tensor), index)
+            self.by_storage.setdefault(tensor.untyped_storage()._cdata, index)
+
+
+def _recipe(out: Any, inputs: _Inputs, fresh: set[int]) -> Any:
+    if isinstance(out, list | tuple):
+        return [_recipe(item, inputs, fresh) for item in out]
+    if not isinstance(out, torch.Tensor):
+        return (_PLAIN, out)
+    if not isinstance(out, FakeTensor) or out.__dict__.get("constant") is not None:
+        raise _UnrepeatableError
+    if id(out) in inputs.by_id:
+        return (_SAME, inputs.by_id[id(out)])
+    storage = out.untyped_storage()._cdata
+    shape, stride = tuple(out.shape), out.stride()
+    if storage in inputs.by_storage:
+        index = inputs.by_storage[storage]
+        offset = out.storage_offset() - inputs.tensors[index].storage_offset()
+        return (_VIEW, index, shape, stride, offset, out.dtype)
+    if storage in fresh:
+        raise _UnrepeatableError
+    fresh.add(storage)
+    return (_FRESH, shape, stride, out.dtype)

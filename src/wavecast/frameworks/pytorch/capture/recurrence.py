@@ -1,0 +1,151 @@
+"""LSTM, GRU and RNN layers as cuDNN runs them: one op each way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.capture.flattening import CUDNN_MODES, flat_weights
+from wavecast.frameworks.pytorch.recorder import OpRecorder
+
+_aten = torch.ops.aten
+
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+
+
+@dataclass(frozen=True)
+class RecurrentLayer:
+    """A cuDNN recurrent layer of one cell type (aten/native/cudnn/RNN.cpp)."""
+
+    cell: str
+    recorder: OpRecorder
+
+    def run_padded(
+        self,
+        source: Any,
+        states: Any,
+        weights: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        """The layer over a padded batch: `aten::lstm.input` and its siblings."""
+        settings = (num_layers, dropout, train, bidirectional)
+        return self._run(source, states, weights, has_biases, settings, batch_first, [])
+
+    def run_packed(
+        self,
+        source: Any,
+        batch_sizes: Any,
+        states: Any,
+        weights: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Any:
+        """The layer over a packed sequence: `aten::lstm.data` and its siblings."""
+        settings = (num_layers, dropout, train, bidirectional)
+        sizes = batch_sizes.constant.tolist()
+        return self._run(source, states, weights, has_biases, settings, False, sizes)
+
+    def _run(
+        self,
+        source: Any,
+        states: Any,
+        weights: list[Any],
+        has_biases: bool,
+        settings: tuple[int, float, bool, bool],
+        batch_first: bool,
+        batch_sizes: list[int],
+    ) -> Any:
+        num_layers, dropout, train, bidirectional = settings
+        hidden, cell = states if self.cell == "lstm" else (states, None)
+        size = weights[0].shape[0] // _GATES[self.cell]
+        per_layer = len(weights) // (num_layers * (2 if bidirectional else 1))
+        projected = hidden.shape[2] if per_layer == (5 if has_biases else 3) else 0
+        buffer = flat_weights(weights, per_layer)
+        if torch.is_autocast_enabled("cuda"):
+            # `_cudnn_rnn_cast_reflatten` knows one precision, whatever autocast asks for.
+            buffer, weights = _flat_copies(weights, torch.float16)
+            hidden, cell, source = (
+                None if t is None else t.to(torch.float16) for t in (hidden, cell, source)
+            )
+        output, hidden_n, cell_n, _, _ = _aten._cudnn_rnn(
+            source,
+            weights,
+            per_layer,
+            buffer,
+            hidden,
+            cell,
+            CUDNN_MODES[self.cell],
+            size,
+            projected,
+            num_layers,
+            batch_first,
+            dropout,
+            train,
+            bidirectional,
+            batch_sizes,
+            self._dropout_state(source) if train and dropout > 0 else None,
+        )
+        return (output, hidden_n) if cell is None else (output, hidden_n, cell_n)
+
+    def _dropout_state(self, source: Any) -> Any:
+        """cuDNN's random state, made once and kept."""
+        with self.recorder.silence():
+            return torch.empty(0, dtype=torch.uint8, device=source.device)
+
+
+def lstm_cell(
+    source: Any, states: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    """One step of an LSTM: two products and a fused kernel (aten/native/RNN.cpp, `LSTMCell`)."""
+    hidden, cell = states
+    gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
+    return _aten._thnn_fused_lstm_cell(*gates, cell, b_ih, b_hh)[:2]
+
+
+def gru_cell(
+    source: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    """One step of a GRU, likewise."""
+    gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
+    return _aten._thnn_fused_gru_cell(*gates, hidden, b_ih, b_hh)[0]
+
+
+def fused_gru_cell(input_gates: Any, hidden_gates: Any, hidden: Any, *_biases: Any) -> Any:
+    """What `_thnn_fused_gru_cell` gives: the new state, and a workspace for the way back."""
+    batch, size = hidden.shape
+    return torch.empty_like(hidden), hidden.new_empty(batch, 5 * size)
+
+
+def fused_gru_cell_backward(gradient: Any, _workspace: Any, has_bias: bool) -> Any:
+    """What its backward gives: gradients of both gates, the state and the biases."""
+    batch, size = gradient.shape
+    gates = [gradient.new_empty(batch, 3 * size) for _ in range(2)]
+    biases = [gradient.new_empty(3 * size) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(gradient), *biases)
+
+
+def _flat_copies(weights: list[Any], dtype: Any) -> tuple[Any, list[Any]]:
+    """Under autocast all weights are cast into one new buffer: matrices first, then biases."""
+    place = {"dtype": dtype, "device": weights[0].device}
+    buffer = torch.zeros(sum(w.numel() for w in weights), **place)
+    offset, offsets = 0, {}
+    for index in sorted(range(len(weights)), key=lambda i: weights[i].dim() == 1):
+        offsets[index] = offset
+        offset += weights[index].numel()
+    parts = []
+    for index, weight in enumerate(weights):
+        part = torch.empty(0, **place)
+        with torch.no_grad():
+            part.set_(buffer.untyped_storage(), offsets[index], (weight.numel(), 1))
+        parts.append(part)
+    return buffer, [p.copy_(w.view(p.shape)) for p, w in zip(parts, weights, strict=True)]

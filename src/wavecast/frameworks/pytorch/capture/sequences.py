@@ -1,0 +1,102 @@
+"""Losses and packing of sequences whose lengths the host must know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.capture.answers import Answers
+
+_aten = torch.ops.aten
+
+
+def sequence_kernels(answers: Answers) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Implementations, by the name of the operator."""
+    yield "ctc_loss.IntList", CtcLoss(answers)
+    yield "ctc_loss.Tensor", CtcLoss(answers)
+    yield "_pad_packed_sequence", pad_packed_sequence
+    yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
+
+
+@dataclass(frozen=True)
+class CtcLoss:
+    """`ctc_loss` with torch's own kernel (aten/native/LossCTC.cpp).
+
+    cuDNN's is chosen by values: for targets of int32 on the host, when all inputs have the
+    length of the longest. It is left out, and a note says so.
+    """
+
+    answers: Answers
+
+    def __call__(
+        self,
+        log_probs: Any,
+        targets: Any,
+        input_lengths: Any,
+        target_lengths: Any,
+        blank: int = 0,
+        reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:
+        """Call it as torch does: lengths are read back to the host, targets sent to the GPU."""
+        if targets.dtype is torch.int32 and blank == 0:
+            self.answers.note("assumed: CTC loss runs torch's own kernel, not cuDNN's")
+        if isinstance(input_lengths, torch.Tensor):
+            longest = targets.shape[-1]
+            input_lengths = self._to_list(input_lengths, log_probs.shape[0], "CTC inputs")
+            target_lengths = self._to_list(target_lengths, longest, "CTC targets")
+        targets = targets.to(log_probs.device)
+        targets.to(torch.int32)  # to ask MIOpen, whose answer is no
+        targets = targets.to(torch.int64)
+        loss = _aten._ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+        )[0]
+        if zero_infinity:
+            zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
+            loss = torch.where(loss == math.inf, zero, loss)
+        if reduction == 1:
+            lengths = torch.tensor(target_lengths, dtype=loss.dtype).to(loss.device)
+            return (loss / lengths.clamp_min(1)).mean()
+        return loss.sum() if reduction == 2 else loss
+
+    def _to_list(self, lengths: Any, bound: int, what: str) -> list[int]:
+        return self.answers.lengths(lengths.to("cpu", torch.int64), bound, what)
+
+
+def pad_packed_sequence(
+    data: Any, batch_sizes: Any, batch_first: bool, padding_value: Any, total_length: int
+) -> Any:
+    """A copy for each run of equal batch sizes (aten/native/PackedSequence.cpp)."""
+    sizes = batch_sizes.constant.tolist()
+    shape = (max(len(sizes), total_length), sizes[0], *data.shape[1:])
+    output = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
+    lengths: list[int] = []
+    offset = start = 0
+    for end, (size, following) in enumerate(zip(sizes, [*sizes[1:], 0], strict=True), 1):
+        if following == size:
+            continue
+        count = size * (end - start)
+        part = data.narrow(0, offset, count).view(end - start, size, *data.shape[1:])
+        output[start:end, :size].copy_(part)
+        lengths[:0] = [end] * (size - following)
+        offset, start = offset + count, end
+    return output.transpose(0, 1) if batch_first else output, torch.tensor(lengths)
+
+
+def pack_padded_sequence_backward(
+    grad: Any, input_size: Any, batch_sizes: Any, batch_first: bool
+) -> Any:
+    """A copy for each step (aten/native/PackedSequence.cpp)."""
+    shape = list(input_size)
+    if batch_first:
+        shape[0], shape[1] = shape[1], shape[0]
+    padded = torch.zeros(shape, dtype=grad.dtype, device=grad.device)
+    offset = 0
+    for step, size in enumerate(batch_sizes.constant.tolist()):
+        padded[step][:size].copy_(grad[offset : offset + size])
+        offset += size
+    return padded.transpose(0, 1) if batch_first else padded

@@ -1,0 +1,107 @@
+"""CUDA streams and events, as far as a trace knows them: numbers, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.capture.placement import GPU
+from wavecast.frameworks.pytorch.recorder import OpRecorder
+
+
+def stream_class(recorder: OpRecorder) -> type:
+    """`torch.cuda.Stream`."""
+
+    class Stream:
+        """A CUDA stream: a number that ops carry."""
+
+        def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+            recorder.streams += 1
+            self.stream_id = recorder.streams
+            self.device = GPU
+            self.priority = priority
+
+        def synchronize(self) -> None:
+            recorder.mark("cuda.stream_synchronize")
+
+        def wait_stream(self, stream: Any) -> None:
+            recorder.mark("cuda.stream_wait")
+
+        def wait_event(self, event: Any) -> None:
+            recorder.mark("cuda.stream_wait")
+
+        def record_event(self, event: Any = None) -> Any:
+            return event if event is not None else torch.cuda.Event()
+
+        def query(self) -> bool:
+            return True
+
+        def is_capturing(self) -> bool:
+            return False
+
+    return Stream
+
+
+def event_class(recorder: OpRecorder) -> type:
+    """`torch.cuda.Event`."""
+
+    class Event:
+        """A CUDA event: it has no time, since nothing runs."""
+
+        def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+            self.enable_timing = enable_timing
+
+        def record(self, stream: Any = None) -> None:
+            recorder.mark("cuda.event_record")
+
+        def wait(self, stream: Any = None) -> None:
+            recorder.mark("cuda.stream_wait")
+
+        def synchronize(self) -> None:
+            recorder.mark("cuda.event_synchronize")
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, end_event: Any) -> float:
+            return 1.0
+
+    return Event
+
+
+class Streams:
+    """The current stream, and the context managers that change it."""
+
+    def __init__(self, recorder: OpRecorder, stream_type: type) -> None:
+        self._recorder = recorder
+        self._default = stream_type()
+        self._default.stream_id = 0
+        recorder.streams = 0
+        self._current = self._default
+
+    def default(self, device: Any = None) -> Any:
+        """`torch.cuda.default_stream`."""
+        return self._default
+
+    def current(self, device: Any = None) -> Any:
+        """`torch.cuda.current_stream`."""
+        return self._current
+
+    def set(self, stream: Any) -> None:
+        """`torch.cuda.set_stream`."""
+        if stream is not None:
+            self._current = stream
+            self._recorder.stream = stream.stream_id
+
+    @contextmanager
+    def use(self, stream: Any) -> Iterator[None]:
+        """`torch.cuda.stream`."""
+        previous = self._current
+        self.set(stream)
+        try:
+            yield
+        finally:
+            self.set(previous)

@@ -1,0 +1,263 @@
+"""How a tensor tells and changes its place, on a machine that has a GPU.
+
+While tracing, the methods that do so (`device`, `is_cuda`, `to`, `cuda`, `cpu`, ...) are
+replaced on the FakeTensor class, so that all Python code, the user's and torch's own, sees
+`cuda:0`. C++ code sees the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+
+from wavecast.frameworks.pytorch.capture.adoption import Adoption
+from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.layout import suggested
+from wavecast.frameworks.pytorch.capture.placement import CPU, GPU, Placement, is_gpu, mark, on_gpu
+
+_aten = torch.ops.aten
+_NOT_AN_ADDRESS = 1 << 62
+
+
+@contextmanager
+def gpu_tensors(placement: Placement, adoption: Adoption) -> Iterator[None]:
+    """Make tensors tell and change their place as they do on a CUDA machine."""
+    mover = _Mover(placement)
+    with ExitStack() as stack:
+        stack.callback(adoption.undo)
+        for owner, methods in (
+            (FakeTensor, _of_fake_tensors(placement, mover)),
+            (torch.Tensor, _of_real_tensors(placement, mover, adoption)),
+            (torch.nn.Module, {"_apply": _applying(adoption)}),
+        ):
+            for name, value in methods.items():
+                if name in owner.__dict__:
+                    stack.callback(setattr, owner, name, owner.__dict__[name])
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, value)
+        yield
+
+
+def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
+    fake_device = FakeTensor.device.fget
+
+    def device(self: Any) -> Any:
+        if placement.inside or not on_gpu(self):
+            return fake_device(self)
+        return GPU
+
+    return {
+        "data": property(torch.Tensor.data.__get__, _set_data),
+        "device": property(device),
+        "is_cuda": property(lambda self: not placement.inside and on_gpu(self)),
+        "is_cpu": property(lambda self: placement.inside or not on_gpu(self)),
+        "get_device": lambda self: 0 if on_gpu(self) else -1,
+        **mover.methods(),
+        "pin_memory": lambda self, device=None: self,
+        "is_pinned": lambda self, device=None: False,
+        "record_stream": lambda self, stream: None,
+        "data_ptr": _address,
+        "__format__": _format,
+        "numpy": lambda self, *, force=False: _numpy(self, placement.answers, force),
+        "__array__": lambda self, dtype=None: _array(_numpy(self, placement.answers), dtype),
+        "tolist": lambda self: _read_back(self, placement.answers, lambda t: t.tolist()),
+        "__deepcopy__": _deep_copy,
+    }
+
+
+def _of_real_tensors(
+    placement: Placement, mover: _Mover, adoption: Adoption
+) -> dict[str, Callable[..., Any]]:
+    """Real tensors, made before tracing, become fake ones when they are put on the GPU."""
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if placement.inside or not _names_gpu((*args, *kwargs.values())):
+            return torch._C.TensorBase.to(self, *args, **kwargs)
+        return mover.to(adoption.tensor(self), *args, **kwargs)
+
+    return {
+        "to": to,
+        "cuda": lambda self, *args, **kwargs: mover.cuda(adoption.tensor(self), *args, **kwargs),
+        "pin_memory": lambda self, device=None: self,
+    }
+
+
+def _names_gpu(arguments: tuple[Any, ...]) -> bool:
+    """Whether the arguments of `to` say GPU: by name, as a device, or by a tensor that is there."""
+    return any(
+        on_gpu(a) if isinstance(a, torch.Tensor) else torch.device(a).type == "cuda"
+        for a in arguments
+        if isinstance(a, torch.Tensor | torch.device | str)
+    )
+
+
+def _applying(adoption: Adoption) -> Callable[..., Any]:
+    def apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        adoption.module(module)
+        return _apply_to_tensors(module, fn, recurse)
+
+    return apply
+
+
+def _apply_to_tensors(module: Any, fn: Callable[[Any], Any], recurse: bool) -> Any:
+    """What `nn.Module._apply` does, for fake tensors: parameters keep their identity."""
+    if recurse:
+        for child in module.children():
+            child._apply(fn)
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            changed = fn(parameter)
+            _replace(parameter, changed)
+            if parameter.grad is not None:
+                _replace(parameter.grad, fn(parameter.grad))
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
+
+
+def _replace(tensor: Any, changed: Any) -> None:
+    if changed is tensor:
+        return
+    tensor.data = changed
+
+
+def _set_data(tensor: Any, changed: Any) -> None:
+    """What torch replaces of a tensor, and what it does not know of: its place and its values."""
+    torch.Tensor.data.__set__(tensor, changed)
+    mark(tensor, on_gpu(changed))
+    tensor.constant = getattr(changed, "constant", None)
+
+
+def _address(tensor: Any) -> int:
+    """A number that is equal for tensors that share memory: code asks for nothing else of it.
+
+    No address: code that writes to it must fault before it spoils the memory of this process.
+    """
+    offset = tensor.storage_offset() * tensor.element_size()
+    return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
+
+
+def _format(tensor: Any, specification: str) -> str:
+    """A number is read back to be shown; torch does so for plain tensors only."""
+    if tensor.dim() == 0:
+        return format(tensor.item(), specification)
+    return object.__format__(tensor, specification)
+
+
+def _numpy(tensor: Any, answers: Answers, force: bool = False) -> Any:
+    """An array on the host, as only tensors of the host can become one."""
+    if on_gpu(tensor) and not force:
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+            "tensor to host memory first."
+        )
+    return _read_back(tensor, answers, lambda real: real.numpy())
+
+
+def _array(array: Any, dtype: Any) -> Any:
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def _read_back(tensor: Any, answers: Answers, convert: Callable[[Any], Any]) -> Any:
+    """A tensor's values as something of Python: those it has if known, else assumed ones."""
+    host = tensor.detach().cpu()
+    known = host.constant if host.constant is not None else tensor.constant
+    value = answers.assume_value(host.dtype) if known is None else None
+    with no_dispatch():
+        if known is None:
+            return convert(torch.full(host.shape, value, dtype=host.dtype))
+        return convert(known.clone())
+
+
+def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    with torch.no_grad():
+        copied = tensor.clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        copied = torch.nn.Parameter(copied, requires_grad=tensor.requires_grad)
+    else:
+        copied.requires_grad_(tensor.requires_grad)
+    for name in tensor.__dict__.keys() - copied.__dict__.keys():
+        setattr(copied, name, copy.deepcopy(tensor.__dict__[name], memo))
+    memo[id(tensor)] = copied
+    return copied
+
+
+def _gpu(device: Any) -> Any:
+    """The argument of `cuda()`: a number, a device or nothing."""
+    return torch.device("cuda", device) if isinstance(device, int) else device or GPU
+
+
+class _Mover:
+    """The methods of a tensor that change its place, in all their spellings."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """Functions, not bound methods: on a class they become methods of the tensor."""
+        return {
+            "to": lambda tensor, *args, **kwargs: self.to(tensor, *args, **kwargs),
+            "cuda": lambda tensor, *args, **kwargs: self.cuda(tensor, *args, **kwargs),
+            "cpu": lambda tensor, memory_format=None: self._move(
+                tensor, CPU, None, False, False, memory_format
+            ),
+        }
+
+    def cuda(
+        self, tensor: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+    ) -> Any:
+        """`tensor.cuda()`."""
+        return self._move(tensor, _gpu(device), None, non_blocking, False, memory_format)
+
+    def to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """`tensor.to()`."""
+        clone = kwargs.pop("copy", False)
+        other = args[0] if args else kwargs.pop("other", None)
+        if isinstance(other, torch.Tensor):
+            rest = dict(zip(("non_blocking", "copy"), args[1:], strict=False)) | kwargs
+            clone = clone or rest.get("copy", False)
+            non_blocking, memory_format = rest.get("non_blocking", False), rest.get("memory_format")
+            device, dtype = other.device, other.dtype
+        else:
+            if len(args) > 1 and isinstance(args[-1], bool) and isinstance(args[-2], bool):
+                args, clone = args[:-1], args[-1]
+            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        return self._move(tensor, device, dtype, non_blocking, clone, memory_format)
+
+    def _move(
+        self,
+        tensor: Any,
+        device: Any,
+        dtype: Any,
+        non_blocking: bool,
+        clone: bool,
+        memory_format: Any,
+    ) -> Any:
+        keywords: dict[str, Any] = {}
+        if device is not None and is_gpu(device) != on_gpu(tensor):
+            keywords = {"device": torch.device(device), "non_blocking": non_blocking}
+        if dtype is not None and dtype != tensor.dtype:
+            keywords["dtype"] = dtype
+        if memory_format is not None and memory_format is not torch.preserve_format:
+            if not keywords and not clone and suggested(tensor) == memory_format:
+                return tensor
+            keywords["memory_format"] = memory_format
+        elif not keywords and not clone:
+            return tensor
+        self._placement.moving = True
+        try:
+            return _aten._to_copy.default(tensor, **keywords)
+        finally:
+            self._placement.moving = False

@@ -1,0 +1,173 @@
+"""A user's training step, written for CUDA, becomes a Trace on a machine with no GPU."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+from wavecast.errors import CaptureError, InvalidInput, WavecastError
+from wavecast.frameworks.pytorch.blame import failing_line
+from wavecast.frameworks.pytorch.capture.adoption import Adoption
+from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.autocast import cuda_autocast
+from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
+from wavecast.frameworks.pytorch.capture.machine import cuda_machine
+from wavecast.frameworks.pytorch.capture.placement import LARGEST_CONSTANT, Placement
+from wavecast.frameworks.pytorch.capture.tensors import gpu_tensors
+from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.traces.step import Trace
+
+_UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+DEFAULT_CAPABILITY = (9, 0)
+"""Kernels are chosen as on a Hopper GPU unless a target says otherwise."""
+
+
+def capture(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    capability: tuple[int, int] | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    warm_up: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
+    """The trace of one training step, without a GPU, arithmetic or weights in memory.
+
+    Args:
+        make_step: builds model, optimizer and inputs, and returns the function that runs one
+            step. Plain CUDA code: nothing in it needs to know about tracing.
+        capability: the compute capability whose kernels are chosen (attention).
+        samples: how many samples (or other `unit`) the step consumes.
+        warm_up: steps run before the recorded one; the first creates optimizer state.
+        progress: called with the number of ops recorded so far.
+    """
+    capability = DEFAULT_CAPABILITY if capability is None else capability
+    _check_arguments(make_step, capability, samples, warm_up)
+    answers, structure = Answers(), Structure()
+    recorder = OpRecorder(structure)
+    with _pretending(capability, recorder, answers), _explaining():
+        step = _made(make_step)
+        for _ in range(warm_up):
+            with structure.watch():
+                step()
+        answers.notes.clear()
+        recorder.on_call = progress
+        with recorder.step():
+            step()
+        recording = _not_empty(recorder.recording())
+        if answers.compiled:
+            answers.note("eager: what torch.compile would compile is traced as eager PyTorch")
+        del step
+    return Trace(
+        calls=recording.calls,
+        allocations=recording.allocations,
+        framework=f"torch {torch.__version__.split('+')[0]}",
+        capability=capability,
+        samples=samples,
+        unit=unit,
+        notes=tuple(answers.notes),
+    )
+
+
+def _check_arguments(make_step: Any, capability: Any, samples: Any, warm_up: Any) -> None:
+    if isinstance(make_step, torch.nn.Module) or not callable(make_step):
+        raise InvalidInput(
+            f"make_step is a {type(make_step).__name__}; it should be a function that builds "
+            "model, optimizer and inputs and returns step()"
+        )
+    if not (isinstance(capability, tuple) and [type(n) for n in capability] == [int, int]):
+        raise InvalidInput(f"capability is {capability!r}; it should be a pair such as (9, 0)")
+    if samples is not None and not (isinstance(samples, int) and samples > 0):
+        raise InvalidInput(f"samples is {samples!r}; a step consumes at least one")
+    if not (isinstance(warm_up, int) and warm_up >= 0):
+        raise InvalidInput(f"warm_up is {warm_up!r}; it is a number of steps")
+
+
+def _made(make_step: Callable[[], Any]) -> Any:
+    step = make_step()
+    if not callable(step):
+        raise CaptureError(
+            f"make_step returned {type(step).__name__}, not a function; "
+            "it should build model, optimizer and inputs and return step()"
+        )
+    return step
+
+
+def _not_empty(recording: Recording) -> Recording:
+    if not recording.calls:
+        raise CaptureError(
+            "the step ran no op on the GPU; move model and inputs to it "
+            '(model.cuda(), device="cuda") as you would for training, and choose the device '
+            "inside make_step, where there is a GPU"
+        )
+    return recording
+
+
+@contextmanager
+def _pretending(
+    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+) -> Iterator[None]:
+    """Fake tensors, CUDA's choice of kernels, and a CUDA machine around them."""
+    placement = Placement(answers, recorder)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake.cache_enabled = False  # Placement has its own, which is quicker
+    fake._allow_unsafe_data_ptr_access = False  # there is no data: an error, not a null pointer
+    adoption = Adoption(fake, LARGEST_CONSTANT)
+    recorder.structure.adopt = adoption.optimizer
+    with ExitStack() as stack:
+        # torch keeps replaced kernels, and so the recorder, until it gets other ones.
+        stack.callback(recorder.structure.forget)
+        stack.enter_context(switches_restored())
+        stack.enter_context(cuda_kernels(capability, recorder, answers))
+        stack.enter_context(cuda_autocast())
+        stack.enter_context(cuda_machine(capability, recorder, answers))
+        # torch warns that global hooks also see the wrapper of a compiled module; they may.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
+        # What fake tensors refuse is raised as an error: no need to log it too.
+        stack.callback(_FAKE_LOG.setLevel, _FAKE_LOG.level)
+        _FAKE_LOG.setLevel(logging.CRITICAL)
+        stack.enter_context(fake)
+        stack.enter_context(placement)
+        stack.enter_context(gpu_tensors(placement, adoption))
+        yield
+
+
+@contextmanager
+def _explaining() -> Iterator[None]:
+    """Turn what goes wrong inside the user's code into one error that names the line."""
+    try:
+        yield
+    except (WavecastError, KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:
+        line = failing_line(error.__traceback__)
+        message = str(error).strip().split("\n")[0] or type(error).__name__
+        if isinstance(error, UnsupportedOperatorException):
+            message = f"{error.func} has no fake implementation"
+        if higher_order := re.search(r"HigherOrderOperator (\w+)", message):
+            message = f"{higher_order[1]} has no fake implementation"
+        if higher_order or isinstance(error, _UNTRACEABLE) or "no fake impl" in message:
+            message = message.split(". ")[0]
+            raise CaptureError(
+                f"{message} (at {line}): this op cannot be traced without a GPU; a custom op "
+                "needs torch.library.register_fake"
+            ) from error
+        raise CaptureError(
+            f"the step raised {type(error).__name__} at {line}: {message}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Measuring a training step on the real GPU of this machine."""

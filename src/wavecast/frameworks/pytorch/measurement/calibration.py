@@ -1,0 +1,93 @@
+"""What this machine's GPU attains: bandwidth of a copy, rates of large matrix products."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.measurement.iteration import require_gpu, software
+from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.hardware.device import Fact
+
+_SIZE = 8192
+"""Rows and columns of the matrices: large enough that nothing but the unit's rate counts."""
+
+_PRODUCTS = (
+    ("fp32", torch.float32, "ieee"),
+    ("tf32_tensor", torch.float32, "tf32"),
+    ("fp16_tensor", torch.float16, "ieee"),
+    ("bf16_tensor", torch.bfloat16, "ieee"),
+)
+
+
+def calibrate(seconds_each: float = 1.0) -> tuple[str, dict[str, Fact]]:
+    """The current GPU's name, and its measured facts by the names that device files use.
+
+    Args:
+        seconds_each: how long each measurement runs, so that clocks settle as in training.
+    """
+    require_gpu()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    source = f"wavecast calibrate, torch {torch.__version__.split('+')[0]}, {software()}"
+    facts = {
+        "memory_bytes": Fact(float(properties.total_memory), source),
+        "memory_bytes_per_s": Fact(
+            _copy_bytes_per_s(properties.total_memory, seconds_each), source
+        ),
+    }
+    for unit, dtype, precision in _PRODUCTS:
+        flops = _product_flops(dtype, precision, properties.total_memory, seconds_each)
+        if flops is not None:
+            facts[f"{unit}_flops"] = Fact(flops, source)
+    return str(properties.name), facts
+
+
+def _copy_bytes_per_s(memory_bytes: int, seconds: float) -> float:
+    """Bytes read and written by a copy far larger than any cache (Habitat, section 3.3)."""
+    count = min(1 << 30, memory_bytes // 8)
+    source = torch.zeros(count, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * count / _run_s(lambda: target.copy_(source), seconds)
+
+
+def _product_flops(
+    dtype: torch.dtype, precision: str, memory_bytes: int, seconds: float
+) -> float | None:
+    """The sustained rate of a square product; None where this GPU has no such unit."""
+    major, minor = torch.cuda.get_device_capability()
+    least = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}.get(dtype, (0, 0))
+    if (major, minor) < (least if precision == "ieee" else (8, 0)):
+        return None
+    size = _SIZE
+    while 3 * size * size * dtype.itemsize > memory_bytes // 2:
+        size //= 2
+    with switches_restored():
+        torch.backends.cuda.matmul.fp32_precision = precision
+        # Random numbers: with zeros a GPU draws less power and clocks higher than in training.
+        left = torch.randn(size, size, device="cuda", dtype=dtype)
+        right = torch.randn(size, size, device="cuda", dtype=dtype)
+        out = torch.empty_like(left)
+        return 2 * size**3 / _run_s(lambda: torch.mm(left, right, out=out), seconds)
+
+
+def _run_s(run: Callable[[], Any], seconds: float) -> float:
+    """The median time of one run, while it runs again and again for some time."""
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while not times or time.perf_counter() < until:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(5):
+            run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e-3 / 5)
+    # The second half, when the clock has settled.
+    return statistics.median(times[len(times) // 2 :])

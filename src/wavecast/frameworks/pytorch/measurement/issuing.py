@@ -1,0 +1,250 @@
+"""What it takes this machine's host to issue work: a benchmark of ops with next to no arithmetic.
+
+The patterns are those that `wavecast.steps.timeline.Host` tells apart. On the CPU they show Python,
+dispatcher and autograd; on a GPU, whose queue is kept from filling, the driver, too. The times of
+one machine mean little, the ratio to those of the reference machine does (`wavecast.hardware.host_files`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity
+
+from wavecast.frameworks.kineto.events import GPU_CATEGORIES, RUNTIME_CATEGORIES
+from wavecast.frameworks.pytorch.measurement.iteration import require_gpu, software
+from wavecast.frameworks.pytorch.measurement.profiling import events_of, watching
+
+Run = Callable[[], Any]
+Pattern = tuple[str, int, Run]
+"""The cost it stands for, how many of that a run issues, and the run."""
+
+_SIZE = 8
+"""Rows and columns of the tensors: small enough that the arithmetic does not count."""
+_ROUNDS = 30
+_ROUND_S = 3e-3
+_DEEPEST = 400
+"""Runs in a row on a GPU: its queue holds 1024 launches, and a host that waits measures the GPU."""
+_LAYERS = 16
+_NODES = (20, 420)
+"""Kernels of a small and a large CUDA graph."""
+
+
+def time_host(device: str = "cpu", rounds: int = _ROUNDS) -> dict[str, float]:
+    """Seconds that each pattern takes to issue, by the name of the host's cost it stands for.
+
+    Args:
+        device: "cpu", or "cuda" for the real thing. What only a GPU can show is left out on the
+            CPU.
+        rounds: how often all patterns run, a tenth of a second each time; at least two.
+    """
+    if device != "cpu":
+        require_gpu()
+    with _one_thread():
+        patterns = [*_forward(device), *_training(device), *_lists(device), *_gpu_only(device)]
+        return _time(patterns, rounds)
+
+
+def time_gpu() -> dict[str, float]:
+    """What only a GPU can show, as costs of a host and not as patterns."""
+    require_gpu()
+    return {**_trip_s(), **_graph_s()}
+
+
+def versions(device: str = "cpu") -> str:
+    """The software that decides what issuing costs."""
+    found = f"Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
+    return found if device == "cpu" else f"{found}, {software()}"
+
+
+def processor() -> str:
+    """What the host calls its processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "unknown processor"
+
+
+def gpu_name() -> str:
+    """What the GPU calls itself."""
+    return str(torch.cuda.get_device_name())
+
+
+def _time(patterns: list[Pattern], rounds: int) -> dict[str, float]:
+    """One pattern after the other, again and again: what disturbs the host disturbs them all."""
+    runs = [_runs_per_round(run) for _, _, run in patterns]
+    times: list[list[float]] = [[] for _ in patterns]
+    for _ in range(rounds):
+        for (_, count, run), repeats, own in zip(patterns, runs, times, strict=True):
+            own.append(_round_s(run, repeats) / (repeats * count))
+    found: dict[str, list[float]] = {}
+    for (name, _, _), own in zip(patterns, times, strict=True):
+        # The lower quartile: other work on this machine only ever adds.
+        found.setdefault(name, []).append(statistics.quantiles(own, n=4)[0])
+    return {name: statistics.mean(each) for name, each in found.items()}
+
+
+def _runs_per_round(run: Run, most: int = _DEEPEST) -> int:
+    for _ in range(3):
+        run()
+    return max(1, min(int(_ROUND_S / max(_round_s(run, 3) / 3, 1e-7)), most))
+
+
+def _round_s(run: Run, repeats: int) -> float:
+    """The host's time for runs in a row, with nothing in the GPU's queue before them."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from threads, which only add noise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _forward(device: str) -> Iterator[Pattern]:
+    """Ops that Python calls: plain, written down by autograd, without a kernel, in modules."""
+    for name, recording in (("forward_s", False), ("autograd_s", True)):
+        for run in _ops(device, recording):
+            yield name, 1, run
+    x = torch.rand(_SIZE, _SIZE, device=device, requires_grad=True)
+    yield "view_s", 1, lambda: x.view(-1)
+    yield "view_s", 1, lambda: x.transpose(0, 1)
+    yield "view_s", 1, lambda: x[0]
+    modules = nn.Sequential(*(nn.Identity() for _ in range(_LAYERS)))
+    yield "module_s", _LAYERS + 1, lambda: modules(x)
+
+
+def _ops(device: str, recording: bool) -> list[Run]:
+    x = torch.rand(_SIZE, _SIZE, device=device, requires_grad=recording)
+    weight = torch.rand(_SIZE, _SIZE, device=device, requires_grad=recording)
+    bias = torch.rand(_SIZE, device=device, requires_grad=recording)
+    return [
+        lambda: x * weight,
+        lambda: x + bias,
+        lambda: functional.relu(x),
+        lambda: functional.linear(x, weight, bias),
+        lambda: functional.layer_norm(x, (_SIZE,), bias, bias),
+        lambda: torch.cat((x, weight)),
+    ]
+
+
+def _training(device: str) -> Iterator[Pattern]:
+    """The backward pass of a few layers, and a step that does nearly nothing."""
+    layers: list[nn.Module] = []
+    for _ in range(_LAYERS):
+        layers += [nn.Linear(_SIZE, _SIZE), nn.LayerNorm(_SIZE), nn.ReLU()]
+    model = nn.Sequential(*layers).to(device)
+    loss = model(torch.rand(_SIZE, _SIZE, device=device)).sum()
+    weights = list(model.parameters())
+    # A linear layer has two products and the sum of its bias.
+    yield "backward_s", 5 * _LAYERS, lambda: torch.autograd.grad(loss, weights, retain_graph=True)
+
+    weight = nn.Parameter(torch.rand(_SIZE, device=device))
+    optimizer = torch.optim.AdamW([weight], foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+
+    yield "step_s", 1, step
+
+
+def _lists(device: str) -> Iterator[Pattern]:
+    """Ops on lists of tensors, as optimizers use them: on one tensor, and on many."""
+    for name, count in (("other_s", 1), ("tensor_s", 64)):
+        first, second = ([torch.ones(_SIZE, device=device) for _ in range(count)] for _ in range(2))
+        for run in _list_ops(first, second):
+            yield name, count, run
+
+
+def _list_ops(first: list[torch.Tensor], second: list[torch.Tensor]) -> list[Run]:
+    return [
+        lambda: torch._foreach_mul_(first, 1.0),
+        lambda: torch._foreach_lerp_(first, second, 0.1),
+        lambda: torch._foreach_addcdiv_(first, second, second, 1e-9),
+        lambda: torch._foreach_sqrt(second),
+    ]
+
+
+def _gpu_only(device: str) -> Iterator[Pattern]:
+    if device == "cpu":
+        return
+    image = torch.rand(2, _SIZE, _SIZE, _SIZE, device=device)
+    filters = torch.rand(_SIZE, _SIZE, 3, 3, device=device)
+    yield "convolution_s", 1, lambda: functional.conv2d(image, filters)
+    layer = nn.LSTM(_SIZE * 8, _SIZE * 8).requires_grad_(False).to(device)
+    steps = 64
+    sequence = torch.rand(steps, 4, _SIZE * 8, device=device)
+    yield "kernel_s", 2 * steps, lambda: layer(sequence)
+
+
+def _trip_s() -> dict[str, float]:
+    """From a launch to the kernel's start, and from its end to the host that waits for it."""
+    x = torch.ones(_SIZE, device="cuda")
+
+    def trip() -> None:
+        x.add_(1)
+        torch.cuda.synchronize()
+
+    both_s = _typical_s(trip) - _typical_s(lambda: x.add_(1))
+    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
+        for _ in range(_ROUNDS):
+            trip()
+    returned: dict[int, float] = {}
+    started: dict[int, tuple[float, float]] = {}
+    for event in events_of(profiler):
+        if event.get("cat") in RUNTIME_CATEGORIES and "Launch" in event["name"]:
+            returned[event["args"]["correlation"]] = event["ts"] + event["dur"]
+        elif event.get("cat") in GPU_CATEGORIES:
+            started[event["args"]["correlation"]] = event["ts"], event["dur"]
+    both = returned.keys() & started.keys()
+    if not both:
+        return {}
+    ran_s = statistics.median(started[i][1] * 1e-6 for i in both)
+    there_and_back_s = max(both_s - ran_s, 0.0)
+    # The profiler's clocks of host and GPU agree within a microsecond or two.
+    launch_s = max(statistics.median((started[i][0] - returned[i]) * 1e-6 for i in both), 0.0)
+    launch_s = min(launch_s, there_and_back_s)
+    return {"launch_s": launch_s, "sync_s": there_and_back_s - launch_s}
+
+
+def _graph_s() -> dict[str, float]:
+    """Launching a CUDA graph: the launch, and what each of its kernels adds to it."""
+    x = torch.ones(_SIZE, device="cuda")
+    x.add_(1)
+    times = []
+    for nodes in _NODES:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(nodes):
+                x.add_(1)
+        times.append(_typical_s(graph.replay, most=1))
+    node_s = max((times[1] - times[0]) / (_NODES[1] - _NODES[0]), 0.0)
+    return {"graph_s": max(times[0] - node_s * _NODES[0], 0.0), "node_s": node_s}
+
+
+def _typical_s(run: Run, most: int = _DEEPEST) -> float:
+    repeats = _runs_per_round(run, most)
+    return statistics.median(_round_s(run, repeats) / repeats for _ in range(_ROUNDS))

@@ -1,0 +1,282 @@
+"""What a command works on: a step in a file or module, a suite model, timm, or a saved trace."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from wavecast import suite
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError
+from wavecast.traces.file import SUFFIXES
+from wavecast.traces.step import Trace, load_trace
+
+MakeStep = Callable[[], Callable[[], Any]]
+
+FORMS = (
+    "a suite model (resnet50), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, "
+    "a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.trace, FILE.json)"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A step to trace, or the trace of one."""
+
+    name: str
+    make_step: MakeStep | None = None
+    trace: Trace | None = None
+    samples: int | None = None
+    unit: str = "samples"
+
+
+def resolve(text: str, batch: int | None = None, precision: str | None = None) -> Target:
+    """The target that a text names.
+
+    Args:
+        text: one of `FORMS`.
+        batch: samples in a batch; the target's own if not given.
+        precision: one of `wavecast.suite.PRECISIONS`; float32 if not given.
+    """
+    if batch is not None and batch < 1:
+        raise InvalidInput(f"the batch must be at least 1, not {batch}")
+    if precision is not None and precision not in suite.PRECISIONS:
+        raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
+    if text.endswith((".gz", ".json", *SUFFIXES)):
+        return _saved(text, batch, precision)
+    if text.startswith("timm:"):
+        return _timm(text.removeprefix("timm:"), batch or 32, precision or "fp32")
+    if ":" in text:
+        return _function(text, batch, precision)
+    if not text.strip():
+        raise InvalidInput(f"the target is empty; a target is {FORMS}")
+    if text.endswith(".py"):
+        raise InvalidInput(f"which function of {text}? write {text}:make_step")
+    if Path(text).is_dir() and not _is_suite_model(text):
+        raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
+    return _suite_model(text, batch, precision or "fp32")
+
+
+def _saved(path: str, batch: int | None, precision: str | None) -> Target:
+    trace = _read_trace(path)
+    if not trace.calls:
+        raise InvalidInput(f"the trace {path} is empty: no op ran in it; trace the step again")
+    if batch is not None and trace.samples is None and trace.measurement is not None:
+        trace = replace(trace, samples=batch)  # a profiler does not know it
+    elif batch is not None:
+        raise InvalidInput(
+            f"{path} is a trace: its batch is fixed; trace the step again to change it, or give "
+            "traces of three batches to wavecast extrapolate"
+        )
+    if precision is not None and trace.measurement is None:
+        raise InvalidInput(
+            f"{path} is a trace: its precision is fixed; trace the step again to change it"
+        )
+    return Target(Path(path).name, trace=trace, samples=trace.samples, unit=trace.unit)
+
+
+def _read_trace(path: str) -> Trace:
+    """A trace of ours, or what torch.profiler wrote; both are JSON."""
+    if _is_profile(Path(path)):
+        from wavecast.frameworks.kineto import read_kineto
+
+        return read_kineto(path)
+    return load_trace(path)
+
+
+_PROFILE_FIELDS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
+
+
+def _is_profile(path: Path) -> bool:
+    if path.suffix == ".json":  # our own traces are always compressed
+        return True
+    try:
+        with gzip.open(path) as file:
+            beginning = file.read(1 << 16)
+    except (OSError, EOFError, zlib.error):
+        return False  # load_trace says what is wrong
+    return any(field in beginning for field in _PROFILE_FIELDS)
+
+
+def _is_suite_model(name: str) -> bool:
+    try:
+        suite.benchmark(name)
+    except UnknownName:
+        return False
+    return True
+
+
+def _suite_model(name: str, batch: int | None, precision: str) -> Target:
+    try:
+        model = suite.benchmark(name)
+    except UnknownName as error:
+        stop = "" if str(error).endswith("?") else "."
+        raise UnknownName(f"{error}{stop} A target is {FORMS}") from error
+    size = batch or model.default_batch
+    return Target(
+        f"{model.name}, batch {size}, {precision}",
+        make_step=lambda: model.make_step(size, precision),
+        samples=round(size * model.units_per_sample),
+        unit=model.unit,
+    )
+
+
+def _function(text: str, batch: int | None, precision: str | None) -> Target:
+    place, _, name = text.rpartition(":")
+    is_file = place.endswith(".py")
+    if not place or not name or (place.startswith(".") and not is_file):
+        raise InvalidInput(f"{text!r} names no function of a file or module; a target is {FORMS}")
+    if is_file and not Path(place).is_file():
+        raise InvalidInput(f"there is no file {place} (looked in {Path.cwd()})")
+
+    def make_step() -> Callable[[], Any]:
+        # Imported while tracing: the file may put tensors on the GPU as it is read.
+        make = _attribute(_import(place), name, text)
+        step: Callable[[], Any] = make(**_arguments(make, text, batch, precision))
+        _refuse_async(step, f"the step that {text} returned")
+        return step
+
+    return Target(text, make_step=make_step, samples=batch)
+
+
+def _import(place: str) -> Any:
+    is_file = place.endswith(".py")
+    folder = str(Path(place).resolve().parent if is_file else Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        return _import_file(place) if is_file else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if is_file or error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise InvalidInput(f"{place} fails on import: {error}; install it first") from error
+        raise InvalidInput(
+            f"there is no module {place} (no {error.name!r} here or installed); a target is {FORMS}"
+        ) from error
+    except WavecastError:
+        raise
+    except SystemExit as error:
+        raise InvalidInput(
+            f"{place} fails on import: it calls sys.exit({error.code!r}); a target is imported, so "
+            "put what the script runs under: if __name__ == '__main__'"
+        ) from error
+    except Exception as error:
+        raise InvalidInput(
+            f"{place} fails on import: {type(error).__name__}: {_first_line(error)} "
+            f"({_where(error, folder)})"
+        ) from error
+    finally:
+        sys.path.remove(folder)
+
+
+def _import_file(place: str) -> Any:
+    path = Path(place).resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InvalidInput(f"{place} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "no message")
+
+
+def _where(error: Exception, folder: str) -> str:
+    """The innermost line of the user's own code that an error went through."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename.startswith(folder) and "site-packages" not in f.filename]
+    last = (own or frames)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
+def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if found is None:
+        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
+        known = ", ".join(sorted(functions)) if functions else "no function at all"
+        raise UnknownName(f"{text}: there is no function {name!r}; it has {known}")
+    if not callable(found):
+        raise InvalidInput(
+            f"{text} is no function but of type {type(found).__name__}; name one that builds "
+            "model, optimizer and inputs and returns the function of one step"
+        )
+    _refuse_async(found, text)
+    make: Callable[..., Any] = found
+    return make
+
+
+def _refuse_async(function: Any, text: str) -> None:
+    """Functions whose body does not run when they are called would trace as nothing."""
+    sorts = {
+        "an async function": inspect.iscoroutinefunction,
+        "a generator": inspect.isgeneratorfunction,
+        "an async generator": inspect.isasyncgenfunction,
+    }
+    for sort, is_that in sorts.items():
+        if is_that(function):
+            raise InvalidInput(f"{text} is {sort}; write a plain function: def, return, no yield")
+
+
+def _arguments(
+    make: Callable[..., Any], text: str, batch: int | None, precision: str | None
+) -> dict[str, Any]:
+    """Batch and precision, if the function takes them."""
+    try:
+        known = inspect.signature(make).parameters
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{text}: cannot tell which arguments it takes; wrap it in a def") from (
+            error
+        )
+    given = {"batch": batch, "precision": precision}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    for name, value in given.items():
+        if value is not None and name not in known and not takes_any:
+            raise InvalidInput(
+                f"{text} takes no {name!r}: give it a parameter of that name, or leave --{name} out"
+            )
+    missing = [
+        name
+        for name, p in known.items()
+        if p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (given.get(name) is None or p.kind is p.POSITIONAL_ONLY)
+    ]
+    if missing:
+        hint = (
+            "use --batch and --precision"
+            if set(missing) <= set(given)
+            else "a target may only need batch and precision; give the others a default"
+        )
+        raise InvalidInput(f"{text} needs a value for {', '.join(missing)}; {hint}")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _timm(name: str, batch: int, precision: str) -> Target:
+    def make_step() -> Callable[[], Any]:
+        try:
+            import timm
+        except ModuleNotFoundError as error:
+            raise MissingExtra(
+                f"timm:{name} needs {error.name}: pip install 'wavecast[models]'"
+            ) from error
+        if not timm.is_model(name):
+            near = difflib.get_close_matches(name, timm.list_models(), n=5)
+            hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists them"
+            raise UnknownName(f"timm has no model {name!r}; {hint}")
+        from wavecast.suite.vision import classifier_step
+
+        model = timm.create_model(name)
+        return classifier_step(model, (batch, *model.pretrained_cfg["input_size"]), precision)
+
+    return Target(f"timm:{name}, batch {batch}, {precision}", make_step=make_step, samples=batch)

@@ -1,0 +1,1 @@
+"""Facts about GPUs and hosts, each number with its source."""

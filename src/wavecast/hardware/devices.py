@@ -1,0 +1,130 @@
+"""The accelerators we know, each number with where it comes from.
+
+One TOML file describes one GPU: ``data/devices/*.toml`` ships with wavecast, and your own files
+are read from ``~/.config/wavecast/devices`` and from ``$WAVECAST_DEVICES``. Units are SI: Hz,
+bytes, bytes/s, FLOP/s, W. What nobody could source is absent (``None``), never guessed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.files import shipped
+from wavecast.hardware.device import Device
+from wavecast.hardware.device_files import own_devices_folder, read_device, read_shipped, slug
+from wavecast.hardware.device_names import fitting, nearest
+
+
+def devices() -> tuple[Device, ...]:
+    """All known devices, yours included: NVIDIA first, then by age of architecture and by name.
+
+    Files are read once per process and per setting of the search path.
+    """
+    return _load(_user_files())
+
+
+def device(name: str) -> Device:
+    """The device of a name: an id, a product name, what nvidia-smi says, or a path to a .toml file.
+
+    Case, punctuation and brand words do not matter. A name that fits several devices is refused.
+
+    >>> device("NVIDIA A100-SXM4-80GB").id
+    'a100-sxm-80gb'
+    >>> device("geforce 3090").id
+    'rtx-3090'
+
+    Raises:
+        UnknownName: nothing fits, or several do; the message names the candidates.
+        InvalidInput: a device file is not what it should be.
+    """
+    if name.endswith(".toml"):
+        return _device_of_file(name)
+    if (own := _device_of_id(name)) is not None:
+        return own
+    known = devices()
+    found = fitting(name, known)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        more = f" and {len(found) - 12} more" if len(found) > 12 else ""
+        listed = _quoted(found[:12])
+        raise UnknownName(f'"{name}" fits several devices: {listed}{more}; say which')
+    near = nearest(name, known)
+    hint = f"did you mean {_quoted(near, ' or ')}? " if near else ""
+    raise UnknownName(f'unknown device "{name}"; {hint}list them with "wavecast devices"')
+
+
+_SHIPPED = shipped("devices")
+
+
+def _user_files() -> tuple[Path, ...]:
+    """Your own files, the least important first: a later file replaces an earlier id."""
+    folder = own_devices_folder()
+    files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
+    # As in $PATH, the first entry wins.
+    for entry in reversed(os.environ.get("WAVECAST_DEVICES", "").split(os.pathsep)):
+        if entry:
+            files.extend(_files_at(Path(entry).expanduser()))
+    return tuple(files)
+
+
+def _files_at(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.glob("*.toml"))
+    if path.is_file():
+        return [path]
+    raise InvalidInput(
+        f"WAVECAST_DEVICES names {path}, which does not exist; it takes folders and .toml files"
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _load(user_files: tuple[Path, ...]) -> tuple[Device, ...]:
+    by_id = {path.stem: read_shipped(path) for path in _SHIPPED.glob("*.toml")}
+    for path in user_files:
+        own = read_device(path)
+        by_id[own.id] = own
+    return tuple(sorted(by_id.values(), key=_order))
+
+
+def _device_of_id(id: str) -> Device | None:
+    """The device of exactly this id, found without reading all the other files."""
+    if any(slug(path.stem) == id for path in _user_files()):
+        return next(d for d in devices() if d.id == id)
+    path = _SHIPPED / f"{id}.toml"
+    return read_shipped(path) if re.fullmatch(r"[a-z0-9-]+", id) and path.is_file() else None
+
+
+def _device_of_file(name: str) -> Device:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UnknownName(f'no device file "{name}"; give a path to a .toml file that exists')
+    return read_device(path)
+
+
+_VENDORS = ("NVIDIA", "AMD", "Intel")
+_BY_AGE = (
+    *("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper"),
+    *("Blackwell", "Blackwell Ultra"),
+    *("GCN 5", "RDNA", "CDNA", "RDNA 2", "CDNA 2", "RDNA 3", "CDNA 3", "RDNA 4", "CDNA 4"),
+    "Xe2",
+)
+
+
+def _order(device: Device) -> tuple[object, ...]:
+    def rank(names: tuple[str, ...], name: str) -> tuple[int, str]:
+        return (names.index(name), "") if name in names else (len(names), name)
+
+    # Numbers compare as numbers, so that A2 comes before A10.
+    parts = re.split(r"(\d+)", device.name.lower())
+    natural = [(int(part), "") if part.isdigit() else (0, part) for part in parts]
+    return rank(_VENDORS, device.vendor), rank(_BY_AGE, device.architecture), natural, device.id
+
+
+def _quoted(found: Iterable[Device], joint: str = ", ") -> str:
+    return joint.join(f'"{device.id}"' for device in found)

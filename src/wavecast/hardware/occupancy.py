@@ -1,0 +1,218 @@
+"""How many blocks of a kernel an NVIDIA GPU keeps in flight, from the facts of its architecture.
+
+The rule is that of NVIDIA's occupancy calculator: warps, blocks, registers and shared memory each
+allow so many blocks per SM, and the scarcest decides (cuda_occupancy.h). The waves of Habitat (Yu
+et al., ATC 2021; `wavecast.predictors.wave`) are built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from wavecast.hardware.device import Device
+from wavecast.traces.step import Kernel
+
+WARP_THREADS = 32
+MAX_THREADS_PER_BLOCK = 1024
+MAX_REGISTERS_PER_THREAD = 255
+REGISTER_UNIT = 256
+"""Registers are given to a warp in multiples of this."""
+DEFAULT_SHARED_BYTES = 48 * 1024
+"""What a block may use without opting in to more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmLimits:
+    """What one SM offers to the blocks of a kernel."""
+
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    registers_per_block: int
+    partitions: int
+    """Parts of an SM, each with its own scheduler and registers, which no warp straddles."""
+    shared_bytes_per_sm: int
+    shared_bytes_optin: int
+    """The most that one block may use."""
+    shared_unit_bytes: int
+    shared_reserved_bytes: int
+    """Taken by the system for each block."""
+    note: str = ""
+    """Says so when the rules are those of another compute capability."""
+
+
+# The architectures: CUDA C++ Programming Guide (technical specifications per compute capability)
+# and the CUDA occupancy calculator.
+
+
+def _before_ampere(
+    threads: int, blocks: int, shared_kib: int, optin_kib: int = 48, *,
+    registers: int = 65536, of_block: int = 65536, partitions: int = 4,
+) -> SmLimits:  # fmt: skip
+    shared, optin = shared_kib * 1024, optin_kib * 1024
+    return SmLimits(threads, blocks, registers, of_block, partitions, shared, optin, 256, 0)
+
+
+def _since_ampere(threads: int, blocks: int, shared_kib: int) -> SmLimits:
+    shared, reserved = shared_kib * 1024, 1024
+    return SmLimits(threads, blocks, 65536, 65536, 4, shared, shared - reserved, 128, reserved)
+
+
+LIMITS: Mapping[tuple[int, int], SmLimits] = {
+    (3, 5): _before_ampere(2048, 16, 48),
+    (3, 7): _before_ampere(2048, 16, 112, registers=131072),
+    (5, 0): _before_ampere(2048, 32, 64),
+    (5, 2): _before_ampere(2048, 32, 96),
+    (5, 3): _before_ampere(2048, 32, 64, of_block=32768),
+    (6, 0): _before_ampere(2048, 32, 64, partitions=2),
+    (6, 1): _before_ampere(2048, 32, 96),
+    (6, 2): _before_ampere(2048, 32, 64, of_block=32768),
+    (7, 0): _before_ampere(2048, 32, 96, 96),
+    (7, 2): _before_ampere(2048, 32, 96, 96),
+    (7, 5): _before_ampere(1024, 16, 64, 64),
+    (8, 0): _since_ampere(2048, 32, 164),
+    (8, 6): _since_ampere(1536, 16, 100),
+    (8, 7): _since_ampere(1536, 16, 164),
+    (8, 9): _since_ampere(1536, 24, 100),
+    (9, 0): _since_ampere(2048, 32, 228),
+    (10, 0): _since_ampere(2048, 32, 228),
+    (10, 3): _since_ampere(2048, 32, 228),
+    (11, 0): _since_ampere(1536, 24, 228),
+    (12, 0): _since_ampere(1536, 24, 100),
+    (12, 1): _since_ampere(1536, 24, 100),
+}
+"""By compute capability, which is all that a GPU's limits follow from."""
+
+
+@lru_cache(maxsize=1024)
+def limits_of(device: Device) -> SmLimits | None:
+    """What an SM of a device offers: its own facts, else those of its compute capability.
+
+    A capability that the table lacks gets the nearest older one, and `SmLimits.note` says so.
+    None for a device without one (AMD, Intel) and for those older than the table.
+    """
+    asked = device.compute_capability
+    older = [known for known in LIMITS if asked is not None and known <= asked]
+    if asked is None or not older:
+        return None
+    used = max(older)
+    note = "" if used == asked else f"compute capability {_dotted(asked)} as {_dotted(used)}"
+    table = LIMITS[used]
+    return replace(
+        table,
+        max_threads_per_sm=device.max_threads_per_sm or table.max_threads_per_sm,
+        max_blocks_per_sm=device.max_blocks_per_sm or table.max_blocks_per_sm,
+        registers_per_sm=device.registers_per_sm or table.registers_per_sm,
+        shared_bytes_per_sm=device.shared_bytes_per_sm or table.shared_bytes_per_sm,
+        shared_bytes_optin=device.shared_bytes_per_block_optin or table.shared_bytes_optin,
+        note=note,
+    )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def blocks_per_sm(
+    limits: SmLimits, threads: int, registers: int, shared_bytes: int, *, optin: bool = True
+) -> int:
+    """How many blocks fit on one SM at a time; 0: the kernel cannot run there.
+
+    Args:
+        limits: of the GPU.
+        threads: of one block.
+        registers: of one thread; 0 means no limit.
+        shared_bytes: of one block; 0 means no limit.
+        optin: whether the kernel may ask for more than 48 KiB of shared memory per block.
+    """
+    if not 0 < threads <= MAX_THREADS_PER_BLOCK:
+        return 0
+    warps = -(-threads // WARP_THREADS)
+    return min(
+        limits.max_blocks_per_sm,
+        limits.max_threads_per_sm // WARP_THREADS // warps,
+        _by_registers(limits, warps, registers),
+        _by_shared_memory(limits, shared_bytes, optin),
+    )
+
+
+def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
+    if not registers:
+        return limits.max_blocks_per_sm
+    of_warp = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
+    # The limit per block counts four partitions even on the P100, which has two.
+    of_block = of_warp * _round_up(warps, 4)
+    if registers > MAX_REGISTERS_PER_THREAD or of_block > limits.registers_per_block:
+        return 0
+    warps_of_partition = limits.registers_per_sm // limits.partitions // of_warp
+    return warps_of_partition * limits.partitions // warps
+
+
+def _by_shared_memory(limits: SmLimits, shared_bytes: int, optin: bool) -> int:
+    if not shared_bytes:
+        return limits.max_blocks_per_sm
+    if shared_bytes > (limits.shared_bytes_optin if optin else DEFAULT_SHARED_BYTES):
+        return 0
+    of_block = _round_up(shared_bytes, limits.shared_unit_bytes) + limits.shared_reserved_bytes
+    return limits.shared_bytes_per_sm // of_block
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def occupancy(
+    limits: SmLimits, threads: int, registers: int, shared_bytes: int, *, optin: bool = True
+) -> float:
+    """The share of an SM's warps that a kernel with enough blocks keeps resident, 0 to 1."""
+    blocks = blocks_per_sm(limits, threads, registers, shared_bytes, optin=optin)
+    return blocks * -(-threads // WARP_THREADS) / (limits.max_threads_per_sm // WARP_THREADS)
+
+
+def kernel_blocks_per_sm(device: Device, kernel: Kernel, *, optin: bool = True) -> int | None:
+    """How many blocks of a kernel fit on one SM of a device; None where facts are missing."""
+    limits = limits_of(device)
+    if limits is None or kernel.threads is None or kernel.registers is None:
+        return None
+    return blocks_per_sm(
+        limits, kernel.threads, kernel.registers, kernel.shared_bytes or 0, optin=optin
+    )
+
+
+# What PyTorch's profiler (Kineto) writes next to each kernel.
+
+
+def kineto_blocks_per_sm(device: Device, kernel: Kernel) -> float | None:
+    """Kineto's "blocks per SM": all blocks of the launch over the number of SMs."""
+    if kernel.blocks is None or device.sm_count is None:
+        return None
+    return kernel.blocks / device.sm_count
+
+
+def kineto_warps_per_sm(device: Device, kernel: Kernel) -> float | None:
+    """Kineto's "warps per SM", where part of a warp counts as that part."""
+    blocks = kineto_blocks_per_sm(device, kernel)
+    if blocks is None or kernel.threads is None:
+        return None
+    return blocks * kernel.threads / WARP_THREADS
+
+
+def kineto_occupancy(device: Device, kernel: Kernel) -> int | None:
+    """Kineto's "est. achieved occupancy %"; None where facts are missing.
+
+    The blocks of the launch, spread evenly over the SMs, no more than fit, and their threads as
+    a share of what an SM holds. Kineto never opts in, so a kernel with more than 48 KiB of
+    shared memory reads 0.
+    """
+    limits, launched = limits_of(device), kineto_blocks_per_sm(device, kernel)
+    fitting = kernel_blocks_per_sm(device, kernel, optin=False)
+    if limits is None or launched is None or fitting is None or kernel.threads is None:
+        return None
+    # In single precision, as there: it decides how 1.8 blocks of 256 threads, 22.5 %, are rounded.
+    blocks = np.float32(min(launched, fitting))
+    share = blocks * np.float32(kernel.threads) / np.float32(limits.max_threads_per_sm)
+    return int(float(share) * 100 + 0.5)

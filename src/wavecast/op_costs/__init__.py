@@ -1,1 +1,0 @@
-"""The formulas behind `wavecast.ops`, one file per family of ops."""

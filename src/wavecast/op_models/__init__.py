@@ -1,1 +1,0 @@
-"""How long each kind of op takes, from physics and a bounded learned efficiency; in batches."""

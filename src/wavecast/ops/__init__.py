@@ -1,0 +1,33 @@
+"""What each op costs: its kind, FLOPs, memory traffic and arithmetic unit, from its shapes."""
+
+from wavecast.ops.costs import (
+    Totals,
+    cost_of,
+    executed_flops,
+    has_shapes,
+    is_depthwise,
+    kernels,
+    kind,
+    launches,
+    totals,
+)
+from wavecast.ops.registry import Cost, Kind, cost
+from wavecast.ops.units import Unit, fallbacks, unit
+
+__all__ = [
+    "Cost",
+    "Kind",
+    "Totals",
+    "Unit",
+    "cost",
+    "cost_of",
+    "executed_flops",
+    "fallbacks",
+    "has_shapes",
+    "is_depthwise",
+    "kernels",
+    "kind",
+    "launches",
+    "totals",
+    "unit",
+]

@@ -1,0 +1,194 @@
+"""What looking up and placing elements costs: rows that are fetched, not the table they are in.
+
+Where a table is smaller than what is fetched from it, it is read once and then cached.
+"""
+
+from __future__ import annotations
+
+import math
+
+from wavecast.ops.registry import (
+    Cost,
+    Kind,
+    aten,
+    cost,
+    integer,
+    item_bytes,
+    read,
+    stored,
+    streaming,
+    written,
+)
+from wavecast.traces.step import Op, TensorSpec
+
+
+def _fetched(table: TensorSpec, elements: int) -> int:
+    """Bytes to fetch that many elements of a table."""
+    return min(elements * item_bytes(table), stored(table))
+
+
+def _gather(op: Op) -> Cost:
+    table, *indices = op.inputs
+    return Cost(0, _fetched(table, op.outputs[0].numel) + read(indices), written(op.outputs))
+
+
+cost("aten.embedding", kind=Kind.EMBEDDING)(_gather)
+cost(*aten("index _unsafe_index index_select gather take"), kind=Kind.INDEXING)(_gather)
+
+
+@cost("aten.embedding_dense_backward", kind=Kind.EMBEDDING)
+def _embedding_backward(op: Op) -> Cost:
+    """The whole gradient is zeroed; then rows are read, added to and written."""
+    grad, table = op.inputs[0], op.outputs[0]
+    rows = _fetched(table, grad.numel)
+    return Cost(grad.numel, read(op.inputs) + rows, stored(table) + rows)
+
+
+@cost("aten._embedding_bag", "aten._embedding_bag_forward_only", kind=Kind.EMBEDDING)
+def _embedding_bag(op: Op) -> Cost:
+    table, indices = op.inputs[:2]
+    elements = indices.numel * table.shape[-1]
+    return Cost(elements, _fetched(table, elements) + read(op.inputs[1:]), written(op.outputs))
+
+
+@cost("aten._embedding_bag_dense_backward", "aten._embedding_bag_backward", kind=Kind.EMBEDDING)
+def _embedding_bag_backward(op: Op) -> Cost:
+    indices, table = op.inputs[1], op.outputs[0]
+    elements = indices.numel * table.shape[-1]
+    rows = _fetched(table, elements)
+    return Cost(elements, read(op.inputs) + rows, stored(table) + rows)
+
+
+@cost("aten._embedding_bag_per_sample_weights_backward", kind=Kind.EMBEDDING)
+def _embedding_bag_weights_backward(op: Op) -> Cost:
+    grad, table, indices = op.inputs[:3]
+    elements = indices.numel * table.shape[-1]
+    reads = _fetched(grad, elements) + _fetched(table, elements) + read(op.inputs[2:])
+    return Cost(2 * elements, reads, written(op.outputs))
+
+
+@cost("aten.embedding_renorm", kind=Kind.EMBEDDING)
+def _embedding_renorm(op: Op) -> Cost:
+    """Rows that are too long are scaled, at most all that are looked up."""
+    table, indices = op.inputs
+    elements = indices.numel * table.shape[-1]
+    rows = _fetched(table, elements)
+    return Cost(3 * elements, stored(indices) + rows, rows)
+
+
+def _place(op: Op, elements: int, *, adds: bool) -> Cost:
+    """Write (or add to) that many elements of the first input, of a copy if not in place."""
+    target = op.inputs[0]
+    moved = _fetched(target, elements)
+    copied = 0 if op.base.endswith("_") else stored(target)
+    reads = copied + read(op.inputs[1:]) + (moved if adds else 0)
+    return Cost(elements if adds else 0, reads, copied + moved)
+
+
+@cost(*aten("index_put _unsafe_index_put _index_put_impl"), kind=Kind.INDEXING)
+def _index_put(op: Op) -> Cost:
+    """The indices are taken to be those of the leading dimensions; masks count in full."""
+    target, *indices, values = op.inputs
+    masks = [t for t in indices if t.dtype == "bool"]
+    indexed = sum(len(t.shape) for t in masks) + len(indices) - len(masks)
+    picked = max((t.numel for t in indices), default=1)
+    elements = max(values.numel, picked * math.prod(target.shape[indexed:]))
+    return _place(op, elements, adds=bool(op.attr("accumulate", False)))
+
+
+@cost("aten.index_fill", kind=Kind.INDEXING)
+def _index_fill(op: Op) -> Cost:
+    target, index = op.inputs[:2]
+    slices = target.shape[integer(op, "dim")] if target.shape else 1
+    return _place(op, index.numel * target.numel // max(slices, 1), adds=False)
+
+
+@cost("aten.index_copy", "aten.put", "aten.scatter", kind=Kind.INDEXING)
+def _scatter(op: Op) -> Cost:
+    adds = op.attr("reduce") is not None or bool(op.attr("accumulate", False))
+    return _place(op, max(t.numel for t in op.inputs[1:]), adds=adds)
+
+
+@cost(*aten("index_add index_reduce scatter_add scatter_reduce"), kind=Kind.INDEXING)
+def _scatter_add(op: Op) -> Cost:
+    return _place(op, max(t.numel for t in op.inputs[1:]), adds=True)
+
+
+@cost("aten.select_backward", "aten.slice_backward", kind=Kind.INDEXING)
+@cost("aten.diagonal_backward", "aten.diag_embed", kind=Kind.INDEXING)
+@cost("aten.constant_pad_nd", "aten.masked_scatter_backward", kind=Kind.COPY)
+def _fill_then_place(op: Op) -> Cost:
+    """The output is filled, then the input is copied into its place (or cropped)."""
+    placed = min(op.inputs[0].nbytes, op.outputs[0].nbytes)
+    return Cost(0, read(op.inputs), written(op.outputs) + placed)
+
+
+@cost("aten.unfold_backward", kind=Kind.INDEXING)
+def _fill_then_add(op: Op) -> Cost:
+    """Windows overlap: the output is zeroed, then read, added to and written."""
+    grad, target = op.inputs[0], op.outputs[0]
+    return Cost(grad.numel, read(op.inputs) + stored(target), 2 * stored(target))
+
+
+@cost(*aten("slice_scatter select_scatter diagonal_scatter as_strided_scatter"), kind=Kind.COPY)
+def _copy_then_place(op: Op) -> Cost:
+    """The first input is copied, then the second into a part of the copy."""
+    return Cost(0, read(op.inputs), written(op.outputs) + op.inputs[1].nbytes)
+
+
+@cost("aten.nll_loss_forward", "aten.nll_loss2d_forward", kind=Kind.LOSS)
+def _nll_loss(op: Op) -> Cost:
+    """One number per target is looked up, not the whole table of probabilities."""
+    table, target = op.inputs[:2]
+    reads = _fetched(table, target.numel) + read(op.inputs[1:])
+    return Cost(2 * target.numel, reads, written(op.outputs))
+
+
+@cost("aten.nll_loss_backward", "aten.nll_loss2d_backward", kind=Kind.LOSS)
+def _nll_loss_backward(op: Op) -> Cost:
+    """A gradient of zeros, then one number per target. The input's values are not needed."""
+    grad, table, target = op.inputs[:3]
+    placed = _fetched(table, target.numel)
+    return Cost(target.numel, read((grad, *op.inputs[2:])), written(op.outputs) + placed)
+
+
+# Per state (2 symbols + 1) of each time step: the logarithm of a sum of three exponentials.
+_CTC_FLOPS = 20
+
+
+@cost("aten._ctc_loss", kind=Kind.LOSS)
+def _ctc_loss(op: Op) -> Cost:
+    table, states = op.inputs[0], op.outputs[-1]
+    reads = _fetched(table, states.numel) + read(op.inputs[1:])
+    return Cost(_CTC_FLOPS * states.numel, reads, written(op.outputs))
+
+
+@cost("aten._ctc_loss_backward", kind=Kind.LOSS)
+def _ctc_loss_backward(op: Op) -> Cost:
+    """The backward states are written, read and gathered with the forward ones."""
+    states = op.inputs[-1]
+    betas = stored(states)
+    return Cost(2 * _CTC_FLOPS * states.numel, read(op.inputs) + betas, written(op.outputs) + betas)
+
+
+streaming(Kind.LOSS, "_cudnn_ctc_loss", flops=_CTC_FLOPS)
+
+streaming(
+    Kind.INDEXING,
+    """
+    nonzero nonzero_static masked_select masked_scatter repeat_interleave bucketize searchsorted
+    segment_reduce _segment_reduce_backward _unsafe_masked_index
+    _unsafe_masked_index_put_accumulate
+    """,
+    flops=1,
+)
+
+
+@cost(*aten("sort topk kthvalue median nanmedian mode isin msort argsort"), kind=Kind.SORT)
+@cost(*aten("_unique _unique2 unique_dim unique_consecutive randperm"), kind=Kind.SORT)
+@cost("aten.unique_dim_consecutive", kind=Kind.SORT)
+def _sort(op: Op) -> Cost:
+    """n log2 n comparisons; memory is passed over once, the least that a sort can do."""
+    elements = max(t.numel for t in (*op.inputs, *op.outputs))
+    comparisons = elements * max(elements - 1, 1).bit_length()
+    return Cost(comparisons, read(op.inputs), written(op.outputs))

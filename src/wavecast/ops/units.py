@@ -1,0 +1,62 @@
+"""Which arithmetic unit of a GPU an op asks for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from wavecast.ops.costs import is_depthwise, kind
+from wavecast.ops.registry import Kind
+from wavecast.traces.step import Op
+
+
+class Unit(StrEnum):
+    """The part of a GPU that does the arithmetic."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    FP16 = "fp16"
+    TF32_TENSOR = "tf32_tensor"
+    FP16_TENSOR = "fp16_tensor"
+    BF16_TENSOR = "bf16_tensor"
+    FP8_TENSOR = "fp8_tensor"
+    INT8_TENSOR = "int8_tensor"
+
+
+_TENSOR_KINDS = {Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION, Kind.RNN}
+_TENSOR_UNITS = {
+    "float16": Unit.FP16_TENSOR,
+    "bfloat16": Unit.BF16_TENSOR,
+    "float8_e4m3fn": Unit.FP8_TENSOR,
+    "float8_e5m2": Unit.FP8_TENSOR,
+    "int8": Unit.INT8_TENSOR,
+}
+_FALLBACKS = {
+    Unit.FP16: (Unit.FP32,),
+    Unit.TF32_TENSOR: (Unit.FP32,),
+    Unit.FP16_TENSOR: (Unit.FP16, Unit.FP32),
+    Unit.BF16_TENSOR: (Unit.FP32,),
+}
+
+
+def unit(op: Op) -> Unit:
+    """The unit that an op's FLOPs ask for, by its kind, data type and float32 precision.
+
+    Outside of matrix products, half precision is computed in float32. So are depthwise
+    convolutions, which have no matrix product.
+    """
+    dtypes = [t.dtype for t in op.inputs or op.outputs]
+    dtype = dtypes[0] if dtypes else "float32"
+    if dtype in ("float64", "complex128"):
+        return Unit.FP64
+    if kind(op) not in _TENSOR_KINDS:
+        return Unit.FP32
+    if is_depthwise(op):
+        return Unit.FP32
+    if op.attr("precision") == "tf32":
+        return Unit.TF32_TENSOR
+    return _TENSOR_UNITS.get(dtype, Unit.FP32)
+
+
+def fallbacks(unit: Unit) -> tuple[Unit, ...]:
+    """The units on which a GPU without this one runs the op, in order; none: it cannot."""
+    return _FALLBACKS.get(unit, ())

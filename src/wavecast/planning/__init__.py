@@ -1,0 +1,1 @@
+"""What training costs in money."""

@@ -1,0 +1,1 @@
+"""Physics of each kind of op, times a learned efficiency that is bounded."""

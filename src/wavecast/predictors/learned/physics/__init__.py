@@ -1,0 +1,1 @@
+"""How long each kind of op takes by physics, in columns."""

@@ -1,0 +1,218 @@
+"""Layers of convolutional networks and how many operations they take, as Gianniti et al. count.
+
+Formulas are those of the slides of Gianniti, Zhang and Ardagna (CLOSER 2019, "Layer Computational
+Complexity"), which are per output position: times height and width of the output and the batch.
+One multiply-add is one operation here, unlike everywhere else in wavecast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wavecast.errors import InvalidInput
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of what one sample has."""
+
+
+class LayerCategory(StrEnum):
+    """What a layer computes."""
+
+    CONV = "Conv"
+    FC = "FC"
+    LOSS = "Loss"
+    NORM = "Norm"
+    """Local response normalization across channels."""
+    POOL = "Pool"
+    RELU = "ReLU"
+    DROPOUT = "Drop"
+    CONCAT = "Concat"
+
+
+class Category(StrEnum):
+    """Layers whose times lie on one line (slides, "Per Layer Models")."""
+
+    CONV_FC = "Conv/FC"
+    NORM = "Norm"
+    POOL_DENSE = "Pool S=1"
+    POOL_STRIDED = "Pool S>1"
+    RELU_DROP = "ReLU/Drop"
+
+
+class Pass(StrEnum):
+    """The direction of a layer."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLayer:
+    """One layer of a network, for one sample."""
+
+    name: str
+    kind: LayerCategory
+    inputs: Shape
+    """What it reads; of a concatenation, all of it."""
+    outputs: Shape
+    kernel: tuple[int, int] = (1, 1)
+    stride: int = 1
+    """The smaller one, where height and width differ."""
+    groups: int = 1
+    local_size: int = 5
+    """Channels that a normalization looks at."""
+    bias: bool = True
+    in_place: bool = False
+    """Whether it writes where it reads (Caffe's ReLU and Dropout)."""
+
+    @property
+    def category(self) -> Category | None:
+        """Whose line predicts it; None: it has no coefficient and is left out."""
+        match self.kind:
+            case LayerCategory.CONV | LayerCategory.FC:
+                return Category.CONV_FC
+            case LayerCategory.NORM:
+                return Category.NORM
+            case LayerCategory.POOL:
+                return Category.POOL_DENSE if self.stride == 1 else Category.POOL_STRIDED
+            case LayerCategory.RELU | LayerCategory.DROPOUT:
+                return Category.RELU_DROP
+        return None
+
+    @property
+    def weights(self) -> int:
+        """Learned numbers, biases counted."""
+        channels = self.outputs[0]
+        bias = channels if self.bias else 0
+        match self.kind:
+            case LayerCategory.CONV:
+                return math.prod(self.kernel) * self.inputs[0] // self.groups * channels + bias
+            case LayerCategory.FC:
+                return math.prod(self.inputs) * channels + bias
+        return 0
+
+    @property
+    def activations(self) -> int:
+        """Numbers it writes to memory of its own, for one sample."""
+        return 0 if self.in_place or self.kind is LayerCategory.LOSS else math.prod(self.outputs)
+
+    def ops(self, which: Pass, batch: int = 1) -> int:
+        """Operations of one pass over a batch."""
+        forward, backward = _PER_POSITION[self.kind](self)
+        positions = self.outputs[1] * self.outputs[2] if self.kind in _SPATIAL else 1
+        return batch * positions * (forward if which is Pass.FORWARD else backward)
+
+
+def _conv(layer: NetworkLayer) -> tuple[int, int]:
+    products = math.prod(layer.kernel) * layer.inputs[0] // layer.groups
+    channels = layer.outputs[0]
+    return products * channels, (2 * products + 1) * channels
+
+
+def _fully_connected(layer: NetworkLayer) -> tuple[int, int]:
+    products = math.prod(layer.inputs) * layer.outputs[0]
+    return products, 2 * products
+
+
+def _loss(layer: NetworkLayer) -> tuple[int, int]:
+    classes = layer.inputs[0]
+    return 4 * classes - 1, classes + 1
+
+
+def _norm(layer: NetworkLayer) -> tuple[int, int]:
+    channels, local = layer.outputs[0], layer.local_size
+    return 5 * channels + local - 2, 8 * channels + local - 1
+
+
+def _pool(layer: NetworkLayer) -> tuple[int, int]:
+    window, channels = math.prod(layer.kernel), layer.outputs[0]
+    return window * channels, (window + 1) * channels
+
+
+def _rectify(layer: NetworkLayer) -> tuple[int, int]:
+    # No source has a formula for dropout; with that of ReLU, 20 of 22 printed shares follow.
+    return 3 * layer.outputs[0], 4 * layer.outputs[0]
+
+
+def _nothing(layer: NetworkLayer) -> tuple[int, int]:
+    return 0, 0
+
+
+_PER_POSITION: dict[LayerCategory, Callable[[NetworkLayer], tuple[int, int]]] = {
+    LayerCategory.CONV: _conv,
+    LayerCategory.FC: _fully_connected,
+    LayerCategory.LOSS: _loss,
+    LayerCategory.NORM: _norm,
+    LayerCategory.POOL: _pool,
+    LayerCategory.RELU: _rectify,
+    LayerCategory.DROPOUT: _rectify,
+    LayerCategory.CONCAT: _nothing,
+}
+_SPATIAL = {
+    LayerCategory.CONV,
+    LayerCategory.NORM,
+    LayerCategory.POOL,
+    LayerCategory.RELU,
+    LayerCategory.DROPOUT,
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The layers of a network in the order in which they run."""
+
+    name: str
+    inputs: Shape
+    layers: tuple[NetworkLayer, ...]
+    depth: int | None = None
+    """Layers with weights on the main path; None: nobody counted."""
+    unknown: tuple[str, ...] = ()
+    """Layers for which there is no formula, as "name (kind)"; they are in no prediction."""
+
+    @property
+    def weights(self) -> int:
+        """Learned numbers; the batch does not change them."""
+        return sum(layer.weights for layer in self.layers)
+
+    def activations(self, batch: int = 1) -> int:
+        """Numbers in memory: the input, and what each layer writes that is not in place."""
+        return batch * (math.prod(self.inputs) + sum(layer.activations for layer in self.layers))
+
+    def ops(self, which: Pass | None = None, batch: int = 1) -> int:
+        """Operations of one pass over a batch, or of both."""
+        passes = Pass if which is None else (which,)
+        return sum(layer.ops(each, batch) for layer in self.layers for each in passes)
+
+    def ops_by_category(self, which: Pass, batch: int = 1) -> dict[Category, int]:
+        """Operations of the layers that have a coefficient."""
+        found: dict[Category, int] = {}
+        for layer in self.layers:
+            if (category := layer.category) is not None:
+                found[category] = found.get(category, 0) + layer.ops(which, batch)
+        return found
+
+
+def pooled_side(side: int, kernel: int, stride: int, pad: int = 0) -> int:
+    """What a pool leaves of a side: rounded up, and no window may begin in the padding (Caffe)."""
+    if side + 2 * pad < kernel:
+        raise InvalidInput(f"a pool of {kernel} does not fit a side of {side}")
+    pooled = -(-(side + 2 * pad - kernel) // stride) + 1
+    return pooled - 1 if pad and (pooled - 1) * stride >= side + pad else pooled
+
+
+def convolved_side(side: int, kernel: int, stride: int, pad: int = 0) -> int:
+    """What a convolution leaves of a side: rounded down."""
+    if side + 2 * pad < kernel:
+        raise InvalidInput(f"a filter of {kernel} does not fit a side of {side}")
+    return (side + 2 * pad - kernel) // stride + 1
+
+
+def joined(shapes: Iterable[Shape]) -> Shape:
+    """The shape of these side by side: their channels together."""
+    found = list(shapes)
+    if len({shape[1:] for shape in found}) != 1:
+        raise InvalidInput(f"shapes that do not fit side by side: {found}")
+    return sum(shape[0] for shape in found), *found[0][1:]

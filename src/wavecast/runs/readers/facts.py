@@ -1,0 +1,143 @@
+"""What a run is of: told by the user, or found in the file under names that people use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wavecast.errors import InvalidInput
+from wavecast.runs.readers.text import number_of, whole_of
+from wavecast.runs.run import Run, check
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a run before it is timed."""
+
+    model: str | None = None
+    batch: int | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    precision: str | None = None
+    framework: str | None = None
+    inner_modules: int | None = None
+
+    def known(self) -> dict[str, Any]:
+        """What is known, by name."""
+        values = {name: getattr(self, name) for name in Facts.__slots__}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def corrected(self, given: Given) -> Facts:
+        """With what the user says."""
+        return replace(self, **given.known())
+
+
+@dataclass(frozen=True, slots=True)
+class Given(Facts):
+    """What the user says about the runs of a file; it goes before what the file says."""
+
+    warm_up: int | None = None
+    """Iterations to drop; None to find where warm-up ends."""
+    metric: str | None = None
+    """The metric whose times are taken, where a file has several."""
+
+
+def make_run(
+    facts: Facts, given: Given, iterations: int, seconds: float, place: str, phase: str = "training"
+) -> Run:
+    """The run, when everything is known that must be.
+
+    Raises:
+        InvalidInput: the model or the batch is not known, or a value cannot be true; says where.
+    """
+    known = facts.corrected(given)
+    for name in ("model", "batch"):
+        if getattr(known, name) is None:
+            raise InvalidInput(
+                f"{place}: does not say the {name}; give it: {name}=..., or --{name} on the "
+                "command line"
+            )
+    try:
+        return check(
+            Run(
+                iterations=iterations,
+                seconds=seconds,
+                phase=phase,
+                source=place,
+                **known.known(),
+            )
+        )
+    except InvalidInput as error:
+        raise InvalidInput(f"{place}: {error}") from None
+
+
+# Names under which scripts and frameworks keep these, in the order in which they are believed.
+_GLOBAL_BATCH = (
+    *("global_batch_size", "total_batch_size", "effective_batch_size", "total_train_batch_size"),
+    "optimizer_batch_size",
+)
+_BATCH_OF_A_GPU = (
+    *("per_device_train_batch_size", "per_gpu_train_batch_size", "batch_size_per_gpu"),
+    *("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
+)
+_BATCH = ("train_batch_size", "batch_size", "batch", "bs")
+_GPUS = ("world_size", "num_gpus", "n_gpus", "gpus", "n_gpu", "num_devices", "devices")
+_ACCUMULATED = ("gradient_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation")
+_MODELS = ("model_name", "model", "arch", "architecture", "model_name_or_path", "_name_or_path")
+_PRECISIONS = {
+    **{"fp32": "fp32", "float32": "fp32", "32": "fp32", "32-true": "fp32"},
+    **{"tf32": "tf32", "fp16": "fp16", "float16": "fp16", "16": "fp16"},
+    **{"16-mixed": "fp16", "16-true": "fp16", "bf16": "bf16", "bfloat16": "bf16"},
+    **{"bf16-mixed": "bf16", "bf16-true": "bf16"},
+}
+
+
+def find_facts(settings: Mapping[str, object], given: Given, framework: str | None) -> Facts:
+    """What settings of a training say: its arguments, hyperparameters, parameters.
+
+    A batch of one GPU is multiplied only when the number of GPUs is known; a batch of which
+    nobody says whether it is one GPU's or all GPUs' is left unknown when there are several.
+    """
+    lower = {name.lower().rsplit("/", 1)[-1]: value for name, value in settings.items()}
+    gpus = given.gpus or _first_whole(lower, _GPUS)
+    model = next((v for name in _MODELS if isinstance(v := lower.get(name), str) and v), None)
+    return Facts(
+        model=model,
+        batch=_batch(lower, gpus),
+        gpus=gpus,
+        precision=_precision(lower),
+        framework=framework,
+    )
+
+
+def _batch(settings: Mapping[str, object], gpus: int | None) -> int | None:
+    if (found := _first_whole(settings, _GLOBAL_BATCH)) is not None:
+        return found
+    accumulated = _first_whole(settings, _ACCUMULATED) or 1
+    if (found := _first_whole(settings, _BATCH_OF_A_GPU)) is not None:
+        return None if gpus is None else found * gpus * accumulated
+    found = _first_whole(settings, _BATCH)
+    if found is None or accumulated != 1 or (gpus or 1) != 1:
+        return None
+    return found
+
+
+def _precision(settings: Mapping[str, object]) -> str | None:
+    for name in ("bf16", "fp16", "tf32", "amp"):
+        if str(settings.get(name)).lower() in ("true", "1"):
+            return "fp16" if name == "amp" else name
+    for name in ("precision", "dtype", "mixed_precision"):
+        if found := _PRECISIONS.get(str(settings.get(name)).lower()):
+            return found
+    return None
+
+
+def _first_whole(settings: Mapping[str, object], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        found = whole_of(settings.get(name))
+        if found is None and (value := number_of(settings.get(name))) is not None:
+            found = int(value) if value.is_integer() else None
+        if found is not None and found > 0:
+            return found
+    return None

@@ -1,0 +1,119 @@
+"""Lightning's `metrics.csv`: moments of iterations, when something recorded their times.
+
+`CSVLogger` itself writes none. The callback `ThroughputMonitor` adds `train/time`, seconds of
+training, and `train/batches`; or the module logs the time itself, as `time` or `timestamp`.
+Hyperparameters lie beside, in `hparams.yaml`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from wavecast.errors import InvalidInput
+from wavecast.runs.readers.facts import Facts, Given, find_facts
+from wavecast.runs.readers.flat_yaml import read_flat
+from wavecast.runs.readers.metrics import is_test
+from wavecast.runs.readers.stretches import Mark, runs_of, trainings
+from wavecast.runs.readers.text import Doubts, number, read_lines, read_whole, whole
+from wavecast.runs.run import Run
+
+CLOCKS = (
+    ("train/time", "train/batches"),
+    *((name, "step") for name in ("timestamp", "wall_time", "time", "train_time", "created_at")),
+)
+"""Columns of seconds and of iterations, in the order in which they are looked for."""
+_MOST_BYTES = 1 << 20
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """Whether a file is Lightning's table of metrics."""
+    names = head.split(b"\n", 1)[0].decode(errors="replace").strip().split(",")
+    return path.suffix == ".csv" and ("step" in names or "train/batches" in names)
+
+
+def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
+    """The training of a table of metrics.
+
+    Raises:
+        InvalidInput: nothing in it is timed, or what must be known is not; says where.
+    """
+    rows = list(_rows(path, doubts))
+    names = rows[0][1].keys() if rows else ()
+    clock = next((each for each in CLOCKS if set(each) <= set(names)), None)
+    if clock is None:
+        raise InvalidInput(
+            f"{path}: has no times; log them: with Lightning's ThroughputMonitor, as a metric "
+            '"timestamp", or record runs with wavecast.integrations.lightning.RunRecorder'
+        )
+    facts = _facts(path, rows, given)
+    marks = list(_marks(rows, clock, doubts))
+    yield from runs_of(trainings(marks, doubts), facts, given, doubts)
+
+
+def _rows(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, str]]]:
+    lines = (line + "\n" for _, line in read_lines(path, doubts))
+    reader = csv.reader(lines, strict=True)
+    try:
+        names = next(reader, [])
+        for row in reader:
+            if len(row) != len(names):
+                doubts.tell(
+                    f"line {reader.line_num}",
+                    f"has {len(row)} values, not {len(names)}, and is left out",
+                )
+                continue
+            yield reader.line_num, dict(zip(names, row, strict=True))
+    except csv.Error as error:
+        raise InvalidInput(f"{path}: line {reader.line_num}: is not CSV: {error}") from None
+
+
+def _marks(
+    rows: Iterable[tuple[int, dict[str, str]]], clock: tuple[str, str], doubts: Doubts
+) -> Iterator[Mark]:
+    time_name, step_name = clock
+    broken = False
+    for line, row in rows:
+        if not row[time_name]:
+            # The seconds of `train/time` leave tests out; a clock does not.
+            broken = broken or (
+                step_name == "step" and any(is_test(name) and row[name] for name in row)
+            )
+            continue
+        time_s, step = number(row[time_name]), whole(row[step_name])
+        if time_s is None or step is None or time_s < 0 or step < 0:
+            doubts.tell(
+                f"line {line}",
+                f"{time_name} {row[time_name][:40]} or {step_name} {row[step_name][:40]} cannot be;"
+                " left out",
+            )
+            continue
+        yield Mark(step, time_s, f"line {line}", broken)
+        broken = False
+
+
+def _facts(path: Path, rows: Iterable[tuple[int, dict[str, str]]], given: Given) -> Facts:
+    beside = path.parent / "hparams.yaml"
+    settings: dict[str, object] = {}
+    if beside.is_file():
+        settings |= read_flat(read_whole(beside, _MOST_BYTES).splitlines())
+    facts = find_facts(settings, given, "pytorch")
+    sample = next((row for _, row in reversed(list(rows)) if row.get("train/samples")), None)
+    if sample is None:
+        return facts
+    samples, batches = whole(sample["train/samples"]), whole(sample.get("train/batches", ""))
+    if not samples or not batches or samples % batches:
+        return facts
+    gpus = given.gpus or _gpus(rows) or facts.gpus or 1
+    return replace(facts, batch=samples // batches * gpus, gpus=gpus)
+
+
+def _gpus(rows: Iterable[tuple[int, dict[str, str]]]) -> int | None:
+    """How many GPUs, by the rates of all and of one, which Lightning writes when there are more."""
+    for _, row in rows:
+        both = [number(row.get(f"train/{of}samples_per_sec", "")) for of in ("", "device/")]
+        if both[0] and both[1] and both[1] > 0 and both[0] / both[1] < 1e6:
+            return max(1, round(both[0] / both[1]))
+    return None

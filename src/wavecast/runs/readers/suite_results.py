@@ -1,0 +1,40 @@
+"""What `wavecast suite run` writes: a row a step, with the median of its stable iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from wavecast.runs.readers.facts import Facts, Given, make_run
+from wavecast.runs.readers.text import Doubts
+from wavecast.runs.run import Run
+from wavecast.runs.suite_results import read_results
+
+_HEAD = b"model,batch,precision,gpu,status,unit,seconds,throughput_per_s,"
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """Whether a file begins as the results of the suite do."""
+    return head.startswith(_HEAD)
+
+
+def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
+    """A run of each measured step: as many iterations as were stable, each of their median time.
+
+    Raises:
+        InvalidInput: a row that is not a result; says which line and why.
+    """
+    for row in read_results(path):
+        if row.status != "ok" or row.seconds is None or not row.iterations:
+            step = f"{row.model}, batch {row.batch}, {row.precision}"
+            doubts.tell(step, f"is {row.status}: no run, and left out", "no runs, and left out")
+            continue
+        facts = Facts(
+            model=row.model,
+            batch=row.batch,
+            gpu=row.gpu,
+            gpus=1,
+            precision=row.precision,
+            framework=row.software.partition(",")[0],
+        )
+        yield make_run(facts, given, row.iterations, row.seconds * row.iterations, str(path))

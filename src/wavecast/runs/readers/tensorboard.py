@@ -1,0 +1,145 @@
+"""TensorBoard event files: a scalar's steps and the times at which they were written.
+
+Settings are read where scripts keep them for TensorBoard: its hparams plug-in, and the text `args`
+that Hugging Face's trainer writes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wavecast.errors import InvalidInput
+from wavecast.runs.readers.facts import Given, find_facts
+from wavecast.runs.readers.metrics import training_marks
+from wavecast.runs.readers.stretches import Mark, runs_of, trainings
+from wavecast.runs.readers.text import Doubts, parse_json
+from wavecast.runs.readers.tfrecord import Value, masked_crc32c, message, records
+from wavecast.runs.run import Run
+
+_DOUBLE = struct.Struct("<d")
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """Whether a file begins with a record of TensorBoard."""
+    checked = len(head) >= 12 and masked_crc32c(head[:8]) == int.from_bytes(head[8:12], "little")
+    return checked or "tfevents" in path.name
+
+
+@dataclass
+class _Events:
+    """What a file holds that is of use."""
+
+    marks: dict[str, list[Mark]] = field(default_factory=dict)
+    """Of each scalar."""
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
+    """The training of an event file.
+
+    Raises:
+        InvalidInput: nothing in it is timed, or what must be known is not; says where.
+    """
+    events = _Events()
+    for start, data in records(path, doubts):
+        try:
+            _take(data, f"byte {start}", events, doubts)
+        except ValueError as error:
+            raise InvalidInput(f"{path}: byte {start}: is not an event: {error}") from None
+    marks = training_marks(path, events.marks, given)
+    facts = find_facts(events.settings, given, None)
+    yield from runs_of(trainings(marks, doubts), facts, given, doubts)
+
+
+def _take(data: bytes, place: str, events: _Events, doubts: Doubts) -> None:
+    """Event: 1 wall_time, 2 step, 5 summary. Summary: 1 value."""
+    time_s, step = math.nan, 0
+    values: list[bytes] = []
+    for number, value in message(data):
+        if number == 1 and isinstance(value, bytes) and len(value) == 8:
+            (time_s,) = _DOUBLE.unpack(value)
+        elif number == 2 and isinstance(value, int):
+            step = value - (1 << 64) if value >= 1 << 63 else value
+        elif number == 5:
+            values += [_bytes(each) for n, each in message(_bytes(value)) if n == 1]
+    for each in values:
+        tag, scalar = _take_value(each, events)
+        if not scalar:
+            continue
+        if not (math.isfinite(time_s) and time_s >= 0 and step >= 0):
+            doubts.tell(place, f"the time {time_s} or step {step} cannot be; left out")
+            continue
+        events.marks.setdefault(tag, []).append(Mark(step, time_s, place))
+
+
+def _take_value(data: bytes, events: _Events) -> tuple[str, bool]:
+    """Summary.Value: 1 tag, 2 simple_value, 8 tensor, 9 metadata; says whether it is a scalar."""
+    tag, plugin, content, tensor, simple = "", "", b"", b"", False
+    for number, value in message(data):
+        if number == 1:
+            tag = _text(value)
+        elif number == 2:
+            simple = True
+        elif number == 8:
+            tensor = _bytes(value)
+        elif number == 9:
+            plugin, content = _plugin(_bytes(value))
+    if plugin == "hparams":
+        events.settings |= _hyperparameters(content)
+    elif tag == "args/text_summary":
+        events.settings |= _arguments(tensor)
+    # TensorFlow 2 and Keras write scalars as tensors of the plug-in "scalars".
+    return tag, plugin == "scalars" or (simple and not plugin)
+
+
+def _plugin(metadata: bytes) -> tuple[str, bytes]:
+    """SummaryMetadata: 1 plugin_data, of 1 name and 2 content."""
+    name, content = "", b""
+    for number, value in message(metadata):
+        if number == 1:
+            for inner, each in message(_bytes(value)):
+                if inner == 1:
+                    name = _text(each)
+                elif inner == 2:
+                    content = _bytes(each)
+    return name, content
+
+
+def _hyperparameters(content: bytes) -> dict[str, object]:
+    """HParamsPluginData: 3 session_start_info, of 1 a map from names to values."""
+    found: dict[str, object] = {}
+    for number, value in message(content):
+        for inner, pair in message(_bytes(value)) if number == 3 else ():
+            if inner != 1:
+                continue
+            entry = dict(message(_bytes(pair)))
+            for kind, held in message(_bytes(entry.get(2, b""))):
+                if kind == 2 and isinstance(held, bytes) and len(held) == 8:
+                    (found[_text(entry.get(1, b""))],) = _DOUBLE.unpack(held)
+                elif kind == 3:
+                    found[_text(entry.get(1, b""))] = _text(held)
+    return found
+
+
+def _arguments(tensor: bytes) -> dict[str, object]:
+    """The JSON that Hugging Face's trainer writes as a text: TensorProto, 8 string_val."""
+    for number, value in message(tensor):
+        if number == 8:
+            try:
+                held = parse_json(_text(value), "args")
+            except InvalidInput:
+                return {}
+            return held if isinstance(held, dict) else {}
+    return {}
+
+
+def _bytes(value: Value) -> bytes:
+    return value if isinstance(value, bytes) else b""
+
+
+def _text(value: Value) -> str:
+    return _bytes(value).decode(errors="replace")

@@ -1,0 +1,127 @@
+"""The tables of a run store, by version: a store of an older version is brought up when opened.
+
+1. runs
+2. inner modules of a run; imports, so that one that was interrupted goes on where it was
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Engine,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+    text,
+)
+
+from wavecast.errors import InvalidInput
+from wavecast.runs.store.database import reading, writing
+
+_metadata = MetaData()
+_number = BigInteger().with_variant(Integer, "sqlite")  # only so does SQLite number rows itself
+
+versions = Table("wavecast_schema", _metadata, Column("version", Integer, nullable=False))
+
+runs = Table(
+    "wavecast_runs",
+    _metadata,
+    Column("number", _number, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("model", Text, nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("iterations", BigInteger, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("gpu", Text, nullable=False),
+    Column("gpus", BigInteger, nullable=False),
+    Column("precision", Text, nullable=False),
+    Column("framework", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("inner_modules", BigInteger),
+    Index("wavecast_runs_by_model", "model", "gpu"),
+)
+
+imports = Table(
+    "wavecast_imports",
+    _metadata,
+    Column("id", String(64), primary_key=True),
+    Column("file", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False),
+)
+
+
+def migrate(engine: Engine, name: str, to: int | None = None) -> None:
+    """Bring the tables to a version, by default the newest; all steps or none.
+
+    Raises:
+        InvalidInput: a newer wavecast made the store.
+    """
+    newest = len(_STEPS)
+    with reading(engine, name) as connection:
+        if version_of(connection) == newest:
+            return
+    with writing(engine, name) as connection:
+        now = version_of(connection)
+        if now > newest:
+            raise InvalidInput(
+                f"the run store {name} has tables of version {now}; this wavecast knows up to "
+                f"{newest}: update it"
+            )
+        for step in _STEPS[now : to or newest]:
+            step(connection)
+        if now < (to or newest):
+            connection.execute(versions.delete())
+            connection.execute(versions.insert().values(version=to or newest))
+
+
+def version_of(connection: Connection) -> int:
+    """The version of the tables; 0 when there are none."""
+    if not inspect(connection).has_table(versions.name):
+        return 0
+    return connection.execute(select(versions.c.version)).scalar_one_or_none() or 0
+
+
+# Steps are written out as they were: the tables above are of the newest version only.
+def _make(connection: Connection) -> None:
+    number = (
+        "BIGSERIAL PRIMARY KEY"
+        if connection.dialect.name == "postgresql"
+        else "INTEGER PRIMARY KEY AUTOINCREMENT"
+    )
+    connection.execute(text("CREATE TABLE wavecast_schema (version INTEGER NOT NULL)"))
+    connection.execute(
+        text(
+            f"CREATE TABLE wavecast_runs (number {number}, id VARCHAR(32) NOT NULL UNIQUE, "
+            "model TEXT NOT NULL, batch BIGINT NOT NULL, iterations BIGINT NOT NULL, "
+            "seconds DOUBLE PRECISION NOT NULL, phase VARCHAR(16) NOT NULL, gpu TEXT NOT NULL, "
+            "gpus BIGINT NOT NULL, precision TEXT NOT NULL, framework TEXT NOT NULL, "
+            "source TEXT NOT NULL)"
+        )
+    )
+
+
+def _add_imports(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE wavecast_runs ADD COLUMN inner_modules BIGINT"))
+    connection.execute(text("CREATE INDEX wavecast_runs_by_model ON wavecast_runs (model, gpu)"))
+    connection.execute(
+        text(
+            "CREATE TABLE wavecast_imports (id VARCHAR(64) PRIMARY KEY, file TEXT NOT NULL, "
+            "rows BIGINT NOT NULL, complete BOOLEAN NOT NULL)"
+        )
+    )
+
+
+_STEPS: tuple[Callable[[Connection], None], ...] = (_make, _add_imports)

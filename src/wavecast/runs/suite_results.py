@@ -1,0 +1,96 @@
+"""Results of the benchmark suite: the table that `wavecast suite run` writes, a row for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from wavecast.files import GrowingTable
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteStep:
+    """A step of the suite."""
+
+    model: str
+    batch: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """What was measured of a step; None where it did not run, or the measurement does not say."""
+
+    model: str
+    batch: int
+    precision: str
+    gpu: str
+    status: str
+    """"ok", "oom" (it did not fit) or "predicted"."""
+    unit: str = "samples"
+    seconds: float | None = None
+    """The median iteration of the stable phase."""
+    throughput_per_s: float | None = None
+    gpu_utilisation: float | None = None
+    fp32_utilisation: float | None = None
+    tensor_utilisation: float | None = None
+    cpu_utilisation: float | None = None
+    gpu_s: float | None = None
+    host_s: float | None = None
+    weights_bytes: int | None = None
+    weight_gradients_bytes: int | None = None
+    feature_maps_bytes: int | None = None
+    workspace_bytes: int | None = None
+    dynamic_bytes: int | None = None
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    warm_up: int | None = None
+    """Iterations before the stable phase."""
+    iterations: int | None = None
+    """Iterations of the stable phase."""
+    software: str = ""
+
+    @property
+    def configuration(self) -> SuiteStep:
+        """What was asked for."""
+        return SuiteStep(self.model, self.batch, self.precision)
+
+
+COLUMNS = tuple(field.name for field in fields(SuiteResult))
+
+_WHOLE = {"batch", "warm_up", "iterations"} | {n for n in COLUMNS if n.endswith("_bytes")}
+_TEXTS = {"model", "precision", "gpu", "status", "unit", "software"}
+
+
+def read_results(path: Path) -> tuple[SuiteResult, ...]:
+    """The results in a file, the last one of each step.
+
+    Raises:
+        InvalidInput: it is not a file of suite results; says which line and why.
+    """
+    return tuple({row.configuration: row for row in TABLE.read(path)}.values())
+
+
+def _to_texts(result: SuiteResult) -> dict[str, str]:
+    values = {name: getattr(result, name) for name in COLUMNS}
+    return {
+        name: "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        for name, value in values.items()
+    }
+
+
+def _from_texts(texts: Mapping[str, str]) -> SuiteResult:
+    return SuiteResult(**{name: _value(name, text) for name, text in texts.items()})
+
+
+def _value(name: str, text: str) -> Any:
+    if name in _TEXTS:
+        return text
+    if not text:
+        return None
+    return int(text) if name in _WHOLE else float(text)
+
+
+TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts)

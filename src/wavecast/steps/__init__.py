@@ -1,0 +1,1 @@
+"""From op times to the time of a training step."""

@@ -1,0 +1,114 @@
+"""Traces as files: versioned, checksummed JSON in gzip, read strictly.
+
+A file is one JSON object {"format", "version", "sha256", "trace"}. Inside, tensors, ops, module
+paths and launches are tables; calls and allocations are columns of numbers that point into them,
+so that a layer repeated a hundred times is stored once (`wavecast.traces.encoding`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from wavecast.errors import InvalidInput
+from wavecast.files import write_whole
+from wavecast.traces.encoding import Malformed, decode, encode, short
+from wavecast.traces.step import Trace
+
+FORMAT = "wavecast-trace"
+VERSION = 2
+
+SUFFIXES = (".json.gz", ".trace")
+"""What the name of a trace file ends with."""
+
+# Far beyond any real step; a file that needs more is a mistake or an attack.
+LARGEST_JSON_BYTES = 1 << 28
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write a trace. The same trace always gives the same bytes."""
+    body = encode(trace)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "sha256": _digest(body),
+        "trace": body,
+    }
+    try:
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise InvalidInput(f"cannot write the trace {path}: {error}") from error
+    write_whole(path, gzip.compress(text.encode(), mtime=0))
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file. Anything but a whole, unaltered trace file is an InvalidInput."""
+    document = _parse(path)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        _refuse(path, "it is not a wavecast trace")
+    version = document.get("version")
+    if version != VERSION or type(version) is not int:
+        _refuse(
+            path,
+            f"it has trace format version {short(version)}, this wavecast reads "
+            f"version {VERSION}; trace the step again, or use the wavecast that wrote it",
+        )
+    if set(document) != {"format", "version", "sha256", "trace"}:
+        _refuse(path, "it has missing or unknown fields")
+    if document["sha256"] != _digest(document["trace"]):
+        _refuse(path, "its checksum does not match: the file was altered")
+    try:
+        return decode(document["trace"])
+    except Malformed as error:
+        _refuse(path, str(error))
+
+
+def _parse(path: Path) -> Any:
+    try:
+        with gzip.open(path) as file:
+            text = file.read(LARGEST_JSON_BYTES + 1)
+        if len(text) > LARGEST_JSON_BYTES:
+            _refuse(path, f"it is larger than {LARGEST_JSON_BYTES >> 20} MiB when unpacked")
+        return json.loads(
+            text, parse_constant=_no_constants, parse_float=_finite, object_pairs_hook=_unique
+        )
+    except FileNotFoundError as error:
+        raise InvalidInput(f"there is no trace file {path}") from error
+    except OSError as error:
+        _refuse(path, f"it cannot be read as gzip ({error})")
+    except (EOFError, zlib.error):
+        _refuse(path, "it is truncated or damaged")
+    except (ValueError, RecursionError) as error:
+        _refuse(path, f"it holds no valid JSON ({error})")
+
+
+def _no_constants(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not allowed")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large")
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field is given twice")
+    return fields
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise InvalidInput(f"cannot read the trace {path}: {reason}")
+
+
+def _digest(body: Any) -> str:
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,379 @@
+"""Wrong uses, each with its message: what was asked, why it is refused, what to do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made import call, mm, step, trace
+from shell import Outcome, run, run_process
+
+import wavecast
+from wavecast.errors import CaptureError, InvalidInput, UnknownName
+from wavecast.predictors.base import Predictor
+from wavecast.traces.step import Trace
+
+STEPS = """
+import torch
+from torch import nn
+
+NUMBER = 4
+
+def _model():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).cuda()
+    return model, torch.randn(2, 8, device="cuda")
+
+def fine(batch=2):
+    model, data = _model()
+    def step():
+        model(data).sum().backward()
+    return step
+
+def no_batch():
+    return fine()
+
+def raises():
+    def step():
+        raise RuntimeError("the data is gone")
+    return step
+
+def fails_to_build():
+    raise ValueError("no such data set")
+
+def wrong_shape():
+    model, _ = _model()
+    return lambda: model(torch.randn(2, 9, device="cuda"))
+
+def returns_none():
+    pass
+
+def returns_int():
+    return 4
+
+def needs(learning_rate):
+    return fine()
+
+def needs_batch(batch):
+    return fine(batch)
+
+def on_cpu():
+    model = nn.Linear(8, 8)
+    return lambda: model(torch.randn(2, 8)).sum().backward()
+
+def does_nothing():
+    return lambda: None
+
+async def waits():
+    return fine()
+
+def yields():
+    yield fine()
+
+def async_step():
+    async def step():
+        pass
+    return step
+
+def graph():
+    model, data = _model()
+    def step():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(data)
+        graph.replay()
+    return step
+
+def exits():
+    def step():
+        raise SystemExit(3)
+    return step
+
+builtin = min
+"""
+
+CUSTOM = """
+import torch
+
+torch.library.define("badinput::secret", "(Tensor x) -> Tensor")
+
+def make_step():
+    data = torch.randn(2, 8, device="cuda")
+    return lambda: torch.ops.badinput.secret(data)
+"""
+
+MINE = """
+name = "Mine"
+vendor = "Me"
+architecture = "Own"
+[nominal]
+memory_bytes = {memory}
+memory_bytes_per_s = 1e12
+fp32_flops = 2e13
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands run: good files, bad files, and none of the user's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("WAVECAST_DEVICES", raising=False)
+    files = {
+        "steps.py": STEPS,
+        "custom.py": CUSTOM,
+        "empty.py": "",
+        "broken.py": "import torch\nraise RuntimeError('no licence')\n",
+        "syntax.py": "def make_step(:\n",
+        "needy.py": "import a_library_that_nobody_has\n",
+        "script.py": "import sys\nsys.exit(2)\n",
+        "not_toml.toml": "name = Mine",
+        "misspelt.toml": MINE.format(memory=17179869184).replace("memory_bytes =", "memory_byte ="),
+        "in_gb.toml": MINE.format(memory=16),
+        "notes.json": "{}",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "a_directory").mkdir()
+    _traces(tmp_path)
+    return tmp_path
+
+
+def _traces(folder: Path) -> None:
+    good = folder / "good.json.gz"
+    step().save(good)
+    content = good.read_bytes()
+    (folder / "cut.json.gz").write_bytes(content[: len(content) // 2])
+    (folder / "noise.json.gz").write_bytes(bytes(range(256)) * 8)
+    Trace(()).save(folder / "nothing.json.gz")
+    document = json.loads(gzip.decompress(content))
+
+    def write(name: str, changed: Any) -> None:
+        (folder / name).write_bytes(gzip.compress(json.dumps(changed).encode()))
+
+    write("future.json.gz", document | {"version": 99})
+    write("altered.json.gz", document | {"trace": document["trace"] | {"samples": 64}})
+    write("other.json.gz", {"hello": "world"})
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong command, its exit code, and what its message must say."""
+
+    about: str
+    command: str
+    says: tuple[str, ...]
+    code: int = 1
+
+
+L4 = "--gpu l4"
+WRONG = [
+    # GPUs
+    Wrong("unknown GPU", "predict good.json.gz --gpu zx81", ('"zx81"', "wavecast devices")),
+    Wrong("misspelt GPU", "predict good.json.gz --gpu h1O0-sxm", ("did you mean", "h100-sxm-80gb")),
+    Wrong("ambiguous GPU", "predict good.json.gz --gpu a100", ("fits several", "a100-pcie-40gb")),
+    Wrong("empty GPU", "predict good.json.gz --gpu ''", ('unknown device ""', "list them")),
+    Wrong("no GPU", "predict good.json.gz", ("Missing option", "--gpu"), code=2),
+    Wrong("GPU without a name", "predict good.json.gz --gpu", ("requires an argument",), code=2),
+    Wrong("device file missing", "devices none.toml", ("no device file", "none.toml")),
+    Wrong("device file no TOML", "devices not_toml.toml", ("not_toml.toml", "is not TOML")),
+    Wrong("device key misspelt", "devices misspelt.toml", ("memory_byte ", 'mean "memory_bytes"')),
+    Wrong("device in wrong unit", "devices in_gb.toml", ("nominal.memory_bytes", "unit is bytes")),
+    # Targets
+    Wrong("no target", f"predict {L4}", ("Missing argument", "TARGET"), code=2),
+    Wrong("empty target", f"predict '' {L4}", ("target is empty", "FILE.py:FUNCTION")),
+    Wrong("unknown model", f"predict resnet5O {L4}", ("'resnet5O'", "did you mean resnet50")),
+    Wrong("unlike any model", f"predict xyzzy {L4}", ("'xyzzy'", "known: resnet50", "A target is")),
+    Wrong("directory", f"predict a_directory {L4}", ("is a directory", "FILE.py:FUNCTION")),
+    Wrong("no such file", f"predict gone.py:make {L4}", ("no file gone.py", "looked in")),
+    Wrong("file alone", f"predict steps.py {L4}", ("which function", "steps.py:make_step")),
+    Wrong("file and colon", f"predict steps.py: {L4}", ("names no function", "FILE.py:FUNCTION")),
+    Wrong("colon alone", f"predict : {L4}", ("names no function", "FILE.py:FUNCTION")),
+    Wrong("relative module", f"predict .steps:fine {L4}", ("names no function",)),
+    Wrong("two colons", f"predict steps:fine:fine {L4}", ("no module steps:fine", "a target is")),
+    Wrong("no such module", f"predict gone.away:make {L4}", ("no module gone.away", "'gone'")),
+    Wrong("no such submodule", f"predict json.gone:make {L4}", ("no module json.gone",)),
+    Wrong("no such function", f"predict steps.py:fein {L4}", ("no function 'fein'", "it has")),
+    Wrong(
+        "no function", f"predict empty.py:make {L4}", ("no function 'make'", "no function at all")
+    ),
+    Wrong(
+        "not callable", f"predict steps.py:NUMBER {L4}", ("no function but of type int", "name one")
+    ),
+    Wrong("import fails", f"predict broken.py:make {L4}", ("fails on import", "no licence", ":2")),
+    Wrong("syntax error", f"predict syntax.py:make {L4}", ("fails on import", "syntax.py:1")),
+    Wrong(
+        "import missing", f"predict needy.py:make {L4}", ("a_library_that_nobody_has", "install")
+    ),
+    Wrong("import exits", f"predict script.py:make {L4}", ("sys.exit(2)", "__name__")),
+    Wrong("no profile", f"predict notes.json {L4}", ("notes.json", "no traceEvents")),
+    # Arguments
+    Wrong("needs arguments", f"predict steps.py:needs {L4}", ("needs a value for learning_rate",)),
+    Wrong("needs batch", f"predict steps.py:needs_batch {L4}", ("for batch", "use --batch")),
+    Wrong("takes no batch", f"predict steps.py:no_batch -b 4 {L4}", ("takes no 'batch'", "leave")),
+    Wrong("takes no precision", f"predict steps.py:fine -p bf16 {L4}", ("takes no 'precision'",)),
+    Wrong("zero batch", f"predict resnet50 --batch 0 {L4}", ("at least 1, not 0",)),
+    Wrong("negative batch", f"predict resnet50 --batch -3 {L4}", ("at least 1, not -3",)),
+    Wrong("batch no number", f"predict resnet50 --batch abc {L4}", ("--batch", "integer"), code=2),
+    Wrong("unknown precision", f"predict resnet50 -p int4 {L4}", ("'int4'", "known: fp32, tf32")),
+    Wrong("unknown predictor", f"predict good.json.gz {L4} --predictor magic", ("magic",), code=2),
+    Wrong("unknown breakdown", f"predict good.json.gz {L4} --by layer", ("layer",), code=2),
+    Wrong("negative host", f"predict good.json.gz {L4} --host-factor -1", ("from 0 on, not -1",)),
+    Wrong(
+        "host no number", f"predict good.json.gz {L4} --host-factor nan", ("from 0 on, not nan",)
+    ),
+    Wrong("infinite host", f"predict good.json.gz {L4} --host-factor inf", ("from 0 on, not inf",)),
+    # Steps
+    Wrong("step raises", f"predict steps.py:raises {L4}", ("RuntimeError", "steps.py:", "is gone")),
+    Wrong("build raises", f"predict steps.py:fails_to_build {L4}", ("ValueError", "no such data")),
+    Wrong("wrong shapes", f"predict steps.py:wrong_shape {L4}", ("RuntimeError", "steps.py:")),
+    Wrong("makes None", f"predict steps.py:returns_none {L4}", ("NoneType", "return step()")),
+    Wrong(
+        "makes a number", f"predict steps.py:returns_int {L4}", ("returned int", "return step()")
+    ),
+    Wrong("runs on the CPU", f"predict steps.py:on_cpu {L4}", ("no op on the GPU", ".cuda()")),
+    Wrong("does nothing", f"predict steps.py:does_nothing {L4}", ("no op on the GPU", ".cuda()")),
+    Wrong(
+        "async function", f"predict steps.py:waits {L4}", ("an async function", "plain function")
+    ),
+    Wrong("generator", f"predict steps.py:yields {L4}", ("a generator", "plain function")),
+    Wrong(
+        "async step", f"predict steps.py:async_step {L4}", ("an async function", "the step that")
+    ),
+    Wrong("CUDA graph", f"predict steps.py:graph {L4}", ("graph", "steps.py:")),
+    Wrong("op without fake", f"predict custom.py:make_step {L4}", ("badinput", "custom.py:")),
+    Wrong("step exits", f"predict steps.py:exits {L4}", ("sys.exit(3)", "return")),
+    Wrong("a builtin", f"predict steps.py:builtin {L4}", ("which arguments it takes", "def")),
+    # Traces
+    Wrong("no such trace", f"predict gone.json.gz {L4}", ("no trace file gone.json.gz",)),
+    Wrong("cut trace", f"predict cut.json.gz {L4}", ("cut.json.gz", "truncated or damaged")),
+    Wrong("noise", f"predict noise.json.gz {L4}", ("noise.json.gz", "gzip")),
+    Wrong("trace of the future", f"predict future.json.gz {L4}", ("version 99", "trace the step")),
+    Wrong("altered trace", f"predict altered.json.gz {L4}", ("checksum", "altered")),
+    Wrong("not a trace", f"predict other.json.gz {L4}", ("not a wavecast trace",)),
+    Wrong("empty trace", f"predict nothing.json.gz {L4}", ("is empty", "trace the step again")),
+    Wrong("trace and batch", f"predict good.json.gz --batch 4 {L4}", ("fixed", "trace the step")),
+    Wrong("trace for a GPU", "trace good.json.gz --gpu l4", ("kernels are chosen", "step itself")),
+    # Output
+    Wrong("wrong suffix", "trace good.json.gz -o out.json", ("FILE.json.gz, not out.json",)),
+    Wrong(
+        "no such folder", "trace good.json.gz -o gone/out.json.gz", ("no directory gone", "make")
+    ),
+    Wrong("unknown option", f"predict good.json.gz {L4} --fast", ("--fast",), code=2),
+    Wrong("unknown command", "forecast", ("forecast",), code=2),
+]
+
+
+def check(done: Outcome, code: int, says: tuple[str, ...]) -> None:
+    assert (done.code, done.out) == (code, "")
+    assert "Traceback" not in done.err
+    if code == 1:
+        assert done.err.startswith("error: ")
+        assert done.err.count("\n") == 1
+    for part in says:
+        assert part in done.err
+
+
+def words(command: str) -> list[str]:
+    return [word if word != "''" else "" for word in command.split()]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # coroutines that nobody waits for
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.about.replace(" ", "-"))
+def test_a_wrong_command_says_what_why_and_what_to_do(folder: Path, wrong: Wrong) -> None:
+    check(run(*words(wrong.command), env={"NO_COLOR": "1"}), wrong.code, wrong.says)
+
+
+def test_there_are_enough_wrong_uses_and_each_is_there_once() -> None:
+    assert len(WRONG) >= 30
+    assert len({wrong.about for wrong in WRONG}) == len({wrong.command for wrong in WRONG})
+    assert len({wrong.about for wrong in WRONG}) == len(WRONG)
+
+
+def test_a_step_that_returns_nothing_is_fine(folder: Path) -> None:
+    done = run("predict", "steps.py:fine", "--gpu", "l4")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_missing_devices_folder_is_named(folder: Path) -> None:
+    done = run("predict", "good.json.gz", "--gpu", "l4", env={"WAVECAST_DEVICES": "/no/where"})
+    check(done, 1, ("WAVECAST_DEVICES", "/no/where", "takes folders and .toml files"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_must_not_be_written_is_named(folder: Path) -> None:
+    (folder / "a_directory").chmod(0o500)
+    done = run("trace", "good.json.gz", "-o", "a_directory/out.json.gz")
+    check(done, 1, ("a_directory/out.json.gz", "Permission denied"))
+
+
+def test_a_full_disk_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Trace, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Trace, "save", full)
+    done = run("trace", "good.json.gz", "-o", "out.json.gz")
+    check(done, 1, ("out.json.gz", "No space left on device", "choose another place"))
+
+
+def test_an_output_that_is_a_directory_is_named(folder: Path) -> None:
+    (folder / "dir.json.gz").mkdir()
+    check(run("trace", "good.json.gz", "-o", "dir.json.gz"), 1, ("is a directory", "name a file"))
+
+
+@pytest.mark.parametrize("target", ["resnet50", "steps.py:fine", "timm:resnet18"])
+def test_without_torch_the_extra_is_named(folder: Path, target: str) -> None:
+    done = run_process("predict", target, "--gpu", "l4", python="sys.modules['torch'] = None")
+    check(done, 1, ("needs torch", "pip install 'wavecast[torch]'"))
+
+
+def test_without_torch_a_saved_trace_is_predicted_all_the_same(folder: Path) -> None:
+    blocked = "sys.modules['torch'] = None"
+    done = run_process("predict", "good.json.gz", "--gpu", "l4", python=blocked)
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^l4 +\d", done.out, re.MULTILINE)
+
+
+def test_without_timm_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    done = run("predict", "timm:resnet18", "--gpu", "l4")
+    check(done, 1, ("timm:resnet18 needs timm", "pip install 'wavecast[models]'"))
+
+
+LIBRARY: list[tuple[str, Callable[[], object], type[Exception], str]] = [
+    ("no step", lambda: wavecast.trace(None), InvalidInput, "make_step"),  # type: ignore[arg-type]
+    ("a step of None", lambda: wavecast.trace(lambda: None), CaptureError, "NoneType"),  # type: ignore[arg-type,return-value]
+    ("unknown GPU", lambda: wavecast.predict(step(), "zx81"), UnknownName, "wavecast devices"),
+    ("traced for an unknown GPU", lambda: wavecast.trace(dict, gpu="zx81"), UnknownName, "zx81"),  # type: ignore[arg-type]
+    ("no GPU", lambda: wavecast.predict(step(), []), InvalidInput, "one GPU"),  # type: ignore[arg-type]
+    ("no trace", lambda: wavecast.predict(None, "l4"), InvalidInput, "takes a Trace"),  # type: ignore[arg-type]
+    ("empty trace", lambda: wavecast.predict(trace(), "l4"), InvalidInput, "no ops"),
+    ("no such file", lambda: wavecast.load_trace("gone.json.gz"), InvalidInput, "gone.json.gz"),
+    ("a folder", lambda: wavecast.load_trace("/"), InvalidInput, "cannot read the trace /"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [pytest.param(*row[1:], id=row[0].replace(" ", "-")) for row in LIBRARY],
+)
+def test_the_library_refuses_with_its_own_errors(
+    asked: Callable[[], object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        asked()
+
+
+def test_a_predictor_that_fails_is_not_hidden() -> None:
+    class Broken(Predictor):
+        def predict(self, op: object, device: object) -> None:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        wavecast.predict(trace(call(mm())), "l4", predictor=Broken())

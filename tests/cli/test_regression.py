@@ -1,0 +1,176 @@
+"""`wavecast fit --runs`, `predict --from` and `design`, on made-up runs (synthetic)."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from made_runs import BETAS, grid_runs, seconds, seen
+from shell import run
+
+import wavecast
+from wavecast.runs.run import Run
+
+BETA = BETAS["AlexNet-like"]
+
+
+def write(path: Path, runs: list[Run]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["model", "batch", "iterations", "seconds", "gpu", "gpus"])
+        for each in runs:
+            writer.writerow(
+                [each.model, each.batch, each.iterations, each.seconds, each.gpu, each.gpus]
+            )
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write(tmp_path / "runs.csv", seen(grid_runs(BETA), 12))
+
+
+def test_fit_shows_coefficients_and_errors(table: Path) -> None:
+    done = run("fit", "--runs", table, "--model", "made")
+    assert done.code == 0
+    assert "batch*iterations" in done.out
+    assert "mean error on these 12 runs 0.0%" in done.out
+    found = json.loads(run("fit", "--runs", table, "--json").out)
+    assert [each["value"] for each in found["coefficients"]] == pytest.approx(BETA, rel=1e-6)
+    assert found["runs"] == len(found["errors"]) == 12
+
+
+def test_fit_plots_actual_against_predicted(table: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "made.svg"
+    assert run("fit", "--runs", table, "--plot", plot).code == 0
+    root = ElementTree.parse(plot).getroot()
+    assert len(root.findall("{http://www.w3.org/2000/svg}circle")) == 12
+    done = run("fit", "--runs", table, "--plot", tmp_path / "made.png")
+    assert (done.code, "FILE.svg" in done.err) == (1, True)
+
+
+def test_predict_from_runs_gives_a_time_with_its_range(table: Path) -> None:
+    asked = ("predict", "made", "--from", table, "--batch", 64, "--iterations", 90_000)
+    done = run(*asked)
+    assert done.code == 0
+    assert "90% range" in done.out
+    found = json.loads(run(*asked, "--json").out)
+    assert found["seconds"] == pytest.approx(seconds(BETA, 64, 90_000), rel=1e-6)
+    assert found["low_s"] <= found["seconds"] <= found["high_s"]
+    ordinary = json.loads(run(*asked, "--method", "ordinary", "--json").out)
+    assert ordinary["seconds"] == pytest.approx(found["seconds"], rel=1e-6)
+
+
+def test_predict_from_a_store(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    place = tmp_path / "runs.db"
+    with wavecast.RunStore(place) as store:
+        store.add(grid_runs(BETA))
+    asked = ("predict", "made", "--batch", 64, "--iterations", 1000, "--json", "--from")
+    found = json.loads(run(*asked, place).out)
+    own = json.loads(run(*asked, "runs", env={"WAVECAST_RUNS": str(place)}).out)
+    assert found["seconds"] == own["seconds"] == pytest.approx(seconds(BETA, 64, 1000), rel=1e-6)
+    done = run("predict", "vgg", "--from", place, "--batch", 64, "--iterations", 1000)
+    assert (done.code, "has no run of vgg" in done.err) == (1, True)
+
+
+def test_predict_more_gpus_says_which_law_and_why(tmp_path: Path) -> None:
+    runs = [
+        Run(
+            "made",
+            batch,
+            10,
+            10 * (0.01 + 0.004 * batch / gpus + 0.02 * (gpus - 1) / gpus),
+            gpus=gpus,
+        )
+        for batch in (32, 64)
+        for gpus in (1, 2, 3)
+    ]
+    table = write(tmp_path / "gpus.csv", runs)
+    asked = ("predict", "--from", table, "--batch", 64, "--iterations", 100, "--gpus", 4)
+    done = run(*asked)
+    assert done.code == 0
+    assert "fitted without them" in done.out
+    found = json.loads(run(*asked, "--json").out)
+    assert found["seconds"] == pytest.approx(100 * (0.01 + 0.064 + 0.015))
+    assert found["law"] in {each["law"] for each in found["laws"]}
+
+
+def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
+    gpus = {"t4": 2.0, "v100-sxm-16gb": 1.0}
+    runs = [
+        Run("made", batch, 10, batch * scale, gpu=name)
+        for batch in (32, 64, 96)
+        for name, scale in gpus.items()
+    ]
+    table = write(tmp_path / "power.csv", runs)
+    asked = ("predict", "--from", table, "--batch", 64, "--iterations", 10, "--json", "--gpu")
+    found = json.loads(run(*asked, "a100-sxm-40gb").out)
+    assert 0 < found["seconds"] < 64
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--batch", 64], "say for which to predict"),
+        (["--batch", 64, "--iterations", 0], "at least 1"),
+        (["--batch", 64, "--iterations", 10, "--gpus", 4], "every run has gpus 1"),
+        (["--gpus", 4, "--gpu", "l4"], "one of gpus, power at a time"),
+        (["--batch", 64, "--iterations", 10, "--method", "best"], "a method is one of"),
+        (["--batch", 64, "--iterations", 10, "--phase", "testing"], "no run of testing"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(table: Path, more: list[object], said: str) -> None:
+    done = run("predict", "made", "--from", table, *more)
+    assert done.code == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_is_refused_with_those_that_are(table: Path) -> None:
+    done = run("predict", "vgg", "--from", table, "--batch", 8, "--iterations", 10)
+    assert (done.code, "has no run of vgg; it has made" in done.err) == (1, True)
+
+
+def test_fit_wants_runs_or_layers(table: Path, tmp_path: Path) -> None:
+    assert run("fit").code == 2
+    done = run("fit", table, "--runs", table)
+    assert (done.code, "--runs fits past runs" in done.err) == (1, True)
+
+
+GUESS = ("--startup", 2, "--iteration", 0.02, "--sample", 0.002)
+
+
+def test_design_says_which_runs_to_make() -> None:
+    asked = ("design", "--batches", "8,16,32", "--iterations", "100,200,400", "--budget", 120)
+    done = run(*asked, *GUESS)
+    assert done.code == 0
+    assert "D-efficiency" in done.out
+    found = json.loads(run(*asked, *GUESS, "--criterion", "A", "--most", 5, "--json").out)
+    assert found["criterion"] == "A"
+    assert len(found["runs"]) == 5
+    assert found["cost_s"] == pytest.approx(sum(each["seconds"] for each in found["runs"]))
+
+
+def test_design_knows_costs_from_past_runs(table: Path) -> None:
+    asked = ("design", "--batches", "8,16", "--iterations", "100,200,300", "--budget", 60)
+    found = json.loads(run(*asked, "--from", table, "--json").out)
+    first = found["runs"][0]
+    assert first["seconds"] == pytest.approx(seconds(BETA, first["batch"], first["iterations"]))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "say what a run costs"),
+        (["--sample", "0.1", "--gpus", "one"], "--gpus takes whole numbers"),
+        (["--sample", "0.1"], "need 5 runs"),
+    ],
+)
+def test_a_design_without_costs_or_budget_is_refused(more: list[str], said: str) -> None:
+    done = run("design", "--batches", "8,16", "--iterations", "100,200,300", "--budget", 1, *more)
+    assert done.code == 1
+    assert said in done.err

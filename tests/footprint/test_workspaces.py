@@ -1,0 +1,314 @@
+"""Workspaces of predicted steps: what was measured on an H200, and rules that must hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from wavecast import Device, device
+from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.replay import replay
+from wavecast.footprint.workspaces.blas import kept_bytes
+from wavecast.footprint.workspaces.convolution import Convolution
+from wavecast.footprint.workspaces.estimate import Constants, takings, with_workspaces
+from wavecast.footprint.workspaces.recurrent import recurrent_algorithm
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec, Trace
+
+H200 = device("h200-sxm")
+MIB = 1 << 20
+ROUNDING = 0.01
+
+
+def tensor(
+    *shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None
+) -> TensorSpec:
+    return TensorSpec(shape, dtype, strides)
+
+
+def taken(op: Op, gpu: Device = H200) -> int:
+    found = takings(op, gpu, Constants.shipped())
+    return found[-1].nbytes if found else 0
+
+
+def summed(source: TensorSpec, dim: int, name: str = "aten.sum.dim_IntList") -> Op:
+    return Op(name, (source,), (source,), (("dim", (dim,)), ("keepdim", True)))
+
+
+# Each measured by torch's allocator on the H200 (measurements/h200/suite).
+@pytest.mark.parametrize(
+    ("source", "dim", "nbytes"),
+    [
+        (tensor(6304, 3072), 0, 138412544),
+        (tensor(2048, 3072), 0, 50332160),
+        (tensor(4096, 2304, dtype="bfloat16"), 0, 75497984),
+        (tensor(10014, 29, dtype="bfloat16"), 0, 37888),
+        (tensor(512, 1280), 0, 0),
+        (tensor(640, 30522), 0, 0),
+        (tensor(4, 1280, 8, 8, dtype="bfloat16"), 2, 0),
+    ],
+)
+def test_reductions_take_what_was_measured(source: TensorSpec, dim: int, nbytes: int) -> None:
+    assert taken(summed(source, dim)) == pytest.approx(nbytes, rel=ROUNDING, abs=1024)
+
+
+def test_a_reduction_of_flags_keeps_flags() -> None:
+    flags = tensor(1, 2000, 2000, dtype="bool")
+    assert taken(summed(flags, 1, "aten.any.dim")) == pytest.approx(8192512, rel=ROUNDING)
+
+
+def test_a_smaller_gpu_needs_fewer_partial_results() -> None:
+    op = summed(tensor(6304, 3072), 0)
+    assert 0 < taken(op, device("l4")) < taken(op)
+
+
+def attention(kind: str, *shape: int, dtype: str) -> Op:
+    each = tensor(*shape, dtype=dtype)
+    name = f"aten._scaled_dot_product_{kind}_attention_backward.default"
+    return Op(name, (each,) * 4, (each,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "nbytes"),
+    [
+        (attention("cudnn", 2, 32, 2048, 64, dtype="float16"), 34079232),
+        (attention("cudnn", 64, 12, 197, 64, dtype="bfloat16"), 39337472),
+        (attention("efficient", 64, 12, 197, 64, dtype="float32"), 50985984),
+        (attention("efficient", 2, 8, 4096, 40, dtype="float32"), 17055744),
+        (attention("efficient", 1, 8, 256, 160, dtype="float32"), 1582080),
+    ],
+    ids=str,
+)
+def test_attention_takes_what_was_measured(op: Op, nbytes: int) -> None:
+    assert taken(op) == pytest.approx(nbytes, rel=0.02)
+
+
+def embedding(indices: int, rows: int, width: int) -> Op:
+    inputs = tensor(indices, width), tensor(indices, dtype="int64")
+    attrs: tuple[tuple[str, Scalar], ...] = (("num_weights", rows),)
+    return Op("aten.embedding_dense_backward.default", inputs, (tensor(rows, width),), attrs)
+
+
+@pytest.mark.parametrize(
+    ("op", "nbytes"),
+    [
+        (embedding(4096, 50257, 768), 14040576),
+        (embedding(3200, 37000, 512), 7366144),
+        (embedding(3840, 17188, 512), 8839168),
+        (embedding(2048, 50257, 1024), 0),
+    ],
+)
+def test_embeddings_sort_many_indices(op: Op, nbytes: int) -> None:
+    found = takings(op, H200, Constants.shipped())
+    assert sum(each.nbytes for each in found if not each.passing) == pytest.approx(nbytes, rel=0.01)
+
+
+def test_rows_of_an_embedding_are_added_up_in_a_block_of_their_own() -> None:
+    *_, places, rows = takings(embedding(22528, 20000, 1024), H200, Constants.shipped())
+    assert (places.nbytes, rows.nbytes) == (178016, 91144192)  # as torch's allocator recorded it
+
+
+def convolution(
+    source: TensorSpec,
+    weight: TensorSpec,
+    output: TensorSpec,
+    backward: bool = False,
+    **attrs: Scalar,
+) -> Op:
+    every = {"stride": (1, 1), "padding": (1, 1), "transposed": False, "groups": 1, **attrs}
+    if backward:
+        every.setdefault("output_mask", (True, True, False))
+        inputs, outputs = (output, source, weight), (source, weight)
+        return Op("aten.convolution_backward.default", inputs, outputs, tuple(every.items()))
+    return Op("aten.convolution.default", (source, weight), (output,), tuple(every.items()))
+
+
+HALF = "bfloat16"
+IMAGES = tensor(16, 128, 112, 112, dtype=HALF)
+SQUARE = convolution(IMAGES, tensor(128, 128, 3, 3, dtype=HALF), IMAGES)
+
+
+def test_tensor_cores_want_copies_in_channels_last() -> None:
+    x, w, y = (t.nbytes for t in (*SQUARE.inputs, *SQUARE.outputs))
+    assert taken(SQUARE) == x + w + y
+    strides = (128 * 112 * 112, 1, 128 * 112, 128)
+    last = replace(IMAGES, strides=strides)
+    assert taken(convolution(last, SQUARE.inputs[1], last)) == 0
+
+
+def test_channels_are_filled_up_to_what_tensor_cores_read() -> None:
+    images = tensor(32, 3, 64, 64, dtype=HALF)
+    output = tensor(32, 64, 64, 64, dtype=HALF)
+    op = convolution(images, tensor(64, 3, 3, 3, dtype=HALF), output)
+    filled = tensor(32, 8, 64, 64, dtype=HALF)
+    assert Convolution.of(op, True).candidates()["images"] == filled.nbytes + output.nbytes
+
+
+def test_a_pointwise_backward_keeps_a_weight_gradient_for_each_image() -> None:
+    source, output = (tensor(64, c, 56, 56, dtype=HALF) for c in (256, 64))
+    op = convolution(source, tensor(64, 256, 1, 1, dtype=HALF), output, True, padding=(0, 0))
+    assert taken(op) == 4194304  # as measured
+
+
+# What vgg19 with 32 images took for gradients of images, then of weights, in TF32; in MiB.
+@pytest.mark.parametrize(
+    ("channels", "side", "images", "weights"),
+    [(512, 28, 107.0, 115.25), (256, 56, 198.25, 205.0), (128, 112, 392.56, 400.44)],
+)
+def test_a_backward_pass_is_two_convolutions_and_sums_weights_in_slices(
+    channels: int, side: int, images: float, weights: float
+) -> None:
+    each = tensor(32, channels, side, side)
+    weight = tensor(channels, channels, 3, 3)
+    op = convolution(each, weight, each, True, precision="tf32")
+    found = takings(op, H200, Constants.shipped())
+    assert [each.passing for each in found] == [True, False]
+    assert [each.nbytes / MIB for each in found] == pytest.approx([images, weights], rel=0.001)
+    only = convolution(each, weight, each, True, precision="tf32", output_mask=(True, False, False))
+    assert taken(only) / MIB == pytest.approx(images, rel=0.001)
+
+
+def test_what_ends_within_its_call_is_replayed_but_not_counted_beside_what_follows() -> None:
+    first = Allocation(100 * MIB, 0, 0, Role.WORKSPACE)
+    second = Allocation(102 * MIB, 0, 1, Role.WORKSPACE)
+    trace = Trace((product(Phase.FORWARD),), (first, second))
+    assert peak_bytes(trace.allocations) == 102 * MIB
+    found = replay(trace)
+    assert found.allocated_bytes == 102 * MIB
+    assert found.reserved_bytes == 202 * MIB  # the second does not fit into the first's segment
+
+
+def recurrent(
+    source: TensorSpec,
+    hidden: int,
+    mode: int = 2,
+    layers: int = 1,
+    both: bool = False,
+    packed: int = 0,
+    dropout: float = 0.0,
+) -> Op:
+    attrs: dict[str, Scalar] = {
+        "mode": mode,
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "bidirectional": both,
+        "batch_first": False,
+        "dropout": dropout,
+        "train": True,
+    }
+    states = (tensor(layers * (1 + both), packed, hidden),) if packed else ()
+    return Op("aten._cudnn_rnn.default", (source, *states), (source,), tuple(attrs.items()))
+
+
+# What torch's allocator was asked for on the H200.
+@pytest.mark.parametrize(
+    ("op", "nbytes"),
+    [
+        (recurrent(tensor(128, 64, 1024), 1024, layers=3, dropout=0.2), 368575232),
+        (recurrent(tensor(128, 176, 1024), 1024, layers=3, dropout=0.2), 793380480),
+        (recurrent(tensor(128, 64, 1024, dtype=HALF), 1024, layers=3, dropout=0.2), 196870912),
+        (recurrent(tensor(50, 32, 1024), 1024), 82706944),
+        (recurrent(tensor(50, 128, 2048), 1024), 300418560),
+        (recurrent(tensor(50, 128, 1024), 1024, both=True), 489686528),
+        (recurrent(tensor(50, 128, 1024, dtype=HALF), 1024), 315622912),
+        (recurrent(tensor(50, 128, 2048, dtype=HALF), 1024), 337118720),
+        (recurrent(tensor(1628, 512, dtype=HALF), 512, both=True, packed=64), 46219776),
+        (recurrent(tensor(831, 512), 512, both=True, packed=32), 55026176),
+        (recurrent(tensor(5011, 1312), 1510, mode=1, both=True, packed=8), 232756224),
+    ],
+    ids=[
+        *("three", "three of a large batch", "three half", "one", "wide", "both ways"),
+        *("persistent", "persistent wide", "packed half", "packed", "plain"),
+    ],
+)
+def test_recurrent_networks_take_what_was_measured(op: Op, nbytes: int) -> None:
+    assert taken(op) == pytest.approx(nbytes, abs=512)  # which the allocator rounds to
+
+
+def test_weights_stay_on_the_chip_of_one_small_layer_in_one_direction() -> None:
+    source = tensor(50, 64, 1024, dtype=HALF)
+    assert recurrent_algorithm(recurrent(source, 1024)) == "persistent"
+    for other in (
+        recurrent(source, 1024, layers=2),
+        recurrent(source, 1024, both=True),
+        recurrent(source, 1536),
+        recurrent(replace(source, dtype="float32"), 1024),
+        recurrent(tensor(3200, 1024, dtype=HALF), 1024),
+        recurrent(source, 1024, mode=3),
+        recurrent(tensor(50, 12, 1024, dtype=HALF), 1024),
+        recurrent(tensor(50, 136, 1024, dtype=HALF), 1024),
+    ):
+        assert recurrent_algorithm(other) == "standard"
+
+
+@pytest.mark.parametrize(
+    ("mode", "forward", "backward"), [(0, 384, 256), (1, 384, 256), (2, 192, 128), (3, 192, 128)]
+)
+def test_small_weights_stay_on_the_chip_of_a_padded_batch(
+    mode: int, forward: int, backward: int
+) -> None:
+    source = tensor(50, 64, 100)
+    for name, most in (("aten._cudnn_rnn", forward), ("aten._cudnn_rnn_backward", backward)):
+        for hidden, algorithm in ((most, "small"), (most + 1, "standard")):
+            op = replace(recurrent(source, hidden, mode, layers=2, both=True), name=name)
+            assert recurrent_algorithm(op) == algorithm
+    packed = recurrent(tensor(3200, 100), 64, mode, packed=64)
+    double = recurrent(tensor(50, 64, 100, dtype="float64"), 64, mode)
+    assert recurrent_algorithm(packed) == recurrent_algorithm(double) == "standard"
+
+
+def test_strict_float32_copies_nothing_forward() -> None:
+    images = replace(IMAGES, dtype="float32")
+    op = convolution(images, tensor(128, 128, 3, 3), images, precision="ieee")
+    assert taken(op) == 0
+    tf32 = convolution(images, tensor(128, 128, 3, 3), images, precision="tf32")
+    assert taken(tf32) > 0
+    assert taken(tf32, device("v100-sxm-32gb")) == 0  # has no such units
+
+
+def test_what_lies_scattered_is_copied() -> None:
+    scattered = tensor(4, 256, 1280, strides=(256 * 1280, 1, 256))
+    norm = Op("aten.native_layer_norm.default", (scattered, tensor(1280)), (scattered,))
+    assert taken(norm) == scattered.nbytes
+    assert taken(replace(norm, inputs=(tensor(4, 256, 1280),))) == 0
+
+
+def product(phase: Phase, name: str = "aten.mm.default", stream: int = 0) -> Call:
+    square = tensor(64, 64)
+    return Call(Op(name, (square, square), (square,)), phase, stream=stream)
+
+
+def test_each_thread_and_stream_keeps_a_buffer() -> None:
+    forward, backward = product(Phase.FORWARD), product(Phase.BACKWARD)
+    with_bias = product(Phase.FORWARD, "aten.addmm.default")
+    assert kept_bytes(Trace((forward,)), H200) == (32 * MIB,)
+    assert kept_bytes(Trace((forward, backward)), H200) == (32 * MIB, 32 * MIB)
+    assert kept_bytes(Trace((with_bias, backward)), H200) == (32 * MIB, MIB, 32 * MIB)
+    assert len(kept_bytes(Trace((forward, product(Phase.FORWARD, stream=1))), H200)) == 2
+    assert kept_bytes(Trace((forward,)), device("a100-sxm-80gb")) == (8519680,)
+    assert kept_bytes(Trace(()), H200) == ()
+
+
+def step() -> Trace:
+    calls = (product(Phase.FORWARD), Call(SQUARE, Phase.FORWARD), product(Phase.BACKWARD))
+    return Trace(calls, allocations=(Allocation(1000, None, None, Role.PARAMETER),))
+
+
+def test_workspaces_join_the_trace_and_live_as_long_as_their_call() -> None:
+    found = with_workspaces(step(), H200)
+    added = [a for a in found.allocations if a.role is Role.WORKSPACE]
+    assert [(a.born, a.freed) for a in added] == [(None, None), (None, None), (1, 2)]
+    assert peak_bytes(found.allocations) == 1000 + 64 * MIB + taken(SQUARE)
+    assert not found.notes
+    assert with_workspaces(found, H200) is found
+
+
+def test_a_gpu_of_another_family_says_where_the_numbers_come_from() -> None:
+    (note,) = with_workspaces(step(), device("a100-sxm-80gb")).notes
+    assert "H200" in note
+
+
+def test_a_gpu_without_cuda_has_unknown_workspaces() -> None:
+    found = with_workspaces(step(), device("mi300x"))
+    assert found.allocations == step().allocations
+    assert "not known" in found.notes[0]

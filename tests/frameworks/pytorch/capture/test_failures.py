@@ -1,0 +1,144 @@
+"""What cannot be traced fails with one line that says what and where, and never takes us down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from networks import Step, mlp, training
+from torch.nn.attention.flex_attention import flex_attention
+
+from wavecast.errors import CaptureError, InvalidInput
+from wavecast.frameworks.pytorch.capture import capture
+
+
+@torch.library.custom_op("wavecast_test::no_fake", mutates_args=())  # type: ignore[untyped-decorator]
+def _no_fake(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def _on_gpu(body: Callable[[Any], Any]) -> Callable[[], Step]:
+    def make_step() -> Step:
+        x = torch.randn(4, 8, device="cuda")
+        return lambda: body(x)
+
+    return make_step
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _graph(x: Any) -> None:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x + 1
+
+
+def _extension(x: Any) -> None:
+    torch.utils.dlpack.to_dlpack(x)
+
+
+FAILURES: dict[str, tuple[Any, str]] = {
+    "make_step returns nothing": (lambda: None, "make_step returned NoneType, not a function"),
+    "make_step returns a model": (lambda: 3, "make_step returned int, not a function"),
+    "make_step raises": (
+        lambda: _raise(ValueError("no data")),
+        r"ValueError at tests/frameworks/test_failures\.py:\d+: no data",
+    ),
+    "make_step wants arguments": (lambda batch: None, r"TypeError.*missing 1 required"),
+    "the step raises": (
+        _on_gpu(lambda x: _raise(RuntimeError("bad batch"))),
+        r"RuntimeError at tests/frameworks/test_failures\.py:\d+: bad batch",
+    ),
+    "the step raises without a message": (
+        _on_gpu(lambda x: _raise(KeyError())),
+        r"KeyError at tests/frameworks/test_failures\.py:\d+: KeyError",
+    ),
+    "shapes do not fit": (
+        _on_gpu(lambda x: x @ x),
+        r"RuntimeError at tests/frameworks/test_failures\.py:\d+: .*same reduction dim",
+    ),
+    "no op on the GPU": (
+        lambda: lambda: torch.ones(3) + 1,
+        r"ran no op on the GPU.*model\.cuda\(\)",
+    ),
+    "a step that does nothing": (lambda: lambda: None, "ran no op on the GPU"),
+    "a custom op without a fake implementation": (
+        _on_gpu(_no_fake),
+        r"no_fake.*\(at .*test_failures\.py:\d+\): this op cannot be traced",
+    ),
+    "an attention that only compiles": (
+        _on_gpu(lambda x: flex_attention(*[x.view(1, 1, 4, 8)] * 3)),
+        r"flex_attention has no fake implementation \(at .*test_failures\.py:\d+\)",
+    ),
+    "a CUDA graph": (
+        _on_gpu(_graph),
+        r"CUDA graph at tests/frameworks/test_failures\.py:\d+.* graphed=True",
+    ),
+    "an extension that wants the data": (
+        _on_gpu(_extension),
+        r"RuntimeError at tests/frameworks/test_failures\.py:\d+",
+    ),
+    "an array of a GPU tensor": (
+        _on_gpu(lambda x: (x + 1).numpy()),
+        r"TypeError at tests/frameworks/test_failures\.py:\d+: can't convert cuda:0",
+    ),
+    "a missing file": (
+        _on_gpu(lambda x: torch.load("no-such-file.pt")),
+        r"FileNotFoundError at tests/frameworks/test_failures\.py:\d+",
+    ),
+    "a GPU that is not there": (
+        _on_gpu(lambda x: x.to("cuda:1") + 1),
+        r"cuda:1 at tests/frameworks/test_failures\.py:\d+; steps of one GPU",
+    ),
+    "backward twice": (
+        _on_gpu(lambda x: [y.backward() for y in [x.requires_grad_().exp().sum()] * 2]),
+        "backward through the graph a second time",
+    ),
+    "recursion without end": (
+        _on_gpu(lambda x: _forever(x)),
+        r"RecursionError at tests/frameworks/test_failures\.py:\d+",
+    ),
+}
+
+
+def _forever(x: Any) -> Any:
+    return _forever(x + 1)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("case", FAILURES)
+def test_failures_are_one_clear_line(case: str) -> None:
+    make_step, message = FAILURES[case]
+    with pytest.raises(CaptureError, match=message) as caught:
+        capture(make_step)
+    assert "\n" not in str(caught.value)
+    assert len(capture(training(mlp))) > 0  # and the next one traces
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_the_user_can_stop_it(error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        capture(_on_gpu(lambda x: _raise(error())))
+    assert not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warm_up": -1}, "warm_up"),
+        ({"samples": 0}, "samples"),
+        ({"capability": (9,)}, "capability"),
+        ({"capability": "9.0"}, "capability"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        capture(training(mlp), **options)
+
+
+def test_a_target_that_is_not_callable_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"make_step is a Sequential.*function"):
+        capture(mlp())

@@ -1,0 +1,308 @@
+"""What torch.cuda says and does while a step is traced, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import Step, mlp, names, training
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as optimizers
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture import capture
+from wavecast.traces.step import Call, Trace
+
+
+def _trace(body: Any, **options: Any) -> Trace:
+    def make_step() -> Step:
+        x = torch.randn(4, 8, device="cuda")
+        return lambda: body(x)
+
+    return capture(make_step, **options)
+
+
+def _named(trace: Trace, name: str) -> list[Call]:
+    return [call for call in trace if call.op.name == name]
+
+
+def test_the_machine_has_one_gpu_of_the_capability_asked_for() -> None:
+    def ask(x: Any) -> None:
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 1
+        assert torch.cuda.current_device() == 0
+        assert torch.cuda.get_device_capability() == (7, 5)
+        assert torch.cuda.get_device_properties(0).major == 7
+        assert torch.cuda.is_bf16_supported()
+        assert torch.backends.cudnn.is_available()
+        assert "7.5" in torch.cuda.get_device_name()
+        assert torch.accelerator.is_available()
+        assert torch.accelerator.current_accelerator().type == "cuda"
+        torch.cuda.empty_cache()
+        torch.cuda.manual_seed_all(1)
+        torch.cuda.reset_peak_memory_stats()
+        with torch.cuda.device(0):
+            x + torch.cuda.max_memory_allocated()
+
+    assert _trace(ask, capability=(7, 5)).capability == (7, 5)
+
+
+def test_waiting_for_the_gpu_is_recorded_and_synchronises() -> None:
+    def wait(x: Any) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        event.synchronize()
+        x + event.elapsed_time(torch.cuda.Event(enable_timing=True))
+
+    trace = _trace(wait)
+    waits = [call.op.name for call in trace if call.syncs]
+    assert waits == ["cuda.synchronize", "cuda.stream_synchronize", "cuda.event_synchronize"]
+
+
+def test_marks_for_a_profiler_are_nothing() -> None:
+    def run(x: Any) -> None:
+        torch.cuda.profiler.start()
+        torch.cuda.nvtx.range_push("step")
+        with torch.cuda.nvtx.range("add"):
+            x + 1
+        torch.cuda.nvtx.range_pop()
+
+    assert names(_trace(run)) == {"aten.add": 1}
+
+
+def test_a_model_in_data_parallel_of_one_gpu_is_the_model() -> None:
+    wrapped = capture(training(lambda: nn.DataParallel(mlp())))
+    assert names(wrapped) == names(capture(training(mlp)))
+
+
+def test_ops_carry_the_stream_they_run_on() -> None:
+    def on_streams(x: Any) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 2
+            y.record_stream(side)
+        torch.cuda.current_stream().wait_stream(side)
+        y + 1
+
+    trace = _trace(on_streams)
+    (multiply,), (add,) = _named(trace, "aten.mul.Tensor"), _named(trace, "aten.add.Tensor")
+    assert multiply.stream != 0
+    assert add.stream == 0
+    assert len(_named(trace, "cuda.stream_wait")) == 2
+
+
+def test_a_value_read_back_synchronises_and_is_noted_with_its_line() -> None:
+    def read(x: Any) -> None:
+        if x.sum().item() > 0.5:
+            x + 1
+
+    trace = _trace(read)
+    assert [c.op.base for c in trace if c.syncs] == ["aten._local_scalar_dense"]
+    assert len(trace.notes) == 1
+    assert trace.notes[0].startswith("assumed: a value read back is 1.0 at ")
+    assert "test_machine.py" in trace.notes[0]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("make_scaler", [torch.amp.GradScaler, torch.cuda.amp.GradScaler])
+def test_a_gradient_scaler_unscales_checks_and_updates(make_scaler: Any) -> None:
+    def make_step() -> Step:
+        model, x = mlp().cuda(), torch.randn(4, 8, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = make_scaler()
+        assert scaler.is_enabled()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = model(x).sum()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
+    trace = capture(make_step)
+    found = names(trace)
+    assert found["aten._amp_foreach_non_finite_check_and_unscale_"] == 1
+    assert found["aten._amp_update_scale_"] == 1
+    assert found["aten._foreach_add_"] == 1
+    assert [c.op.base for c in trace if c.syncs] == ["aten._local_scalar_dense"]
+
+
+def _precision_of(trace: Trace, base: str) -> set[Any]:
+    return {call.op.attr("precision") for call in trace if call.op.base == base}
+
+
+def _conv_and_matmul() -> Any:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+
+
+@pytest.mark.parametrize(
+    ("switch", "matmul", "convolution"),
+    [
+        ("pass", "ieee", "tf32"),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "tf32", "tf32"),
+        ("torch.backends.cudnn.allow_tf32 = False", "ieee", "ieee"),
+        ("torch.set_float32_matmul_precision('high')", "tf32", "tf32"),
+        ("torch.set_float32_matmul_precision('highest')", "ieee", "tf32"),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "tf32", "tf32"),
+        ("torch.backends.cudnn.conv.fp32_precision = 'ieee'", "ieee", "ieee"),
+        ("torch.backends.fp32_precision = 'tf32'", "tf32", "tf32"),
+    ],
+)
+def test_the_tf32_switches_decide_the_precision(switch: str, matmul: str, convolution: str) -> None:
+    before = _switch_state()
+
+    def make_step() -> Step:
+        exec(switch, {"torch": torch})
+        return training(_conv_and_matmul, (2, 3, 8, 8))()
+
+    trace = capture(make_step)
+    assert _precision_of(trace, "aten.addmm") == {matmul}
+    assert _precision_of(trace, "aten.mm") == {matmul}
+    assert _precision_of(trace, "aten.convolution") == {convolution}
+    assert _precision_of(trace, "aten.convolution_backward") == {convolution}
+    assert _switch_state() == before
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_convolution_says_whether_cudnn_tries_its_algorithms(on: bool) -> None:
+    def make_step() -> Any:
+        torch.backends.cudnn.benchmark = on
+        layer = torch.nn.Conv2d(3, 4, 3).cuda()
+        source = torch.randn(2, 3, 8, 8, device="cuda")
+        return lambda: layer(source).sum().backward()
+
+    found = [call.op for call in capture(make_step) if call.op.base.startswith("aten.convolution")]
+    assert [op.attr("benchmark", False) for op in found] == [on, on]
+
+
+def test_half_precision_products_carry_no_float32_precision() -> None:
+    trace = capture(training(_conv_and_matmul, (2, 3, 8, 8), dtype=torch.bfloat16))
+    assert _precision_of(trace, "aten.addmm") == {None}
+
+
+def _switch_state() -> list[Any]:
+    return [
+        torch.get_default_device(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        torch.is_autocast_enabled("cpu"),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.fp32_precision,
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.get_rng_state().sum().item(),
+    ]
+
+
+def _torch_state() -> list[Any]:
+    """Everything that tracing replaces."""
+    owners = [torch, torch.cuda, torch.accelerator, torch.Tensor, FakeTensor, torch.nn.Module]
+    owners += [torch.amp.GradScaler, torch.optim.Optimizer, torch.nn.RNNBase]
+    owners += [torch.backends.cudnn.m, torch.utils._foreach_utils, optimizers]
+    owners += [torch._subclasses.fake_tensor, torch._subclasses, torch.nn.utils.clip_grad]
+    contents: list[Any] = [dict(vars(owner)) for owner in owners]
+    contents.append(list(torch.utils._foreach_utils._foreach_supported_types))
+    hooks = torch.nn.modules.module
+    contents.append((dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks)))
+    contents.append(torch.overrides._get_current_function_mode_stack())
+    return contents
+
+
+def _turn_every_switch() -> None:
+    torch.set_default_device("cuda")
+    torch.set_default_dtype(torch.bfloat16)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.manual_seed(1)
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["traced", "failed"])
+def test_torch_is_afterwards_as_it_was_before(fails: bool) -> None:
+    def make_step() -> Step:
+        _turn_every_switch()
+        model, x = mlp(), torch.randn(4, 8)
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.float16), torch.cuda.stream(torch.cuda.Stream()):
+                model(x).sum().backward()
+                if fails:
+                    raise ValueError("enough")
+
+        return step
+
+    capture(training(mlp))  # imports and caches of the first use
+    switches, state = _switch_state(), _torch_state()
+    if fails:
+        with pytest.raises(CaptureError, match="enough"):
+            capture(make_step)
+    else:
+        capture(make_step)
+    assert _switch_state() == switches
+    for now, before in zip(_torch_state(), state, strict=True):
+        assert now == before
+
+
+def test_real_training_works_after_tracing() -> None:
+    def loss_after_training() -> float:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Flatten())
+        model = nn.Sequential(model, nn.LSTM(24, 6))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.ones(2, 1, 8))[0].float().pow(2).sum()
+            loss.backward()
+            optimizer.step()
+        return float(loss.item())
+
+    before = loss_after_training()
+    capture(training(mlp, dtype=torch.float16))
+    assert loss_after_training() == before
+    assert not torch.cuda.is_available()
+
+
+def test_composite_ops_run_the_kernels_of_the_cpu_again_after_tracing() -> None:
+    capture(training(mlp))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        F.dropout(torch.ones(8), 0.5)
+    assert "aten::bernoulli_" in {event.name for event in profiler.events()}
+
+
+def test_tracing_twice_gives_equal_traces() -> None:
+    make_step = training(
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()),
+        (2, 3, 8, 8),
+        lambda p: torch.optim.AdamW(p),
+        torch.bfloat16,
+    )
+    assert capture(make_step) == capture(make_step)
+
+
+def test_a_trace_leaves_no_memory_behind() -> None:
+    capture(training(mlp))
+    gc.collect()
+    assert not any(type(o) is FakeTensor for o in gc.get_objects())

@@ -1,0 +1,28 @@
+"""Traces made here against the same steps as they ran on an H200."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lab.collect.reality import RECORDED, compare, describe
+from lab.steps.reality import PRECISIONS, STEPS
+from wavecast.frameworks.pytorch.capture import capture
+from wavecast.traces.step import load_trace
+
+CASES = list(itertools.product(STEPS, PRECISIONS))
+
+
+@pytest.mark.parametrize(("name", "precision"), CASES, ids=[f"{n}-{p}" for n, p in CASES])
+def test_a_trace_has_the_ops_of_the_real_step(name: str, precision: str) -> None:
+    make, batch = STEPS[name]
+    real = load_trace(RECORDED / f"{name}-{precision}.json.gz")
+    agreement = compare(real, capture(lambda: make(batch, precision)))
+    report = describe(f"{name} {precision}", agreement)
+    assert agreement.by_count >= 0.99, report
+    assert agreement.by_gpu_time >= 0.995, report
+
+
+def test_every_step_was_recorded() -> None:
+    assert {path.name for path in RECORDED.iterdir()} == {f"{n}-{p}.json.gz" for n, p in CASES}

@@ -1,0 +1,158 @@
+"""What depends on data: shapes traced as upper bounds, values assumed, each with a note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from networks import Step, calls_of, forward, mlp, names, training
+from torch import nn
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture import capture
+from wavecast.traces.step import Trace
+
+
+def _kinds(trace: Trace) -> list[str]:
+    assert all("test_unknowns.py:" in note for note in trace.notes)
+    return [note.split(":")[0] for note in trace.notes]
+
+
+@pytest.mark.parametrize(
+    ("run", "largest"),
+    [
+        (lambda x: x[x > 0], 64),
+        (lambda x: x[(x > 0).any(1)], 64),
+        (lambda x: torch.masked_select(x, x > 0), 64),
+        (lambda x: x[torch.where(x > 0)], 64),
+        (lambda x: x.flatten()[(x > 0).flatten().nonzero()], 64),
+        (lambda x: x.flatten()[(x > 0).flatten().nonzero(as_tuple=True)[0]], 64),
+        (lambda x: x.detach().unique(), 64),
+        (lambda x: torch.unique(x.detach(), dim=0), 64),
+        (lambda x: torch.unique_consecutive(x.detach()), 64),
+    ],
+)
+def test_sizes_that_depend_on_data_are_upper_bounds(run: Callable[..., Any], largest: int) -> None:
+    found: list[int] = []
+
+    def measured(x: Any) -> Any:
+        out = run(x)
+        found.append(out.numel())
+        return out
+
+    trace = forward(measured, (8, 8))
+    assert found[-1] == largest
+    assert _kinds(trace) == ["upper bound"]
+    assert any(call.syncs for call in trace)
+
+
+def test_writing_under_a_mask_needs_no_bound() -> None:
+    def run(x: Any) -> Any:
+        y = x.clone()
+        y[x > 0] = 0.0
+        return y
+
+    assert forward(run, (8, 8)).notes == ()
+
+
+def test_masks_that_are_known_select_exactly() -> None:
+    def run(x: Any) -> Any:
+        keep = torch.tensor([True, False] * 4, device="cuda")
+        return x[keep]
+
+    trace = forward(run, (8, 8))
+    assert calls_of(trace, "aten.index")[0].op.outputs[0].shape == (4, 8)
+    assert trace.notes == ()
+
+
+def test_a_detectors_postprocessing_is_bounded() -> None:
+    def run(scores: Any, boxes: Any) -> Any:
+        keep = (scores.sigmoid() > 0.5).nonzero().squeeze(1)
+        kept = boxes[keep]
+        order = scores[keep].argsort(descending=True)[:100]
+        return kept[order].clamp(0, 1)
+
+    trace = forward(run, (256,), (256, 4))
+    assert calls_of(trace, "aten.index")[0].op.outputs[0].shape == (256, 4)
+    assert _kinds(trace) == ["upper bound"]
+
+
+def test_branches_take_the_assumed_value() -> None:
+    def run(x: Any) -> Any:
+        if torch.isnan(x).any():
+            raise ValueError("this batch is skipped")
+        return x * 2 if x.sum() > 0 else x * 3
+
+    trace = forward(run, (8, 8))
+    assert _kinds(trace) == ["assumed"] * 2
+    assert sum(call.syncs for call in trace) == 2
+
+
+def test_what_is_checked_to_hold_everywhere_is_assumed_to() -> None:
+    def run(x: Any) -> Any:
+        assert (x > 0).all()
+        return torch.distributions.Normal(x, 1.0).rsample()
+
+    assert _kinds(forward(run, (8, 8))) == ["assumed"] * 2
+
+
+def test_a_bound_that_is_not_known_is_an_error_that_names_op_and_line() -> None:
+    with pytest.raises(CaptureError, match=r"aten\.\w+.* at .*test_unknowns\.py:\d+"):
+        forward(lambda x: x.repeat_interleave(x[0].detach().long(), 0), (8, 8))
+
+
+def test_a_compiled_function_is_traced_as_eager_and_said_so() -> None:
+    def make_step() -> Step:
+        model = torch.compile(mlp().cuda(), backend="eager")
+        x = torch.randn(4, 8, device="cuda")
+        return lambda: model(x).sum().backward()
+
+    trace = capture(make_step)
+    assert names(trace)["aten.addmm"] == 2
+    assert [note.split(":")[0] for note in trace.notes] == ["eager"]
+
+
+@pytest.mark.parametrize("how", ["module", "method", "function", "decorator"])
+def test_what_was_compiled_before_tracing_is_traced_as_eager(how: str) -> None:
+    model = mlp()
+    call: Any = model
+    if how == "module":
+        call = torch.compile(model, backend="eager")
+    elif how == "method":
+        model.compile(backend="eager")
+    elif how == "function":
+        call = torch.compile(lambda x: model(x), backend="eager")
+    else:
+
+        @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
+        def call(x: Any) -> Any:
+            return model(x)
+
+    def make_step() -> Step:
+        model.cuda()
+        x = torch.randn(4, 8, device="cuda")
+        return lambda: call(x).sum().backward()
+
+    trace = capture(make_step)
+    assert [c.module for c in calls_of(trace, "aten.addmm")] == ["Sequential.0", "Sequential.2"]
+    assert [note.split(":")[0] for note in trace.notes] == ["eager"]
+
+
+def test_notes_are_those_of_the_recorded_step() -> None:
+    def make_step() -> Step:
+        step = training(mlp)()
+        torch.randn(4, device="cuda").sum().item()
+        return step
+
+    assert capture(make_step).notes == ()
+
+
+def test_module_compile_inside_make_step_is_noted() -> None:
+    def make_step() -> Step:
+        model, x = nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
+        model.compile(backend="eager")
+        return lambda: model(x).sum().backward()
+
+    assert [note.split(":")[0] for note in capture(make_step).notes] == ["eager"]

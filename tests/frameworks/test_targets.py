@@ -1,0 +1,121 @@
+"""What a command works on: every form of a target, and what is passed to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from made import step
+
+from wavecast import suite
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.frameworks.targets import resolve
+
+SOURCE = """
+import helper
+
+def plain():
+    return lambda: ("plain",)
+
+def with_batch(batch=7):
+    return lambda: ("batch", batch)
+
+def with_both(batch, *, precision="fp32"):
+    return lambda: (batch, precision)
+
+def with_anything(**options):
+    return lambda: options
+
+class Maker:
+    def __call__(self):
+        return lambda: helper.WORD
+
+maker = Maker()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "helper.py").write_text("WORD = 'helped'\n")
+    (tmp_path / "train_here.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    monkeypatch.delitem(sys.modules, "train_here", raising=False)
+    return tmp_path
+
+
+def result(text: str, batch: int | None = None, precision: str | None = None) -> object:
+    target = resolve(text, batch, precision)
+    assert target.make_step is not None
+    return target.make_step()()
+
+
+@pytest.mark.parametrize("place", ["train_here.py", "./train_here.py", "train_here"])
+def test_a_function_is_found_in_a_file_or_module(folder: Path, place: str) -> None:
+    assert result(f"{place}:plain") == ("plain",)
+
+
+def test_a_file_may_import_its_neighbours_from_anywhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    before = list(sys.path)
+    assert result(f"{folder}/train_here.py:maker") == "helped"
+    assert sys.path == before
+
+
+def test_batch_and_precision_go_to_functions_that_take_them(folder: Path) -> None:
+    assert result("train_here.py:with_batch") == ("batch", 7)
+    assert result("train_here.py:with_batch", batch=3) == ("batch", 3)
+    assert result("train_here.py:with_both", batch=3) == (3, "fp32")
+    assert result("train_here.py:with_both", 3, "bf16") == (3, "bf16")
+    assert result("train_here.py:with_anything", 3) == {"batch": 3}
+
+
+def test_a_given_batch_is_the_number_of_samples(folder: Path) -> None:
+    assert resolve("train_here.py:with_batch", 3).samples == 3
+    assert resolve("train_here.py:with_batch").samples is None
+
+
+def test_a_suite_model_has_its_own_batch_and_unit() -> None:
+    model = suite.benchmark("gpt2")
+    target = resolve("gpt2")
+    assert target.name == f"gpt2, batch {model.default_batch}, fp32"
+    assert target.samples == model.default_batch * 1024
+    assert target.unit == "tokens"
+    assert resolve("GPT-2", 2, "bf16").samples == 2048
+
+
+def test_a_suite_model_wins_over_a_folder_of_its_name(folder: Path) -> None:
+    (folder / "resnet50").mkdir()
+    assert resolve("resnet50").samples == suite.benchmark("resnet50").default_batch
+
+
+def test_a_saved_trace_is_its_own_target(folder: Path) -> None:
+    step().save(folder / "step.json.gz")
+    target = resolve("step.json.gz")
+    assert target.trace == step()
+    assert (target.name, target.samples, target.make_step) == ("step.json.gz", 32, None)
+
+
+def test_a_timm_model_is_named_but_not_made_before_it_is_traced() -> None:
+    target = resolve("timm:resnet18", 4)
+    assert target.name == "timm:resnet18, batch 4, fp32"
+    assert target.samples == 4
+
+
+def test_files_are_not_read_before_they_are_traced(folder: Path) -> None:
+    (folder / "broken.py").write_text("1/0")
+    assert resolve("broken.py:f").make_step is not None
+
+
+def test_the_functions_that_there_are_are_listed(folder: Path) -> None:
+    with pytest.raises(UnknownName, match=r"it has plain, with_anything, with_batch, with_both"):
+        result("train_here.py:plian")
+
+
+def test_an_error_on_import_names_the_innermost_line_of_ones_own(folder: Path) -> None:
+    (folder / "helper.py").write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(InvalidInput, match=r"ZeroDivisionError: division by zero .*helper\.py:2"):
+        result("train_here.py:plain")

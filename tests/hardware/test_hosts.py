@@ -1,0 +1,235 @@
+"""Hosts: by name, from a file, and from what a benchmark measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import call, mm, relu, trace
+
+from wavecast import Host, predict
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.hardware import host_files
+from wavecast.hardware.host_files import (
+    HostFile,
+    calibrated,
+    factor_of,
+    find_host,
+    read_host,
+    reference_times,
+    save,
+)
+from wavecast.hardware.hosts import COSTS, REFERENCE_HOST
+from wavecast.steps.ranges import host_factors
+
+DIRECT = {"launch_s": 4e-6, "sync_s": 5e-6, "graph_s": 9e-6, "node_s": 1e-7}
+MEASURED_ON_CPU = set(reference_times()["cpu"])
+
+
+def made(
+    times: Mapping[str, Mapping[str, float]], direct: Mapping[str, float] | None = None
+) -> HostFile:
+    return calibrated("my machine", times, direct or {}, software="torch 1", source="a test")
+
+
+def scaled(sort: str, factor: float) -> dict[str, float]:
+    return {name: seconds * factor for name, seconds in reference_times()[sort].items()}
+
+
+def costs_of(host: Host) -> dict[str, float]:
+    return {cost: getattr(host, cost) for cost in COSTS}
+
+
+@pytest.mark.parametrize("sort", ["cpu", "cuda"])
+def test_the_reference_machine_has_the_costs_of_the_reference_host(sort: str) -> None:
+    found = made({sort: reference_times()[sort]})
+    assert found.costs == pytest.approx(costs_of(REFERENCE_HOST))
+    assert found.factor == pytest.approx(1)
+
+
+@given(st.floats(0.1, 10))
+def test_a_machine_that_takes_twice_as_long_for_everything_issues_twice_as_long(
+    factor: float,
+) -> None:
+    found = made({"cpu": scaled("cpu", factor)})
+    ops = [call(mm()), call(relu(4))]
+    wanted = REFERENCE_HOST.issue_times(ops) * factor
+    assert found.host.issue_times(ops) == pytest.approx(wanted)
+    assert found.factor == pytest.approx(factor)
+
+
+def test_a_disturbed_pattern_counts_for_little() -> None:
+    """Two patterns that take ten times as long, as where another process woke up."""
+    times = {sort: dict(each) for sort, each in reference_times().items()}
+    for name in ("step_s", "kernel_s"):
+        times["cuda"][name] *= 10
+    assert made(times).factor == pytest.approx(1.0, rel=0.01)
+
+
+def test_patterns_of_python_alone_do_not_count() -> None:
+    python = ("view_s", "module_s")
+    times = {
+        name: seconds * (100 if name in python else 1.5)
+        for name, seconds in reference_times()["cuda"].items()
+    }
+    assert factor_of(times, reference_times()["cuda"]) == pytest.approx(1.5)
+    with pytest.raises(InvalidInput, match="no times of the host benchmark"):
+        factor_of({name: times[name] for name in python}, reference_times()["cuda"])
+
+
+def test_what_only_a_gpu_shows_is_left_as_it_is_without_one() -> None:
+    found = made({"cpu": scaled("cpu", 3.0)}).costs
+    for cost in DIRECT:
+        assert found[cost] == getattr(REFERENCE_HOST, cost)
+
+
+def test_with_a_gpu_its_own_times_count_and_not_those_of_the_cpu() -> None:
+    found = made({"cpu": scaled("cpu", 9.0), "cuda": scaled("cuda", 2.0)}, DIRECT)
+    assert found.costs["convolution_s"] == pytest.approx(2 * REFERENCE_HOST.convolution_s)
+    assert {cost: found.costs[cost] for cost in DIRECT} == DIRECT
+
+
+def test_times_that_are_none_are_refused() -> None:
+    for times in ({}, {"forward_s": 0.0}):
+        with pytest.raises(InvalidInput, match="no times of the host benchmark"):
+            made({"cpu": times})
+
+
+def test_the_reference_has_a_time_for_each_cost_that_is_not_measured_directly() -> None:
+    assert set(reference_times()["cuda"]) == set(COSTS) - set(DIRECT)
+    assert set(COSTS) - MEASURED_ON_CPU == {*DIRECT, "convolution_s", "kernel_s"}
+
+
+# Files.
+
+
+def test_a_host_survives_its_file(tmp_path: Path) -> None:
+    found = made({"cpu": scaled("cpu", 1.25)})
+    path = tmp_path / "new" / "host.toml"
+    save(found, path)
+    again = read_host(path)
+    assert again.host.name == f"host my machine, calibrated {date.today().isoformat()}"
+    assert again.host.known
+    assert again.costs == pytest.approx(found.costs, rel=1e-3)
+    assert again.times["cpu"] == pytest.approx(found.times["cpu"], rel=1e-3)
+    assert (again.software, again.source) == ("torch 1", "a test")
+    assert [each.name for each in path.parent.iterdir()] == ["host.toml"]
+
+
+def test_a_host_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
+    path = tmp_path / "host.toml"
+    save(made({"cpu": scaled("cpu", 1.0)}), path)
+    before = path.read_text()
+    with pytest.raises(InvalidInput, match="outside 0 to 1"):
+        save(made({"cpu": scaled("cpu", 1e9)}), path)
+    assert path.read_text() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["host.toml"]
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "why"),
+    [
+        ("forward_s", "", "costs has no forward_s"),
+        ("forward_s", "forward_s = 9.0", r"costs\.forward_s = 9\.0 is outside 0 to 1: .* seconds"),
+        ("forward_s", 'forward_s = "9 us"', "costs.forward_s must be a number, not '9 us'"),
+        ("forward_s", "forward_s = nan", "is outside 0 to 1"),
+        ("forward_s", "forwards_s = 9e-6", "costs.forwards_s is not a cost; known are forward_s"),
+        ("name", "", "name must be a text in quotes, not None"),
+        ("date", 'date = "today"', "date must be a day"),
+        ("date", "day = 2026-01-01", "day is not a key of a host"),
+        ("[costs]", "[cost]", "cost is not a key of a host"),
+        ("software", "software = ", "is not TOML"),
+    ],
+)
+def test_a_file_that_is_no_host_is_refused(
+    tmp_path: Path, line: str, instead: str, why: str
+) -> None:
+    lines = host_files.to_toml(made({"cpu": scaled("cpu", 1.0)})).splitlines()
+    first = next(i for i, each in enumerate(lines) if each.startswith(line))
+    path = tmp_path / "host.toml"
+    path.write_text("\n".join([*lines[:first], instead, *lines[first + 1 :]]))
+    with pytest.raises(InvalidInput, match=f"host.toml: .*{why}"):
+        read_host(path)
+
+
+# Names.
+
+
+@pytest.fixture
+def mine() -> Path:
+    path = host_files.user_file()
+    save(made({"cpu": scaled("cpu", 2.0)}), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def test_a_host_stays_what_it_is() -> None:
+    assert find_host(REFERENCE_HOST) is REFERENCE_HOST
+
+
+def test_without_a_calibration_the_reference_host_issues() -> None:
+    assert find_host(None) is REFERENCE_HOST
+    with pytest.raises(UnknownName, match='not calibrated yet: run "wavecast calibrate"'):
+        find_host("mine")
+
+
+def test_a_calibrated_host_issues_from_then_on_unless_another_is_asked_for(mine: Path) -> None:
+    assert find_host(None) == find_host("mine") == find_host(str(mine))
+    assert find_host(None).name.startswith("host my machine, calibrated ")
+    assert find_host("reference") is REFERENCE_HOST
+
+
+def test_the_environment_may_name_the_host(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAVECAST_HOST", "reference")
+    assert find_host(None) is REFERENCE_HOST
+    assert find_host("mine") != REFERENCE_HOST
+    monkeypatch.setenv("WAVECAST_HOST", "yours")
+    with pytest.raises(UnknownName, match='unknown host "yours"'):
+        find_host(None)
+    monkeypatch.setenv("WAVECAST_HOST", "")
+    assert find_host(None) == find_host("mine")
+
+
+def test_a_new_calibration_is_seen_at_once(mine: Path) -> None:
+    before = find_host(None)
+    save(made({"cpu": scaled("cpu", 4.0)}), mine)
+    os.utime(mine, ns=(0, 1))
+    assert find_host(None).forward_s == pytest.approx(2 * before.forward_s)
+
+
+@pytest.mark.parametrize("name", ["yours", "0.5", ""])
+def test_an_unknown_host_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(UnknownName, match=r'"reference", "mine" and files.*--host-factor'):
+        find_host(name)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"nowhere\.toml: cannot be read"):
+        find_host("nowhere.toml")
+
+
+def test_predictions_take_the_calibrated_host_and_say_so(mine: Path) -> None:
+    step = trace(*[call(relu(8)) for _ in range(100)])
+    own, reference = predict(step, "h200-sxm"), predict(step, "h200-sxm", host="reference")
+    assert own.host.name.startswith("host my machine")
+    assert own.host_s == pytest.approx(2 * reference.host_s, rel=1e-3)
+
+
+def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
+    step = trace(*[call(relu(8)) for _ in range(100)])
+    own, reference = predict(step, "h200-sxm"), predict(step, "h200-sxm", host="reference")
+    assert own.bound_by == reference.bound_by == "host"
+    known, unknown = (host_factors("NVIDIA", known=known) for known in (True, False))
+    for found, factors in ((own, known), (reference, unknown)):
+        wanted = [found.seconds * factors.low, found.seconds * factors.high]
+        assert [found.low_s, found.high_s] == pytest.approx(wanted)
+    assert unknown.low <= known.low < 1 < known.high < unknown.high

@@ -1,0 +1,43 @@
+"""The blind steps: every one has its trace, none has a product of mixed dtypes, errors as shown."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from lab.fit.host import LEASES
+from lab.measured.op_data import HELD_OUT
+from lab.measured.timed import BLIND
+from lab.score.blind import BlindRow, rows, table
+from wavecast import ops
+from wavecast.ops import Kind
+
+ROOT = Path(__file__).parents[2]
+ROWS = list(rows())
+
+
+def test_no_fit_reads_them() -> None:
+    assert BLIND.name in HELD_OUT
+    assert BLIND.name not in LEASES
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_products_are_of_one_dtype(row: BlindRow) -> None:
+    for call in row.found.trace:
+        if ops.kind(call.op) is Kind.MATMUL:
+            assert len({each.dtype for each in call.op.inputs}) == 1
+
+
+def test_the_pages_say_how_well_they_are_met() -> None:
+    assert "\n".join(table()) in (ROOT / "docs" / "accuracy.md").read_text()
+    sizes = [abs(row.gpu_error) for row in ROWS]
+    said = f"mean error {statistics.mean(sizes):.0%}, median {statistics.median(sizes):.0%}"
+    line = next(
+        line
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if line.startswith("| models never seen |")
+    )
+    assert f"GPU time: {said}, worst {max(sizes):.0%}" in line
+    assert f"| {len(sizes)} steps" in line

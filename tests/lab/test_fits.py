@@ -1,0 +1,129 @@
+"""One command from data to weights: what it runs, in which order, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab import __main__ as command
+from lab.__main__ import FITS, SHIPPED, Folders, ShippedFit, changes, check_data, chosen, contents
+
+
+def names(fits: list[ShippedFit]) -> list[str]:
+    return [fit.name for fit in fits]
+
+
+def test_all_are_fitted_where_none_is_named() -> None:
+    assert chosen([]) == list(FITS)
+
+
+def test_named_ones_keep_the_order_in_which_one_needs_another() -> None:
+    assert names(chosen(["generations", "learned"])) == ["learned", "generations"]
+
+
+def test_a_predictor_is_fitted_before_what_is_built_on_it() -> None:
+    order = names(list(FITS))
+    assert order.index("attainable") < order.index("learned") < order.index("generations")
+    assert order.index("attainable") < order.index("mlp")
+    assert order.index("host") < order.index("host_reference")
+    assert order[-1] == "ranges"  # of what all others predict
+
+
+def test_every_shipped_file_is_written_by_one_fit() -> None:
+    shipped = [path for part in ("models", "hosts") for path in (SHIPPED / part).iterdir()]
+    assert shipped
+    for path in shipped:
+        writers = [
+            f.name for f in FITS if path.relative_to(SHIPPED).as_posix() in contents(f, SHIPPED)
+        ]
+        assert len(writers) == 1, (path.name, writers)
+
+
+def test_an_unknown_name_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main(["lerned"])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "'lerned' (did you mean 'learned'?); there are attainable, mlp" in said
+
+
+@pytest.mark.parametrize("given", [["--skip", "hosts"], ["zzz"]])
+def test_a_name_unlike_all_gets_the_list(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(given)
+    assert "generations" in capsys.readouterr().err
+
+
+def test_who_reads_public_tables_needs_their_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"learned: read public tables; give .* --data"):
+        check_data(chosen(["learned", "workspaces"]), None)
+    with pytest.raises(ValueError, match="nowhere is not a folder"):
+        check_data(chosen(["learned"]), tmp_path / "nowhere")
+    check_data(chosen(["workspaces", "host", "host_reference"]), None)
+
+
+def test_a_missing_table_is_told_before_anything_is_fitted(tmp_path: Path) -> None:
+    for name in ("neusight", "kernels"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=r"lacks the folders deepbench \(for attainable\)$"):
+        check_data(chosen(["attainable", "learned"]), tmp_path)
+
+
+def made_up(shipped: Path, seen: list[str]) -> list[ShippedFit]:
+    """Two fits, of which the first writes a card and the second nothing."""
+
+    def write(folders: Folders) -> None:
+        seen.append("first")
+        date = len(list(folders.cache.glob("*")))
+        (shipped / "first.toml").write_text(f'fitted = "{date}"\nvalue = 1\n')
+        (folders.cache / str(date)).touch()
+
+    return [
+        ShippedFit("first", "writes a card", write, ("first.toml",)),
+        ShippedFit("second", "prints", lambda _: seen.append("second")),
+    ]
+
+
+def test_fits_run_in_order_and_say_what_they_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    folders = Folders(tmp_path, tmp_path / "cache")
+    command.run(made_up(tmp_path, seen), folders, tmp_path)
+    assert seen == ["first", "second"]
+    said = capsys.readouterr().out
+    assert said.index("first.toml: new") < said.index("== 2/2 second") < said.index("nothing")
+
+
+def test_a_new_date_alone_is_no_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fits, folders = made_up(tmp_path, [])[:1], Folders(tmp_path, tmp_path / "cache")
+    command.run(fits, folders, tmp_path)
+    command.run(fits, folders, tmp_path)
+    assert 'fitted = "1"' in (tmp_path / "first.toml").read_text()
+    assert "first.toml: as before" in capsys.readouterr().out
+
+
+def test_a_changed_number_is_a_change() -> None:
+    assert list(changes({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})) == [
+        "a: as before",
+        "b: changed",
+        "c: new",
+    ]
+
+
+def test_the_list_names_every_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(["--list", "--skip", "mlp"])
+    said = capsys.readouterr().out
+    assert all(f"{fit.name}: " in said for fit in FITS if fit.name != "mlp")
+    assert "mlp:" not in said
+
+
+def test_fits_on_our_own_measurements_alone_give_what_ships(tmp_path: Path) -> None:
+    from lab.fit.host_reference import to_toml
+    from lab.measured.timed import machines
+
+    shipped = (SHIPPED / "hosts" / "reference.toml").read_text(encoding="utf-8")
+    assert to_toml(machines()) == shipped

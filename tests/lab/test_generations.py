@@ -1,0 +1,129 @@
+"""What whole steps say of a generation: recovered, shrunk, and blind to a chip that is left out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lab.fit.generations import OLD, PULLS, Aged, PublishedStep, constants, digest, fit
+from wavecast import device
+from wavecast.predictors.learned.predictor import COMPUTING, Learned, with_steps
+from wavecast.traces.step import Op, TensorSpec
+
+TURING, PASCAL = ("Turing", 72), ("Pascal", 28)
+CORES = ("compute", "cores.7")
+RECURRENT = ("recurrent", "cores.7")
+TENSOR = ("compute", "tensor.7")
+
+
+def step(
+    factor: float,
+    share: float,
+    chip: tuple[str, int] = TURING,
+    key: tuple[str, str] = CORES,
+    *,
+    old: bool = False,
+) -> PublishedStep:
+    """A step of a second, of which a share is to be multiplied."""
+    measured_s = share * factor + 1 - share
+    return PublishedStep(
+        chip, "made up", measured_s, other_s=1 - share, parts_s={key: share}, old=old
+    )
+
+
+def test_many_steps_that_agree_are_believed() -> None:
+    found = fit([step(0.8, share) for share in (0.5, 0.7, 0.9) for _ in range(400)])
+    assert found[CORES] == pytest.approx(math.log(0.8), abs=0.01)
+
+
+def test_a_few_steps_move_a_constant_a_little() -> None:
+    few, more = (fit([step(0.8, 0.9)] * count)[CORES] for count in (3, 30))
+    assert math.log(0.8) < more < few < 0
+
+
+def test_steps_without_an_error_say_nothing() -> None:
+    assert fit([step(1.0, 0.5)] * 50) == {CORES: 0.0, OLD: 0.0}
+
+
+def test_one_step_far_off_does_not_outweigh_the_others() -> None:
+    agreeing = [step(0.8, 0.9)] * 40
+    disturbed = fit([*agreeing, step(20.0, 0.9)])[CORES]
+    assert disturbed == pytest.approx(fit(agreeing)[CORES], abs=0.05)
+
+
+def test_sorts_of_work_are_told_apart() -> None:
+    found = fit([*[step(0.8, 0.9)] * 200, *[step(1.3, 0.9, key=RECURRENT)] * 200])
+    assert found[CORES] < -0.15
+    assert found[RECURRENT] > 0.15
+
+
+def test_old_libraries_are_told_from_the_generation() -> None:
+    today = [step(1.1, 0.9, key=TENSOR)] * 300
+    old = [step(1.4, 0.9, PASCAL, key=TENSOR, old=True)] * 300
+    found = fit([*today, *old])
+    assert found[TENSOR] == pytest.approx(math.log(1.1), abs=0.02)
+    assert found[OLD] == pytest.approx(math.log(1.4 / 1.1), abs=0.02)
+
+
+def test_old_libraries_use_plain_cores_as_well_as_todays() -> None:
+    found = fit([step(1.4, 0.9, old=True)] * 300)
+    assert found[OLD] == 0.0
+    assert found[CORES] == pytest.approx(math.log(1.4), abs=0.02)
+
+
+def test_only_what_runs_on_tensor_cores_ages() -> None:
+    learned = Learned.shipped()
+    aged = Aged.of(learned, {"old": {"tensor": math.log(1.25)}})
+    half, single = (TensorSpec((2048, 2048), dtype) for dtype in ("float16", "float32"))
+    given = (
+        Op("aten.mm", (half, half), (half,)),
+        Op("aten.mm", (single, single), (single,), (("precision", "ieee"),)),
+        Op("aten.add.Tensor", (half, half), (half,)),
+    )
+    gpu = device("v100-sxm-16gb")
+    before, after = learned.predict_all(given, gpu), aged.predict_all(given, gpu)
+    ratios = [b.seconds / a.seconds for a, b in zip(before, after, strict=True) if a and b]
+    assert ratios == pytest.approx([1.25, 1.0, 1.0])
+    assert aged.predict(given[0], gpu) == after[0]
+
+
+def test_the_shipped_file_has_a_constant_of_every_sort() -> None:
+    assert 1.0 < Aged.shipped().factor < 1.5
+    assert set(PULLS) == {*COMPUTING.values(), OLD[0]}
+
+
+def test_a_gpu_is_left_out_with_its_chip() -> None:
+    steps = [*[step(0.8, 0.9)] * 100, *[step(1.3, 0.9, PASCAL, ("compute", "cores.6"))] * 100]
+    assert set(constants(steps)["compute"]) == {"cores.7", "cores.6"}
+    assert set(constants(steps, without="titan-rtx")["compute"]) == {"cores.6"}
+    # A Quadro of the same chip, which is another card.
+    assert set(constants(steps, without="quadro-rtx-6000")["compute"]) == {"cores.6"}
+
+
+def test_the_hash_is_of_the_measurements_and_not_of_their_order() -> None:
+    some = [step(0.8, 0.9), step(1.3, 0.5), step(1.1, 0.4, PASCAL)]
+    assert digest(some) == digest(reversed(some))
+    assert digest(some) != digest(some[:2])
+
+
+def test_constants_reach_the_models_they_are_for() -> None:
+    learned = with_steps(
+        Learned.shipped(), {"compute": {"cores.7": 0.3}, "recurrent": {"cores.7": -0.2}}
+    )
+    for name, model in learned.models.items():
+        wanted = {"compute": {"cores.7": 0.3}, "recurrent": {"cores.7": -0.2}}
+        assert model.steps == (wanted[COMPUTING[name]] if name in COMPUTING else {})
+
+
+def test_shipped_constants_are_small_and_of_generations_that_exist() -> None:
+    known = {str((each.compute_capability or (each.architecture,))[0]) for each in map(device, IDS)}
+    for model in Learned.shipped().models.values():
+        for key, offset in model.steps.items():
+            units, _, generation = key.partition(".")
+            assert units in ("cores", "tensor")
+            assert generation in known
+            assert abs(offset) < 0.5
+
+
+IDS = ("gtx-1080-ti", "titan-rtx", "a100-sxm-80gb", "h200-sxm", "mi100", "rx-6800", "rx-7700s")

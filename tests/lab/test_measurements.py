@@ -1,0 +1,167 @@
+"""What docs/accuracy.md and docs/memory.md say of measurements/h200 is what these files say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import statistics
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wavecast import load_trace, predict
+from wavecast.hardware.devices import device
+from wavecast.hardware.occupancy import kineto_blocks_per_sm, kineto_occupancy
+from wavecast.predictors.habitat import Habitat
+from wavecast.predictors.mixed_precision import MixedPrecision
+from wavecast.traces.step import Kernel, Measurement, Trace
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ROOT / "measurements" / "h200"
+H200 = device("h200-sxm")
+TRACES = sorted((*MEASURED.glob("habitat/*.json.gz"), *MEASURED.glob("measured/*.json.gz")))
+PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8"))
+
+MEMORY = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with (MEASURED / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def sizes(row: dict[str, str], what: str) -> tuple[int, int, int]:
+    x, y, z = (int(row[f"{what}_{axis}"]) for axis in "xyz")
+    return x, y, z
+
+
+def test_occupancy_is_what_kineto_reported_for_every_launch() -> None:
+    launches = rows("occupancy.csv")
+    assert f"{len(launches):,} distinct launch configurations*" in PAGE
+    for row in launches:
+        kernel = Kernel(
+            row["kernel"],
+            1e-6,
+            sizes(row, "grid"),
+            sizes(row, "block"),
+            int(row["registers"]),
+            int(row["shared_bytes"]),
+        )
+        assert kineto_occupancy(H200, kernel) == int(row["occupancy_percent"]), row
+        blocks = kineto_blocks_per_sm(H200, kernel)
+        assert blocks == pytest.approx(float(row["blocks_per_sm"]), rel=1e-6, abs=1e-6), row
+
+
+def test_the_parts_make_the_busy_time_and_the_plain_sum_does_not() -> None:
+    found = rows("parts.csv")
+    errors = [float(row["parts_s"]) / float(row["busy_s"]) - 1 for row in found]
+    worst = max(errors, key=abs)
+    mean = statistics.mean(map(abs, errors))
+    assert f"mean error {mean:.1%}, worst {worst:+.1%}" in PAGE
+    sums = [float(row["sum_s"]) / float(row["busy_s"]) - 1 for row in found]
+    assert f"| {len(found)} steps |" in PAGE
+    assert f"up to {max(sums):.0%} more" in PAGE
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_a_measured_step_returns_on_its_own_gpu(path: Path) -> None:
+    trace = load_trace(path)
+    assert trace.measurement is not None
+    assert trace.measurement.seconds is not None
+    assert predict(trace, H200).seconds == pytest.approx(trace.measurement.seconds, rel=1e-9)
+
+
+def test_the_page_counts_the_traces() -> None:
+    assert f"All {len(TRACES)} measured traces*" in PAGE
+    assert f"[{len(TRACES)} traces; {len(rows('same.csv'))} steps measured twice]" in PAGE
+
+
+def test_the_page_repeats_how_far_two_measurements_differ() -> None:
+    for bound_by in ("gpu", "host"):
+        off = [abs(float(r["error"])) for r in rows("same.csv") if r["bound_by"] == bound_by]
+        digits = 2 if bound_by == "gpu" else 0
+        figures = (statistics.mean(off), statistics.median(off), max(off))
+        shown = " | ".join(f"{figure:.{digits}%}" for figure in figures)
+        name = "GPU" if bound_by == "gpu" else "host"
+        assert f"| bound by the {name} ({len(off)})* | {shown} |" in PAGE
+
+
+def test_the_page_repeats_the_errors_on_the_cards_of_the_networks() -> None:
+    cards = sorted((ROOT / "src/wavecast/data/models").glob("mlp-*.toml"))
+    assert len(cards) == 6
+    for path in cards:
+        card = tomllib.loads(path.read_text(encoding="utf-8"))
+        gpus, error = len(card["gpus"]), card["configuration_error"]
+        row = rf"\| {card['rows']:,} \| {gpus} \| [\d.]+ \| {error:.1f}\* \|"
+        assert re.search(row, PAGE), path.name
+
+
+def bf16_errors(pairs: Iterable[tuple[Trace, float]]) -> tuple[list[float], list[float]]:
+    """Of Daydream's rule, and with the ratio of ops: float32 traces, and bf16 seconds."""
+    daydream: list[float] = []
+    by_op: list[float] = []
+    for trace, real_s in pairs:
+        for scaler, errors in (
+            (MixedPrecision(Habitat.shipped(), "bf16"), daydream),
+            (MixedPrecision.shipped("bf16"), by_op),
+        ):
+            errors.append(abs(predict(trace, H200, predictor=scaler).gpu_s / real_s - 1))
+    return daydream, by_op
+
+
+def said(errors: Sequence[float]) -> str:
+    return f"mean error {statistics.mean(errors):.0%}, worst {max(errors):.0%}"
+
+
+@pytest.mark.parametrize("folder", ["steps", "measured"])
+def test_the_page_repeats_the_errors_of_mixed_precision(folder: str) -> None:
+    pairs = []
+    for path in sorted((MEASURED / folder).glob("*-fp32.json.gz")):
+        full, half = load_trace(path), load_trace(str(path).replace("-fp32", "-bf16"))
+        kernels_s = sum(kernel.seconds for call in half for kernel in call.kernels)
+        whole = half.measurement
+        if full.measurement is None:  # recorded by lab/collect/reality.py: ops and kernels only
+            full = Trace(full.calls, measurement=Measurement("NVIDIA H200"))
+        pairs.append((full, whole.gpu_s if whole and whole.gpu_s else kernels_s))
+    daydream, by_op = map(said, bf16_errors(pairs))
+    assert f"| {len(pairs)} pairs in `{folder}/`* | {daydream} | {by_op} |" in PAGE
+
+
+def memory_rows(name: str) -> list[dict[str, Any]]:
+    lines = (MEASURED / "memory" / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_memory_page_has_every_step_and_every_search() -> None:
+    steps, searches = memory_rows("steps.jsonl"), memory_rows("growing.jsonl")
+    assert {row["status"] for row in (*steps, *searches)} == {"ok"}
+    for row in steps:
+        assert f"| {row['name']} | {row['allocated_bytes'] / 2**30:.2f} GiB | " in MEMORY
+    for row in searches:
+        assert f"| {row['model']} | {row['gib']} GiB | {row['fits']}" in MEMORY
+    assert f"| allocated at the peak | {len(steps)} |" in MEMORY
+    large = sum(row["process_bytes"] > 2e9 for row in steps)
+    assert f"| process above 2 GB | {large} |" in MEMORY
+    assert f"{len(searches)} largest batches: " in MEMORY
+    assert f"{len(searches)} of 50 were found" in MEMORY
+
+
+def test_the_readme_repeats_the_memory_page() -> None:
+    found = [
+        re.search(rf"\| {what} \| \d+ \| ([\d.]+%) \| [\d.]+% \| ([\d.]+%) \|", MEMORY)
+        for what in ("allocated at the peak", "reserved", "process above 2 GB")
+    ]
+    means, worst = zip(*(match.groups() for match in found if match), strict=True)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"mean error {', '.join(means)}, worst {', '.join(worst)}: [the table]" in readme
+
+
+def test_the_page_of_hosts_shows_what_a_profiler_leaves_behind() -> None:
+    from lab.collect.profiler_cost import table
+
+    page = (ROOT / "docs" / "concepts" / "timeline.md").read_text(encoding="utf-8")
+    assert "\n".join(table()) in page

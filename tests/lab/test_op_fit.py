@@ -1,0 +1,173 @@
+"""Fitting op models: trees survive their file, and a chip's own slowness stays with the chip."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import relu, tensor
+
+from lab.fit.boosting import grow
+from lab.fit.learned import covered, spread
+from lab.fit.op_fit import shared_trees, trusted
+from lab.measured.op_data import OpRow
+from wavecast.hardware.devices import device
+from wavecast.predictors.learned.batch import batch_of
+from wavecast.predictors.learned.features import sorts_of
+from wavecast.predictors.learned.gpus import gpu_of
+from wavecast.predictors.learned.model import OpModel
+from wavecast.predictors.learned.physics.parts import CONVOLUTION, parts_of
+from wavecast.predictors.learned.physics.passes import STREAM
+from wavecast.predictors.learned.physics.tiles import TimeLimits
+from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.trees import Forest
+from wavecast.traces.step import Op, Scalar
+
+times = st.floats(1e-7, 1.0)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_trees_read_from_a_file_answer_as_those_that_were_grown(seed: int) -> None:
+    """Features are logarithms of whole numbers: many rows share a value, and files round."""
+    drawn = np.random.default_rng(seed)
+    features = np.log2(drawn.integers(1, 12, (300, 3)).astype(float))
+    target = np.where(features[:, 0] > np.log2(5), 0.4, -0.4) + 0.1 * features[:, 1]
+    forest = grow(features, target, np.ones(300), trees=10, least=1.0)
+    again = Forest.of(forest.arrays())
+    assert again(features) == pytest.approx(forest(features), abs=0.01)
+    assert len(forest.feature) == 10
+
+
+def test_a_feature_of_one_value_is_never_asked() -> None:
+    features = np.column_stack((np.full(200, 3.0), np.arange(200.0)))
+    forest = grow(features, np.arange(200.0) / 200, np.ones(200), trees=3, least=1.0)
+    assert set(forest.feature.ravel().tolist()) == {1}
+
+
+@given(times, times, times, st.floats(0.4, 2.7))
+def test_what_the_chip_takes_is_found_again(
+    apart_s: float, memory_s: float, chip_s: float, factor: float
+) -> None:
+    limits = TimeLimits(*(np.array([each]) for each in (apart_s, memory_s, chip_s)))
+    seconds = limits.seconds(factor)
+    if (factor * chip_s) ** 4 > 1e-3 * memory_s**4 and factor * chip_s > 1e-3 * apart_s:
+        assert limits.factor(seconds, 0.1) == pytest.approx(factor, rel=1e-3)
+    assert limits.seconds(0.0) == pytest.approx(apart_s + memory_s)
+
+
+def test_memory_hides_what_one_chip_is_slow_at() -> None:
+    """A kernel that uses the SMs badly costs a GPU with little bandwidth for each of them less."""
+    shipped = Learned.shipped().models["stream"]
+    plain = OpModel("stream", shipped.theta)
+    op = relu(1 << 14, 1 << 14)
+    part = batch_of([op], {}).parts["stream"]
+    slower = {}
+    for name in ("t4", "h200-sxm"):
+        gpu = gpu_of(device(name))
+        assert gpu is not None
+        seconds = [plain.seconds(part.columns, gpu, added)[0] for added in (0.0, 1.0)]
+        slower[name] = seconds[1] / seconds[0]
+    assert 1 <= slower["t4"] < 1.1 < slower["h200-sxm"]
+
+
+def test_an_op_knows_its_sort_its_layout_and_whether_cudnn_searched() -> None:
+    attrs: tuple[tuple[str, Scalar], ...] = (("stride", (1, 1)), ("padding", (1, 1)))
+    image, weight = tensor(2, 8, 8, 8), tensor(8, 8, 3, 3)
+    last = dataclasses.replace(image, strides=(512, 1, 64, 8))
+    for first, searched in ((image, False), (last, True)):
+        more = (*attrs, ("benchmark", True)) if searched else attrs
+        op = Op("aten.convolution", (first, weight), (image,), more)
+        numbers = dict(zip(CONVOLUTION, parts_of(op)[0].numbers, strict=True))
+        assert numbers["tuned"] == searched
+        assert numbers["last"] == searched
+    forward, backward = (
+        Op(name, (last, last)[: 1 + ("backward" in name)], (last,), (("kernel_size", (2, 2)),))
+        for name in ("aten.avg_pool2d", "aten.avg_pool2d_backward")
+    )
+    pools = [dict(zip(STREAM, parts_of(op)[0].numbers, strict=True)) for op in (forward, backward)]
+    assert [pool["backward"] for pool in pools] == [0, 1]
+    assert {pool["last"] for pool in pools} == {1}
+    assert pools[0]["sort"] == pools[1]["sort"] != parts_sort(relu(8, 8))
+
+
+def parts_sort(op: Op) -> float:
+    return dict(zip(STREAM, parts_of(op)[0].numbers, strict=True))["sort"]
+
+
+def test_a_chip_known_after_cudnns_search_answers_without_it_too() -> None:
+    """Of a V100 the fastest algorithms were published; most steps run what cuDNN guesses."""
+    image, weight = tensor(32, 128, 28, 28), tensor(128, 128, 3, 3)
+    attrs: tuple[tuple[str, Scalar], ...] = (
+        *(("stride", (1, 1)), ("padding", (1, 1)), ("groups", 1)),
+        ("precision", "ieee"),
+    )
+    gpu = gpu_of(device("v100-sxm-16gb"))
+    assert gpu is not None
+    model = Learned.shipped().models["convolution"]
+    bare = dataclasses.replace(model, chips={})
+    for searched in (False, True):
+        op = Op(
+            "aten.convolution",
+            (image, weight),
+            (image,),
+            (*attrs, ("benchmark", True)) if searched else attrs,
+        )
+        part = batch_of([op], {}).parts["convolution"]
+        assert model.seconds(part.columns, gpu) != pytest.approx(bare.seconds(part.columns, gpu))
+
+
+def test_trees_are_worth_what_they_say_of_sorts_left_out() -> None:
+    """Of two laws, one that all filters share and one in which each has its own."""
+    drawn = np.random.default_rng(0)
+    sorts = np.repeat(np.arange(12.0), 60)[:, None]
+    features = np.column_stack([sorts[:, 0], drawn.uniform(0, 1, 720)])
+    ones, size = np.ones(720), {"trees": 60, "rate": 0.2, "least": 3.0}
+    shared = np.where(features[:, 1] > 0.5, 0.3, -0.3)
+    own = drawn.choice([-0.3, 0.3], 12)[sorts[:, 0].astype(int)]
+    alike, apart = (trusted(features, left, ones, sorts, size) for left in (shared, own))
+    assert alike.worth > 0.9
+    assert apart.worth < 0.3
+    assert apart.sorts.ravel().tolist() == list(range(12))
+    assert apart(features) == pytest.approx(own, abs=0.02)
+
+
+def test_few_rows_of_a_sort_do_not_make_it_known() -> None:
+    sorts = np.array([0.0] * 200 + [1.0] * 200 + [2.0] * 3)[:, None]
+    features = np.column_stack([sorts[:, 0], np.linspace(0, 1, 403)])
+    found = trusted(features, 0.2 * sorts[:, 0], np.ones(403), sorts, {"trees": 5, "least": 1.0})
+    assert found.sorts.ravel().tolist() == [0.0, 1.0]
+
+
+def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
+    drawn = np.random.default_rng(0)
+    features = np.zeros((900, 22))
+    features[:, 1] = np.where(np.arange(900) < 300, 2.0, 0.0)  # in groups of four
+    features[:, 9:11] = drawn.uniform(0, 4, (900, 2))
+    steep = np.where(np.floor(features[:, 9:11]).sum(axis=1) % 2, 0.5, -0.5)
+    left = np.where(features[:, 1] > 0, steep, 0.0)
+    plain, both = (
+        shared_trees(features, left, np.ones(900), sorts_of(name, features))
+        for name in ("product", "convolution")
+    )
+    missed = [np.abs(forest(features) - left) for forest in (plain, both)]
+    assert missed[1][:300].mean() < 0.5 * missed[0][:300].mean()
+    assert missed[1][300:].mean() < 0.03
+
+
+def test_ops_of_a_gpu_are_judged_by_the_range_of_the_others() -> None:
+    """Two GPUs take 0.5 to 1.5 times what was said, a third 0.9 to 1.1 times, or twice as much."""
+    wide, narrow = np.linspace(0.5, 1.5, 201), np.linspace(0.9, 1.1, 201)
+    ratios = {"t4": wide, "v100-sxm-16gb": wide, "h200-sxm": narrow}
+    found = [covered(*measured(ratios)), covered(*measured(ratios | {"h200-sxm": 2 * wide}))]
+    low, high = spread(*measured({"t4": wide}))
+    assert (low, high) == pytest.approx((0.55, 1.45), abs=0.01)
+    assert found[0] == pytest.approx((0.8 + 0.8 + 1.0) / 3, abs=0.01)
+    assert found[1] < 0.85
+
+
+def measured(ratios: dict[str, np.ndarray]) -> tuple[list[OpRow], np.ndarray]:
+    rows = [OpRow((relu(8),), gpu, 1e-3 * r, "made") for gpu, each in ratios.items() for r in each]
+    return rows, np.full(len(rows), 1e-3)

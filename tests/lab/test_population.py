@@ -1,0 +1,47 @@
+"""Steps that are drawn for the GPU: the same each time, and none of those kept for blind tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lab.collect.population import BLIND, SEEN, TEXT, draw, make_step
+
+MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "population"
+
+
+def test_no_model_of_a_blind_test_was_measured_for_a_fit() -> None:
+    assert not set(BLIND) & set(SEEN)
+    assert len(BLIND) == pytest.approx(len(SEEN) / 4, abs=1)
+    models = {path.name.partition("-b")[0] for path in MEASURED.glob("*.json.gz")}
+    assert models
+    assert models <= set(SEEN)
+
+
+def test_a_draw_is_the_same_again_and_has_its_own_title() -> None:
+    assert draw("vgg16", 0) == draw("vgg16", 0)
+    assert draw("vgg16", 0) != draw("vgg16", 1)
+    titles = {draw(name, seed).title for name in SEEN for seed in (0, 1)}
+    assert len(titles) > 1.9 * len(SEEN)
+    known = {path.name.removesuffix(".json.gz") for path in MEASURED.glob("*.json.gz")}
+    assert known <= {draw(name, 0).title for name in SEEN}
+
+
+def test_a_drawn_step_runs_as_drawn() -> None:
+    pytest.importorskip("transformers")
+    import wavecast
+
+    drawn = next(
+        each
+        for each in (draw("RobertaForMaskedLM", seed) for seed in range(50))
+        if each.precision == "bf16" and not each.infers and (each.width or 0) <= 512
+    )
+    assert drawn.name in TEXT
+    trace = wavecast.trace(lambda: make_step(drawn), gpu="h200-sxm")
+    products = [call.op for call in trace if call.op.base == "aten.addmm"]
+    assert {op.inputs[1].dtype for op in products} == {"bfloat16"}
+    assert any(op.inputs[1].shape[0] == drawn.batch * drawn.length for op in products)
+    assert any(drawn.width in op.inputs[1].shape for op in products)

@@ -1,0 +1,80 @@
+"""Small networks and steps that the tests of capture share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from wavecast.frameworks.pytorch.capture import capture
+from wavecast.traces.step import Call, Phase, Trace
+
+Step = Callable[[], Any]
+
+
+def mlp() -> Any:
+    """Three layers."""
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def minimize(loss: Step, optimizer: Any) -> Step:
+    """The usual step."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
+
+
+def training(
+    make_model: Callable[[], Any],
+    shape: tuple[int, ...] = (4, 8),
+    make_optimizer: Callable[[Any], Any] = lambda p: torch.optim.SGD(p, lr=0.1),
+    dtype: Any = None,
+) -> Callable[[], Step]:
+    """`make_step` of a model trained on random input, under autocast if a dtype is given."""
+
+    def make_step() -> Step:
+        model = make_model().cuda()
+        x = torch.randn(shape, device="cuda")
+
+        def loss() -> Any:
+            with torch.autocast("cuda", dtype, enabled=dtype is not None):
+                out = model(x)
+                out = out[0] if isinstance(out, tuple) else out
+            return out.float().sum()
+
+        return minimize(loss, make_optimizer(model.parameters()))
+
+    return make_step
+
+
+def forward(run: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> Trace:
+    """The trace of a function of tensors that need gradients, and of its backward pass."""
+
+    def make_step() -> Step:
+        tensors = [torch.randn(s, device="cuda", requires_grad=True) for s in shapes]
+
+        def step() -> None:
+            out = run(*tensors)
+            if isinstance(out, torch.Tensor) and out.requires_grad:
+                out.float().sum().backward()
+
+        return step
+
+    return capture(make_step, **options)
+
+
+def names(trace: Trace, phase: Phase | None = None) -> Counter[str]:
+    """How often each op is called, in a phase or in all."""
+    return Counter(call.op.base for call in trace if phase is None or call.phase is phase)
+
+
+def calls_of(trace: Trace, base: str) -> list[Call]:
+    """The calls of one op."""
+    return [call for call in trace if call.op.base == base]

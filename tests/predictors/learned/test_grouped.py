@@ -1,0 +1,185 @@
+"""Grouped products, as mixtures of experts have them: their parts, and what `learned` says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import tensor
+
+from lab.collect.experts import measured_s, op_of, read
+from lab.fit.grouped import fit, in_one_kernel, said
+from wavecast import ops
+from wavecast.hardware.device import Device, Fact
+from wavecast.hardware.devices import device
+from wavecast.hardware.rates import available
+from wavecast.ops import matmul
+from wavecast.predictors.learned.physics.parts import COLUMNS, OF_K, OF_M, OF_N, parts_of
+from wavecast.predictors.learned.predictor import Learned, Spread
+from wavecast.traces.step import Op, TensorSpec
+
+LEARNED = Learned.shipped()
+HOPPER, AMPERE = device("h100-sxm-80gb"), device("a100-sxm-80gb")
+
+
+def grouped(a: TensorSpec, b: TensorSpec, *out: int, dtype: str = "bfloat16") -> Op:
+    offsets = (TensorSpec((8,), "int32"),)
+    return Op("aten._grouped_mm", (a, b, *offsets), (tensor(*out, dtype=dtype),))
+
+
+def rows_split(rows: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> Op:
+    """As experts go forwards."""
+    a, b = tensor(rows, k, dtype=dtype), tensor(groups, k, n, dtype=dtype)
+    return grouped(a, b, rows, n, dtype=dtype)
+
+
+def batched(groups: int, m: int, k: int, n: int, dtype: str = "bfloat16") -> Op:
+    a, b = tensor(groups, m, k, dtype=dtype), tensor(groups, k, n, dtype=dtype)
+    return Op("aten.bmm", (a, b), (tensor(groups, m, n, dtype=dtype),))
+
+
+def half(*shape: int) -> TensorSpec:
+    return tensor(*shape, dtype="bfloat16")
+
+
+FORMS = {
+    "rows": (grouped(half(640, 32), half(8, 32, 16), 640, 16), (8, 80, 16, 32), OF_M),
+    "columns": (grouped(half(8, 32, 16), half(16, 640), 32, 640), (8, 32, 80, 16), OF_N),
+    "terms": (grouped(half(32, 640), half(640, 16), 8, 32, 16), (8, 32, 16, 80), OF_K),
+    "batch": (grouped(half(8, 80, 32), half(8, 32, 16), 8, 80, 16), (8, 80, 16, 32), None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whatever_is_split_is_split_evenly(form: str) -> None:
+    op, sizes, ragged = FORMS[form]
+    assert matmul.groups(op) == sizes
+    (part,) = parts_of(op)
+    found = dict(zip(COLUMNS[part.model], part.numbers, strict=True))
+    assert tuple(found[name] for name in ("batch", "m", "n", "k")) == sizes
+    assert found.get("ragged") == ragged
+    cost = ops.cost_of(op)
+    assert cost is not None
+    assert cost.flops == 2 * 8 * 80 * 32 * 16
+
+
+@given(
+    st.integers(1, 100_000),
+    st.sampled_from([1, 8, 60, 128]),
+    st.sampled_from([64, 768, 2880]),
+    st.sampled_from([64, 1536, 5760]),
+    st.sampled_from(["float32", "float16", "bfloat16"]),
+    st.sampled_from([HOPPER, AMPERE, device("t4"), device("b200-sxm")]),
+)
+def test_answers_lie_in_their_range_and_above_physics(
+    rows: int, groups: int, k: int, n: int, dtype: str, gpu: Device
+) -> None:
+    op = rows_split(rows, groups, k, n, dtype)
+    answer, cost = LEARNED.predict(op, gpu), ops.cost_of(op)
+    assert answer is not None
+    assert cost is not None
+    rate = gpu.rate(available(ops.unit(op), gpu) or ops.Unit.FP32)
+    assert rate is not None
+    assert answer.low_s >= 0.999 * cost.flops / rate
+    assert answer.source.startswith("learned")
+    assert 0 < answer.low_s <= answer.seconds <= answer.high_s
+
+
+def seconds(op: Op, gpu: Device, learned: Learned = LEARNED) -> float:
+    answer = learned.predict(op, gpu)
+    assert answer is not None
+    return answer.seconds
+
+
+def test_a_gpu_without_a_kernel_for_groups_takes_one_after_the_other() -> None:
+    op, one = rows_split(8192, 128, 2048, 1536), batched(1, 64, 2048, 1536)
+    assert seconds(op, AMPERE) == pytest.approx(128 * seconds(one, AMPERE), rel=1e-6)
+    assert seconds(op, HOPPER) < 0.5 * 128 * seconds(one, HOPPER)
+
+
+def test_types_without_a_kernel_for_groups_loop_everywhere() -> None:
+    op = rows_split(8192, 128, 2048, 1536, "float16")
+    one = batched(1, 64, 2048, 1536, "float16")
+    for gpu in (AMPERE, HOPPER):
+        assert seconds(op, gpu) == pytest.approx(128 * seconds(one, gpu), rel=1e-6)
+
+
+def test_groups_of_whole_matrices_are_a_batch() -> None:
+    op, same = grouped(half(8, 512, 256), half(8, 256, 768), 8, 512, 768), batched(8, 512, 256, 768)
+    assert seconds(op, HOPPER) == pytest.approx(seconds(same, HOPPER), rel=1e-4)
+
+
+def test_models_that_know_no_kernel_for_groups_take_them_for_a_batch() -> None:
+    others = {name: model for name, model in LEARNED.models.items() if name != "grouped"}
+    plain = replace(LEARNED, models=others, _batches={}, _gpus={})
+    op, same = rows_split(8192, 8, 4096, 4096), batched(8, 1024, 4096, 4096)
+    assert seconds(op, HOPPER, plain) == pytest.approx(seconds(same, HOPPER, plain), rel=1e-6)
+
+
+def test_more_tokens_take_longer() -> None:
+    times = [seconds(rows_split(rows, 64, 2048, 2816), HOPPER) for rows in (4096, 16384, 65536)]
+    assert times == sorted(times)
+    assert times[2] > 2 * times[0]
+
+
+def test_an_expert_with_few_tokens_takes_a_whole_tile() -> None:
+    few, full = (rows_split(128 * rows, 128, 4096, 4096) for rows in (8, 128))
+    assert seconds(few, HOPPER) > 0.8 * seconds(full, HOPPER)
+
+
+def test_the_range_is_that_of_whoever_answers() -> None:
+    op = rows_split(65536, 64, 2048, 2816)
+    for gpu, group in ((HOPPER, "grouped/tensor"), (AMPERE, "product/tensor")):
+        answer = LEARNED.predict(op, gpu)
+        assert answer is not None
+        assert answer.source == "learned"
+        assert answer.high_s == pytest.approx(answer.seconds * LEARNED.spreads[group].high)
+
+
+def test_groups_in_fp8_were_in_no_fit_and_say_so() -> None:
+    a, b = tensor(8192, 2048, dtype="float8_e4m3fn"), tensor(64, 2048, 1024, dtype="float8_e4m3fn")
+    scales = tensor(8192), tensor(64, 1024), TensorSpec((64,), "int32")
+    answer = LEARNED.predict(
+        Op("aten._scaled_grouped_mm", (a, b, *scales), (half(8192, 1024),)), HOPPER
+    )
+    assert answer is not None
+    assert answer.source == "learned, op unseen"
+    usual: Spread = LEARNED.spreads["product/tensor"]
+    assert answer.high_s > 1.2 * usual.high * answer.seconds
+
+
+def test_slower_products_on_this_very_gpu_slow_the_kernel_for_groups() -> None:
+    op = rows_split(65536, 16, 4096, 4096)
+    our = device("h200-sxm")
+    rate = our.measured["bf16_tensor_flops"]
+    slower = {**our.measured, "bf16_tensor_flops": Fact(0.8 * rate.value, "made up")}
+    times = [seconds(op, gpu) for gpu in (our, replace(our, measured=slower))]
+    assert times[1] == pytest.approx(times[0] / 0.8, rel=0.05)
+    nominal = replace(our, measured={})
+    assert seconds(op, nominal) == pytest.approx(times[0], rel=0.02)
+
+
+def test_the_shipped_constants_come_from_the_measurements() -> None:
+    rows = in_one_kernel(read())
+    assert len(rows) == 600
+    theta = LEARNED.models["grouped"].theta
+    assert fit(rows) == pytest.approx(dict(theta), rel=1e-3)
+    off = np.abs(said(rows, theta) / np.array([measured_s(row) for row in rows]) - 1)
+    assert off.mean() < 0.1
+
+
+def test_a_profile_that_does_not_tell_the_output_gets_attainable_shares() -> None:
+    op = replace(FORMS["terms"][0], outputs=())
+    answer = LEARNED.predict(op, HOPPER)
+    assert answer is not None
+    assert answer.source == "attainable"
+
+
+def test_measured_rows_are_the_ops_that_a_trace_has() -> None:
+    for row in read()[:20]:
+        op = op_of(row)
+        assert ops.cost_of(op) is not None
+        assert parts_of(op)

@@ -1,0 +1,115 @@
+"""How ops that pass over memory are told apart, and what that costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made import tensor
+
+from wavecast.hardware.devices import device
+from wavecast.ops.kernel_counts import COUNTED, SORTING
+from wavecast.predictors.learned.gpus import gpu_of
+from wavecast.predictors.learned.physics.passes import CASTS, STREAM, STRIDES, VECTORS, numbers_of
+from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}
+"""Physics as it is before any fit."""
+BIG = (64, 2304, 768)
+
+
+def column(op: Op, name: str) -> float:
+    return numbers_of(op)[STREAM.index(name)]
+
+
+def physics_s(op: Op, gpu: str = "h200-sxm") -> float:
+    facts = gpu_of(device(gpu))
+    assert facts is not None
+    columns = {name: np.array([value]) for name, value in zip(STREAM, numbers_of(op), strict=True)}
+    return float(stream_limits(columns, facts, THETA).seconds()[0])
+
+
+def added(one: TensorSpec, other: TensorSpec, out: TensorSpec) -> Op:
+    return Op("aten.add.Tensor", (one, other), (out,))
+
+
+half = tensor(*BIG, dtype="float16")
+single = tensor(*BIG)
+turned = TensorSpec(BIG, "float32", (BIG[1] * BIG[2], 1, BIG[1]))
+last = TensorSpec((8, 64, 32, 32), "float32", (65536, 1, 2048, 64))
+
+
+@pytest.mark.parametrize(
+    ("op", "path"),
+    [
+        (added(single, single, single), VECTORS),
+        (Op("aten.mul.Tensor", (last, last), (last,)), VECTORS),
+        (Op("aten.clone", (last,), (last,)), VECTORS),
+        (added(single, tensor(768), single), STRIDES),
+        (added(single, turned, single), STRIDES),
+        (Op("aten.clone", (turned,), (single,)), STRIDES),
+        (Op("aten._to_copy", (half,), (single,)), STRIDES),
+        (Op("aten._to_copy", (single,), (half,)), VECTORS),
+        (added(single, half, single), CASTS),
+        (Op("aten.clamp.Tensor", (half, tensor(), tensor()), (half,)), CASTS),
+        (added(single, tensor(device="cpu"), single), VECTORS),
+    ],
+)
+def test_kernels_reach_operands_by_vectors_one_by_one_or_with_casts(op: Op, path: float) -> None:
+    assert column(op, "path") == path
+
+
+# Measured on our H200 (measurements/h200/population): what was 2 to 5 times too fast before.
+MEASURED = {
+    "clamp by tensors of another type": (
+        Op("aten.clamp.Tensor", (half, tensor(), tensor()), (half,)),
+        455e-6,
+    ),
+    "layer norm of short rows": (
+        Op(
+            "aten.native_layer_norm",
+            (tensor(48, 56, 56, 40), tensor(40), tensor(40)),
+            (tensor(48, 56, 56, 40), tensor(48, 56, 56, 1), tensor(48, 56, 56, 1)),
+            (("normalized_shape", (40,)),),
+        ),
+        226e-6,
+    ),
+    "interpolation of few places in many channels": (
+        Op("aten.upsample_bilinear2d", (tensor(8, 1024, 7, 7),), (tensor(8, 1024, 14, 14),)),
+        1497e-6,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_memory_does_not_bound_is_met_by_physics_alone(name: str) -> None:
+    op, seconds = MEASURED[name]
+    assert physics_s(op) == pytest.approx(seconds, rel=0.3)
+
+
+def test_on_a_gpu_with_less_memory_for_each_sm_casts_are_hidden() -> None:
+    cast, plain = added(single, half, single), added(single, single, single)
+    assert physics_s(cast) > 1.3 * physics_s(plain)
+    assert physics_s(cast, "t4") < 1.05 * physics_s(plain, "t4")
+
+
+def norm(shape: tuple[int, ...], *, training: bool, channels_last: bool = False) -> Op:
+    strides = (shape[1] * shape[2] * shape[3], 1, shape[3] * shape[1], shape[1])
+    image = TensorSpec(shape, "float32", strides) if channels_last else tensor(*shape)
+    one = tensor(shape[1])
+    attrs: tuple[tuple[str, Scalar], ...] = (("training", training),)
+    return Op("aten.native_batch_norm", (image, one, one, one, one), (image, one, one), attrs)
+
+
+def test_launches_are_counted() -> None:
+    shape = (8, 64, 7, 7)
+    many = COUNTED["aten.native_batch_norm"]
+    assert column(norm(shape, training=True), "kernels") == many
+    assert column(norm(shape, training=True, channels_last=True), "kernels") == many + 1
+    assert column(norm(shape, training=False), "kernels") == 1
+    table, places = tensor(729, 12), tensor(38416, dtype="int64")
+    for accumulates, kernels in ((True, SORTING), (False, 1)):
+        given = (table, places, tensor(38416, 12))
+        put = Op("aten.index_put", given, (table,), (("accumulate", accumulates),))
+        assert column(put, "kernels") == kernels
+    assert physics_s(norm(shape, training=True)) > 2 * physics_s(norm(shape, training=False))

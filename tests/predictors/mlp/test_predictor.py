@@ -1,0 +1,306 @@
+"""Habitat's networks: which ops they answer, what they promise, and their files."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import mm, relu, tensor, unknown, view
+
+from lab.measured.mlp_data import op_of
+from wavecast.errors import InvalidInput
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.predictors.mlp.layers import (
+    KINDS,
+    Bmm,
+    Conv2d,
+    Layer,
+    Linear,
+    Lstm,
+    layer_type,
+    sample,
+)
+from wavecast.predictors.mlp.predictor import (
+    DEVICE_FEATURES,
+    Mlp,
+    MlpModel,
+    MlpNetwork,
+    device_features,
+    features_of,
+    layer_of,
+    read_model,
+    write_model,
+)
+from wavecast.predictors.roofline import bound
+from wavecast.traces.step import Op
+
+V100, T4, A100 = (device(name) for name in ("v100-pcie-32gb", "t4", "a100-pcie-40gb"))
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def network(
+    kind: str, width: int = 8, seed: int = 0, constant_ms: float | None = None
+) -> MlpNetwork:
+    """Random weights; or none, so that the bias of the output is all there is."""
+    draw = np.random.default_rng(seed)
+    inputs = len(layer_type(kind).names()) + len(DEVICE_FEATURES)
+    sizes = [inputs, width, width, 1]
+    weights = [
+        (draw.normal(size=(out, n)).astype(np.float32), draw.normal(size=out).astype(np.float32))
+        for n, out in pairwise(sizes)
+    ]
+    if constant_ms is not None:
+        flat = np.zeros_like(weights[-1][0]), np.full(1, constant_ms, np.float32)
+        weights[-1] = flat
+    return MlpNetwork(np.zeros(inputs), np.full(inputs, 1e-3), tuple(weights))
+
+
+def ranges(kind: str) -> dict[str, tuple[float, float]]:
+    of_layer = {name: (float(a), float(b)) for name, (a, b) in layer_type(kind).RANGES.items()}
+    numbers = [device_features(gpu) for gpu in (V100, T4)]
+    of_gpu = zip(DEVICE_FEATURES, zip(*(n for n in numbers if n), strict=True), strict=True)
+    return of_layer | {name: (min(values), max(values)) for name, values in of_gpu}
+
+
+def model(
+    kind: str, target: str = "forward", ms: float | None = 1000.0, **changes: Any
+) -> MlpModel:
+    found = MlpModel(kind, target, network(kind, constant_ms=ms), 0.5, 2.0, ranges(kind))
+    return dataclasses.replace(found, **changes)
+
+
+EVERY = Mlp.of([model(kind) for kind in KINDS])
+
+
+@every_kind
+@pytest.mark.parametrize("target", ["forward", "backward"])
+def test_an_op_is_read_as_the_layer_that_it_runs(kind: str, target: str) -> None:
+    for each in islice(sample(kind, 0), 50):
+        assert layer_of(op_of(each, target)) == each
+
+
+def test_products_of_backward_passes_are_linear_layers() -> None:
+    assert layer_of(mm(64, 32, 16)) == Linear(False, 64, 32, 16)
+    adding = Op("aten.baddbmm", (tensor(2, 3, 5), tensor(2, 3, 4), tensor(2, 4, 5)), ())
+    assert layer_of(adding) == Bmm(2, 3, 4, 5)
+
+
+def with_attrs(op: Op, **attrs: Any) -> Op:
+    kept = tuple((name, value) for name, value in op.attrs if name not in attrs)
+    return dataclasses.replace(op, attrs=(*kept, *attrs.items()))
+
+
+CONV = op_of(Conv2d(False, 2, 8, 16, 16, 3, 1, 1))
+LSTM = op_of(Lstm(True, False, 2, 4, 8, 16, 1))
+MATRIX = tensor(4, 4)
+NO_LAYERS = {
+    "grouped": with_attrs(CONV, groups=2),
+    "transposed": with_attrs(CONV, transposed=True),
+    "dilated": with_attrs(CONV, dilation=(2, 2)),
+    "uneven stride": with_attrs(CONV, stride=(1, 2)),
+    "sizes that do not fit": with_attrs(CONV, padding=(0, 0)),
+    "one-dimensional": Op("aten.convolution", (tensor(2, 3, 8), tensor(4, 3, 3)), (MATRIX,)),
+    "no filters": Op("aten.convolution", (tensor(2, 3, 8, 8),), (MATRIX,)),
+    "gru": with_attrs(LSTM, mode=3),
+    "projected": with_attrs(LSTM, proj_size=4),
+    "packed": dataclasses.replace(LSTM, inputs=(tensor(8, 8), *LSTM.inputs[1:])),
+    "sum of matrices": Op("aten.addmm", (MATRIX, MATRIX, MATRIX), (MATRIX,)),
+    "view": view(4, 4),
+    "relu": relu(4, 4),
+    "unknown": unknown(),
+    "no rows": mm(0, 4, 4),
+}
+
+
+@pytest.mark.parametrize("op", NO_LAYERS.values(), ids=NO_LAYERS)
+def test_what_is_no_such_layer_is_not_read_as_one(op: Op) -> None:
+    assert layer_of(op) is None
+    assert EVERY.predict(op, V100) is None
+
+
+def test_a_batch_first_lstm_is_the_same_layer() -> None:
+    swapped = tensor(2, 4, 8)
+    first = dataclasses.replace(LSTM, inputs=(swapped, *LSTM.inputs[1:]))
+    assert layer_of(with_attrs(first, batch_first=True)) == layer_of(LSTM)
+
+
+@every_kind
+def test_the_answer_is_the_networks(kind: str) -> None:
+    op = op_of(next(sample(kind, 0)))
+    answer = Mlp.of([model(kind, ms=500.0)]).predict(op, V100)
+    assert answer is not None
+    assert answer.source == "mlp"
+    assert answer.seconds == pytest.approx(0.5)
+    assert (answer.low_s, answer.high_s) == pytest.approx((0.25, 1.0))
+
+
+gpus = st.sampled_from([V100, T4])
+layers = st.builds(
+    lambda kind, seed: next(sample(kind, seed)), st.sampled_from(sorted(KINDS)), st.integers(0, 999)
+)
+
+
+@given(layers, gpus, st.floats(-5, 5), st.integers(0, 20))
+def test_no_answer_is_faster_than_physics_whatever_the_network_says(
+    layer: Layer, gpu: Device, ms: float, seed: int
+) -> None:
+    op, kind = op_of(layer), layer.KIND
+    random = dataclasses.replace(model(kind), network=network(kind, seed=seed))
+    for each in (model(kind, ms=ms), random):
+        answer, least = Mlp.of([each]).predict(op, gpu), bound(op, gpu)
+        assert least is not None
+        if answer is not None:
+            assert least.seconds <= answer.low_s <= answer.seconds <= answer.high_s < math.inf
+
+
+def test_an_answer_shorter_than_all_it_was_trained_on_is_none() -> None:
+    op = op_of(Linear(True, 64, 64, 64))
+    assert Mlp.of([model("linear", ms=0.03, least_s=2e-5)]).predict(op, V100) is not None
+    assert Mlp.of([model("linear", ms=0.01, least_s=2e-5)]).predict(op, V100) is None
+    assert Mlp.of([model("linear", ms=-1.0)]).predict(op, V100) is None
+
+
+def test_layers_beyond_what_it_was_trained_on_are_not_answered() -> None:
+    assert EVERY.predict(op_of(Linear(True, 3500, 64, 64)), V100) is not None
+    assert EVERY.predict(op_of(Linear(True, 3501, 64, 64)), V100) is None
+
+
+def test_gpus_far_beyond_those_it_was_trained_on_are_not_answered() -> None:
+    op = op_of(Linear(True, 64, 64, 64))
+    assert EVERY.predict(op, A100) is not None  # 1.7 times the bandwidth of the V100
+    assert EVERY.predict(op, device("h200-sxm")) is None
+    assert EVERY.predict(op, device("mi100")) is None
+    assert EVERY.predict(op, dataclasses.replace(V100, sm_count=None)) is None
+
+
+def test_only_true_float32_is_answered() -> None:
+    half = mm(64, 64, 64, "float16")
+    assert EVERY.predict(half, V100) is None
+    tf32, ieee = mm(64, 64, 64, precision="tf32"), mm(64, 64, 64, precision="ieee")
+    assert EVERY.predict(ieee, A100) is not None
+    assert EVERY.predict(tf32, A100) is None
+    assert EVERY.predict(tf32, V100) is not None  # it has no TF32 and computes in float32
+
+
+def test_a_backward_pass_is_answered_by_its_own_network_and_only_whole() -> None:
+    conv = Conv2d(False, 2, 8, 16, 16, 3, 1, 1)
+    backward = op_of(conv, "backward")
+    both = Mlp.of([model("conv2d"), model("conv2d", "backward", ms=700.0)])
+    answer = both.predict(backward, V100)
+    assert answer is not None
+    assert answer.seconds == pytest.approx(0.7)
+    assert EVERY.predict(backward, V100) is None
+    weights_alone = with_attrs(backward, output_mask=(False, True, False))
+    assert both.predict(weights_alone, V100) is None
+
+
+@given(st.lists(layers, min_size=1, max_size=12), gpus)
+def test_many_at_once_are_answered_as_one_by_one(asked: list[Layer], gpu: Device) -> None:
+    kinds = [dataclasses.replace(model(k), network=network(k, width=32)) for k in KINDS]
+
+    def fresh() -> Mlp:
+        return Mlp.of([dataclasses.replace(each, _known={}) for each in kinds])
+
+    ops = [op_of(each) for each in asked]
+    assert fresh().predict_all(ops, gpu) == [fresh().predict(op, gpu) for op in ops]
+
+
+def test_a_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    answering = MlpNetwork.milliseconds
+
+    def counting(self: MlpNetwork, features: Any) -> Any:
+        asked.append(len(features))
+        return answering(self, features)
+
+    monkeypatch.setattr(MlpNetwork, "milliseconds", counting)
+    mlp, op = Mlp.of([model("linear")]), op_of(Linear(True, 8, 8, 8))
+    assert mlp.predict_all([op, op], V100) == [mlp.predict(op, V100)] * 2
+    assert asked == [1]
+
+
+def test_a_ratio_is_that_of_two_answers() -> None:
+    """A network whose answer is the number of SMs."""
+    sums = np.zeros((1, 8), np.float32)
+    sums[0, 6] = 1
+    counting = MlpNetwork(np.zeros(8), np.ones(8), ((sums, np.zeros(1, np.float32)),))
+    mlp = Mlp.of([dataclasses.replace(model("linear"), network=counting)])
+    op = op_of(Linear(True, 8, 8, 8))
+    assert mlp.ratio(op, T4, V100) == pytest.approx(80 / 40)
+    assert mlp.ratio(op, V100, T4) == pytest.approx(40 / 80)
+    assert mlp.ratio(op, T4, device("h200-sxm")) is None
+    assert mlp.ratio(relu(8), T4, V100) is None
+
+
+def test_a_ratio_backwards_is_that_forwards_where_only_that_was_trained() -> None:
+    backward = op_of(Conv2d(False, 2, 8, 16, 16, 3, 1, 1), "backward")
+    assert EVERY.ratio(backward, T4, V100) == 1
+
+
+def card(kind: str = "bmm") -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "target": "forward",
+        "low": 1.2,
+        "high": 3.0,
+        "least_s": 2e-5,
+        "vendors": ["NVIDIA"],
+        "left_out": {"t4": 12.5},
+        "ranges": {name: list(ends) for name, ends in ranges(kind).items()},
+    }
+
+
+def test_a_model_comes_back_from_its_files(tmp_path: Path) -> None:
+    path, made = tmp_path / "mlp-bmm.npz", network("bmm")
+    write_model(path, made, card())
+    with path.open("rb") as file:
+        found = read_model(file, path.with_suffix(".toml").read_text())
+    assert (found.kind, found.target, found.least_s) == ("bmm", "forward", 2e-5)
+    assert (found.low, found.high) == (1.0, 3.0)  # the answer itself is within its range
+    assert found.ranges == ranges("bmm")
+    numbers = device_features(V100)
+    assert numbers is not None
+    rows = np.array([features_of(each, numbers) for each in islice(sample("bmm", 0), 20)])
+    assert found.network.milliseconds(rows) == pytest.approx(made.milliseconds(rows), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [(b"", ""), (b"not a zip", 'kind = "bmm"'), (b"", "= ="), (b"\x80\x04K\x01.", "")],
+)
+def test_files_that_are_no_model_are_refused(arrays: bytes, text: str) -> None:
+    with pytest.raises(InvalidInput, match="not a model"):
+        read_model(io.BytesIO(arrays), text)
+
+
+def test_objects_in_a_file_are_not_loaded() -> None:
+    file = io.BytesIO()
+    np.savez(file, mean=np.array([{"a": 1}], dtype=object))
+    file.seek(0)
+    with pytest.raises(InvalidInput, match="not a model"):
+        read_model(file, "")
+
+
+def test_what_is_shipped_is_small_and_says_where_it_comes_from() -> None:
+    folder = Path(__file__).parents[3] / "src" / "wavecast" / "data" / "models"
+    shipped = sorted(folder.glob("mlp-*.npz"))
+    assert len(shipped) == len(Mlp.shipped().models) == 6
+    for path in shipped:
+        assert path.stat().st_size < 1.3e6
+        text = path.with_suffix(".toml").read_text()
+        for key in ("fitted", "data_sha256", "rows", "gpus", "configuration_error", "[left_out]"):
+            assert key in text
+    for (kind, target), each in Mlp.shipped().models.items():
+        assert (each.kind, each.target) == (kind, target)
+        names = (*layer_type(kind).names(), *DEVICE_FEATURES)
+        assert tuple(each.ranges) == names
+        assert each.network.weights[0][0].shape[1] == len(names)

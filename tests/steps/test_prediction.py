@@ -1,0 +1,316 @@
+"""From estimates of ops to a step: sums, ranges, what is not known, and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made import call, copy_to_gpu, mm, relu, step, trace, unknown, view
+
+import wavecast
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.footprint.memory import memory
+from wavecast.hardware.contexts import context_bytes
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.predictors.base import Estimate, Predictor
+from wavecast.predictors.roofline import Roofline
+from wavecast.steps.prediction import Prediction, default_predictor, predict
+from wavecast.steps.ranges import gpu_powers, host_factors
+from wavecast.traces.step import Allocation, Op, Phase, Role, Trace
+
+L4 = device("l4")
+FREE_HOST = REFERENCE_HOST.scaled(0)
+UNSEEN = gpu_powers("NVIDIA", measured=False)
+
+
+@dataclass
+class Table(Predictor):
+    """A predictor that reads its answers from a table, and counts the questions."""
+
+    seconds: dict[str, float]
+    spread: float = 1.0
+    asked: Counter[Op] = field(default_factory=Counter)
+
+    def predict(self, op: Op, device: Device) -> Estimate | None:
+        self.asked[op] += 1
+        if op.name not in self.seconds:
+            return None
+        t = self.seconds[op.name]
+        return Estimate(t, t / self.spread, t * self.spread, "table")
+
+
+TABLE = {"aten.mm": 2.0, "aten.relu": 0.5, "aten._to_copy": 0.25}
+
+
+def predicted(found: Trace, **options: Any) -> Prediction:
+    options.setdefault("predictor", Table(TABLE))
+    options.setdefault("host", FREE_HOST)
+    return predict(found, L4, **options)
+
+
+def test_the_gpu_is_busy_for_the_sum_of_its_ops() -> None:
+    found = predicted(step())
+    assert found.gpu_s == 0.25 + 4 * 2.0 + 2 * 0.5
+    assert found.seconds == found.gpu_s
+    assert found.bound_by == "gpu"
+
+
+def test_a_slow_host_sets_the_pace() -> None:
+    found = predicted(step(), host=REFERENCE_HOST.scaled(1e6))
+    assert found.bound_by == "host"
+    assert found.seconds == found.host_s > found.gpu_s
+
+
+def test_breakdowns_add_up_to_the_time_of_the_gpu() -> None:
+    found = predicted(step())
+    for parts in (found.by_op(), found.by_module(), found.by_module(1), found.sources()):
+        assert sum(part.gpu_s for part in parts) == pytest.approx(found.gpu_s)
+        assert list(parts) == sorted(parts, key=lambda part: -part.gpu_s)
+    assert sum(found.by_phase().values()) == pytest.approx(found.gpu_s)
+    assert sum(part.calls for part in found.by_op()) == len(found.trace)
+    assert sum(part.calls for part in found.by_module()) == len(found.trace)
+
+
+def test_breakdowns_name_ops_modules_phases_and_sources() -> None:
+    found = predicted(step())
+    by_op = {part.name: (part.calls, part.gpu_s) for part in found.by_op()}
+    assert by_op["aten.mm"] == (4, 8.0)
+    assert by_op["mine.secret"] == (2, 0.0)
+    by_module = {part.name: part.gpu_s for part in found.by_module()}
+    assert by_module == {"net.2": 6.0, "net.0": 2.0, "(no module)": 0.75, "net.1": 0.5}
+    assert {part.name for part in found.by_module(depth=1)} == {"net", "(no module)"}
+    assert found.by_phase() == {
+        Phase.FORWARD: 4.5,
+        Phase.BACKWARD: 4.0,
+        Phase.OPTIMIZER: 0.5,
+        Phase.OTHER: 0.25,
+    }
+    assert [(part.name, part.calls) for part in found.sources()] == [("table", 7)]
+
+
+def test_what_nobody_can_predict_is_listed_with_its_calls() -> None:
+    assert predicted(step()).unpredicted == {"mine.secret.default": 2}
+
+
+def test_views_are_not_listed_as_unpredicted_and_never_asked_for() -> None:
+    table = Table({})
+    found = predicted(trace(call(view(4)), call(mm())), predictor=table)
+    assert found.unpredicted == {"aten.mm": 1}
+    assert set(table.asked) == {mm()}
+
+
+def test_a_step_of_which_nothing_is_known_takes_no_time_but_says_so() -> None:
+    found = predicted(trace(call(unknown("a.b")), call(unknown("c.d")), samples=8))
+    assert (found.seconds, found.low_s, found.high_s) == (0, 0, 0)
+    assert found.throughput is None
+    assert found.unpredicted == {"a.b.default": 1, "c.d.default": 1}
+
+
+def test_equal_ops_are_predicted_once() -> None:
+    table = Table(TABLE)
+    found = trace(*[call(mm()) for _ in range(50)], *[call(relu(4)) for _ in range(30)])
+    assert predicted(found, predictor=table).gpu_s == 115
+    assert table.asked == {mm(): 1, relu(4): 1}
+
+
+def test_estimates_are_kept_by_op() -> None:
+    found = predicted(step())
+    assert found.estimates[mm(32, 64, 128)] == Estimate(2, 2, 2, "table")
+    assert found.estimates[unknown()] is None
+    assert view(32, 128) not in found.estimates
+
+
+def test_throughput_needs_the_number_of_samples() -> None:
+    assert predicted(step(samples=None)).throughput is None
+    assert predicted(step(samples=37)).throughput == pytest.approx(37 / 9.25)
+
+
+def test_a_wait_in_the_step_is_played() -> None:
+    host = dataclasses.replace(FREE_HOST, forward_s=1.0, sync_s=0.125)
+    apart = trace(call(mm()), call(mm(), syncs=True))
+    assert predicted(apart, host=host).seconds == 1 + 2 + 2 + 0.125
+    assert predicted(trace(call(mm()), call(mm())), host=host).seconds == 4
+
+
+def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
+    table = Table({"aten.mm": 3.0, "aten.relu": 4.0}, spread=2)
+    one = predicted(trace(call(mm(8)), call(mm(9))), predictor=table)
+    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**UNSEEN.below, 6 * 2**UNSEEN.above))
+    two = predicted(trace(call(mm()), call(relu(4))), predictor=table)
+    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** UNSEEN.above)
+    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** UNSEEN.below)
+
+
+def test_host_times_move_by_their_spread() -> None:
+    host = dataclasses.replace(FREE_HOST, forward_s=100.0)
+    found = predicted(trace(call(mm())), host=host)
+    factors = host_factors("NVIDIA", known=False)
+    wanted = (100 * factors.low, 100 * factors.high)
+    assert (found.low_s, found.high_s) == pytest.approx(wanted)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([mm(), relu(8), view(8), unknown()]), st.booleans())),
+    st.floats(1, 10),
+    st.floats(0, 1e5),
+)
+def test_the_range_holds_the_prediction(
+    calls: list[tuple[Op, bool]], spread: float, factor: float
+) -> None:
+    made = trace(call(copy_to_gpu(4)), *(call(op, syncs=syncs) for op, syncs in calls))
+    host = REFERENCE_HOST.scaled(factor)
+    found = predicted(made, predictor=Table(TABLE, spread), host=host)
+    slack = 1 + 1e-9
+    assert 0 <= found.low_s <= found.seconds * slack
+    assert found.seconds <= found.high_s * slack
+
+
+def test_a_prediction_is_the_same_twice_and_does_not_change_its_trace() -> None:
+    made = step()
+    before = repr(made)
+    first, second = (predict(made, "l4") for _ in range(2))
+    assert (first.seconds, first.low_s, first.answers) == (
+        second.seconds,
+        second.low_s,
+        second.answers,
+    )
+    assert repr(made) == before
+
+
+def test_equal_traces_are_kept_apart() -> None:
+    one, other = step(state_bytes=1 << 20), step(state_bytes=2 << 20)
+    small, large = (predict(each, L4).memory for each in (one, other))
+    assert small is not None
+    assert large is not None
+    assert large.peak_bytes > small.peak_bytes
+
+
+def test_the_default_predictor_is_used_when_none_is_given() -> None:
+    given_ = predict(step(), L4, predictor=default_predictor())
+    assert predict(step(), "NVIDIA L4").seconds == given_.seconds
+    assert predict(step(), L4, predictor=Roofline()).seconds <= given_.seconds
+
+
+def test_what_fits_is_said_by_the_memory_of_the_step() -> None:
+    for state_bytes in (1 << 30, 7 << 30):
+        found = predicted(step(state_bytes=state_bytes))
+        assert found.memory is not None
+        assert found.fits == found.memory.fits == memory(found.trace, L4).fits
+    assert predicted(step(state_bytes=1 << 30)).fits
+    assert predicted(step(state_bytes=7 << 30)).fits is False
+
+
+def test_workspace_and_context_count_for_what_fits() -> None:
+    most = L4.memory_bytes - (context_bytes(trace(call(mm())), L4) or 0)
+    almost = (Allocation(most - (32 << 20), None, None, Role.PARAMETER),)
+    made = dataclasses.replace(trace(call(mm())), allocations=almost)
+    workspace = (Allocation(64 << 20, 0, 1, Role.WORKSPACE),)
+    larger = dataclasses.replace(made, allocations=(*almost, *workspace))
+    assert predicted(made).memory is not None
+    assert predicted(larger).fits is False
+
+
+def test_a_trace_without_memory_says_neither_that_it_fits_nor_that_it_does_not() -> None:
+    found = predicted(trace(call(mm())))
+    assert found.memory is None
+    assert found.fits is None
+
+
+def test_an_empty_trace_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no ops to predict"):
+        predict(Trace(()), L4)
+
+
+def test_an_unknown_gpu_is_refused() -> None:
+    with pytest.raises(UnknownName, match='unknown device "l44444"'):
+        predict(step(), "l44444")
+
+
+@pytest.mark.parametrize("gpu", [None, [], ["l4"], 4])
+def test_what_is_no_gpu_is_refused(gpu: Any) -> None:
+    with pytest.raises(InvalidInput, match="one GPU, a Device or its name"):
+        predict(step(), gpu)
+
+
+def test_what_is_no_trace_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="takes a Trace, not str"):
+        predict("gpt2.json.gz", L4)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Says(Predictor):
+    """A predictor that says always the same, right or wrong."""
+
+    answer: Any
+
+    def predict(self, op: Op, device: Device) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Estimate(math.nan, 1, 1, "me"), id="not a number"),
+        pytest.param(Estimate(1, 1, math.inf, "me"), id="infinite"),
+        pytest.param(Estimate(-1, -1, -1, "me"), id="negative"),
+        pytest.param(Estimate(0, 0, 0, "me"), id="nothing"),
+        pytest.param(Estimate(1, 2, 3, "me"), id="below its own range"),
+    ],
+)
+def test_an_impossible_answer_of_a_predictor_is_refused(answer: Estimate) -> None:
+    with pytest.raises(InvalidInput, match=r"Says answered .* for aten\.mm"):
+        predicted(trace(call(mm())), predictor=Says(answer))
+
+
+def test_an_answer_that_is_no_estimate_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="should return an Estimate, or None"):
+        predicted(trace(call(mm())), predictor=Says(0.5))
+
+
+def test_a_predictor_of_ones_own_is_any_object_that_predicts() -> None:
+    found = predicted(step(), predictor=Says(Estimate(1, 1, 1, "me")))
+    assert [part.name for part in found.sources()] == ["me"]
+    assert found.gpu_s == 9
+
+
+def test_predicting_on_every_gpu_takes_less_than_a_second() -> None:
+    steps = Path(__file__).parents[2] / "measurements" / "h200" / "steps"
+    made = wavecast.load_trace(steps / "bert-base-bf16.json.gz")
+    gpus = wavecast.devices()
+    start = time.process_time()  # whoever else is busy here
+    found = [predict(made, gpu) for gpu in gpus]
+    assert all(p.low_s <= p.seconds <= p.high_s for p in found)
+    assert time.process_time() - start < 1
+
+
+def test_a_graphed_step_takes_the_gpus_time_whatever_the_host() -> None:
+    slow = dataclasses.replace(REFERENCE_HOST.scaled(1e6), graph_s=0.5, node_s=0.0)
+    found = predicted(step(), host=slow, graphed=True)
+    assert found.gpu_s == 9.25
+    assert found.seconds == 9.25
+    assert found.host_s == pytest.approx(0.5)
+    assert found.bound_by == "gpu"
+    assert found.host.name == "reference host x1e+06, as one CUDA graph"
+
+
+def test_the_launch_of_a_graph_may_take_longer_than_its_kernels() -> None:
+    slow = dataclasses.replace(FREE_HOST, graph_s=100.0)
+    found = predicted(step(), host=slow, graphed=True, host_factor=2)
+    assert found.seconds == pytest.approx(200)
+    assert found.bound_by == "host"
+
+
+def test_a_step_that_waits_for_the_gpu_is_no_graph() -> None:
+    waits = trace(call(mm(), syncs=True), call(mm()))
+    with pytest.raises(InvalidInput, match="a CUDA graph cannot wait"):
+        predicted(waits, graphed=True)

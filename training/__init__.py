@@ -1,1 +1,0 @@
-"""How the shipped fits came to be: `python -m training --data FOLDER`, or one command each."""
