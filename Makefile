@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
 
-.PHONY: help demo test lint types docs check bench outputs fix clean
+.PHONY: help demo components test lint types docs check bench outputs fix clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -16,6 +16,9 @@ demo: $(READY) ## predict two training steps on several GPUs; no GPU needed
 
 test: $(READY) ## the whole test suite
 	$(BIN)/python -m pytest
+
+components: ## install PostgreSQL and Chromium (Debian), which some tests need
+	.ci/components
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .

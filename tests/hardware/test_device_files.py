@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wavecast.errors import InvalidInput
+from wavecast.files import shipped
 from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.device_files import read_device, save, to_toml, with_measured
-from wavecast.hardware.devices import device, devices
+from wavecast.hardware.devices import device
 
-SHIPPED = sorted(Path(devices.__code__.co_filename).parent.glob("data/devices/*.toml"))
+SHIPPED = sorted(shipped("devices").glob("*.toml"))
 every_device = pytest.mark.parametrize(
     "gpu", [read_device(path) for path in SHIPPED], ids=lambda gpu: gpu.id
 )

@@ -531,7 +531,7 @@ def test_a_shipped_file_without_a_source_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "mine.toml", MINIMAL)
-    monkeypatch.setattr(sys.modules["wavecast.devices"], "_SHIPPED", tmp_path)
+    monkeypatch.setattr(sys.modules["wavecast.hardware.devices"], "_SHIPPED", tmp_path)
     with pytest.raises(InvalidInput, match=r"nominal\.memory_bytes has no source"):
         device("mine")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,12 +201,11 @@ def test_the_default_predictor_is_used_when_none_is_given() -> None:
 
 
 def test_what_fits_is_said_by_the_memory_of_the_step() -> None:
-    for state_bytes in (1 << 30, 7 << 30):
-        found = predicted(step(state_bytes=state_bytes))
-        assert found.memory is not None
-        assert found.fits == found.memory.fits == memory(found.trace, L4).fits
-    assert predicted(step(state_bytes=1 << 30)).fits
-    assert predicted(step(state_bytes=7 << 30)).fits is False
+    for weights_bytes, fits in ((L4.memory_bytes // 2, True), (L4.memory_bytes, False)):
+        weights = (Allocation(weights_bytes, None, None, Role.PARAMETER),)
+        prediction = predicted(dataclasses.replace(trace(call(mm())), allocations=weights))
+        assert prediction.fits is fits
+        assert memory(prediction.trace, L4).fits is fits
 
 
 def test_workspace_and_context_count_for_what_fits() -> None:
@@ -216,7 +214,7 @@ def test_workspace_and_context_count_for_what_fits() -> None:
     made = dataclasses.replace(trace(call(mm())), allocations=almost)
     workspace = (Allocation(64 << 20, 0, 1, Role.WORKSPACE),)
     larger = dataclasses.replace(made, allocations=(*almost, *workspace))
-    assert predicted(made).memory is not None
+    assert predicted(made).fits
     assert predicted(larger).fits is False
 
 
@@ -283,14 +281,12 @@ def test_a_predictor_of_ones_own_is_any_object_that_predicts() -> None:
     assert found.gpu_s == 9
 
 
-def test_predicting_on_every_gpu_takes_less_than_a_second() -> None:
+def test_a_step_has_a_range_on_every_gpu() -> None:
     steps = Path(__file__).parents[2] / "measurements" / "h200" / "steps"
     made = wavecast.load_trace(steps / "bert-base-bf16.json.gz")
     gpus = wavecast.devices()
-    start = time.process_time()  # whoever else is busy here
     found = [predict(made, gpu) for gpu in gpus]
     assert all(p.low_s <= p.seconds <= p.high_s for p in found)
-    assert time.process_time() - start < 1
 
 
 def test_a_graphed_step_takes_the_gpus_time_whatever_the_host() -> None:
