@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from lab.places import H200, ROOT
+
 SHIPPED = ROOT / "src" / "wavecast" / "data"
-LAYERS = ROOT / "measurements" / "h200" / "layers"
+LAYERS = H200 / "layers"
 CACHE = ROOT / ".cache" / "training"
 SINGLE_OPS = ("neusight", "kernels", "deepbench")
 STEPS = ("neusight", "timm", "lambda", "nvidia", "torchcnn")

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.places import H200
 from wavecast.traces.step import Op, TensorSpec
 
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "grouped.json"
+MEASURED = H200 / "grouped.json"
 GPU = "h200-sxm"
 TOKENS = (1024, 4096, 16384, 2048, 8192)
 ROUTINGS = ("even", "uneven")

@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parents[2] / "measurements" / "h200" / "profiler.json"
+from lab.places import H200
+
+FILE = H200 / "profiler.json"
 STEPS = ("googlenet b8 tf32", "bert-base b8 fp16", "transformer b16 bf16", "a3c b16 fp32")
 FRESH = "fresh"
 ROUNDS = 2

@@ -26,15 +26,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from lab.measured import campaigns
 from lab.steps.reality import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.frameworks.pytorch.capture.autocast import registered
 from wavecast.frameworks.pytorch.measurement.iteration import measure as measure_step
 from wavecast.frameworks.pytorch.recorder import OpRecorder, RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
-from wavecast.traces.step import Call, TensorSpec, Trace, load_trace
+from wavecast.traces.step import Call, TensorSpec, Trace
 
-RECORDED = Path(__file__).parents[2] / "measurements" / "h200" / "steps"
+RECORDED = "steps"
+"""The campaign of the recorded steps."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,7 @@ def describe(name: str, agreement: Agreement) -> str:
 def compare_with_recorded() -> None:
     """Compare traces made here with the steps recorded on the GPU."""
     for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
-        real = load_trace(RECORDED / f"{name}-{precision}.json.gz")
+        real = campaigns.traces(RECORDED)[f"{name}-{precision}"]
         traced = capture(partial(make, batch, precision))
         print(describe(f"{name} {precision}", compare(real, traced)))
 

@@ -293,7 +293,7 @@ def measure_layers(folder: Path, until: float) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for precision, name, batch in product(LAYER_PRECISIONS, LAYER_CASES, LAYER_BATCHES):
-        path = folder / layer_file(name, batch, precision)
+        path = folder / f"{layer_key(name, batch, precision)}.json.gz"
         if path.exists():
             continue
         if time.monotonic() > until:
@@ -306,9 +306,9 @@ def measure_layers(folder: Path, until: float) -> None:
         gc.collect()
 
 
-def layer_file(name: str, batch: int, precision: str) -> str:
-    """What the trace of a net is called."""
-    return f"{name}-b{batch}-{precision}.json.gz"
+def layer_key(name: str, batch: int, precision: str) -> str:
+    """The key of a net's trace in the campaign `runs`."""
+    return f"{name}-b{batch}-{precision}"
 
 
 def summary(found: Sequence[GridRow]) -> Iterator[str]:

@@ -6,7 +6,7 @@
 The plan is made where the published tables are (`lab/measured/public_steps`), and holds none of
 their times. What is measured of it depends on the time there is: sets take turns, within a set
 families, within these precisions and models, and steps that were published of many GPUs come
-first. One trace a step goes to OUT. The files under measurements/h200/scaled are in no fit.
+first. One trace a step goes to OUT. The campaign `scaled` is in no fit.
 """
 
 from __future__ import annotations

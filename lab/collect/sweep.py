@@ -7,7 +7,7 @@
 Layers as networks have them, drawn with a fixed seed: sizes from the usual ones and around them,
 four precisions, both layouts. A chunk of layers runs once to warm up and is then recorded like a
 step (`wavecast.measure`); its trace is kept, with the kernels of each op. What is under
-measurements/h200/sweep was made so; `lab/measured/op_data.py` reads it as it reads all traces.
+The campaign `sweep` was made so; `lab/measured/op_data.py` reads it as it reads all campaigns.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m lab.fit.attainable FOLDER
 
-on the steps measured on our H200 (measurements/h200/steps) and, from FOLDER, on single ops that
+on the steps measured on our H200 (the campaign `steps`) and, from FOLDER, on single ops that
 others measured on more GPUs (lab/measured/public.py). For each kind of op and limit: the floor and
 the share s in (0, 1] that fit best seconds = floor + bound / s, every GPU counting the same; and
 how far the group's time was off on each GPU when that one was left out.
@@ -12,7 +12,6 @@ Writes data/models/attainable.toml.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,15 +22,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast import device, load_trace, ops
+from lab.measured import campaigns
+from lab.places import MODELS
+from wavecast import device, ops
 from wavecast.predictors.attainable import group_of
 from wavecast.predictors.roofline import bound
 from wavecast.traces import overlap
 from wavecast.traces.step import Op
 
-ROOT = Path(__file__).parents[2]
-STEPS = ROOT / "measurements" / "h200" / "steps"
-CARD = ROOT / "src" / "wavecast" / "data" / "models" / "attainable.toml"
+STEPS = "steps"
+"""The campaign whose ops are fitted."""
+CARD = MODELS / "attainable.toml"
 OUR_GPU = "h200-sxm"
 LEAST_OPS = 4
 SHARES = np.geomspace(0.02, 1.0, 120)
@@ -65,8 +66,8 @@ def observations(folder: Path | None) -> dict[str, Observed]:
             found[group_of(op, least)].append(row)
             found["other"].append(row)
 
-    for path in sorted(STEPS.glob("*.json.gz")):
-        for call in load_trace(path):
+    for trace in campaigns.traces(STEPS).values():
+        for call in trace:
             add(call.op, OUR_GPU, overlap.busy_s(call.kernels))
     if folder is not None:
         from lab.measured.public import rows
@@ -121,14 +122,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="of the public tables")
     found = observations(parser.parse_args(given).folder)
     gpus = sorted({str(gpu) for observed in found.values() for gpu in observed.gpus})
-    digest = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(STEPS.glob("*.json.gz"))))
     lines = [
         "# Shares of the roofline that ops attain. Made by lab/fit/attainable.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
         'data = "16 training steps on our H200 (measurements/h200/steps); single ops published by '
         'NeuSight, aiconfigurator and DeepBench (lab/measured/public.py)"',
         f"gpus = {json.dumps(gpus)}",
-        f'steps_sha256 = "{digest.hexdigest()}"',
+        f'steps_sha256 = "{campaigns.digest(STEPS)}"',
         "",
         "[shares]",
     ]

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from lab.measured.timed import MEASURED, Machine, Timed, all_machines
-from wavecast import Host, load_trace
+from lab.measured import campaigns
+from lab.measured.timed import Machine, Timed, all_machines
+from wavecast import Host
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 
 LEASES = ("suite", "suite-half", "layouts", "measured", "habitat", "population", "inference")
@@ -75,16 +76,15 @@ def read() -> Steps:
     ]
     columns = [COSTS.index(name) for name in BOUNDS]
     for lease in LEASES:
-        for path in sorted((MEASURED / lease).glob("*.json.gz")):
-            trace = load_trace(path)
+        for key, trace in campaigns.traces(lease).items():
             whole = trace.measurement
             if whole is None or not whole.seconds or not whole.gpu_s or not whole.host_s:
                 continue
-            if "counters" in path.name or whole.gpu_s > HOST_BOUND * whole.seconds:
+            if "counters" in key or whole.gpu_s > HOST_BOUND * whole.seconds:
                 continue
             # Two looks at the same: issued to an idle GPU, and in the steady state.
             seconds = float(np.sqrt(whole.seconds * max(whole.host_s, 0.5 * whole.seconds)))
-            model = re.split(r"[-_]b\d", path.name)[0]
+            model = re.split(r"[-_]b\d", key)[0]
             rows.append((demands(trace.calls).sum(axis=0)[columns].tolist(), seconds, lease, model))
     asked, seconds_, leases, models = zip(*rows, strict=True)
     return Steps(np.array(asked), np.array(seconds_), np.array(leases), np.array(models))

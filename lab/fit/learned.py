@@ -26,7 +26,8 @@ import numpy as np
 
 from lab.fit.op_fit import fit
 from lab.fit.op_table import OpTable, tables
-from lab.measured.op_data import ROOT, OpRow, all_rows, digest
+from lab.measured.op_data import OpRow, all_rows, digest
+from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned.batch import batch_of, group_of
@@ -36,7 +37,6 @@ from wavecast.predictors.learned.predictor import Learned, restored, stored
 from wavecast.predictors.roofline import Roofline
 from wavecast.steps.ranges import VENDOR
 
-MODELS = ROOT / "src" / "wavecast" / "data" / "models"
 FITTED = ("stream", "product", "convolution", "depthwise", "attention", "recurrent")
 """Models fitted here, those first whose parts others have; grouped products have their own fit."""
 LEAST_ROWS = 20

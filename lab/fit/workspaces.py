@@ -14,20 +14,19 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast import Device, device, load_trace
+from lab.measured import campaigns
+from lab.places import MODELS
+from wavecast import Device, device
 from wavecast.footprint.workspaces import convolution
 from wavecast.footprint.workspaces.convolution import Convolution, Tree
 from wavecast.footprint.workspaces.estimate import Constants, on_tensor_cores, scattered_bytes
 from wavecast.traces.step import Op, Role, Trace
 
-ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "measurements" / "h200"
-CARD = ROOT / "src" / "wavecast" / "data" / "models" / "workspaces.toml"
+CARD = MODELS / "workspaces.toml"
 GPU = "h200-sxm"
 
 DEEPEST = 4
@@ -56,11 +55,12 @@ class Seen:
 
 def traces(left_out: Collection[str] = ()) -> Iterator[tuple[str, Trace]]:
     """The measured steps, by the model's name, but for some models."""
-    for folder in ("suite", "suite-half"):
-        for path in sorted((MEASURED / folder).glob("*.json.gz")):
-            model = path.name.rsplit("-", 2)[0]
+    for name in ("suite", "suite-half"):
+        campaign = campaigns.traces(name)
+        for key in campaign:
+            model = key.rsplit("-", 2)[0]
             if model not in left_out:
-                yield model, load_trace(path)
+                yield model, campaign[key]
 
 
 def taken(trace: Trace) -> Iterator[tuple[Op, int]]:

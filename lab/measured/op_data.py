@@ -1,7 +1,7 @@
 """Single ops measured by others and by us: what the learned op models are fitted on.
 
 Public tables are not part of the repository: give their folder. Our own are read from
-measurements/h200: every trace (*.json.gz, wherever it lies there) and the layers.
+measurements/h200: the traces of every campaign (`lab.measured.campaigns`) and the layers.
 
 What is left out, and why (the READMEs of the data say more):
     calls that show the host that issued them instead of the GPU (NeuSight's short ones);
@@ -10,7 +10,7 @@ What is left out, and why (the READMEs of the data say more):
     DeepBench's rows of less than 20 us, recurrent steps of less than 60 us (its host's), its
     outliers, and "fp16" on P100, whose type is unclear;
     int8 and fp8; the traces with hardware counters, which replay kernels;
-    measurements/h200/runs, on which lab.score.run_models shows what layers tell of others.
+    the campaign `runs`, on which lab.score.run_models judges the per-layer models.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lab.measured import campaigns
 from lab.measured import op_makers as make
 from lab.measured.published_gpus import KERNELS, NEUSIGHT
-from wavecast import load_trace, ops
+from lab.places import H200
+from wavecast import ops
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind
 from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, LayerStatus, Linear, Lstm
 from wavecast.traces import overlap
-from wavecast.traces.step import Op
+from wavecast.traces.step import Op, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "measurements" / "h200"
 OUR_GPU = "h200-sxm"
 HELD_OUT = {"runs", "blind", "scaled", "iterations"}
-"""Folders of ours that no fit reads: other models are judged by them."""
+"""Our campaigns and folders that no fit reads: models are judged by them."""
 OUR_STEPS = "h200 steps"
 """The source of ops that our measured traces have."""
 SEED = 0
@@ -108,7 +108,7 @@ def public_rows(folder: Path) -> list[OpRow]:
 
 def our_rows() -> list[OpRow]:
     """What we measured on the H200."""
-    return [*_traced(MEASURED), *_layers(MEASURED / "layers")]
+    return [*_traced(), *_layers(H200 / "layers")]
 
 
 def digest(rows: Sequence[OpRow]) -> str:
@@ -269,16 +269,23 @@ def _deepbench_rnn(row: dict[str, Any], dtype: str) -> Op:
 # Our own.
 
 
-def _traced(folder: Path) -> Iterator[OpRow]:
+def fitted_traces() -> Iterator[tuple[str, str, Trace]]:
+    """The campaign, the key and the trace of every trace that a fit may read."""
+    for name in campaigns.names():
+        if name not in HELD_OUT:
+            for key, trace in campaigns.traces(name).items():
+                yield name, key, trace
+
+
+def _traced() -> Iterator[OpRow]:
     """The distinct ops of all measured steps, each with the median of its calls' times.
 
     Kernels of one call may overlap: cuDNN has several streams for recurrent layers and for groups.
     """
     found: dict[tuple[str, Op], list[float]] = defaultdict(list)
-    for path in sorted(folder.rglob("*.json.gz")):
-        if "counters" in path.name or HELD_OUT & set(path.relative_to(folder).parts):
+    for _, key, trace in fitted_traces():
+        if "counters" in key:
             continue
-        trace = load_trace(path)
         gpu = device(trace.measurement.gpu).id if trace.measurement else OUR_GPU
         for call in trace:
             seconds = overlap.busy_s(call.kernels)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.measured.public_steps.case import Case
+from lab.places import H200
 from wavecast import suite
 from wavecast.runs.suite_results import read_results
 
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200"
 
-
-def cases(folder: Path = MEASURED) -> Iterator[Case]:
+def cases(folder: Path = H200) -> Iterator[Case]:
     """What the folder has of each file."""
     if (folder / "steps.csv").exists():
         yield from _steps(folder / "steps.csv")

@@ -18,9 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200"
-FOLDER = MEASURED / "iterations"
-BLIND = MEASURED / "blind"
+from lab.places import H200
+
+FOLDER = H200 / "iterations"
+BLIND = H200 / "blind"
+"""The blind steps as measured, one file for each machine; their traces are a campaign."""
 
 UNSEEN = FOLDER / "unseen"
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
+from lab.measured import campaigns
 from lab.measured.timed import BLIND, documents
 from lab.score import pages
 from wavecast import Prediction
@@ -115,7 +116,7 @@ def rows() -> Iterator[BlindRow]:
     """All steps of the files."""
     for machine, document in documents(BLIND).items():
         for name, step in document["steps"].items():
-            trace = wavecast.load_trace(BLIND / "traces" / f"{_file(name)}.json.gz")
+            trace = campaigns.traces("blind")[_file(name)]
             found = wavecast.predict(trace, GPU, host="reference")
             yield BlindRow(name, found, step["gpu_s"], machine)
 

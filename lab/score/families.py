@@ -21,11 +21,9 @@ from pathlib import Path
 from lab.fit.learned import kept_fit, rows_of
 from lab.measured import own_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
-from lab.measured.op_data import HELD_OUT, OUR_STEPS, OpRow, digest
-from lab.measured.own_steps import MEASURED
+from lab.measured.op_data import OUR_STEPS, OpRow, digest, fitted_traces
 from lab.measured.public_steps.case import Case, Traces
 from lab.score import pages
-from wavecast import load_trace
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op
 
@@ -48,12 +46,10 @@ def fold_of(family: str, families: Sequence[str]) -> int:
 def owners() -> dict[Op, set[str]]:
     """The models (or the sweep) that each measured op was seen in."""
     found: dict[Op, set[str]] = defaultdict(set)
-    for path in sorted(MEASURED.rglob("*.json.gz")):
-        if HELD_OUT & set(path.relative_to(MEASURED).parts):
-            continue
-        own = SWEEP if path.parent.name == SWEEP else path.name.partition("-b")[0].lower()
-        for op in load_trace(path).counts:
-            found[op].add(own)
+    for campaign, key, trace in fitted_traces():
+        owner = SWEEP if campaign == SWEEP else key.partition("-b")[0].lower()
+        for op in trace.counts:
+            found[op].add(owner)
     return found
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import wavecast
 from lab.collect.host_reality import GRAPHED, make_capturable, named
+from lab.places import H200
 
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "host"
+MEASURED = H200 / "host"
 GPU = "h200-sxm"
 
 Run = Mapping[str, Mapping[str, Mapping[str, Any]]]

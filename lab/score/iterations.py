@@ -37,8 +37,8 @@ import wavecast
 from lab.fit.host import Steps, host_without, machine_factor, model_of
 from lab.fit.host import read as read_steps
 from lab.fit.host_reference import reference_of
-from lab.measured import own_steps
-from lab.measured.timed import BLIND, Machine, busy_s, iteration_s, machines, unseen_machines
+from lab.measured import campaigns, own_steps
+from lab.measured.timed import Machine, busy_s, iteration_s, machines, unseen_machines
 from lab.score import blind, pages
 from lab.score.blind import MakeStep, Step
 from lab.score.families import folds
@@ -153,10 +153,10 @@ def asked_of(trace: Trace) -> dict[str, int]:
 def traced(cache: Path, title: str, *, search: bool) -> Trace:
     """The trace of a step: of the blind test as it was kept, of the suite made and kept."""
     name = title.replace(" ", "-")
-    kept = BLIND / "traces" / f"{name}.json.gz"
+    kept = campaigns.traces("blind")
     path = cache / "iterations" / f"{'search' if search else 'suite'}-{name}.json.gz"
-    if kept.exists() and not search:
-        return wavecast.load_trace(kept)
+    if name in kept and not search:
+        return kept[name]
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         make = dict((*steps(), *blind.steps()))[title]

@@ -22,13 +22,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lab.measured.public_steps.lambda_steps import GPUS
+from lab.places import DOCS
 from lab.score import pages
 from wavecast.hardware.devices import device
 from wavecast.regression.extrapolation import Extrapolation
 from wavecast.regression.laws import power_of
 from wavecast.runs.run import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
+PAGE = DOCS / "runs.md"
 ALLOWED_FLAGS = {"", "reported_above_steady", "reported_below_steady"}
 TASKS = ("resnet50", "ssd", "bert_base_squad", "bert_large_squad", "gnmt")
 """Those whose times mean what they say (the data's own README)."""

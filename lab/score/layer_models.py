@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 import wavecast
-from lab.collect.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_file
+from lab.collect.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_key
+from lab.measured import campaigns
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.regression import least_squares
 from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Pass
@@ -29,7 +29,6 @@ from wavecast.regression.per_layer import Key, LayerTime, LayerWork, PerLayer, t
 from wavecast.suite.classics import VGG, AlexNet, GoogLeNet
 from wavecast.traces.step import Phase, Trace
 
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "runs" / "layers"
 GPU = "h200-sxm"
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
     "alexnet-ungrouped": (partial(AlexNet, groups=1), (3, 227, 227)),
@@ -66,7 +65,7 @@ def network(name: str) -> Network:
 
 @cache
 def trace(name: str, batch: int, precision: str) -> Trace:
-    return wavecast.load_trace(MEASURED / layer_file(name, batch, precision))
+    return campaigns.traces("runs")[layer_key(name, batch, precision)]
 
 
 @cache

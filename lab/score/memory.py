@@ -15,18 +15,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import wavecast
+from lab.places import DOCS, H200
 from lab.score import pages, workspaces
 from lab.steps.memory import GROWING, STEPS
 from wavecast.footprint.largest_batch import largest_batch
 from wavecast.traces.step import Trace
 
-ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "measurements" / "h200" / "memory"
-PAGE = ROOT / "docs" / "memory.md"
+MEASURED = H200 / "memory"
+PAGE = DOCS / "memory.md"
 GPU = "h200-sxm"
 LARGE_BYTES = 2e9
 """Whole processes are compared from here on."""

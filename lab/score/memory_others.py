@@ -18,20 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import wavecast
+from lab.places import DOCS, H200
 from lab.score import pages
 from wavecast import suite
 from wavecast.runs.suite_results import SuiteResult, read_results
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "memory.md"
-MEASURED = ROOT / "measurements" / "h200"
+PAGE = DOCS / "memory.md"
 GPU = "h200-sxm"
 
 
@@ -50,7 +48,7 @@ class PeerRow:
 def by_tracker() -> list[PeerRow]:
     """Some models of the suite at their smallest measured batch, in both precisions."""
     first: dict[tuple[str, str], SuiteResult] = {}
-    for row in read_results(MEASURED / "suite.csv"):
+    for row in read_results(H200 / "suite.csv"):
         if row.status == "ok" and row.model in MODELS:
             first.setdefault((row.model, row.precision), row)
     return [_compared(row) for row in first.values()]
@@ -140,7 +138,7 @@ MODELS = {
 
 def by_estimators() -> list[tuple[str, int, int, int, int | None]]:
     """Model, real peak, ours, accelerate's, kitsune's: float32 at the largest measured batch."""
-    last = {r.model: r for r in read_results(MEASURED / "suite.csv") if r.precision == "fp32"}
+    last = {r.model: r for r in read_results(H200 / "suite.csv") if r.precision == "fp32"}
     found = []
     for name, side in MODELS.items():
         row, benchmark = last[name], suite.benchmark(name)

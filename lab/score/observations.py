@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from wavecast import Device, device, load_trace
+from lab.measured import campaigns
+from wavecast import Device, Trace, device
 from wavecast.runs.suite_results import SuiteResult, read_results
 from wavecast.steps.profile import profile_measured
 
@@ -156,13 +157,11 @@ def _seventh(sweeps: Sequence[Sequence[SuiteResult]]) -> Observation:
     return Observation(7, claim, tuple(names[True]), tuple(names[False]))
 
 
-def observe_kernels(folder: Path, device: Device) -> Observation:
+def observe_kernels(traces: Mapping[str, Trace], device: Device) -> Observation:
     """The eighth: batch normalisation is among the long kernels below the average."""
     names: dict[bool, list[str]] = {True: [], False: []}
-    for path in sorted(folder.glob("*.json.gz")):
-        trace = load_trace(path)
+    for name, trace in traces.items():
         if any("batch_norm" in call.op.base for call in trace):
-            name = path.name.removesuffix(".json.gz")
             worst = profile_measured(name, trace, device).wasteful(5)
             names[any(_BATCH_NORM.search(kernel.name) for kernel in worst)].append(name)
     claim = "of the five longest kernels below the average, one is batch normalisation"
@@ -172,7 +171,7 @@ def observe_kernels(folder: Path, device: Device) -> Observation:
 def main(path: Path, folder: Path) -> None:
     """Print what the rows and the traces say."""
     rows = read_results(path)
-    found = (*observe(rows), observe_kernels(folder, device(rows[0].gpu)))
+    found = (*observe(rows), observe_kernels(campaigns.loose_traces(folder), device(rows[0].gpu)))
     for each in sorted(found, key=lambda found: found.number):
         total = len(each.agreeing) + len(each.others)
         print(f"{each.number:2}. {each.claim}: {len(each.agreeing)} of {total}")

@@ -14,13 +14,15 @@ import sys
 from pathlib import Path
 
 import wavecast
+from lab.measured import campaigns
 from wavecast import suite
 from wavecast.predictors.roofline import Roofline
 from wavecast.predictors.wave import WaveScaling
 
 GPUS = {"V100 SXM2 16GB": "v100-sxm-16gb", "Quadro RTX 8000": "quadro-rtx-8000"}
 BATCH = 64
-MEASURED = Path(__file__).parents[2] / "measurements/h200/habitat/resnet50-b64.json.gz"
+MEASURED = "resnet50-b64"
+"""Of the campaign `habitat`."""
 
 
 def published(path: Path) -> dict[str, float]:
@@ -38,7 +40,7 @@ def main(table: Path, profile: Path) -> None:
     """Print how far each way is off, for one image."""
     benchmark = suite.benchmark("resnet50")
     traced = wavecast.trace(lambda: benchmark.make_step(BATCH, "fp32"))
-    measured, seen = wavecast.load_trace(MEASURED), wavecast.read_kineto(profile)
+    measured, seen = campaigns.traces("habitat")[MEASURED], wavecast.read_kineto(profile)
     for gpu, rate in published(table).items():
         name = GPUS[gpu]
         said = {

@@ -2,8 +2,8 @@
 
     python -m lab.score.run_models
 
-fits measurements/h200/runs (no GPU needed; some minutes) and writes the tables between the marks of
-the page. Names of tables make only those: python -m lab.score.run_models "per layer".
+fits measurements/h200/runs.csv (no GPU needed; some minutes) and writes the tables between the marks
+of the page. Names of tables make only those: python -m lab.score.run_models "per layer".
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 import wavecast
 from lab.collect.run_grid import BATCHES, ITERATIONS, NETS, VARIANTS, GridRow, Variant, read
+from lab.places import DOCS, H200
 from lab.score import layer_models, pages
 from lab.score.layer_models import GPU
 from wavecast.predictors.learned.predictor import Learned
@@ -29,8 +29,8 @@ from wavecast.runs.run import Run
 from wavecast.suite import benchmark
 from wavecast.traces.step import Phase
 
-PAGE = Path(__file__).parents[2] / "docs" / "runs.md"
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "runs"
+PAGE = DOCS / "runs.md"
+MEASURED = H200 / "runs.csv"
 MAIN = "training graph tf32"
 SPLITS = {6: (16, 15), 12: (24, 17), 20: (32, 20)}
 """Table 4: how many runs to fit on, their largest batch and number of iterations (a tenth)."""
@@ -69,7 +69,7 @@ def measured_runs(net: str, variant: str = MAIN, startup: bool = False) -> list[
 
 @cache
 def rows_measured() -> list[GridRow]:
-    return read(MEASURED / "runs.csv")
+    return read(MEASURED)
 
 
 def seen(runs: Sequence[Run], count: int) -> list[Run]:

@@ -7,10 +7,9 @@ the reference host here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import wavecast
+from lab.measured import campaigns
 from lab.measured.comparison import Contender, Scored, groups, summary
 from lab.measured.public_steps.case import Case, Traces
 from wavecast import Trace, ops
@@ -18,7 +17,8 @@ from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.wave import WaveScaling
 
-FOLDER = Path(__file__).parents[2] / "measurements" / "h200" / "scaled"
+CAMPAIGN = "scaled"
+"""The recorded steps, by the key of the step."""
 ORIGIN = "h200-sxm"
 HOST = "reference"
 WAVES, SHIPPED, LEFT_OUT = "scaled by waves", "scaled", "scaled, GPU left out"
@@ -43,23 +43,24 @@ def contenders(fit: Callable[[str], Learned] | None = None) -> list[Contender]:
 
 
 def recorded(
-    traced: Iterable[tuple[Case, Trace]], folder: Path = FOLDER
+    traced: Iterable[tuple[Case, Trace]], recordings: Mapping[str, Trace] | None = None
 ) -> Iterator[tuple[Case, Trace]]:
     """The cases of other GPUs whose step was recorded, with the recording.
 
     Args:
         traced: cases with what was traced of them without a GPU.
-        folder: has a recording a step, named by its key.
+        recordings: by the key of the step; the campaign's, unless given.
     """
-    known: dict[Path, Trace] = {}
+    recordings = campaigns.traces(CAMPAIGN) if recordings is None else recordings
+    known: dict[str, Trace] = {}
     for case, trace in traced:
-        path = folder / f"{Traces.key(case)}.json.gz"
-        if case.gpu == ORIGIN or not path.exists():
+        key = Traces.key(case)
+        if case.gpu == ORIGIN or key not in recordings:
             continue
-        if path not in known:
-            known = {path: wavecast.load_trace(path)}  # cases of one step follow each other
-        if is_whole(known[path], trace):
-            yield case, known[path]
+        if key not in known:
+            known = {key: recordings[key]}  # cases of one step follow each other
+        if is_whole(known[key], trace):
+            yield case, known[key]
 
 
 def is_whole(recording: Trace, trace: Trace) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from lab.measured import campaigns
+from lab.places import DOCS, H200
 from lab.score import pages
 from lab.score.observations import Observation, observe, observe_kernels
 from wavecast import device
@@ -22,9 +24,8 @@ from wavecast.footprint.kinds import TBD_KINDS
 from wavecast.report.units import memory
 from wavecast.runs.suite_results import SuiteResult, read_results
 
-ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "measurements" / "h200" / "suite.csv"
-PAGE = ROOT / "docs" / "suite.md"
+MEASURED = H200 / "suite.csv"
+PAGE = DOCS / "suite.md"
 
 Pair = tuple[SuiteResult, SuiteResult]
 """Measured and predicted."""
@@ -154,13 +155,13 @@ def main() -> None:
     """Write all tables."""
     found = pairs()
     rows = [row for row, _ in found]
-    seen = (*observe(rows), observe_kernels(MEASURED.parent / "suite", device(rows[0].gpu)))
+    seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
     write = partial(pages.write, PAGE)
     write("observations", observations(sorted(seen, key=lambda each: each.number)))
     write("summary", summary(found))
     write("per model", per_model(largest(found)))
     write("memory", memory_by_kind(largest(found)))
-    write("utilisation", utilisation(MEASURED.parent / "utilisation.csv"))
+    write("utilisation", utilisation(H200 / "utilisation.csv"))
 
 
 if __name__ == "__main__":
