@@ -11,7 +11,7 @@ from pathlib import Path
 
 import wavecast as wc
 
-OURS = Path(__file__).parent.parent / "measurements" / "h200" / "habitat"
+OURS = Path(__file__).parent / "traces"
 FIRST = "rtx-2080-ti"
 OTHERS = ("v100-sxm-16gb", "rtx-4090", "a100-sxm-80gb", "h100-sxm-80gb")
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import wavecast as wc
 
-OURS = Path(__file__).parent.parent / "measurements" / "h200" / "habitat"
+OURS = Path(__file__).parent / "traces"
 PAPERS_PRICES = {"p100-pcie-16gb": 1.46, "v100-sxm-16gb": 2.48, "t4": 0.35}
 TODAYS = ("l4", "rtx-4090", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HABITAT = ROOT / "measurements" / "h200" / "habitat"
+TRACES = ROOT / "examples" / "traces"
 MADE = re.compile(r"<!-- output: python -m (examples\.\w+) -->\n```text\n(.*?)```", re.DOTALL)
 PAPERS_SPEEDUP = 1.1
 """Of a V100 over a 2080 Ti, DCGAN: the second case study of Yu et al., ATC 2021."""
@@ -56,7 +56,7 @@ def test_both_case_studies_are_shown() -> None:
 
 @pytest.mark.parametrize("name", ["rent_a_gpu", "is_bigger_better"])
 def test_a_case_study_takes_your_own_traces(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    example(name).main([str(HABITAT / "transformer-b32.json.gz")])
+    example(name).main([str(TRACES / "resnet50-b32.json.gz")])
     out = capsys.readouterr().out
     assert "measured on NVIDIA H200" in out
     assert re.search(r"^v100-sxm-16gb +\d", out, re.MULTILINE)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from made import mm, relu
 
 import wavecast
+from lab.measured import campaigns
 from wavecast.footprint.advice import advise, checkpoint_blocks, fuse_optimizer, quantize_state
 from wavecast.footprint.kinds import KindFinder, KindTimeline, peak_bytes
 from wavecast.footprint.memory import of_measured
@@ -17,7 +17,7 @@ from wavecast.hardware.contexts import context_bytes, measured
 from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
 MIB = 1 << 20
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "suite"
+MEASURED = campaigns.traces("suite")
 
 
 def step() -> Trace:
@@ -133,13 +133,13 @@ def test_what_was_measured_is_shown_as_it_was() -> None:
 def test_replayed_lifetimes_give_what_the_real_allocator_counted(
     name: str, allocated: int, reserved: int
 ) -> None:
-    found = replay(wavecast.load_trace(MEASURED / f"{name}.json.gz"))
+    found = replay(MEASURED[name])
     assert found.allocated_bytes == pytest.approx(allocated, rel=0.005)
     assert found.reserved_bytes == pytest.approx(reserved, rel=0.06)
 
 
 def test_growing_segments_never_need_more_than_separate_ones_here() -> None:
-    trace = wavecast.load_trace(MEASURED / "resnet50-b16-fp32.json.gz")
+    trace = MEASURED["resnet50-b16-fp32"]
     plain, growing = replay(trace), replay(trace, expandable=True)
     assert growing.allocated_bytes == pytest.approx(plain.allocated_bytes, rel=0.01)
     assert growing.reserved_bytes <= plain.reserved_bytes

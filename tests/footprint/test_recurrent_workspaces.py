@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from lab.collect.recurrent_reality import Found, MeasuredRecurrentLayer, errors, read  # noqa: E402
+from lab.places import DOCS, H200
 from wavecast.footprint.workspaces import recurrent  # noqa: E402
 from wavecast.footprint.workspaces.recurrent import FORWARD, workspace_bytes  # noqa: E402
 from wavecast.frameworks.pytorch.capture.tracing import capture  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
-MEASURED = read(ROOT / "measurements" / "h200" / "rnn_workspaces.jsonl")
-LATER = read(ROOT / "measurements" / "h200" / "rnn_workspaces_more.jsonl")
+MEASURED = read(H200 / "rnn_workspaces.jsonl")
+LATER = read(H200 / "rnn_workspaces_more.jsonl")
 """With dropout, without training, of small and wide states, of larger batches."""
 TINY = 1e-5
 """A part may begin 32 bytes later than we say."""
@@ -63,7 +62,7 @@ def test_layers_measured_later_take_what_was_measured() -> None:
 
 
 def test_nearly_all_are_exact_as_the_page_says() -> None:
-    page = " ".join((ROOT / "docs" / "memory.md").read_text(encoding="utf-8").split())
+    page = " ".join((DOCS / "memory.md").read_text(encoding="utf-8").split())
     assert f"{len(LATER)} layers measured later" in page
     exact = sum(not any(errors(each)) for each in MEASURED)
     first = sum(map(seen_first, MEASURED))

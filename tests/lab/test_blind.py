@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 import pytest
 
 from lab.fit.host import LEASES
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import BLIND
+from lab.places import DOCS, ROOT
 from lab.score.blind import BlindRow, rows, table
 from wavecast import ops
 from wavecast.ops import Kind
 
-ROOT = Path(__file__).parents[2]
 ROWS = list(rows())
 
 
@@ -31,7 +30,7 @@ def test_products_are_of_one_dtype(row: BlindRow) -> None:
 
 
 def test_the_pages_say_how_well_they_are_met() -> None:
-    assert "\n".join(table()) in (ROOT / "docs" / "accuracy.md").read_text()
+    assert "\n".join(table()) in (DOCS / "accuracy.md").read_text()
     sizes = [abs(row.gpu_error) for row in ROWS]
     said = f"mean error {statistics.mean(sizes):.0%}, median {statistics.median(sizes):.0%}"
     line = next(

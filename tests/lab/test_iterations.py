@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 
 import pytest
 
 import wavecast
 from lab.fit.host import LEASES, host_bound, machine_factor, read
 from lab.fit.host_reference import reference_of
-from lab.measured import timed
+from lab.measured import campaigns, timed
 from lab.measured.op_data import HELD_OUT
-from lab.measured.timed import BLIND, FOLDER, all_machines, busy_s, machines, unseen_machines
+from lab.measured.timed import FOLDER, all_machines, busy_s, machines, unseen_machines
+from lab.places import DOCS
 from lab.score.iterations import (
     AT_START,
     REFERENCE,
@@ -26,10 +26,9 @@ from lab.score.iterations import (
     steps,
     table,
 )
-from wavecast import load_trace, suite
+from wavecast import suite
 from wavecast.hardware.host_files import factor_of
 
-ROOT = Path(__file__).parents[2]
 MACHINES = machines()
 
 
@@ -97,15 +96,16 @@ def test_several_timings_count_by_their_median(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_files_count_what_the_steps_ask_of_a_host() -> None:
+    blind = campaigns.traces("blind")
     kept = [
-        (step, path)
+        (step, key)
         for machine in MACHINES
         for step in machine.steps
-        if (path := BLIND / "traces" / f"{step.name.replace(' ', '-')}.json.gz").exists()
+        if (key := step.name.replace(" ", "-")) in blind
     ]
     assert len(kept) == 47
-    for step, path in kept[::4]:
-        assert asked_of(load_trace(path)) == step.asked
+    for step, key in kept[::4]:
+        assert asked_of(blind[key]) == step.asked
 
 
 def test_a_small_step_of_the_suite_is_counted_as_it_is_traced() -> None:
@@ -149,7 +149,7 @@ def test_a_factor_is_of_steps_that_wait_for_the_host() -> None:
 
 
 def test_the_page_says_how_hosts_and_steps_vary() -> None:
-    assert "\n".join(noise()) in (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert "\n".join(noise()) in (DOCS / "accuracy.md").read_text(encoding="utf-8")
     assert [all(s.apart is None for s in machine.steps) for machine in MACHINES] == [1, 0, 0, 0, 0]
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 import pytest
 from made import tensor
 
 from lab.fit.kernel_counts import counts
+from lab.measured import campaigns
 from wavecast import ops
 from wavecast.ops.kernel_counts import COUNTED, SORTING, UNSORTED_LOOKUPS
 from wavecast.traces.step import Op
 
-SUITE = Path(__file__).parents[2] / "measurements" / "h200" / "suite"
 SEEN = counts(
-    SUITE / f"{name}.json.gz"
+    campaigns.traces("suite")[name]
     for name in ("dlrm-b512-fp32", "a3c-b4-fp32", "bert-base-b8-bf16", "nmt-b32-fp32")
 )
 

@@ -8,29 +8,28 @@ import re
 import statistics
 import tomllib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from wavecast import load_trace, predict
+from lab.measured import campaigns
+from lab.places import DOCS, H200, ROOT
+from wavecast import predict
 from wavecast.hardware.devices import device
 from wavecast.hardware.occupancy import kineto_blocks_per_sm, kineto_occupancy
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mixed_precision import MixedPrecision
 from wavecast.traces.step import Kernel, Measurement, Trace
 
-ROOT = Path(__file__).parents[2]
-MEASURED = ROOT / "measurements" / "h200"
-H200 = device("h200-sxm")
-TRACES = sorted((*MEASURED.glob("habitat/*.json.gz"), *MEASURED.glob("measured/*.json.gz")))
-PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8"))
+GPU = device("h200-sxm")
+TRACES = [(name, key) for name in ("habitat", "measured") for key in campaigns.traces(name)]
+PAGE = re.sub(r"\s+", " ", (DOCS / "accuracy.md").read_text(encoding="utf-8"))
 
-MEMORY = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+MEMORY = (DOCS / "memory.md").read_text(encoding="utf-8")
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    with (MEASURED / name).open(newline="", encoding="utf-8") as file:
+    with (H200 / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -51,8 +50,8 @@ def test_occupancy_is_what_kineto_reported_for_every_launch() -> None:
             int(row["registers"]),
             int(row["shared_bytes"]),
         )
-        assert kineto_occupancy(H200, kernel) == int(row["occupancy_percent"]), row
-        blocks = kineto_blocks_per_sm(H200, kernel)
+        assert kineto_occupancy(GPU, kernel) == int(row["occupancy_percent"]), row
+        blocks = kineto_blocks_per_sm(GPU, kernel)
         assert blocks == pytest.approx(float(row["blocks_per_sm"]), rel=1e-6, abs=1e-6), row
 
 
@@ -67,12 +66,12 @@ def test_the_parts_make_the_busy_time_and_the_plain_sum_does_not() -> None:
     assert f"up to {max(sums):.0%} more" in PAGE
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.removesuffix(".json.gz"))
-def test_a_measured_step_returns_on_its_own_gpu(path: Path) -> None:
-    trace = load_trace(path)
+@pytest.mark.parametrize(("name", "key"), TRACES, ids=[key for _, key in TRACES])
+def test_a_measured_step_returns_on_its_own_gpu(name: str, key: str) -> None:
+    trace = campaigns.traces(name)[key]
     assert trace.measurement is not None
     assert trace.measurement.seconds is not None
-    assert predict(trace, H200).seconds == pytest.approx(trace.measurement.seconds, rel=1e-9)
+    assert predict(trace, GPU).seconds == pytest.approx(trace.measurement.seconds, rel=1e-9)
 
 
 def test_the_page_counts_the_traces() -> None:
@@ -109,7 +108,7 @@ def bf16_errors(pairs: Iterable[tuple[Trace, float]]) -> tuple[list[float], list
             (MixedPrecision(Habitat.shipped(), "bf16"), daydream),
             (MixedPrecision.shipped("bf16"), by_op),
         ):
-            errors.append(abs(predict(trace, H200, predictor=scaler).gpu_s / real_s - 1))
+            errors.append(abs(predict(trace, GPU, predictor=scaler).gpu_s / real_s - 1))
     return daydream, by_op
 
 
@@ -117,22 +116,23 @@ def said(errors: Sequence[float]) -> str:
     return f"mean error {statistics.mean(errors):.0%}, worst {max(errors):.0%}"
 
 
-@pytest.mark.parametrize("folder", ["steps", "measured"])
-def test_the_page_repeats_the_errors_of_mixed_precision(folder: str) -> None:
+@pytest.mark.parametrize("name", ["steps", "measured"])
+def test_the_page_repeats_the_errors_of_mixed_precision(name: str) -> None:
     pairs = []
-    for path in sorted((MEASURED / folder).glob("*-fp32.json.gz")):
-        full, half = load_trace(path), load_trace(str(path).replace("-fp32", "-bf16"))
+    campaign = campaigns.traces(name)
+    for key in (key for key in campaign if key.endswith("-fp32")):
+        full, half = campaign[key], campaign[key.replace("-fp32", "-bf16")]
         kernels_s = sum(kernel.seconds for call in half for kernel in call.kernels)
         whole = half.measurement
         if full.measurement is None:  # recorded by lab/collect/reality.py: ops and kernels only
             full = Trace(full.calls, measurement=Measurement("NVIDIA H200"))
         pairs.append((full, whole.gpu_s if whole and whole.gpu_s else kernels_s))
     daydream, by_op = map(said, bf16_errors(pairs))
-    assert f"| {len(pairs)} pairs in `{folder}/`* | {daydream} | {by_op} |" in PAGE
+    assert f"| {len(pairs)} pairs in `{name}/`* | {daydream} | {by_op} |" in PAGE
 
 
 def memory_rows(name: str) -> list[dict[str, Any]]:
-    lines = (MEASURED / "memory" / name).read_text(encoding="utf-8").splitlines()
+    lines = (H200 / "memory" / name).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -163,5 +163,5 @@ def test_the_readme_repeats_the_memory_page() -> None:
 def test_the_page_of_hosts_shows_what_a_profiler_leaves_behind() -> None:
     from lab.collect.profiler_cost import table
 
-    page = (ROOT / "docs" / "concepts" / "timeline.md").read_text(encoding="utf-8")
+    page = (DOCS / "concepts" / "timeline.md").read_text(encoding="utf-8")
     assert "\n".join(table()) in page

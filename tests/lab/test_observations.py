@@ -5,19 +5,17 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.measured import campaigns
+from lab.places import DOCS, H200
 from lab.score.observations import Observation, observe, observe_kernels
-from wavecast import device, load_trace
+from wavecast import device
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.runs.stability import ENOUGH
 from wavecast.runs.suite_results import SuiteResult, read_results
-
-ROOT = Path(__file__).parents[2]
-H200 = ROOT / "measurements" / "h200"
 
 
 def sweep(model: str, *values: dict[str, Any]) -> list[SuiteResult]:
@@ -131,7 +129,7 @@ def test_low_and_falling_utilisation_is_the_hosts(
     low = seen["the others use it by 95% or more"].others
     others = [name for name in low if not is_host_bound(measured[name])]
     assert others == ["googlenet fp32"]  # 92%
-    assert f"{len(low)} of the 40" in (ROOT / "docs" / "suite.md").read_text(encoding="utf-8")
+    assert f"{len(low)} of the 40" in (DOCS / "suite.md").read_text(encoding="utf-8")
 
 
 def test_recurrent_layers_that_cudnn_runs_keep_the_gpu_busy(seen: dict[str, Observation]) -> None:
@@ -157,16 +155,16 @@ def test_recorded_lifetimes_and_workspaces_give_the_allocators_peak(
 ) -> None:
     errors = []
     for row in read_results(H200 / "suite.csv"):
-        trace = load_trace(H200 / "suite" / f"{row.model}-b{row.batch}-{row.precision}.json.gz")
+        trace = campaigns.traces("suite")[f"{row.model}-b{row.batch}-{row.precision}"]
         errors.append(abs(peak_bytes(trace.allocations) / (row.peak_bytes or 1) - 1))
     said = f"within {statistics.mean(errors):.1%} (mean), {max(errors):.0%} at worst"
-    assert said in (ROOT / "docs" / "suite.md").read_text(encoding="utf-8")
+    assert said in (DOCS / "suite.md").read_text(encoding="utf-8")
 
 
-def test_batch_normalisation_is_long_and_uses_the_gpu_badly_in_every_cnn(tmp_path: Path) -> None:
-    for name in ("resnet50-b64-fp32", "resnet50-b64-bf16", "inception-v3-b64-fp32", "vit-b16-bf16"):
-        (tmp_path / f"{name}.json.gz").symlink_to(H200 / "suite" / f"{name}.json.gz")
-    found = observe_kernels(tmp_path, device("h200-sxm"))
+def test_batch_normalisation_is_long_and_uses_the_gpu_badly_in_every_cnn() -> None:
+    names = ("resnet50-b64-fp32", "resnet50-b64-bf16", "inception-v3-b64-fp32", "vit-b16-bf16")
+    traces = {name: campaigns.traces("suite")[name] for name in names}
+    found = observe_kernels(traces, device("h200-sxm"))
     assert len(found.agreeing) == 3  # a transformer has none, so it does not count
     assert not found.others
 
@@ -183,7 +181,7 @@ def test_gpu_utilisation_is_that_of_other_sources() -> None:
 
 
 def test_the_page_shows_what_the_measurements_say(seen: dict[str, Observation]) -> None:
-    page = (ROOT / "docs" / "suite.md").read_text(encoding="utf-8")
+    page = (DOCS / "suite.md").read_text(encoding="utf-8")
     for each in seen.values():
         total = len(each.agreeing) + len(each.others)
         assert f"| {each.number} | {each.claim} | {len(each.agreeing)} of {total} |" in page

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
 
 from lab.collect.population import BLIND, SEEN, TEXT, draw, make_step
+from lab.measured import campaigns
 
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "population"
+MEASURED = campaigns.traces("population")
 
 
 def test_no_model_of_a_blind_test_was_measured_for_a_fit() -> None:
     assert not set(BLIND) & set(SEEN)
     assert len(BLIND) == pytest.approx(len(SEEN) / 4, abs=1)
-    models = {path.name.partition("-b")[0] for path in MEASURED.glob("*.json.gz")}
+    models = {key.partition("-b")[0] for key in MEASURED}
     assert models
     assert models <= set(SEEN)
 
@@ -26,7 +25,7 @@ def test_a_draw_is_the_same_again_and_has_its_own_title() -> None:
     assert draw("vgg16", 0) != draw("vgg16", 1)
     titles = {draw(name, seed).title for name in SEEN for seed in (0, 1)}
     assert len(titles) > 1.9 * len(SEEN)
-    known = {path.name.removesuffix(".json.gz") for path in MEASURED.glob("*.json.gz")}
+    known = set(MEASURED)
     assert known <= {draw(name, 0).title for name in SEEN}
 
 

@@ -26,6 +26,7 @@ from lab.measured.comparison import (
     summary,
 )
 from lab.measured.public_steps.case import Case, Traces
+from lab.places import ROOT
 from wavecast import Device, Estimate, Predictor, Trace
 from wavecast.campaigns.suite_runs import run
 from wavecast.predictors.roofline import Roofline
@@ -33,8 +34,6 @@ from wavecast.runs.suite_results import SuiteResult
 from wavecast.traces.step import Op
 
 torch = pytest.importorskip("torch")
-
-ROOT = Path(__file__).parents[2]
 
 
 def parameters(model: Any) -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
-from pathlib import Path
 
 import pytest
 
 from lab.collect import run_grid
+from lab.places import DOCS, ROOT
 from lab.score import layer_models, run_models
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "runs.md").read_text(encoding="utf-8")
 
 
 VARIANTS = [variant.name for variant in run_grid.VARIANTS]

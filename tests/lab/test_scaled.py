@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,6 +16,7 @@ import wavecast
 from lab.collect import scaled
 from lab.collect.scaled import Wanted, compact, measure, plan
 from lab.fit.host import LEASES
+from lab.measured import campaigns
 from lab.measured.comparison import Scored, score
 from lab.measured.op_data import HELD_OUT
 from lab.measured.public_steps.case import Case, Traces
@@ -24,8 +24,7 @@ from lab.score import scaled_steps
 from lab.score.scaled_steps import contenders, is_whole, recorded, table
 from wavecast import Trace
 
-MEASURED = Path(__file__).parents[2] / "measurements" / "h200" / "habitat"
-DCGAN = MEASURED / "dcgan-b64.json.gz"
+DCGAN = campaigns.traces("habitat")["dcgan-b64"]
 
 
 def make_step(model: str, batch: int) -> Callable[[], Any]:
@@ -52,8 +51,8 @@ def a_case(name: str, gpu: str = "t4", model: str = "", batch: int = 1, **more: 
 
 
 def test_no_fit_reads_them() -> None:
-    assert scaled_steps.FOLDER.name in HELD_OUT
-    assert scaled_steps.FOLDER.name not in LEASES
+    assert scaled_steps.CAMPAIGN in HELD_OUT
+    assert scaled_steps.CAMPAIGN not in LEASES
 
 
 def test_each_step_is_planned_once_and_steps_on_many_gpus_first() -> None:
@@ -87,7 +86,7 @@ def test_a_step_that_is_no_call_of_a_function_cannot_be_planned() -> None:
 
 
 def test_a_compact_trace_predicts_the_same() -> None:
-    trace = wavecast.load_trace(DCGAN)
+    trace = DCGAN
     small = compact(trace)
     assert not small.allocations
     for gpu in ("t4", "h200-sxm"):
@@ -102,7 +101,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def measured(step: Callable[[], Any], **protocol: Any) -> Trace:
         ran.append((step(), protocol))
-        return wavecast.load_trace(DCGAN)
+        return DCGAN
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -140,25 +139,24 @@ def test_measuring_ends_when_time_is_up(no_gpu: list[Any], tmp_path: Path) -> No
     assert no_gpu == []
 
 
-def test_cases_are_matched_by_their_step_and_never_scaled_to_the_origin(tmp_path: Path) -> None:
-    trace = wavecast.load_trace(DCGAN)
+def test_cases_are_matched_by_their_step_and_never_scaled_to_the_origin() -> None:
+    trace = DCGAN
     here = [a_case("one"), a_case("one", "l4"), a_case("one", "h200-sxm"), a_case("one", batch=2)]
-    shutil.copy(DCGAN, tmp_path / f"{Traces.key(here[0])}.json.gz")
-    found = [case for case, _ in recorded([(case, trace) for case in here], tmp_path)]
+    recordings = {Traces.key(here[0]): trace}
+    found = [case for case, _ in recorded([(case, trace) for case in here], recordings)]
     assert found == here[:2]
 
 
-def test_a_recording_without_updates_is_not_the_step(tmp_path: Path) -> None:
-    trace = wavecast.load_trace(DCGAN)
+def test_a_recording_without_updates_is_not_the_step() -> None:
+    trace = DCGAN
     part = replace(trace, calls=trace.calls[: len(trace.calls) * 8 // 10], allocations=())
     assert is_whole(trace, trace)
     assert not is_whole(part, trace)
-    part.save(tmp_path / f"{Traces.key(a_case('one'))}.json.gz")
-    assert list(recorded([(a_case("one"), trace)], tmp_path)) == []
+    assert list(recorded([(a_case("one"), trace)], {Traces.key(a_case("one")): part})) == []
 
 
 def test_the_host_is_the_reference_host(tmp_path: Path) -> None:
-    trace = wavecast.load_trace(DCGAN)
+    trace = DCGAN
     (row,) = score([(a_case("one"), trace)], contenders()[1:], host=scaled_steps.HOST)
     assert row.seconds == wavecast.predict(trace, "t4", host="reference").seconds
     assert sum(row.kinds_s.values()) > 0

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from made import call, copy_to_gpu, mm, relu, step, trace, unknown, view
 
 import wavecast
+from lab.measured import campaigns
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.footprint.memory import memory
 from wavecast.hardware.contexts import context_bytes
@@ -282,8 +282,7 @@ def test_a_predictor_of_ones_own_is_any_object_that_predicts() -> None:
 
 
 def test_a_step_has_a_range_on_every_gpu() -> None:
-    steps = Path(__file__).parents[2] / "measurements" / "h200" / "steps"
-    made = wavecast.load_trace(steps / "bert-base-bf16.json.gz")
+    made = campaigns.traces("steps")["bert-base-bf16"]
     gpus = wavecast.devices()
     found = [predict(made, gpu) for gpu in gpus]
     assert all(p.low_s <= p.seconds <= p.high_s for p in found)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import tomllib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import call, mm, trace
 
+from lab.places import DOCS, ROOT
 from lab.score.ranges import (
     GPU_CLASSES,
     HOST_CLASSES,
@@ -27,8 +27,6 @@ from lab.score.ranges import (
 from wavecast.steps import ranges
 from wavecast.steps.prediction import predict
 from wavecast.steps.ranges import gpu_powers, host_factors
-
-ROOT = Path(__file__).parents[2]
 
 ratios = st.lists(st.floats(0.2, 5.0), min_size=40, max_size=200)
 
@@ -119,13 +117,13 @@ def test_the_chip_whose_ops_we_measured_has_the_narrow_range() -> None:
 
 
 def test_the_page_repeats_the_ranges() -> None:
-    page = (ROOT / "docs" / "concepts" / "estimates.md").read_text(encoding="utf-8")
+    page = (DOCS / "concepts" / "estimates.md").read_text(encoding="utf-8")
     found = tomllib.loads((ROOT / "src" / "wavecast" / ranges.FILE).read_text(encoding="utf-8"))
     for each in found["gpu"].values():
         assert f"| {each['below']:.2f} and {each['above']:.2f} |" in page
     for each in found["host"].values():
         assert f"| {each['low']:.2f} to {each['high']:.2f} |" in page
-    other = (ROOT / "docs" / "concepts" / "timeline.md").read_text(encoding="utf-8")
+    other = (DOCS / "concepts" / "timeline.md").read_text(encoding="utf-8")
     for name in ("known", "unknown"):
         low, high = found["host"][name]["low"], found["host"][name]["high"]
         assert f"{low:.2f} to {high:.2f} times" in other

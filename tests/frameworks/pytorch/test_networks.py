@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wavecast
+from lab.measured import campaigns
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.networks import network_of
 from wavecast.predictors.learned.predictor import Learned
@@ -22,7 +22,7 @@ from wavecast.regression.per_layer import PerLayer, timed_network
 from wavecast.suite.classics import VGG, AlexNet, GoogLeNet
 from wavecast.traces.step import Trace
 
-MEASURED = Path(__file__).parents[3] / "measurements" / "h200" / "runs" / "layers"
+MEASURED = campaigns.traces("runs")
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
     "alexnet": (partial(AlexNet, groups=1), (3, 227, 227)),
     "googlenet": (GoogLeNet, (3, 224, 224)),
@@ -113,7 +113,7 @@ def test_a_model_that_does_not_run_on_the_sample_is_refused() -> None:
 @pytest.mark.parametrize("name", ["alexnet-ungrouped", "googlenet", "vgg16"])
 @pytest.mark.parametrize("batch", [16, 64])
 def test_every_layer_of_a_measured_step_has_its_time(name: str, batch: int) -> None:
-    trace = wavecast.load_trace(MEASURED / f"{name}-b{batch}-tf32.json.gz")
+    trace = MEASURED[f"{name}-b{batch}-tf32"]
     found = times_of_trace(trace, made(name.removesuffix("-ungrouped")))
     assert found.untimed == ()
     assert all(time.batch == batch for time in found)
@@ -130,7 +130,7 @@ def test_predicted_work_makes_layers_of_one_net_predict_another() -> None:
     works, times = {}, {}
     for name in ("googlenet", "vgg16"):
         for batch in (16, 64):
-            trace = wavecast.load_trace(MEASURED / f"{name}-b{batch}-tf32.json.gz")
+            trace = MEASURED[f"{name}-b{batch}-tf32"]
             works[name, batch] = predicted_work(trace, made(name), gpu, predictor)
             times[name, batch] = times_of_trace(trace, made(name), work=works[name, batch])
     model = PerLayer().fit([*times["googlenet", 16], *times["googlenet", 64]])
@@ -142,7 +142,7 @@ def test_predicted_work_makes_layers_of_one_net_predict_another() -> None:
 
 
 def test_traces_that_cannot_give_times_are_refused() -> None:
-    trace = wavecast.load_trace(MEASURED / "vgg16-b16-tf32.json.gz")
+    trace = MEASURED["vgg16-b16-tf32"]
     with pytest.raises(InvalidInput, match="no module of this trace is a layer of Small"):
         times_of_trace(trace, network_of(Small(), (3, 16, 16)))
     bare = Trace(trace.calls, samples=None)

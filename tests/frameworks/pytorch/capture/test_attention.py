@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from networks import Step, calls_of, names, training
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lab.places import H200
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.frameworks.pytorch.capture.attention import (
     CUDNN,
@@ -23,7 +23,7 @@ from wavecast.frameworks.pytorch.capture.attention import (
     choose,
 )
 
-RECORDED = Path(__file__).parents[4] / "measurements" / "h200" / "attention.json"
+RECORDED = H200 / "attention.json"
 CHOICES = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}
 ALL = frozenset(CHOICES.values())
 HOPPER, AMPERE, TURING, VOLTA, KEPLER = (9, 0), (8, 0), (7, 5), (7, 0), (3, 7)

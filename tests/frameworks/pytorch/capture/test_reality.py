@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from lab.collect.reality import RECORDED, compare, describe
+from lab.measured import campaigns
 from lab.steps.reality import PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.traces.step import load_trace
 
 CASES = list(itertools.product(STEPS, PRECISIONS))
 
@@ -17,7 +17,7 @@ CASES = list(itertools.product(STEPS, PRECISIONS))
 @pytest.mark.parametrize(("name", "precision"), CASES, ids=[f"{n}-{p}" for n, p in CASES])
 def test_a_trace_has_the_ops_of_the_real_step(name: str, precision: str) -> None:
     make, batch = STEPS[name]
-    real = load_trace(RECORDED / f"{name}-{precision}.json.gz")
+    real = campaigns.traces(RECORDED)[f"{name}-{precision}"]
     agreement = compare(real, capture(lambda: make(batch, precision)))
     report = describe(f"{name} {precision}", agreement)
     assert agreement.by_count >= 0.99, report
@@ -25,4 +25,4 @@ def test_a_trace_has_the_ops_of_the_real_step(name: str, precision: str) -> None
 
 
 def test_every_step_was_recorded() -> None:
-    assert {path.name for path in RECORDED.iterdir()} == {f"{n}-{p}.json.gz" for n, p in CASES}
+    assert set(campaigns.traces(RECORDED)) == {f"{n}-{p}" for n, p in CASES}
