@@ -32,10 +32,11 @@ from pathlib import Path
 import numpy as np
 
 import wavecast
-from lab.fit.learned import MODELS, chip_of, fitted_without
+from lab.fit.learned import chip_of, fitted_without
 from lab.measured import public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
+from lab.places import MODELS
 from wavecast import Device, Estimate, Prediction, Trace
 from wavecast.files import read_toml
 from wavecast.predictors.base import Predictor

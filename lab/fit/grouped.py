@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 import numpy as np
 
 from lab.collect.experts import GPU, ExpertRow, measured_s, op_of, read
-from lab.fit.learned import MODELS, ONE_GPU_SPREAD, RANGE
+from lab.fit.learned import ONE_GPU_SPREAD, RANGE
 from lab.fit.op_fit import constants
+from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import Floats, GpuFacts

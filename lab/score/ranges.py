@@ -33,10 +33,10 @@ import numpy as np
 
 import wavecast
 from lab.fit.generations import LeftOut
-from lab.fit.learned import MODELS
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Traces
+from lab.places import MODELS
 from lab.score import iterations, pages
 from lab.score.families import folds
 from wavecast import Prediction

@@ -2,8 +2,8 @@
 
     python -m lab.score.run_models
 
-fits measurements/h200/runs.csv (no GPU needed; some minutes) and writes the tables between the marks
-of the page. Names of tables make only those: python -m lab.score.run_models "per layer".
+fits measurements/h200/runs.csv (no GPU needed; some minutes) and writes the tables between the
+marks of the page. Names of tables make only those: python -m lab.score.run_models "per layer".
 """
 
 from __future__ import annotations

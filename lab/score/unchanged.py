@@ -9,8 +9,8 @@ It uses only the public face of wavecast, so the same file runs on an old and on
     python -m lab.score.unchanged predict AGAIN again.json
     python -m lab.score.unchanged compare old.json new.json
 
-To run it on another commit, put that commit's `src` first on PYTHONPATH. A FOLDER of measured traces
-comes from `python -m lab.measured.campaigns unpack suite FOLDER`.
+To run it on another commit, put that commit's `src` first on PYTHONPATH.
+`python -m lab.measured.campaigns unpack suite FOLDER` makes a FOLDER of measured traces.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.collect.recurrent_reality import Found, MeasuredRecurrentLayer, errors, read  # noqa: E402
-from lab.places import DOCS, H200
+from lab.places import DOCS, H200  # noqa: E402
 from wavecast.footprint.workspaces import recurrent  # noqa: E402
 from wavecast.footprint.workspaces.recurrent import FORWARD, workspace_bytes  # noqa: E402
 from wavecast.frameworks.pytorch.capture.tracing import capture  # noqa: E402
