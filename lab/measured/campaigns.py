@@ -37,7 +37,8 @@ from typing import Any
 
 import numpy as np
 
-from lab.measured.trace_columns import EncodedTraces, Tables, encode
+from lab.measured.packed_traces import PackedTraces
+from lab.measured.trace_columns import Tables, encode
 from lab.places import H200
 from wavecast import Trace, load_trace
 from wavecast.errors import InvalidInput
@@ -114,7 +115,7 @@ def digest(name: str, folder: Path = FOLDER) -> str:
 
 
 @cache
-def _read(path: Path) -> EncodedTraces:
+def _read(path: Path) -> PackedTraces:
     if not path.exists():
         known = ", ".join(names(path.parent)) or "none"
         raise InvalidInput(f"there is no campaign {path}; there are: {known}")
@@ -125,7 +126,7 @@ def _read(path: Path) -> EncodedTraces:
         raise InvalidInput(f"{path} has version {head['version']}; this reads version {VERSION}")
     texts = json.loads(members.pop("texts.json"))
     columns = {member.removesuffix(".npy"): _array(data) for member, data in members.items()}
-    return EncodedTraces(Tables(columns, texts, head["traces"]))
+    return PackedTraces(Tables(columns, texts, head["traces"]))
 
 
 def _array(data: bytes) -> Any:
