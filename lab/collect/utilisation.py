@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import wavecast
 from wavecast import suite
-from wavecast.steps.profile import profile_measured
+from wavecast.steps.profiling import profile_measured
 
 STEPS = (
     ("resnet50", 64, "fp32"),

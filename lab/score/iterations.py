@@ -43,7 +43,7 @@ from lab.score import blind, pages
 from lab.score.blind import MakeStep, Step
 from lab.score.families import folds
 from wavecast import Host, Trace, suite
-from wavecast.hardware.host_files import factor_of, reference_times
+from wavecast.hardware.calibration import factor_of, reference_times
 from wavecast.hardware.hosts import COSTS, demands
 from wavecast.predictors.learned.predictor import Learned
 

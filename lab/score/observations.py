@@ -19,7 +19,7 @@ from pathlib import Path
 from lab.measured import campaigns
 from wavecast import Device, Trace, device
 from wavecast.runs.suite_results import SuiteResult, read_results
-from wavecast.steps.profile import profile_measured
+from wavecast.steps.profiling import profile_measured
 
 RECURRENT = frozenset({"nmt", "gnmt", "deep-speech-2"})
 """Models whose time is in recurrent layers."""

@@ -22,9 +22,10 @@ from wavecast.frameworks import ncu
 from wavecast.frameworks.pytorch.measurement import calibration, issuing, iteration
 from wavecast.frameworks.targets import resolve
 from wavecast.hardware import device_files
+from wavecast.hardware.calibration import reference_times
 from wavecast.hardware.device import Fact
 from wavecast.hardware.devices import device
-from wavecast.hardware.host_files import find_host, reference_times
+from wavecast.hardware.host_files import find_host
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.traces.counters import Counted, KernelKey
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace

@@ -9,7 +9,8 @@ from made import mm, relu
 
 import wavecast
 from lab.measured import campaigns
-from wavecast.footprint.advice import advise, checkpoint_blocks, fuse_optimizer, quantize_state
+from wavecast.footprint.advice import advise
+from wavecast.footprint.edits import Checkpointed, checkpoint_blocks, fuse_optimizer, quantize_state
 from wavecast.footprint.kinds import KindFinder, KindTimeline, peak_bytes
 from wavecast.footprint.memory import of_measured
 from wavecast.footprint.replay import replay
@@ -146,18 +147,19 @@ def test_growing_segments_never_need_more_than_separate_ones_here() -> None:
 
 
 def test_checkpointing_drops_what_blocks_keep_but_their_outputs() -> None:
-    found, blocks, share = checkpoint_blocks(step())
-    assert blocks == 2
-    assert 0 < share < 1
-    assert wavecast.memory(found).peak_bytes < wavecast.memory(step()).peak_bytes
+    checkpointed = checkpoint_blocks(step())
+    assert checkpointed.blocks == 2
+    assert 0 < checkpointed.extra_flops < 1
+    before, after = wavecast.memory(step()), wavecast.memory(checkpointed.trace)
+    assert after.peak_bytes < before.peak_bytes
     kept = 30 + 60 + 2
     # The first block's output, and all of the second while it runs.
-    assert KindTimeline(found).totals[3] == (kept + 20 + 100 + 20) * MIB
+    assert KindTimeline(checkpointed.trace).totals[3] == (kept + 20 + 100 + 20) * MIB
 
 
 def test_a_step_without_blocks_has_nothing_to_checkpoint() -> None:
     plain = replace(step(), calls=tuple(replace(c, module="Net") for c in step().calls))
-    assert checkpoint_blocks(plain) == (plain, 0, 0.0)
+    assert checkpoint_blocks(plain) == Checkpointed(plain, 0, 0.0)
 
 
 def test_bytes_of_state_are_a_quarter_and_scales() -> None:

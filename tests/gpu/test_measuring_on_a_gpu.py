@@ -18,8 +18,8 @@ from wavecast import suite
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.frameworks.pytorch.measurement import issuing
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
-from wavecast.hardware.host_files import reference_times
-from wavecast.steps.profile import profile_measured
+from wavecast.hardware.calibration import reference_times
+from wavecast.steps.profiling import profile_measured
 from wavecast.traces import overlap
 from wavecast.traces.step import Phase, Role, Trace
 

@@ -15,15 +15,8 @@ from made import call, mm, relu, trace
 from wavecast import Host, predict
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware import host_files
-from wavecast.hardware.host_files import (
-    HostFile,
-    calibrated,
-    factor_of,
-    find_host,
-    read_host,
-    reference_times,
-    save,
-)
+from wavecast.hardware.calibration import calibrated, factor_of, reference_times
+from wavecast.hardware.host_files import HostFile, find_host, read_host, save
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST
 from wavecast.steps.ranges import host_factors
 
@@ -113,7 +106,7 @@ def test_a_host_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "host.toml"
     save(found, path)
     again = read_host(path)
-    assert again.host.name == f"host my machine, calibrated {date.today().isoformat()}"
+    assert again.host.name == f"my machine, calibrated {date.today().isoformat()}"
     assert again.host.known
     assert again.costs == pytest.approx(found.costs, rel=1e-3)
     assert again.times["cpu"] == pytest.approx(found.times["cpu"], rel=1e-3)
@@ -184,7 +177,7 @@ def test_without_a_calibration_the_reference_host_issues() -> None:
 
 def test_a_calibrated_host_issues_from_then_on_unless_another_is_asked_for(mine: Path) -> None:
     assert find_host(None) == find_host("mine") == find_host(str(mine))
-    assert find_host(None).name.startswith("host my machine, calibrated ")
+    assert find_host(None).name.startswith("my machine, calibrated ")
     assert find_host("reference") is REFERENCE_HOST
 
 
@@ -220,7 +213,7 @@ def test_a_file_that_is_not_there_is_named() -> None:
 def test_predictions_take_the_calibrated_host_and_say_so(mine: Path) -> None:
     step = trace(*[call(relu(8)) for _ in range(100)])
     own, reference = predict(step, "h200-sxm"), predict(step, "h200-sxm", host="reference")
-    assert own.host.name.startswith("host my machine")
+    assert own.host.name.startswith("my machine")
     assert own.host_s == pytest.approx(2 * reference.host_s, rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Blocks per SM: NVIDIA's calculator by hand, and what PyTorch's profiler wrote on real GPUs."""
+"""Blocks per SM, compared with NVIDIA's calculator and with the figures in profiler files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kineto_figures import kineto_blocks_per_sm, kineto_occupancy, kineto_warps_per_sm
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device, devices
@@ -20,11 +21,7 @@ from wavecast.hardware.occupancy import (
     SmLimits,
     blocks_per_sm,
     kernel_blocks_per_sm,
-    kineto_blocks_per_sm,
-    kineto_occupancy,
-    kineto_warps_per_sm,
     limits_of,
-    occupancy,
 )
 from wavecast.traces.step import Kernel
 
@@ -49,24 +46,26 @@ limits_ = st.sampled_from(list(LIMITS.values()))
 
 
 def limits(name: str) -> SmLimits:
-    found = limits_of(device(name))
-    assert found is not None
-    return found
+    limits = limits_of(device(name))
+    assert limits is not None
+    return limits
 
 
-@pytest.mark.parametrize("optin", [True, False])
 @pytest.mark.parametrize(("threads", "registers", "shared", "expected"), VECTORS)
 def test_blocks_per_sm_are_those_of_nvidias_calculator(
-    threads: int, registers: int, shared: int, expected: tuple[int, ...], optin: bool
+    threads: int, registers: int, shared: int, expected: tuple[int, ...]
 ) -> None:
-    found = (blocks_per_sm(limits(n), threads, registers, shared, optin=optin) for n in HABITAT)
-    assert tuple(found) == expected
+    blocks = (blocks_per_sm(limits(name), threads, registers, shared) for name in HABITAT)
+    assert tuple(blocks) == expected
 
 
 def the_rule_of_the_paper(
     capability: tuple[int, int], threads: int, registers: int, shared: int
 ) -> int:
-    """Papers.md HB-4, word by word: verified there against NVIDIA's own header."""
+    """The rule of Habitat (papers.md HB-4), verified there against NVIDIA's header.
+
+    It holds for blocks that do not opt in to more than 48 KiB of shared memory.
+    """
     max_threads, shared_per_sm = {
         (6, 0): (2048, 65536), (6, 1): (2048, 98304), (7, 0): (2048, 98304), (7, 5): (1024, 65536)
     }[capability]  # fmt: skip
@@ -78,17 +77,19 @@ def the_rule_of_the_paper(
         fitting = 65536 // parts // of_warp * parts // warps
         limits.append(0 if registers > 255 or too_many else fitting)
     if shared:
-        limits.append(0 if shared > 49152 else shared_per_sm // (ceil(shared / 256) * 256))
+        limits.append(shared_per_sm // (ceil(shared / 256) * 256))
     return min(limits)
 
 
 @settings(max_examples=1000)
-@given(st.sampled_from([(6, 0), (6, 1), (7, 0), (7, 5)]), threads_, registers_, shared_)
+@given(
+    st.sampled_from([(6, 0), (6, 1), (7, 0), (7, 5)]), threads_, registers_, st.integers(0, 49152)
+)
 def test_the_rule_is_that_of_the_paper(
     capability: tuple[int, int], threads: int, registers: int, shared: int
 ) -> None:
     expected = the_rule_of_the_paper(capability, threads, registers, shared)
-    assert blocks_per_sm(LIMITS[capability], threads, registers, shared, optin=False) == expected
+    assert blocks_per_sm(LIMITS[capability], threads, registers, shared) == expected
 
 
 # CUDA C++ Programming Guide, by hand: shared memory per SM over what a block takes.
@@ -119,9 +120,8 @@ def test_newer_and_older_gpus_by_hand(
     assert blocks_per_sm(LIMITS[capability], threads, registers, shared) == expected
 
 
-def test_more_than_48_kib_per_block_needs_the_opt_in() -> None:
+def test_more_than_48_kib_per_block_fits_only_where_one_can_opt_in() -> None:
     assert blocks_per_sm(limits("v100-sxm-16gb"), 128, 32, 65536) == 1
-    assert blocks_per_sm(limits("v100-sxm-16gb"), 128, 32, 65536, optin=False) == 0
     assert blocks_per_sm(limits("p100-pcie-16gb"), 128, 32, 65536) == 0
 
 
@@ -129,29 +129,17 @@ def test_a_block_of_no_or_too_many_threads_does_not_run() -> None:
     assert blocks_per_sm(LIMITS[9, 0], 0, 32, 0) == blocks_per_sm(LIMITS[9, 0], 1025, 32, 0) == 0
 
 
-@given(limits_, threads_, registers_, shared_, st.booleans())
+@given(limits_, threads_, registers_, shared_)
 def test_asking_for_more_never_fits_more(
-    limits: SmLimits, threads: int, registers: int, shared: int, optin: bool
+    limits: SmLimits, threads: int, registers: int, shared: int
 ) -> None:
-    blocks = blocks_per_sm(limits, threads, registers, shared, optin=optin)
+    blocks = blocks_per_sm(limits, threads, registers, shared)
     assert 0 <= blocks <= limits.max_blocks_per_sm
     assert blocks * threads <= limits.max_threads_per_sm
     assert blocks * threads * registers <= limits.registers_per_sm
     assert blocks * shared <= limits.shared_bytes_per_sm
-    assert blocks_per_sm(limits, threads, registers + 1, shared, optin=optin) <= blocks
-    assert blocks_per_sm(limits, threads, registers, shared + 1, optin=optin) <= blocks
-    assert blocks_per_sm(limits, threads, registers, shared, optin=True) >= blocks
-
-
-@given(limits_, threads_, registers_, shared_)
-def test_occupancy_is_a_share(limits: SmLimits, threads: int, registers: int, shared: int) -> None:
-    assert 0 <= occupancy(limits, threads, registers, shared) <= 1
-
-
-def test_occupancy_counts_whole_warps() -> None:
-    assert occupancy(LIMITS[7, 0], 256, 32, 0) == 1
-    assert occupancy(LIMITS[7, 0], 256, 64, 0) == 0.5
-    assert occupancy(LIMITS[7, 0], 33, 32, 0) == 32 * 2 / 64
+    assert blocks_per_sm(limits, threads, registers + 1, shared) <= blocks
+    assert blocks_per_sm(limits, threads, registers, shared + 1) <= blocks
 
 
 # Devices.

@@ -27,7 +27,7 @@ from lab.score.iterations import (
     table,
 )
 from wavecast import suite
-from wavecast.hardware.host_files import factor_of
+from wavecast.hardware.calibration import factor_of
 
 MACHINES = machines()
 

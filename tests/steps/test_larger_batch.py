@@ -104,10 +104,10 @@ def test_predictions_on_several_gpus_make_no_line() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_fewer_than_three_batches_prove_nothing(count: int) -> None:
+def test_fewer_than_three_batch_sizes_are_refused(count: int) -> None:
     known = {size: float(size) for size in (8, 16)[:count]}
-    plural = "batch " if count == 1 else "batches "
-    with pytest.raises(InvalidInput, match=f"a line through {count} {plural}proves nothing"):
+    sizes = "size is" if count == 1 else "sizes are"
+    with pytest.raises(InvalidInput, match=f"{count} batch {sizes} too few for a line"):
         extrapolate_batch(known, 64)
 
 
@@ -121,10 +121,10 @@ def test_a_batch_without_samples_is_refused(known: dict[int, float], batch: int)
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_is_none_is_refused(wrong: float) -> None:
-    with pytest.raises(InvalidInput, match=r"a step takes some time; these take 1: 1 s, 2: "):
+    with pytest.raises(InvalidInput, match=r"must be positive and finite; these are 1: 1 s, 2: "):
         extrapolate_batch({1: 1.0, 2: wrong, 3: 3.0}, 9)
 
 
 def test_times_that_fall_with_the_batch_do_not_reach_below_0() -> None:
-    with pytest.raises(InvalidInput, match=r"not above 0 at 64.*8: 3 s, 16: 2 s, 24: 1 s"):
+    with pytest.raises(InvalidInput, match=r"not above 0 s at 64.*8: 3 s, 16: 2 s, 24: 1 s"):
         extrapolate_batch({8: 3.0, 16: 2.0, 24: 1.0}, 64)

@@ -176,7 +176,7 @@ def test_a_predictor_predicts_a_measured_trace_as_if_it_were_traced() -> None:
 
 
 def test_a_predictor_needs_no_origin() -> None:
-    with pytest.raises(InvalidInput, match=r"Roofline predicts from nothing.*leave the origin out"):
+    with pytest.raises(InvalidInput, match=r"Roofline does not scale.*leave the origin out"):
         predict(step(), L4, predictor=Roofline(), origin="t4")
 
 
@@ -209,13 +209,13 @@ def test_an_impossible_answer_of_a_scaler_is_refused(answer: Any) -> None:
 def test_the_host_is_the_one_that_was_measured() -> None:
     found = predict(step(host_s=0.375), L4, predictor=Times(0.001))
     assert (found.host_s, found.seconds, found.bound_by) == (0.375, 0.375, "host")
-    assert found.host.name == "host of the measurement"
+    assert found.host.name == "that of the measurement"
 
 
 def test_a_slower_host_takes_that_many_times_as_long_as_the_measured_one() -> None:
     found = predict(step(), L4, predictor=Times(0.001), host_factor=4)
     assert found.seconds == 1.5
-    assert found.host == RecordedHost("host of the measurement x4", factor=4)
+    assert found.host == RecordedHost("that of the measurement x4", factor=4)
     assert predict(step(), L4, predictor=Times(0.001), host_factor=0).seconds == 0.004
 
 
@@ -299,4 +299,4 @@ def test_a_measured_step_as_a_graph_has_its_kernels_and_no_host() -> None:
     assert predict(eager, T4, predictor=Times(1)).seconds == pytest.approx(18)
     found = predict(eager, T4, predictor=Times(1), graphed=True)
     assert found.seconds == pytest.approx(4 + 3 * GRAPH_GAP_S, abs=1e-9)
-    assert found.host.name == "reference host, as one CUDA graph"
+    assert found.host.name == "reference (a cloud VM), as one CUDA graph"

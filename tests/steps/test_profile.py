@@ -11,14 +11,10 @@ from made import mm, relu, tensor
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.ops import Unit
+from wavecast.steps.idle import CAUSES
 from wavecast.steps.prediction import predict
-from wavecast.steps.profile import (
-    CAUSES,
-    Profile,
-    ProfiledWork,
-    profile_measured,
-    profile_predicted,
-)
+from wavecast.steps.profile import Profile, ProfiledWork
+from wavecast.steps.profiling import profile_measured, profile_predicted
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Op, Phase, Role, Trace
 
 V100 = device("v100-sxm-16gb")

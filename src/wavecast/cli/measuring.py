@@ -134,7 +134,7 @@ def calibrate(
 
 def _calibrated_host() -> HostFile:
     from wavecast.frameworks.pytorch.measurement import issuing
-    from wavecast.hardware import host_files
+    from wavecast.hardware.calibration import calibrated
 
     times = {"cpu": issuing.time_host()}
     direct: dict[str, float] = {}
@@ -142,7 +142,7 @@ def _calibrated_host() -> HostFile:
     if has_gpu():
         times["cuda"], direct = issuing.time_host("cuda"), issuing.time_gpu()
         with_gpu = f"with {issuing.gpu_name()}"
-    return host_files.calibrated(
+    return calibrated(
         issuing.processor(),
         times,
         direct,

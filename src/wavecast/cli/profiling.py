@@ -48,8 +48,8 @@ def profile(
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
     from wavecast.report import profiles
-    from wavecast.steps.prediction import origin_of
-    from wavecast.steps.profile import profile_measured, profile_predicted
+    from wavecast.steps.arguments import origin_of
+    from wavecast.steps.profiling import profile_measured, profile_predicted
 
     if gpu and more:
         raise InvalidInput("traces are joined where they were measured: leave --gpu out")

@@ -1,10 +1,11 @@
-"""Hosts: what it costs to issue the ops of a step."""
+"""Hosts: the time that a CPU needs to issue the ops of a step to its GPU."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,68 +17,105 @@ from wavecast.ops import Kind
 from wavecast.traces.step import Call, Op, Phase
 
 Seconds = NDArray[np.float64]
+"""One time for each call of a step, in seconds."""
+
+
+class HostModel(Hashable, Protocol):
+    """What a prediction needs to know about a host: `Host`, `GraphedHost` and `RecordedHost`."""
+
+    @property
+    def name(self) -> str:
+        """The name that reports print after "host:"."""
+        ...
+
+    @property
+    def trip_s(self) -> float:
+        """Seconds that one synchronisation costs beyond waiting for the GPU to finish."""
+        ...
+
+    @property
+    def known(self) -> bool:
+        """Whether this host was calibrated. Ranges are narrower then."""
+        ...
+
+    def issue_times(self, calls: Sequence[Call]) -> Seconds:
+        """The host's time for each call, waiting not included."""
+        ...
+
+    def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
+        """The GPU's idle time between the kernels of each call. None: the gaps as measured."""
+        ...
 
 
 @dataclass(frozen=True)
 class Host:
-    """What it costs a host to issue work, in Python, dispatcher, autograd and driver."""
+    """The costs of issuing work from Python through dispatcher, autograd and driver, in seconds.
+
+    >>> from wavecast.hardware.hosts import REFERENCE_HOST
+    >>> REFERENCE_HOST.scaled(2).name
+    'reference (a cloud VM) x2'
+    """
 
     name: str
+    """The name that reports print after "host:"."""
     forward_s: float
-    """An op that Python calls, in the forward pass or beside both passes."""
+    """Issuing one op from Python, in the forward pass or outside of both passes."""
     autograd_s: float
-    """What it takes to write that op down for the backward pass; a step without one does not."""
+    """Recording one forward op for the backward pass. Zero times for a step without backward."""
     backward_s: float
-    """An op of the backward pass, which C++ issues."""
+    """Issuing one op of the backward pass, where C++ issues it."""
     other_s: float
-    """An op on lists, of an optimizer that sorts its tensors into them first."""
+    """Issuing one optimizer op on lists of tensors, grouping the tensors included."""
     view_s: float
-    """An op that launches no kernel."""
+    """Issuing one op that launches no kernel."""
     module_s: float
-    """Coming into another module in the forward pass."""
+    """Entering another module in the forward pass."""
     convolution_s: float
-    """What cuDNN adds to find its plan for one of a convolution's products."""
+    """cuDNN's search for its execution plan, for one product of a convolution."""
     kernel_s: float
-    """Each kernel of an op but its first: recurrent layers and sorts launch many."""
+    """Each kernel of an op after the first. Recurrent layers and sorts launch many."""
     tensor_s: float
-    """Each tensor of these lists."""
+    """Each tensor in the lists of an optimizer op."""
     step_s: float
-    """What an iteration that trains costs beside its ops: gradients are cleared, the backward pass
-    starts its thread, the optimizer goes through its parameters."""
+    """The fixed cost of a training iteration beside its ops: gradients are cleared, the backward
+    pass starts its thread, the optimizer goes through its parameters."""
     sync_s: float
-    """From the end of the GPU's work to the host that waits for it."""
+    """The delay from the end of the GPU's work until the waiting host continues."""
     launch_s: float = 0.0
-    """From the issue of an op to its start on a GPU that has nothing else to do."""
+    """The delay from issuing an op until it starts on an idle GPU."""
     graph_s: float = 0.0
     """Launching a step that was captured as a CUDA graph."""
     node_s: float = 0.0
-    """Each kernel of such a graph."""
+    """Each kernel of such a graph, when it is launched."""
     known: bool = False
-    """Whether it was measured (`wavecast calibrate`): ranges then need less room for it."""
+    """Whether this host was calibrated (`wavecast calibrate`). Ranges are narrower then."""
 
     @property
     def trip_s(self) -> float:
-        """What a wait costs beyond waiting: the GPU has run dry and must be reached again."""
+        """Seconds that one synchronisation costs beyond waiting for the GPU to finish.
+
+        The GPU has run out of work by then, so the next launch reaches it late.
+        """
         return self.launch_s + self.sync_s
 
     def scaled(self, factor: float) -> Host:
-        """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""
+        """This host with every cost multiplied by `factor`; with 0 only the GPU counts."""
         _check_factor(factor)
-        times = {name: getattr(self, name) * factor for name in COSTS}
-        return replace(self, name=f"{self.name} x{factor:g}", **times)
+        scaled_costs = {name: getattr(self, name) * factor for name in COSTS}
+        return replace(self, name=f"{self.name} x{factor:g}", **scaled_costs)
 
     def issue_times(self, calls: Sequence[Call]) -> Seconds:
-        """The host's time for each call."""
+        """The host's time for each call, waiting not included."""
         costs = np.array([getattr(self, name) for name in COSTS])
-        found: Seconds = demands(calls) @ costs
-        return found
+        times: Seconds = demands(calls) @ costs
+        return times
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
-        """How long the GPU stands still between the kernels of each call; None: as measured."""
+        """None: between kernels the GPU idles as long as it was measured to."""
         return None
 
     def graphed(self) -> GraphedHost:
-        """The same host with the whole step in one CUDA graph."""
+        """This host when it replays the whole step as one CUDA graph."""
         return GraphedHost(
             name=f"{self.name}, as one CUDA graph",
             graph_s=self.graph_s,
@@ -87,31 +125,36 @@ class Host:
 
 
 COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
+"""The names of all costs of a `Host`, in the order of its fields."""
 
 
 def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
-    """How often each call asks for each of the host's `COSTS`; waits are counted elsewhere."""
-    asked = np.zeros((len(calls), len(COSTS)))
+    """How often each call incurs each of `COSTS`: one row per call, one column per cost.
+
+    Synchronisations are not in it; `timeline.play` adds them.
+    """
+    counts = np.zeros((len(calls), len(COSTS)))
     column = {name: index for index, name in enumerate(COSTS)}
-    known: dict[tuple[Op, Phase], list[tuple[int, float]]] = {}
+    cache: dict[tuple[Op, Phase], list[tuple[int, float]]] = {}
     module = None
     for row, call in enumerate(calls):
         key = (call.op, call.phase)
-        if key not in known:
-            known[key] = [(column[name], times) for name, times in _asked(*key)]
-        for index, times in known[key]:
-            asked[row, index] = times
+        if key not in cache:
+            cache[key] = [(column[name], times) for name, times in _costs_of_op(*key)]
+        for index, times in cache[key]:
+            counts[row, index] = times
         if call.phase is Phase.FORWARD and call.module != module:
-            asked[row, column["module_s"]] = 1
+            counts[row, column["module_s"]] = 1
         module = call.module
     if any(call.phase is Phase.BACKWARD for call in calls):
-        written = np.array([call.phase is Phase.FORWARD for call in calls])
-        asked[written, column["autograd_s"]] = asked[written, column["forward_s"]]
-        asked[0, column["step_s"]] = 1
-    return asked
+        forward = np.array([call.phase is Phase.FORWARD for call in calls])
+        counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]
+        counts[0, column["step_s"]] = 1
+    return counts
 
 
-def _asked(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
+def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
+    """The costs that one run of an op incurs, and how often each."""
     if not ops.launches(op):
         yield "view_s", 1
         return
@@ -131,36 +174,38 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 _REFERENCE = shipped_toml("hosts/reference.toml")
 
-REFERENCE_HOST = Host(name="reference host", **_REFERENCE["costs"])
-"""The host that predictions assume when no other is named; the file says how it was made."""
+REFERENCE_HOST = Host(name="reference (a cloud VM)", **_REFERENCE["costs"])
+"""The host that predictions assume by default; its file says how its costs were fitted."""
 
 GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
-"""How long the GPU stands still between two kernels of a CUDA graph."""
+"""Seconds that the GPU idles between two kernels of a CUDA graph."""
 
 
 @dataclass(frozen=True)
 class GraphedHost:
-    """A host that launches a captured step at once: no op costs it anything."""
+    """A host that replays the whole step as one CUDA graph, so that no single op costs it time."""
 
     name: str
     graph_s: float
+    """Launching the graph, in seconds."""
     node_s: float
+    """Each kernel of the graph, in seconds."""
     trip_s: float
     known: bool = False
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
-        """How long the GPU stands still between the kernels of each call."""
+        """The GPU's idle time between the kernels of each call."""
         return GRAPH_GAP_S * kernels(calls)
 
     def issue_times(self, calls: Sequence[Call]) -> Seconds:
-        """The host's time for each call: the launch of the graph comes with the first."""
+        """The host's time for each call: the first call carries the launch of the whole graph."""
         times = np.zeros(len(calls))
         times[:1] = self.graph_s + self.node_s * kernels(calls).sum()
         return times
 
 
 def kernels(calls: Sequence[Call]) -> Seconds:
-    """How many kernels each call runs: those that were seen, or at least as many as its op has."""
+    """How many kernels each call runs: the recorded number, else the least that its op launches."""
     if any(call.kernels for call in calls):
         return np.array([float(len(call.kernels)) for call in calls])
     counts = {op: float(ops.kernels(op)) for op in {call.op for call in calls}}
@@ -168,7 +213,10 @@ def kernels(calls: Sequence[Call]) -> Seconds:
 
 
 def refuse_waits(calls: Sequence[Call]) -> None:
-    """Refuse what no CUDA graph can hold: a wait for the GPU before the last of the work."""
+    """Raise InvalidInput if the host waits for the GPU before the end of the step.
+
+    No CUDA graph can hold such a wait.
+    """
     works = kernels(calls) > 0
     for position, call in enumerate(calls):
         later = zip(calls[position + 1 :], works[position + 1 :], strict=True)
@@ -183,24 +231,25 @@ def refuse_waits(calls: Sequence[Call]) -> None:
 
 @dataclass(frozen=True)
 class RecordedHost:
-    """The host on which a step was measured: each call costs what it cost there."""
+    """The host on which a step was measured: each call costs the time recorded for it."""
 
-    name: str = "host of the measurement"
+    name: str = "that of the measurement"
     factor: float = 1.0
+    """The recorded times are multiplied by this."""
     trip_s: float = 0.0
     known: bool = False
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
-        """How long the GPU stands still between the kernels of each call; None: as measured."""
+        """None: between kernels the GPU idles as long as it was measured to."""
         return None
 
     def scaled(self, factor: float) -> RecordedHost:
-        """A host that takes `factor` times as long for everything; with 0 only the GPU counts."""
+        """This host with every cost multiplied by `factor`; with 0 only the GPU counts."""
         _check_factor(factor)
         return replace(self, name=f"{self.name} x{factor:g}", factor=self.factor * factor)
 
     def issue_times(self, calls: Sequence[Call]) -> Seconds:
-        """The host's time for each call."""
+        """The host's time for each call, waiting not included."""
         return np.array([call.host_s or 0.0 for call in calls]) * self.factor
 
 

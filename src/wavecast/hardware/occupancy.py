@@ -1,8 +1,8 @@
-"""How many blocks of a kernel an NVIDIA GPU keeps in flight, from the facts of its architecture.
+"""How many thread blocks of a kernel run at a time on one SM of an NVIDIA GPU.
 
-The rule is that of NVIDIA's occupancy calculator: warps, blocks, registers and shared memory each
-allow so many blocks per SM, and the scarcest decides (cuda_occupancy.h). The waves of Habitat (Yu
-et al., ATC 2021; `wavecast.predictors.wave`) are built on it.
+The rule is that of NVIDIA's occupancy calculator (cuda_occupancy.h): warps, blocks, registers and
+shared memory each allow a number of blocks per SM, and the smallest of the four numbers counts.
+Habitat's waves (Yu et al., ATC 2021; `wavecast.predictors.wave`) are built on it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
 from wavecast.hardware.device import Device
 from wavecast.traces.step import Kernel
 
@@ -20,33 +18,33 @@ WARP_THREADS = 32
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS_PER_THREAD = 255
 REGISTER_UNIT = 256
-"""Registers are given to a warp in multiples of this."""
-DEFAULT_SHARED_BYTES = 48 * 1024
-"""What a block may use without opting in to more."""
+"""A warp gets registers in multiples of this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmLimits:
-    """What one SM offers to the blocks of a kernel."""
+    """The resources of one SM (streaming multiprocessor), which the blocks of a kernel share."""
 
     max_threads_per_sm: int
     max_blocks_per_sm: int
     registers_per_sm: int
     registers_per_block: int
+    """The most registers that one block may use."""
     partitions: int
-    """Parts of an SM, each with its own scheduler and registers, which no warp straddles."""
+    """Parts of an SM with a scheduler and registers each. A warp lies in one partition."""
     shared_bytes_per_sm: int
     shared_bytes_optin: int
-    """The most that one block may use."""
+    """The most shared memory that one block may use, after opting in."""
     shared_unit_bytes: int
+    """A block gets shared memory in multiples of this number of bytes."""
     shared_reserved_bytes: int
-    """Taken by the system for each block."""
+    """Shared memory that the system takes for each block."""
     note: str = ""
-    """Says so when the rules are those of another compute capability."""
+    """Not empty when the limits are those of another compute capability; it says which."""
 
 
-# The architectures: CUDA C++ Programming Guide (technical specifications per compute capability)
-# and the CUDA occupancy calculator.
+# Limits by architecture: CUDA C++ Programming Guide (technical specifications per compute
+# capability) and the CUDA occupancy calculator.
 
 
 def _before_ampere(
@@ -85,22 +83,24 @@ LIMITS: Mapping[tuple[int, int], SmLimits] = {
     (12, 0): _since_ampere(1536, 24, 100),
     (12, 1): _since_ampere(1536, 24, 100),
 }
-"""By compute capability, which is all that a GPU's limits follow from."""
+"""The limits by compute capability, which alone determines them."""
 
 
 @lru_cache(maxsize=1024)
 def limits_of(device: Device) -> SmLimits | None:
-    """What an SM of a device offers: its own facts, else those of its compute capability.
+    """The limits of a device's SMs: the facts of its file, else those of its compute capability.
 
-    A capability that the table lacks gets the nearest older one, and `SmLimits.note` says so.
-    None for a device without one (AMD, Intel) and for those older than the table.
+    A capability that the table lacks gets the limits of the nearest older one, and `SmLimits.note`
+    says so. None for a device without one (AMD, Intel) or with one older than the table.
     """
-    asked = device.compute_capability
-    older = [known for known in LIMITS if asked is not None and known <= asked]
-    if asked is None or not older:
+    capability = device.compute_capability
+    older = [listed for listed in LIMITS if capability is not None and listed <= capability]
+    if capability is None or not older:
         return None
     used = max(older)
-    note = "" if used == asked else f"compute capability {_dotted(asked)} as {_dotted(used)}"
+    note = (
+        "" if used == capability else f"compute capability {_dotted(capability)} as {_dotted(used)}"
+    )
     table = LIMITS[used]
     return replace(
         table,
@@ -117,17 +117,14 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-def blocks_per_sm(
-    limits: SmLimits, threads: int, registers: int, shared_bytes: int, *, optin: bool = True
-) -> int:
-    """How many blocks fit on one SM at a time; 0: the kernel cannot run there.
+def blocks_per_sm(limits: SmLimits, threads: int, registers: int, shared_bytes: int) -> int:
+    """How many blocks fit on one SM at a time; 0 if the kernel cannot run there.
 
     Args:
-        limits: of the GPU.
-        threads: of one block.
-        registers: of one thread; 0 means no limit.
-        shared_bytes: of one block; 0 means no limit.
-        optin: whether the kernel may ask for more than 48 KiB of shared memory per block.
+        limits: the limits of the GPU.
+        threads: the threads of one block.
+        registers: the registers of one thread; 0 means no limit.
+        shared_bytes: the shared memory of one block; 0 means no limit.
     """
     if not 0 < threads <= MAX_THREADS_PER_BLOCK:
         return 0
@@ -136,83 +133,38 @@ def blocks_per_sm(
         limits.max_blocks_per_sm,
         limits.max_threads_per_sm // WARP_THREADS // warps,
         _by_registers(limits, warps, registers),
-        _by_shared_memory(limits, shared_bytes, optin),
+        _by_shared_memory(limits, shared_bytes),
     )
 
 
 def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
     if not registers:
         return limits.max_blocks_per_sm
-    of_warp = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
+    per_warp = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
     # The limit per block counts four partitions even on the P100, which has two.
-    of_block = of_warp * _round_up(warps, 4)
-    if registers > MAX_REGISTERS_PER_THREAD or of_block > limits.registers_per_block:
+    per_block = per_warp * _round_up(warps, 4)
+    if registers > MAX_REGISTERS_PER_THREAD or per_block > limits.registers_per_block:
         return 0
-    warps_of_partition = limits.registers_per_sm // limits.partitions // of_warp
-    return warps_of_partition * limits.partitions // warps
+    warps_per_partition = limits.registers_per_sm // limits.partitions // per_warp
+    return warps_per_partition * limits.partitions // warps
 
 
-def _by_shared_memory(limits: SmLimits, shared_bytes: int, optin: bool) -> int:
+def _by_shared_memory(limits: SmLimits, shared_bytes: int) -> int:
     if not shared_bytes:
         return limits.max_blocks_per_sm
-    if shared_bytes > (limits.shared_bytes_optin if optin else DEFAULT_SHARED_BYTES):
+    if shared_bytes > limits.shared_bytes_optin:
         return 0
-    of_block = _round_up(shared_bytes, limits.shared_unit_bytes) + limits.shared_reserved_bytes
-    return limits.shared_bytes_per_sm // of_block
+    per_block = _round_up(shared_bytes, limits.shared_unit_bytes) + limits.shared_reserved_bytes
+    return limits.shared_bytes_per_sm // per_block
 
 
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def occupancy(
-    limits: SmLimits, threads: int, registers: int, shared_bytes: int, *, optin: bool = True
-) -> float:
-    """The share of an SM's warps that a kernel with enough blocks keeps resident, 0 to 1."""
-    blocks = blocks_per_sm(limits, threads, registers, shared_bytes, optin=optin)
-    return blocks * -(-threads // WARP_THREADS) / (limits.max_threads_per_sm // WARP_THREADS)
-
-
-def kernel_blocks_per_sm(device: Device, kernel: Kernel, *, optin: bool = True) -> int | None:
+def kernel_blocks_per_sm(device: Device, kernel: Kernel) -> int | None:
     """How many blocks of a kernel fit on one SM of a device; None where facts are missing."""
     limits = limits_of(device)
     if limits is None or kernel.threads is None or kernel.registers is None:
         return None
-    return blocks_per_sm(
-        limits, kernel.threads, kernel.registers, kernel.shared_bytes or 0, optin=optin
-    )
-
-
-# What PyTorch's profiler (Kineto) writes next to each kernel.
-
-
-def kineto_blocks_per_sm(device: Device, kernel: Kernel) -> float | None:
-    """Kineto's "blocks per SM": all blocks of the launch over the number of SMs."""
-    if kernel.blocks is None or device.sm_count is None:
-        return None
-    return kernel.blocks / device.sm_count
-
-
-def kineto_warps_per_sm(device: Device, kernel: Kernel) -> float | None:
-    """Kineto's "warps per SM", where part of a warp counts as that part."""
-    blocks = kineto_blocks_per_sm(device, kernel)
-    if blocks is None or kernel.threads is None:
-        return None
-    return blocks * kernel.threads / WARP_THREADS
-
-
-def kineto_occupancy(device: Device, kernel: Kernel) -> int | None:
-    """Kineto's "est. achieved occupancy %"; None where facts are missing.
-
-    The blocks of the launch, spread evenly over the SMs, no more than fit, and their threads as
-    a share of what an SM holds. Kineto never opts in, so a kernel with more than 48 KiB of
-    shared memory reads 0.
-    """
-    limits, launched = limits_of(device), kineto_blocks_per_sm(device, kernel)
-    fitting = kernel_blocks_per_sm(device, kernel, optin=False)
-    if limits is None or launched is None or fitting is None or kernel.threads is None:
-        return None
-    # In single precision, as there: it decides how 1.8 blocks of 256 threads, 22.5 %, are rounded.
-    blocks = np.float32(min(launched, fitting))
-    share = blocks * np.float32(kernel.threads) / np.float32(limits.max_threads_per_sm)
-    return int(float(share) * 100 + 0.5)
+    return blocks_per_sm(limits, kernel.threads, kernel.registers, kernel.shared_bytes or 0)

@@ -1,1 +1,1 @@
-"""From op times to the time of a training step."""
+"""The time of a training step, from the times of its ops and the host that issues them."""

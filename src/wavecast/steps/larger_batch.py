@@ -1,6 +1,6 @@
-"""Batches that do not fit: the time of a step at a larger batch, from smaller ones.
+"""The time of a step at a batch size that does not fit, extrapolated from smaller ones.
 
-Habitat, section 6.1.3: predict at three or more batches that fit, regress linearly, extrapolate.
+Habitat, section 6.1.3: predict at three or more batch sizes that fit, fit a line, extrapolate.
 """
 
 from __future__ import annotations
@@ -15,27 +15,34 @@ from wavecast.errors import InvalidInput
 from wavecast.steps.prediction import Prediction
 
 FEWEST = 3
-"""Batches that a line needs before one can see whether it is one."""
+"""The fewest batch sizes to fit a line to; with two, nothing would show that it is not a line."""
 
-# Student's t at 95% (one side), by degrees of freedom: a 90% range.
+# Student's t at 95% (one-sided), for 1, 2, 3, ... degrees of freedom: gives a 90% range.
 _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 _T95_MANY = 1.645
 
 
 @dataclass(frozen=True)
 class LargerBatch:
-    """The line through the step's time at several batches, read at another."""
+    """The time of a step at a batch size, from a line fitted at smaller ones.
+
+    `extrapolate_batch` makes it.
+    """
 
     batch: int
+    """The batch size, in samples."""
     seconds: float
+    """The extrapolated time of one step."""
     low_s: float
+    """The low end of the 90% range of `seconds`."""
     high_s: float
+    """The high end of the 90% range of `seconds`."""
     per_sample_s: float
-    """The line's slope."""
+    """The slope of the line: seconds per sample."""
     fixed_s: float
-    """What the step takes whatever the batch: the line at 0."""
+    """The line at batch size 0: the part of the step that does not depend on it, in seconds."""
     points: Mapping[int, float]
-    """The times it goes through, by batch."""
+    """The seconds that the line was fitted to, by batch size."""
 
     @property
     def throughput(self) -> float:
@@ -44,34 +51,46 @@ class LargerBatch:
 
 
 def extrapolate_batch(known: Mapping[int, Prediction | float], batch: int) -> LargerBatch:
-    """The time of a step at a batch of which there is no trace.
+    """The time of a step at a batch size for which there is no trace.
+
+    >>> round(extrapolate_batch({8: 0.012, 16: 0.020, 32: 0.036}, 128).seconds, 3)
+    0.132
 
     Args:
-        known: by batch, predictions on one GPU (or seconds), three batches at least.
-        batch: the batch that is asked for.
+        known: predictions on one GPU, or seconds, by batch size; at least three.
+        batch: the batch size to extrapolate to.
+
+    Raises:
+        InvalidInput: the known times are too few, of several GPUs, or do not grow with the batch.
     """
     if len(known) < FEWEST:
         raise InvalidInput(
-            f"a line through {len(known)} batch{'es' if len(known) != 1 else ''} proves nothing: "
+            f"{len(known)} batch size{'s are' if len(known) != 1 else ' is'} too few for a line: "
             f"predict at {FEWEST} batches or more, then extrapolate to {batch}"
         )
     if batch < 1 or min(known) < 1:
-        raise InvalidInput("a batch has at least one sample")
-    devices = {each.device.id for each in known.values() if isinstance(each, Prediction)}
+        raise InvalidInput(
+            f"a batch has at least one sample; asked for {batch}, from {', '.join(map(str, known))}"
+        )
+    devices = {time.device.id for time in known.values() if isinstance(time, Prediction)}
     if len(devices) > 1:
-        raise InvalidInput(f"these are predictions on several GPUs: {', '.join(sorted(devices))}")
+        raise InvalidInput(
+            f"these are predictions on several GPUs: {', '.join(sorted(devices))}; give one GPU's"
+        )
     points = {
-        size: each.seconds if isinstance(each, Prediction) else float(each)
-        for size, each in sorted(known.items())
+        size: time.seconds if isinstance(time, Prediction) else float(time)
+        for size, time in sorted(known.items())
     }
     if not all(0 < seconds < math.inf for seconds in points.values()):
-        raise InvalidInput(f"a step takes some time; these take {_listed(points)}")
+        raise InvalidInput(
+            f"the time of a step must be positive and finite; these are {_listed(points)}"
+        )
     sizes, times = np.array(list(points), dtype=float), np.array(list(points.values()))
     slope, fixed = np.polyfit(sizes, times, 1)
     seconds = float(fixed + slope * batch)
     if seconds <= 0:
         raise InvalidInput(
-            f"the line through these batches is not above 0 at {batch}: their times do not grow "
+            f"the line through these batches is not above 0 s at {batch}: their times do not grow "
             f"with the batch ({_listed(points)})"
         )
     off_s = _uncertainty(sizes, times - (fixed + slope * sizes), batch)
@@ -91,7 +110,7 @@ def _listed(points: Mapping[int, float]) -> str:
 
 
 def _uncertainty(sizes: np.ndarray, residuals: np.ndarray, batch: int) -> float:
-    """Half the 90% prediction interval of a straight-line fit at a batch."""
+    """Half the width of the 90% prediction interval of a straight-line fit at a batch size."""
     freedom = len(sizes) - 2
     t = _T95[freedom - 1] if freedom <= len(_T95) else _T95_MANY
     noise = math.sqrt(float(residuals @ residuals) / freedom)

@@ -1,8 +1,8 @@
-"""The pace of a measured step: what its kernels and its host leave unexplained.
+"""The pace of a measured step: corrections that make its parts add up to its measured time.
 
-Kernels of several streams overlap, kernels follow each other with gaps, and the host's time
-between ops is not seen by any profiler. The pace holds these so that a measured step, played
-again on its own GPU, takes the time that was measured.
+Kernels on several streams overlap, the GPU idles between kernels, and no profiler sees the host's
+time between ops. The pace holds these three effects, so that a measured step, predicted for its own
+GPU, takes the time that was measured.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from wavecast.steps.timeline import play
 from wavecast.traces import overlap
 from wavecast.traces.step import Call
 
-_QUICKEST = 0.5
-"""A host is not quicker than its recording by more than this factor. A step that would need one
-is not held up by its waits."""
+_SMALLEST_HOST_FACTOR = 0.5
+"""The recording slows the host down, at most by the inverse of this factor. A step that would need
+a faster host still is taken as one whose GPU has other work during the host's waits."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a measured step's parts make its whole."""
+    """The corrections that make the parts of a measured step add up to its measured time."""
 
     exposure: Seconds
-    """Of each call: the part of its kernels' time that no other kernel covers, of this step or,
-    where steps overlap, of its neighbours."""
+    """The share of each call's kernel time that no other kernel covers. The other kernel may be
+    one of this step or, where steps overlap, one of the steps before and after."""
     gap_s: Seconds
-    """Of each call: time between kernels, which a better GPU does not shorten."""
+    """The idle time between the kernels of each call, in seconds. A faster GPU does not shorten
+    it."""
     host_factor: float
-    """What the host's recorded times must be multiplied with."""
+    """The host's recorded times are multiplied by this."""
     waits: bool = True
-    """Whether the host's waits hold the GPU up; not where the GPU has work of other steps."""
+    """Whether the GPU idles while the host waits. False when it has work of other steps then."""
 
 
 def pace_of(
@@ -46,10 +47,11 @@ def pace_of(
     """The pace of measured calls.
 
     Args:
-        calls: what ran, with its kernels.
-        issue_s: the host's time for each call.
-        measured_s: the whole step's time; None: not known, so the parts are taken as they are.
-        sync_s: what a wait costs the host beyond waiting.
+        calls: the calls of the step, with their kernels.
+        issue_s: the host's recorded time for each call.
+        measured_s: the measured time of the whole step. None when unknown; the parts are then
+            used without corrections.
+        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
     """
     hidden = [ops.kind(call.op) is Kind.COLLECTIVE for call in calls]
     exposed = np.array(overlap.exposed_s(calls, hidden), dtype=float)
@@ -66,7 +68,7 @@ def pace_of(
         after, cost_s = (syncs, sync_s * host) if waits else ((), 0.0)
         return play(issue_s * host, exposed + gap * launches, after, cost_s).seconds
 
-    waits = step_s(_QUICKEST, 0.0) <= measured_s
+    waits = step_s(_SMALLEST_HOST_FACTOR, 0.0) <= measured_s
     host, gap = _reconcile(partial(step_s, waits=waits), issue_s, exposed, launches, measured_s)
     return Pace(exposure, gap * launches, host, waits)
 
@@ -78,18 +80,18 @@ def _reconcile(
     launches: Seconds,
     measured_s: float,
 ) -> tuple[float, float]:
-    """The host's factor and the gap per kernel with which the step takes the measured time.
+    """The host factor and the gap per kernel with which the step takes the measured time.
 
-    A step that took longer than its parts explain waited for whoever had more to do: the host's
-    unseen work, or the gaps between kernels. One that took less had a quicker host than the
-    recording; the kernels are what they are.
+    If the step took longer than its parts explain, the slower side is made slower: the host by a
+    factor above 1, or the GPU by gaps between kernels. If it took less, the recording had slowed
+    the host down, and the host gets a factor below 1. Kernel times are never changed.
 
     Args:
-        step_s: the step's time with a host's factor and a gap per kernel.
-        issue_s: the host's time for each call.
-        gpu_s: the GPU's time for each call.
+        step_s: a function that gives the step's time for a host factor and a gap per kernel.
+        issue_s: the host's recorded time for each call.
+        gpu_s: the GPU time of each call.
         launches: how many kernels each call ran.
-        measured_s: the time to arrive at.
+        measured_s: the measured time of the step.
     """
     if step_s(1.0, 0.0) > measured_s:
         return _solve(lambda host: step_s(host, 0.0), measured_s, 0.0, 1.0), 0.0
@@ -101,7 +103,10 @@ def _reconcile(
 
 
 def _solve(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Where a function that does not fall reaches a value, by halving; the nearest end if never."""
+    """The argument at which a non-decreasing function reaches `wanted`, found by bisection.
+
+    The nearest end of the interval when it never does.
+    """
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < wanted else (low, middle)

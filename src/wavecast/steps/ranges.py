@@ -1,8 +1,8 @@
-"""How far a step may lie from its prediction, by what is known of the GPU and of the host.
+"""The range of a step's time, by how much is known about the GPU and the host.
 
 Split conformal prediction by classes (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
-World", 2005): of the steps of each class that were predicted by models which knew nothing of them,
-one in twenty took less than its range and one in twenty more. `lab/score/ranges.py` makes the file.
+World", 2005): in each class, steps were predicted by models fitted without them. One step in twenty
+was faster than its range and one in twenty was slower. `lab/score/ranges.py` writes the file.
 """
 
 from __future__ import annotations
@@ -13,37 +13,47 @@ from functools import cache
 from wavecast.files import shipped_toml
 
 FILE = "models/ranges.toml"
+"""The shipped file, below `data/`."""
 VENDOR = "NVIDIA"
-"""Whose GPUs op models are fitted on."""
+"""The vendor on whose GPUs the op models were fitted. Other vendors get wider ranges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Powers:
-    """By which the ranges of a step's ops, taken together, become the range of its GPU time.
+    """Exponents that turn the ops' combined range into the step's GPU-time range.
 
-    Errors of ops neither add up fully nor cancel.
+    The errors of different ops neither add up fully nor cancel.
     """
 
     below: float
+    """The exponent of the low end."""
     above: float
+    """The exponent of the high end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Between which a host's time lies, over what is predicted of it."""
+    """The range of a host's true time, divided by its predicted time."""
 
     low: float
     high: float
 
 
 def gpu_powers(vendor: str, *, measured: bool) -> Powers:
-    """For a GPU of a vendor; `measured`: ops of all sorts were measured on its very chip."""
-    return _shipped()[0]["measured" if measured else _class_of(vendor, "unseen")]
+    """The exponents for a GPU.
+
+    Args:
+        vendor: the GPU's vendor.
+        measured: whether the op models were fitted on ops of all kinds measured on its very chip.
+    """
+    powers, _ = _shipped()
+    return powers["measured" if measured else _class_of(vendor, "unseen")]
 
 
 def host_factors(vendor: str, *, known: bool) -> Factors:
-    """For the host of a vendor's GPU; `known`: it was calibrated."""
-    return _shipped()[1]["known" if known else _class_of(vendor, "unknown")]
+    """The factors for the host of a vendor's GPU; `known` when the host was calibrated."""
+    _, factors = _shipped()
+    return factors["known" if known else _class_of(vendor, "unknown")]
 
 
 def _class_of(vendor: str, name: str) -> str:
@@ -52,8 +62,8 @@ def _class_of(vendor: str, name: str) -> str:
 
 @cache
 def _shipped() -> tuple[dict[str, Powers], dict[str, Factors]]:
-    found = shipped_toml(FILE)
+    tables = shipped_toml(FILE)
     return (
-        {name: Powers(each["below"], each["above"]) for name, each in found["gpu"].items()},
-        {name: Factors(each["low"], each["high"]) for name, each in found["host"].items()},
+        {name: Powers(row["below"], row["above"]) for name, row in tables["gpu"].items()},
+        {name: Factors(row["low"], row["high"]) for name, row in tables["host"].items()},
     )

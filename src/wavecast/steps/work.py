@@ -1,4 +1,4 @@
-"""The distinct pieces of work of a step, and which of them give the GPU something to run."""
+"""The distinct pieces of work of a step, and which of them launch kernels."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from wavecast.traces.step import Call, Op, Trace
 
 @dataclass(frozen=True, eq=False)
 class StepWork:
-    """What predictors are asked about a step."""
+    """The distinct pieces of work of a step, as predictors are asked for them."""
 
     arrays: StepArrays
     launches: tuple[bool, ...]
-    """Of each piece of work: whether the GPU has something to run."""
+    """Whether each piece of work launches a kernel."""
     kind: Codes
-    """Of each piece of work: a number for its kind."""
+    """A number for the op kind of each piece of work."""
 
     @cached_property
     def launched_calls(self) -> tuple[Call, ...]:
-        """The pieces of work that give the GPU something to run."""
+        """The pieces of work that launch a kernel."""
         pairs = zip(self.arrays.works, self.launches, strict=True)
         return tuple(call for call, launches in pairs if launches)
 
@@ -34,13 +34,13 @@ class StepWork:
         return tuple(call.op for call in self.launched_calls)
 
     def spread(self, answers: Sequence[Estimate | None]) -> tuple[Estimate | None, ...]:
-        """The answers for `launched_calls` as one for each piece of work; None for the others."""
-        following = iter(answers)
-        return tuple(next(following) if launches else None for launches in self.launches)
+        """One answer for each piece of work, from those for `launched_calls`; None elsewhere."""
+        remaining = iter(answers)
+        return tuple(next(remaining) if launches else None for launches in self.launches)
 
 
 def work_of(trace: Trace) -> StepWork:
-    """The work of a trace; kept for the traces that were asked about last."""
+    """The work of a trace; the most recent ones are cached."""
     return _work(trace.arrays, trace.measurement is not None)
 
 

@@ -2,7 +2,8 @@
 
 The patterns are those that `wavecast.steps.timeline.Host` tells apart. On the CPU they show Python,
 dispatcher and autograd; on a GPU, whose queue is kept from filling, the driver, too. The times of
-one machine mean little, the ratio to those of the reference machine does (`wavecast.hardware.host_files`).
+one machine mean little, the ratio to those of the reference machine does
+(`wavecast.hardware.calibration`).
 """
 
 from __future__ import annotations
