@@ -11,7 +11,7 @@ from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.replay import replay
 from wavecast.footprint.workspaces.blas import kept_bytes
 from wavecast.footprint.workspaces.convolution import Convolution
-from wavecast.footprint.workspaces.estimate import Constants, takings, with_workspaces
+from wavecast.footprint.workspaces.estimate import Constants, with_workspaces, workspaces_of
 from wavecast.footprint.workspaces.recurrent import recurrent_algorithm
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec, Trace
 
@@ -27,7 +27,7 @@ def tensor(
 
 
 def taken(op: Op, gpu: Device = H200) -> int:
-    found = takings(op, gpu, Constants.shipped())
+    found = workspaces_of(op, gpu, Constants.shipped())
     return found[-1].nbytes if found else 0
 
 
@@ -99,12 +99,14 @@ def embedding(indices: int, rows: int, width: int) -> Op:
     ],
 )
 def test_embeddings_sort_many_indices(op: Op, nbytes: int) -> None:
-    found = takings(op, H200, Constants.shipped())
-    assert sum(each.nbytes for each in found if not each.passing) == pytest.approx(nbytes, rel=0.01)
+    found = workspaces_of(op, H200, Constants.shipped())
+    assert sum(each.nbytes for each in found if not each.released_early) == pytest.approx(
+        nbytes, rel=0.01
+    )
 
 
 def test_rows_of_an_embedding_are_added_up_in_a_block_of_their_own() -> None:
-    *_, places, rows = takings(embedding(22528, 20000, 1024), H200, Constants.shipped())
+    *_, places, rows = workspaces_of(embedding(22528, 20000, 1024), H200, Constants.shipped())
     assert (places.nbytes, rows.nbytes) == (178016, 91144192)  # as torch's allocator recorded it
 
 
@@ -161,8 +163,8 @@ def test_a_backward_pass_is_two_convolutions_and_sums_weights_in_slices(
     each = tensor(32, channels, side, side)
     weight = tensor(channels, channels, 3, 3)
     op = convolution(each, weight, each, True, precision="tf32")
-    found = takings(op, H200, Constants.shipped())
-    assert [each.passing for each in found] == [True, False]
+    found = workspaces_of(op, H200, Constants.shipped())
+    assert [each.released_early for each in found] == [True, False]
     assert [each.nbytes / MIB for each in found] == pytest.approx([images, weights], rel=0.001)
     only = convolution(each, weight, each, True, precision="tf32", output_mask=(True, False, False))
     assert taken(only) / MIB == pytest.approx(images, rel=0.001)

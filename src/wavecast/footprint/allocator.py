@@ -1,9 +1,9 @@
-"""torch's caching allocator, replayed (c10/cuda/CUDACachingAllocator.cpp).
+"""A model of torch's caching allocator (c10/cuda/CUDACachingAllocator.cpp).
 
-Memory is taken from CUDA in segments and handed out in blocks. Blocks are split, kept when freed,
-and joined with free neighbours, so that what is reserved is more than what is in use. Small blocks
-(to 1 MiB) share segments of 2 MiB; larger ones get segments of 20 MiB, or their own from 10 MiB
-on. With expandable segments there is one segment for each of the two kinds, which grows.
+The allocator reserves segments from CUDA and hands out blocks of them. Blocks are split, kept when
+freed, and merged with free neighbours, so more is reserved than is in use. Small blocks (up to 1
+MiB) share segments of 2 MiB. Larger ones share segments of 20 MiB, or get a segment each from 10
+MiB on. With expandable segments there is one growing segment for each of the two pools.
 """
 
 from __future__ import annotations
@@ -15,38 +15,45 @@ from wavecast.errors import WavecastError
 
 _MIB = 1 << 20
 SMALLEST_BLOCK = 512
+"""Blocks are multiples of this, in bytes."""
 SMALL, SMALL_SEGMENT = _MIB, 2 * _MIB
+"""The largest small block, and the size of the segments for small blocks, in bytes."""
 LARGE_SEGMENT, OWN_SEGMENT_FROM, ROUND_OWN = 20 * _MIB, 10 * _MIB, 2 * _MIB
+"""The size of shared large segments; the block size from which on a block gets a segment alone;
+the multiple to which that segment is rounded up. All in bytes."""
 
 
 class AllocatorFull(WavecastError):
-    """A block does not fit under the limit, not even after all unused segments were given back."""
+    """A block does not fit under the limit, even after all unused segments were released."""
 
 
 @dataclass(slots=True, eq=False)
 class MemoryBlock:
-    """A piece of a segment; neighbours are of the same segment."""
+    """A part of a segment."""
 
     address: int
     nbytes: int
     small: bool
+    """Whether it is in the pool of small blocks."""
     free: bool = False
     before: MemoryBlock | None = field(default=None, repr=False)
+    """The block before it in the same segment."""
     after: MemoryBlock | None = field(default=None, repr=False)
+    """The block after it in the same segment."""
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of its segment."""
+        """Whether it fills its segment."""
         return self.before is None and self.after is None
 
 
 def rounded(nbytes: int) -> int:
-    """What a request takes at least."""
+    """The size of the smallest block that serves a request, in bytes."""
     return max(SMALLEST_BLOCK, -(-nbytes // SMALLEST_BLOCK) * SMALLEST_BLOCK)
 
 
 def segment_bytes(nbytes: int) -> int:
-    """What is asked of CUDA for a block that no free one can serve."""
+    """The size of the segment that is reserved for a new block, in bytes."""
     if nbytes <= SMALL:
         return SMALL_SEGMENT
     if nbytes < OWN_SEGMENT_FROM:
@@ -55,14 +62,19 @@ def segment_bytes(nbytes: int) -> int:
 
 
 class Allocator:
-    """One GPU's memory as torch manages it, on one stream."""
+    """The memory of one GPU as torch manages it, on one stream.
+
+    Args:
+        limit_bytes: the most that may be reserved; None for no limit.
+        expandable: whether segments grow, as with `expandable_segments:True`.
+    """
 
     def __init__(self, *, limit_bytes: int | None = None, expandable: bool = False) -> None:
         self._limit = limit_bytes
         self._expandable = expandable
         self._free: dict[bool, list[tuple[int, int, MemoryBlock]]] = {True: [], False: []}
         self._last: dict[bool, MemoryBlock | None] = {True: None, False: None}
-        # Each pool has addresses of its own: a segment that grows must not run into the other's.
+        # Each pool has a separate address range, so that a growing segment never meets the other.
         self._address = {True: 0, False: 1 << 56}
         self.allocated_bytes = 0
         self.reserved_bytes = 0
@@ -70,10 +82,10 @@ class Allocator:
         self.peak_reserved_bytes = 0
 
     def allocate(self, nbytes: int) -> MemoryBlock | None:
-        """A block for a request; none for an empty one.
+        """A block for a request; None for a request of 0 bytes.
 
         Raises:
-            OutOfMemory: the limit does not allow it.
+            AllocatorFull: it does not fit under the limit.
         """
         if nbytes <= 0:
             return None
@@ -87,15 +99,15 @@ class Allocator:
         return block
 
     def release(self, block: MemoryBlock | None) -> None:
-        """Take a block back, and join it with free neighbours."""
+        """Free a block, and merge it with free neighbours."""
         if block is None:
             return
         self.allocated_bytes -= block.nbytes
         for other in (block.before, block.after):
             if other is not None and other.free:
-                self._forget(other)
-                self._join(block, other)
-        self._offer(block)
+                self._remove_free(other)
+                self._merge(block, other)
+        self._add_free(block)
 
     def _best_fit(self, size: int, small: bool) -> MemoryBlock | None:
         free = self._free[small]
@@ -103,7 +115,7 @@ class Allocator:
         return free.pop(index)[2] if index < len(free) else None
 
     def _grown(self, size: int, small: bool) -> MemoryBlock:
-        """A new segment, or more of the one that grows."""
+        """A block of a new segment, or of the growing segment."""
         if not self._expandable:
             return self._segment(segment_bytes(size), small)
         page = SMALL_SEGMENT if small else LARGE_SEGMENT
@@ -114,28 +126,28 @@ class Allocator:
             if last is not None:
                 last.after = grown
         else:
-            self._forget(last)  # so that it is not given back to make room for its own growth
+            self._remove_free(last)  # so that it is not released to make room for the growth
             missing = size - last.nbytes
             grown = self._segment(-(-missing // page) * page, small)
-            self._join(grown, last)
+            self._merge(grown, last)
         self._last[small] = grown
         return grown
 
     def _segment(self, nbytes: int, small: bool) -> MemoryBlock:
         if self._limit is not None and self.reserved_bytes + nbytes > self._limit:
-            self._give_back()
+            self._release_segments()
             if self.reserved_bytes + nbytes > self._limit:
                 raise AllocatorFull(
-                    f"{nbytes} bytes more than the {self.reserved_bytes} that are reserved do not "
-                    f"fit into {self._limit}"
+                    f"{nbytes} bytes do not fit: {self.reserved_bytes} of the limit of "
+                    f"{self._limit} bytes are reserved"
                 )
         self.reserved_bytes += nbytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         self._address[small] += nbytes
         return MemoryBlock(self._address[small] - nbytes, nbytes, small)
 
-    def _give_back(self) -> None:
-        """Return segments in which nothing lives; of a growing one, its free end."""
+    def _release_segments(self) -> None:
+        """Return free segments to CUDA; of a growing segment, its free end."""
         for small, free in self._free.items():
             for entry in list(free):
                 block = entry[2]
@@ -161,10 +173,13 @@ class Allocator:
         block.after = remaining
         if self._last[block.small] is block:
             self._last[block.small] = remaining
-        self._offer(remaining)
+        self._add_free(remaining)
 
-    def _join(self, block: MemoryBlock, other: MemoryBlock) -> None:
-        """Take a neighbour in; a block of a segment that has just grown has none before it."""
+    def _merge(self, block: MemoryBlock, other: MemoryBlock) -> None:
+        """Extend a block by its neighbour.
+
+        A block that a growing segment has just gained has no `before` yet.
+        """
         if other is block.after:
             block.after = other.after
             if other.after is not None:
@@ -177,11 +192,11 @@ class Allocator:
         if self._last[block.small] is other:
             self._last[block.small] = block
 
-    def _offer(self, block: MemoryBlock) -> None:
+    def _add_free(self, block: MemoryBlock) -> None:
         block.free = True
         bisect.insort(self._free[block.small], (block.nbytes, block.address, block))
 
-    def _forget(self, block: MemoryBlock) -> None:
+    def _remove_free(self, block: MemoryBlock) -> None:
         free = self._free[block.small]
         index = bisect.bisect_left(free, (block.nbytes, block.address))
         free.pop(index)

@@ -1,4 +1,4 @@
-"""What GPU memory is for: one taxonomy, and how much there is of each kind during a step."""
+"""The kinds of GPU memory, and how much there is of each kind during a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = (
     *("weights", "gradients", "optimizer state", "activations", "inputs"),
     *("workspace", "temporary"),
 )
-"""What memory is for. "activations" are what a forward pass keeps for a backward pass."""
+"""The kinds of memory. "activations" are tensors that the forward pass keeps for the backward."""
 
 TBD_KINDS: Mapping[str, tuple[str, ...]] = {
     "weights": ("weights",),
@@ -35,10 +35,10 @@ _ROLES = {
 
 
 class KindFinder:
-    """Tells what each allocation of a step is for.
+    """Finds the kind of each allocation of a step.
 
-    Memory that a forward pass allocates and that is still held when the next backward pass begins
-    is an activation. What else comes and goes is temporary.
+    Memory that a forward pass allocates and that still lives when the next backward pass begins is
+    an activation. Other memory that is allocated during the step is temporary.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -46,10 +46,10 @@ class KindFinder:
         self._forward = [call.phase is Phase.FORWARD for call in trace]
 
     def of(self, allocation: Allocation) -> str:
-        """One of `KINDS`."""
-        known = _ROLES.get(allocation.role)
-        if known is not None:
-            return known
+        """The kind of an allocation, one of `KINDS`."""
+        kind = _ROLES.get(allocation.role)
+        if kind is not None:
+            return kind
         born = allocation.born or 0
         if born >= len(self._forward) or not self._forward[born]:
             return "temporary"
@@ -72,11 +72,11 @@ class KindTimeline:
         length = max(1, len(self.trace))
         finder = KindFinder(self.trace)
         changes = {kind: [0] * (length + 1) for kind in KINDS}
-        for each in self.trace.allocations:
-            change = changes[finder.of(each)]
-            change[min(each.born or 0, length)] += each.nbytes
-            if each.freed is not None:
-                change[min(each.freed, length)] -= each.nbytes
+        for allocation in self.trace.allocations:
+            change = changes[finder.of(allocation)]
+            change[min(allocation.born or 0, length)] += allocation.nbytes
+            if allocation.freed is not None:
+                change[min(allocation.freed, length)] -= allocation.nbytes
         return {kind: tuple(accumulate(change[:length])) for kind, change in changes.items()}
 
     @cached_property
@@ -86,30 +86,29 @@ class KindTimeline:
 
 
 def peak_bytes(allocations: Iterable[Allocation]) -> int:
-    """The most memory that these allocations take together at any time of the step."""
+    """The largest sum of these allocations at any time of the step, in bytes."""
     changes: dict[int, int] = {}
-    for each in allocations:
-        born = -1 if each.born is None else each.born
-        changes[born] = changes.get(born, 0) + each.nbytes
-        if each.freed is not None:
-            changes[each.freed] = changes.get(each.freed, 0) - each.nbytes
+    for allocation in allocations:
+        born = -1 if allocation.born is None else allocation.born
+        changes[born] = changes.get(born, 0) + allocation.nbytes
+        if allocation.freed is not None:
+            changes[allocation.freed] = changes.get(allocation.freed, 0) - allocation.nbytes
     return max(accumulate(changes[time] for time in sorted(changes)), default=0)
 
 
 def peak_by_tbd_kind(trace: Trace) -> dict[str, int | None]:
-    """The most that each of TBD's kinds takes at any time of the step.
+    """The peak of each of TBD's kinds during the step, in bytes; None when unknown.
 
-    None: not recorded. The workspace is recorded in measured traces, and added to traced ones by
-    `with_workspaces`.
+    Measured traces contain the workspace; `with_workspaces` adds it to others.
     """
     if not trace.allocations:
         return dict.fromkeys(TBD_KINDS)
     finder = KindFinder(trace)
     by_kind: dict[str, list[Allocation]] = {kind: [] for kind in KINDS}
-    for each in trace.allocations:
-        by_kind[finder.of(each)].append(each)
+    for allocation in trace.allocations:
+        by_kind[finder.of(allocation)].append(allocation)
     peaks: dict[str, int | None] = {
-        name: peak_bytes(each for kind in kinds for each in by_kind[kind])
+        name: peak_bytes(allocation for kind in kinds for allocation in by_kind[kind])
         for name, kinds in TBD_KINDS.items()
     }
     return peaks if by_kind["workspace"] else peaks | {"workspace": None}

@@ -1,7 +1,7 @@
-"""What fits: the largest batch in a GPU's memory.
+"""The largest batch that fits in a GPU's memory.
 
-Memory is nearly affine in the batch, so that two small traces say where to look; the answer is
-traced itself, and played through the allocator with the limit in force.
+Memory is nearly linear in the batch size, so a line through two small traces says where to search.
+The answer itself is traced and replayed through the allocator with the limit in force.
 """
 
 from __future__ import annotations
@@ -17,28 +17,36 @@ from wavecast.hardware.device import Device
 from wavecast.traces.step import Trace
 
 Traced = Callable[[int], Trace]
+"""A function that traces the step at a batch size."""
 
 _MOST_TRACES = 16
-_PRECISE = 200
-"""The answer is within one part in so many."""
+_PRECISION = 200
+"""The search stops when the answer is known to one part in this many."""
 RESERVE = 0.005
-"""Of the limit, kept free: by so much the replay of fragments was too hopeful on an H200."""
+"""The share of the limit that is kept free: on an H200 the allocator's fragmentation was
+underestimated by this much."""
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch that fits, and how it was found."""
+    """The largest batch that fits, and how it was found; `wavecast.max_batch` makes it.
+
+    ```python
+    answer = wavecast.max_batch(make_step_of_batch, "l4")
+    answer.batch, answer.peak_bytes
+    ```
+    """
 
     batch: int
-    """0: not even one sample fits."""
+    """The largest batch size that fits. 0 if not even one sample fits."""
     too_large: int
-    """The smallest batch that is known not to fit."""
+    """The smallest batch size above it that is known not to fit."""
     limit_bytes: int
-    """What the allocator may reserve."""
+    """The most that the allocator may reserve."""
     peak_bytes: int
-    """What it has allocated at once, with that batch; of one sample if that does not fit."""
+    """The peak of allocated memory at that batch size; if none fits, at the smallest one tried."""
     traced: tuple[int, ...]
-    """The batches that were traced, in order."""
+    """The batch sizes that were traced, in order."""
 
 
 def largest_batch(
@@ -47,18 +55,18 @@ def largest_batch(
     """The largest batch whose step fits under a limit of reserved memory.
 
     Args:
-        traced: the trace of a step with so many samples.
-        device: the GPU, for its workspaces.
-        limit_bytes: what the allocator may reserve.
-        start: a batch that is likely to fit, to begin with.
+        traced: a function that traces the step at a batch size.
+        device: the GPU, which decides the sizes of workspaces.
+        limit_bytes: the most that the allocator may reserve.
+        start: the first batch size to try, one that is likely to fit.
         expandable: whether the allocator's segments grow (`expandable_segments:True`).
     """
     if start < 1:
         raise InvalidInput(f"start is {start!r}; a batch has at least one sample")
     if limit_bytes < 1:
         raise InvalidInput(f"the limit is {limit_bytes!r} bytes; nothing fits")
-    found = _Search(traced, device, int(limit_bytes * (1 - RESERVE)), expandable).run(start)
-    return replace(found, limit_bytes=limit_bytes)
+    answer = _Search(traced, device, int(limit_bytes * (1 - RESERVE)), expandable).run(start)
+    return replace(answer, limit_bytes=limit_bytes)
 
 
 class _Search:
@@ -68,15 +76,15 @@ class _Search:
         self._needs: dict[int, int] = {}
         self._fits: dict[int, bool] = {}
         self._since_full = 0
-        """Batches that were looked at since one did not fit."""
+        """The number of batch sizes tried since one did not fit, that one included."""
 
     def run(self, start: int) -> LargestBatch:
-        """Look where the line through the last two traces meets the limit, then between."""
+        """The answer: try where the line through two traces meets the limit, then in between."""
         batch = start
         while len(self._needs) < _MOST_TRACES:
-            self._look(batch)
+            self._try(batch)
             low, high = self._low, self._high
-            if high is not None and high - low <= max(1, low // _PRECISE):
+            if high is not None and high - low <= max(1, low // _PRECISION):
                 break
             batch = self._next(low, high)
         low, high = self._low, self._high
@@ -90,18 +98,20 @@ class _Search:
 
     @property
     def _low(self) -> int:
+        """The largest batch size that fits."""
         return max((batch for batch, fits in self._fits.items() if fits), default=0)
 
     @property
     def _high(self) -> int | None:
-        """The smallest that does not fit above the largest that does.
+        """The smallest batch size that does not fit, above the largest that does.
 
-        Smaller ones may not fit either: blocks of other sizes leave other gaps.
+        A batch size below `_low` may not fit either: other block sizes leave other gaps.
         """
         low = self._low
         return min((b for b, fits in self._fits.items() if not fits and b > low), default=None)
 
-    def _look(self, batch: int) -> None:
+    def _try(self, batch: int) -> None:
+        """Trace one batch size, and note its peak and whether it fits."""
         trace = with_workspaces(self._traced(batch), self._device)
         self._needs[batch] = replay(trace, expandable=self._expandable).allocated_bytes
         try:
@@ -113,6 +123,7 @@ class _Search:
         self._since_full += not all(self._fits.values())
 
     def _next(self, low: int, high: int | None) -> int:
+        """The next batch size to try."""
         if len(self._needs) == 1:
             return 2 * low if low else max(1, (high or 2) // 2)
         guess = self._where_full()
@@ -122,12 +133,12 @@ class _Search:
             return max(1, min(guess, high // 2))
         if low < guess < high and guess not in self._needs:
             return guess
-        # Fragments make the line too hopeful: a little less than what failed, then less and less.
-        nearby = max(1, low // _PRECISE) << self._since_full
+        # Fragmentation is not in the line. Go down from the batch that failed in growing steps.
+        nearby = max(1, low // _PRECISION) << self._since_full
         return max(high - nearby, (low + high) // 2)
 
     def _where_full(self) -> int:
-        """Where the line through the two largest batches meets the limit."""
+        """The batch size where the line through the two largest ones tried meets the limit."""
         (first, a), (second, b) = sorted(self._needs.items())[-2:]
         slope = (b - a) / (second - first)
         return int(second + (self._limit - b) / slope) if slope > 0 else 2 * second

@@ -1,7 +1,7 @@
-"""The memory of a training step: how much, of what kind, whose, and when.
+"""The memory of a training step: how much, of what kind, of which module, and when.
 
-From the lifetimes in a trace, what libraries take for themselves on a GPU, and torch's allocator
-replayed. `wavecast.memory` is the entry.
+It is computed from the lifetimes in a trace, the predicted workspaces of libraries, and a replay of
+torch's allocator. `wavecast.memory` is the entry point.
 """
 
 from __future__ import annotations
@@ -23,143 +23,163 @@ from wavecast.traces.step import Allocation, Call, Role, Trace
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Tensors alike that are held at the peak: of one kind and module, made by one op."""
+    """A group of tensors that live at the peak: of one kind and module, made by one op."""
 
     kind: str
+    """One of `kinds.KINDS`."""
     module: str
     op: str
-    """What made them; empty: they were there before the step."""
+    """The op that allocated them. Empty if they existed before the step."""
     count: int
+    """The number of tensors."""
     nbytes: int
-    """Of all of them."""
+    """The bytes of all of them."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What one training step needs on a GPU."""
+    """The GPU memory of one training step; `memory` makes it.
+
+    ```python
+    needed = wavecast.memory(trace, "l4")
+    needed.peak_bytes, needed.fits, needed.by_kind["activations"]
+    ```
+    """
 
     trace: Trace
-    """With workspaces, where they are known."""
+    """The trace, workspaces included where they are known."""
     device: Device | None
+    """The GPU. None when none was named."""
     peak_bytes: int
-    """The most that is allocated at once, as torch counts it (`max_memory_allocated`)."""
+    """The peak of allocated memory, as torch counts it (`max_memory_allocated`)."""
     reserved_bytes: int
-    """What the allocator takes from the GPU for it (`max_memory_reserved`)."""
+    """The peak of the memory that torch's allocator reserves (`max_memory_reserved`)."""
     context_bytes: int | None
-    """What the process takes beside: CUDA's context and loaded libraries. None: not known."""
+    """The memory of CUDA's context and of loaded libraries. None when unknown."""
 
     @property
     def process_bytes(self) -> int | None:
-        """All of it, as nvidia-smi shows a process."""
+        """All memory of the process, as nvidia-smi shows it. None when unknown."""
         return None if self.context_bytes is None else self.reserved_bytes + self.context_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """What the process needs of the GPU; without the context where that is not known."""
+        """The memory that the GPU must have; without CUDA's context where that is unknown."""
         return self.process_bytes or self.reserved_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether the GPU holds it. None: no GPU was named."""
+        """Whether the step fits in the GPU's memory. None when no GPU was named."""
         if self.device is None:
             return None
         return self.needed_bytes <= self.device.memory_bytes
 
     @cached_property
     def by_kind(self) -> Mapping[str, int | None]:
-        """At the peak, bytes of each of `KINDS`. None: nobody knows the workspaces."""
-        found: dict[str, int | None] = dict.fromkeys(KINDS, 0)
-        for each, kind in self._at_peak:
-            found[kind] = (found[kind] or 0) + each.nbytes
-        known = any(each.role is Role.WORKSPACE for each in self.trace.allocations)
+        """The bytes of each of `KINDS` at the peak. None for a workspace that is unknown."""
+        by_kind: dict[str, int | None] = dict.fromkeys(KINDS, 0)
+        for allocation, kind in self._at_peak:
+            by_kind[kind] = (by_kind[kind] or 0) + allocation.nbytes
+        known = any(allocation.role is Role.WORKSPACE for allocation in self.trace.allocations)
         if not known and (self.device is None or self.device.compute_capability is None):
-            found["workspace"] = None
-        return found
+            by_kind["workspace"] = None
+        return by_kind
 
     @cached_property
     def peak_call(self) -> int:
-        """The position of the call during which the most is allocated."""
+        """The position of the call during which most memory is allocated."""
         totals = KindTimeline(self.trace).totals
         return max(range(len(totals)), key=totals.__getitem__, default=0)
 
     def by_module(self, depth: int = 2) -> Mapping[str, int]:
-        """At the peak, bytes by module, `depth` names deep, the largest first."""
-        found: Counter[str] = Counter()
-        for each, _ in self._at_peak:
-            path = module_of(each, self.trace).split(".")[:depth]
-            found[".".join(path) or "(no module)"] += each.nbytes
-        return dict(found.most_common())
+        """The bytes at the peak by module, largest first; paths are cut after `depth` names."""
+        by_module: Counter[str] = Counter()
+        for allocation, _ in self._at_peak:
+            path = module_of(allocation, self.trace).split(".")[:depth]
+            by_module[".".join(path) or "(no module)"] += allocation.nbytes
+        return dict(by_module.most_common())
 
     def held(self) -> tuple[Held, ...]:
-        """What is held at the peak, the largest group of like tensors first."""
+        """The tensors that live at the peak, grouped, the largest group first."""
         groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-        for each, kind in self._at_peak:
-            op = "" if each.born is None else self.trace.calls[each.born].op.base
-            groups[kind, module_of(each, self.trace), op].append(each.nbytes)
-        found = (
+        for allocation, kind in self._at_peak:
+            born = allocation.born
+            op = "" if born is None else self.trace.calls[born].op.base
+            groups[kind, module_of(allocation, self.trace), op].append(allocation.nbytes)
+        held = (
             Held(kind, module, op, len(sizes), sum(sizes))
             for (kind, module, op), sizes in groups.items()
         )
-        return tuple(sorted(found, key=lambda held: -held.nbytes))
+        return tuple(sorted(held, key=lambda group: -group.nbytes))
 
     @cached_property
     def _at_peak(self) -> tuple[tuple[Allocation, str], ...]:
+        """The allocations that live at the peak, each with its kind."""
         kinds = KindFinder(self.trace)
         time = self.peak_call
         return tuple(
-            (each, kinds.of(each))
-            for each in self.trace.allocations
-            if (each.born is None or each.born <= time)
-            and (each.freed is None or each.freed > time)
+            (allocation, kinds.of(allocation))
+            for allocation in self.trace.allocations
+            if (allocation.born is None or allocation.born <= time)
+            and (allocation.freed is None or allocation.freed > time)
         )
 
 
 def memory(
     trace: Trace, gpu: Device | str | None = None, *, expandable_segments: bool = False
 ) -> Memory:
-    """The memory of one training step.
+    """The GPU memory of one training step.
+
+    ```python
+    wavecast.memory(trace, "l4").fits
+    ```
 
     Args:
-        trace: traced without a GPU, or measured on one.
-        gpu: where it should run; it decides what libraries take for themselves, and whether the
-            step fits. None: workspaces are left out, unless they were measured.
-        expandable_segments: as torch's allocator has it with `expandable_segments:True`.
+        trace: a trace, made without a GPU or measured on one.
+        gpu: the GPU to run on. It decides the workspaces of libraries and whether the step fits.
+            With None, workspaces are left out unless they were measured.
+        expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
+
+    Raises:
+        InvalidInput: the trace has no allocations.
+        UnknownName: the GPU is not known.
     """
     if not trace.allocations:
         raise InvalidInput(
             "the trace has no memory in it, as profiler files have none; trace the step itself"
         )
     target = device(gpu) if isinstance(gpu, str) else gpu
-    whole = trace if target is None else with_workspaces(trace, target)
-    counted = replay(whole, expandable=expandable_segments)
+    complete = trace if target is None else with_workspaces(trace, target)
+    peaks = replay(complete, expandable=expandable_segments)
     return Memory(
-        trace=whole,
+        trace=complete,
         device=target,
-        peak_bytes=counted.allocated_bytes,
-        reserved_bytes=counted.reserved_bytes,
-        context_bytes=None if target is None else context_bytes(whole, target),
+        peak_bytes=peaks.allocated_bytes,
+        reserved_bytes=peaks.reserved_bytes,
+        context_bytes=None if target is None else context_bytes(complete, target),
     )
 
 
 def of_measured(
     trace: Trace, gpu: Device | None, peak_bytes: int, reserved_bytes: int, device_bytes: int
 ) -> Memory:
-    """The memory of a step that ran: its lifetimes, and what the allocator itself said.
+    """The memory of a step that ran, with the allocator's real counts.
 
     Args:
-        trace: with workspaces, of the real allocator.
-        gpu: where it ran.
-        peak_bytes: the most that was allocated.
-        reserved_bytes: the most that was reserved.
-        device_bytes: what the GPU had in use, of this process alone.
+        trace: the recorded trace, workspaces included.
+        gpu: the GPU on which it ran.
+        peak_bytes: the peak of allocated memory.
+        reserved_bytes: the peak of reserved memory.
+        device_bytes: the GPU memory in use by this process alone.
     """
-    beside = max(0, device_bytes - reserved_bytes)
-    return Memory(trace, gpu, peak_bytes, reserved_bytes, beside)
+    context = max(0, device_bytes - reserved_bytes)
+    return Memory(trace, gpu, peak_bytes, reserved_bytes, context)
 
 
-def module_of(each: Allocation, trace: Trace) -> str:
-    """Whose memory it is: the module that made it, or owns it."""
-    if each.module or each.born is None or each.born >= len(trace):
-        return each.module
-    call: Call = trace.calls[each.born]
+def module_of(allocation: Allocation, trace: Trace) -> str:
+    """The module that owns an allocation, else the module of the call that made it."""
+    born = allocation.born
+    if allocation.module or born is None or born >= len(trace):
+        return allocation.module
+    call: Call = trace.calls[born]
     return call.module

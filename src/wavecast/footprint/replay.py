@@ -1,7 +1,7 @@
-"""A step's memory played through the caching allocator, from the first iteration on.
+"""The memory of a step, replayed through the caching allocator from the first iteration on.
 
-A trace has one iteration of the steady state. Before it, the model was built and a first iteration
-made the optimizer's state; what that left behind decides where later blocks find place.
+A trace has one iteration of the steady state. Before it, the model was built, and a first iteration
+allocated the optimizer's state. The free blocks that these left decide where later blocks fit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ _BUILT = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the allocator counts."""
+    """The peaks that the allocator counts."""
 
     allocated_bytes: int
-    """The most at once: blocks, which may be larger than what was asked for."""
+    """The peak of all blocks in use. A block may be larger than the request that it serves."""
     reserved_bytes: int
+    """The peak of all segments."""
 
 
 def replay(trace: Trace, *, limit_bytes: int | None = None, expandable: bool = False) -> Replay:
-    """Play the building of the model, a first and a later iteration.
+    """The allocator's peaks when the model is built and two iterations run.
+
+    Args:
+        trace: one iteration of the steady state, with its allocations.
+        limit_bytes: the most that the allocator may reserve; None for no limit.
+        expandable: whether segments grow, as with `expandable_segments:True`.
 
     Raises:
-        OutOfMemory: it does not fit under the limit.
+        AllocatorFull: it does not fit under the limit.
     """
     player = _Player(trace, Allocator(limit_bytes=limit_bytes, expandable=expandable))
     player.first()
@@ -41,7 +47,7 @@ def replay(trace: Trace, *, limit_bytes: int | None = None, expandable: bool = F
 
 
 class _Player:
-    """Holds the blocks of a trace's allocations, by their position."""
+    """Runs iterations of a trace, and holds the block of each allocation by its position."""
 
     def __init__(self, trace: Trace, allocator: Allocator) -> None:
         self.allocator = allocator
@@ -50,19 +56,19 @@ class _Player:
         self._blocks: dict[int, MemoryBlock | None] = {}
         self._born: dict[int, list[int]] = defaultdict(list)
         self._freed: dict[int, list[int]] = defaultdict(list)
-        for index, each in enumerate(self._all):
-            if each.born is not None:
-                self._born[each.born].append(index)
-            if each.freed is not None:
-                self._freed[each.freed].append(index)
+        for index, allocation in enumerate(self._all):
+            if allocation.born is not None:
+                self._born[allocation.born].append(index)
+            if allocation.freed is not None:
+                self._freed[allocation.freed].append(index)
         self._joined = joined_weights(trace)
         self._first_uses = first_uses(trace)
         phases = [call.phase for call in trace]
         self._update = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else self._calls
 
     def first(self) -> None:
-        """Build the model, and run an iteration in which gradients and states are new."""
-        kept = [i for i, each in enumerate(self._all) if each.born is None and each.freed is None]
+        """Build the model, and run an iteration that allocates gradients and optimizer state."""
+        kept = [i for i, a in enumerate(self._all) if a.born is None and a.freed is None]
         built = [i for i in kept if self._all[i].role in _BUILT]
         made = [i for i in kept if self._all[i].role in (Role.GRADIENT, Role.OPTIMIZER_STATE)]
         for index in built:
@@ -70,50 +76,59 @@ class _Player:
         extra = defaultdict(list, {self._update: made})
         others = sorted(set(kept) - set(built) - set(made))
         for index, time in zip_longest(others, self._first_uses[: len(others)], fillvalue=0):
-            extra[time].insert(0, index)  # libraries' buffers, when they are first used
+            extra[time].insert(0, index)  # buffers of libraries, at their first use
         self._play(extra)
 
     def later(self) -> None:
-        """Run an iteration as it was traced, with what the one before it left."""
+        """Run an iteration as it was traced, on the memory that the one before it left."""
         self._hand_over()
         self._play({})
 
     def _hand_over(self) -> None:
-        """What is made in an iteration and stays is what the next one finds, and may free."""
+        """Make blocks that one iteration left behind those that the next iteration frees.
+
+        In the trace these are two allocations of equal size: one that is never freed, and one that
+        existed before the step. Blocks without such a partner are released.
+        """
         left: dict[int, list[int]] = defaultdict(list)
         for index in list(self._blocks):
-            each = self._all[index]
-            if each.born is not None:
-                left[each.nbytes].append(index)
-        for index, each in enumerate(self._all):
-            if each.born is None and each.freed is not None:
-                if left[each.nbytes]:
-                    self._blocks[index] = self._blocks.pop(left[each.nbytes].pop(0))
+            allocation = self._all[index]
+            if allocation.born is not None:
+                left[allocation.nbytes].append(index)
+        for index, allocation in enumerate(self._all):
+            if allocation.born is None and allocation.freed is not None:
+                if left[allocation.nbytes]:
+                    self._blocks[index] = self._blocks.pop(left[allocation.nbytes].pop(0))
                 else:
-                    self._take(index)
+                    self._allocate(index)
         for indices in left.values():
             for index in indices:
                 self.allocator.release(self._blocks.pop(index))
 
     def _play(self, extra: dict[int, list[int]]) -> None:
+        """Run one iteration; `extra` has allocations to make beside the traced ones, by call."""
         for time in range(self._calls + 1):
             for index in self._freed.get(time, ()):
                 if index in self._blocks:
                     self.allocator.release(self._blocks.pop(index))
             for index in (*extra.get(time, ()), *self._born.get(time, ())):
-                self._take(index)
+                self._allocate(index)
                 if self._all[index].freed == time == self._all[index].born:
-                    self.allocator.release(self._blocks.pop(index))  # gone before the call ends
+                    self.allocator.release(self._blocks.pop(index))  # freed within the call
 
     def _build(self, index: int) -> None:
-        """Weights of a recurrent layer are made one by one, and then joined to one."""
-        each = self._all[index]
-        parts = self._joined.get(each.nbytes, ()) if each.role is Role.PARAMETER else ()
+        """Allocate a part of the model.
+
+        The weights of a recurrent layer are first allocated one by one, and then joined.
+        """
+        allocation = self._all[index]
+        is_weight = allocation.role is Role.PARAMETER
+        parts = self._joined.get(allocation.nbytes, ()) if is_weight else ()
         blocks = [self.allocator.allocate(nbytes) for nbytes in parts]
-        self._take(index)
+        self._allocate(index)
         for block in blocks:
             self.allocator.release(block)
 
-    def _take(self, index: int) -> None:
-        each: Allocation = self._all[index]
-        self._blocks[index] = self.allocator.allocate(each.nbytes)
+    def _allocate(self, index: int) -> None:
+        allocation: Allocation = self._all[index]
+        self._blocks[index] = self.allocator.allocate(allocation.nbytes)

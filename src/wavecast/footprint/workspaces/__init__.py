@@ -1,1 +1,1 @@
-"""What libraries and kernels take for themselves while an op runs, from shapes and the GPU."""
+"""The scratch memory of libraries and kernels, predicted from the shapes of ops and the GPU."""

@@ -1,7 +1,7 @@
-"""The buffers that torch gives cuBLAS and cuBLASLt, and keeps (aten/cuda/CublasHandlePool.cpp).
+"""The buffers that torch allocates for cuBLAS and cuBLASLt (aten/cuda/CublasHandlePool.cpp).
 
-Each thread has its own handle, and autograd runs the backward pass in a thread of its own; each
-handle keeps a buffer for each stream that it has worked on.
+Each thread has a cuBLAS handle, and autograd runs the backward pass in a second thread. Each handle
+keeps one buffer for each stream that it has used.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from wavecast.hardware.device import Device
 from wavecast.traces.step import Phase, Trace
 
 _KIB = 1024
-_LARGE = ((9, 0), (10, 0))
+_LARGE_CAPABILITIES = ((9, 0), (10, 0))
 _LARGE_BYTES = 8 * 4096 * _KIB
 _SMALL_BYTES = 2 * 4096 * _KIB + 8 * 16 * _KIB
 _LT_BYTES = 1024 * _KIB
-"""The defaults: CUBLAS_WORKSPACE_CONFIG and CUBLASLT_WORKSPACE_SIZE change them."""
+"""torch's defaults, which CUBLAS_WORKSPACE_CONFIG and CUBLASLT_WORKSPACE_SIZE change."""
 
 _PRODUCTS = (
     *("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.dot"),
@@ -27,25 +27,27 @@ _WITH_BIAS = ("aten.addmm", "aten._addmm_activation", "aten.linear", "aten._scal
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory that a library keeps, and the call that makes it take it."""
+    """One buffer of a cuBLAS handle."""
 
     light: bool
-    """cuBLASLt's."""
+    """True for cuBLASLt, False for cuBLAS."""
     position: int
+    """The position of the call that allocates it."""
 
 
 def buffers(trace: Trace) -> tuple[Buffer, ...]:
-    """What all handles keep after the first step, in the order in which they take it."""
-    found: dict[tuple[bool, bool, int], Buffer] = {}
+    """The buffers that all handles hold after the first step, in the order of allocation."""
+    by_handle: dict[tuple[bool, bool, int], Buffer] = {}
     for position, call in enumerate(trace):
-        thread = call.phase is Phase.BACKWARD
+        backward = call.phase is Phase.BACKWARD
         for light, names in ((False, _PRODUCTS), (True, _WITH_BIAS)):
             if call.op.base in names:
-                found.setdefault((light, thread, call.stream), Buffer(light, position))
-    return tuple(found.values())
+                by_handle.setdefault((light, backward, call.stream), Buffer(light, position))
+    return tuple(by_handle.values())
 
 
 def kept_bytes(trace: Trace, device: Device) -> tuple[int, ...]:
-    """The size of each buffer."""
-    each = _LARGE_BYTES if device.compute_capability in _LARGE else _SMALL_BYTES
-    return tuple(_LT_BYTES if buffer.light else each for buffer in buffers(trace))
+    """The size of each of `buffers`, in bytes."""
+    large = device.compute_capability in _LARGE_CAPABILITIES
+    blas_bytes = _LARGE_BYTES if large else _SMALL_BYTES
+    return tuple(_LT_BYTES if buffer.light else blas_bytes for buffer in buffers(trace))

@@ -1,10 +1,10 @@
-"""What cuDNN's convolutions take: one of a few algorithms, each with its own need.
+"""The workspaces of cuDNN's convolutions, which depend on the algorithm that cuDNN chooses.
 
-Tensor cores want channels last, so that a convolution of plain (NCHW) tensors copies all of them.
-Without tensor cores cuDNN multiplies in place, or goes through Fourier (Mathieu et al., ICLR 2014)
-or Winograd transforms (Lavin and Gray, CVPR 2016), which are far larger than the tensors. Which
-one it takes nobody has written down: small trees, fitted on an H200 (data/models/workspaces.toml),
-say it from the shapes.
+Tensor cores need the channels-last layout, so a convolution of contiguous (NCHW) tensors copies all
+of them. Without tensor cores cuDNN multiplies in place, or uses Fourier (Mathieu et al., ICLR 2014)
+or Winograd transforms (Lavin and Gray, CVPR 2016), which are far larger than the tensors. cuDNN's
+choice is not documented. Small decision trees, fitted on an H200 (data/models/workspaces.toml),
+predict it from the shapes.
 """
 
 from __future__ import annotations
@@ -22,32 +22,40 @@ _COMPLEX, _FLOAT = 8, 4
 _SMALLEST_TILE = 16
 _WINOGRAD_STEP, _WINOGRAD_TILE = 4, 36
 _GRANULE_BYTES = 16
-"""Tensor cores read channels in pieces of this size."""
+"""Tensor cores read the channels of a pixel in pieces of this many bytes."""
 _TILE = 128
+"""The side of the output tile that one SM computes, in elements."""
 _MOST_FULL, _FULL_ROWS = 14, 512
+"""The most slices, and the fewest rows of each, of a weight gradient in full precision."""
 _MOST_HALF, _HALF_ROWS = 13, 8192
+"""The same in half precision."""
 _COPYING = ("copies", "images")
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution: its tensors, and whether tensor cores run it."""
+    """The shapes of a convolution, and whether it runs on tensor cores."""
 
     backward: bool
     tensor: bool
+    """Whether it runs on tensor cores."""
     source: TensorSpec
+    """The input image (of the forward pass)."""
     weight: TensorSpec
     output: TensorSpec
+    """The output of the forward pass, or its gradient."""
     stride: int
+    """The product of the strides of all dimensions."""
     padding: int
+    """The largest padding of all dimensions."""
     groups: int
     transposed: bool
     wanted: tuple[bool, ...] = (True, True, False)
-    """Of a backward pass: gradients of the source, the weight, the bias."""
+    """Whether a backward pass computes the gradients of the source, the weight and the bias."""
 
     @classmethod
     def of(cls, op: Op, tensor: bool) -> Convolution:
-        """The convolution of an op."""
+        """The shapes of a convolution op."""
         backward = op.base.endswith("backward")
         mask = op.attr("output_mask")
         source, weight = op.inputs[1:3] if backward else op.inputs[:2]
@@ -66,12 +74,12 @@ class Convolution:
 
     @cached_property
     def pointwise(self) -> bool:
-        """Whether the kernel is one pixel: a matrix product."""
+        """Whether the filter covers one pixel, which makes it a matrix product."""
         return math.prod(self.weight.shape[2:]) == 1
 
     @cached_property
     def features(self) -> tuple[float, ...]:
-        """What the choice may depend on; `FEATURES` names them."""
+        """The numbers that the decision trees see; `FEATURES` names them."""
         pixels, pixels_out = _pixels(self.source), _pixels(self.output)
         area = math.prod(self.weight.shape[2:])
         batch, channels = self.source.shape[:2]
@@ -102,18 +110,19 @@ class Convolution:
         return max(self.source.shape[2:], default=1) + 2 * self.padding
 
     def candidates(self) -> Mapping[str, int]:
-        """Bytes by algorithm."""
+        """The workspace of each algorithm, in bytes."""
         x, w, y = (_aligned(t) for t in (self.source, self.weight, self.output))
-        found = {"none": 0, "copies": x + w + y, "images": x + y}
+        by_algorithm = {"none": 0, "copies": x + w + y, "images": x + y}
         if self.backward:
-            found["partials"] = self.source.shape[0] * self.weight.numel * _FLOAT
-        return found if self.tensor else found | self._transforms()
+            by_algorithm["partials"] = self.source.shape[0] * self.weight.numel * _FLOAT
+        return by_algorithm if self.tensor else by_algorithm | self._transforms()
 
     def slices_bytes(self, sm_count: int | None) -> int:
-        """Partial gradients of the weights, in float32, where tensor cores sum over many pixels.
+        """The bytes of partial weight gradients, in float32, on tensor cores.
 
-        Such a sum is cut into slices, until the SMs have a tile each. How many there are at most,
-        and how long each is at least, was read off measured workspaces of an H200.
+        The gradient is a sum over many pixels. It is cut into slices until every SM has a tile.
+        The largest number of slices and the smallest length of one were derived from workspaces
+        measured on an H200.
         """
         if not self.tensor or self.groups > 1 or sm_count is None:
             return 0
@@ -123,36 +132,36 @@ class Convolution:
         if DTYPE_BYTES[self.source.dtype] < _FLOAT:
             slices = min(_MOST_HALF, rows // _HALF_ROWS)
         elif tiles > sm_count:
-            return sm_count * _TILE * _TILE * _FLOAT  # each SM has a part of a tile
+            return sm_count * _TILE * _TILE * _FLOAT  # every SM holds one partial tile
         else:
             slices = min(_MOST_FULL, rows // _FULL_ROWS, sm_count // tiles)
         return slices * self.weight.numel * _FLOAT if slices > 1 else 0
 
     @property
     def _growth(self) -> float:
-        """How much larger its transforms are than the tensors, in powers of two."""
+        """log2 of 1 + the bytes of its Fourier transforms, divided by those of its tensors."""
         transform = self._transforms().get("fourier", 0)
         tensors = self.source.nbytes + self.weight.nbytes + self.output.nbytes
         return math.log2(1 + transform / max(1, tensors))
 
     def _transforms(self) -> dict[str, int]:
+        """The workspaces of Fourier and Winograd algorithms, in bytes; empty if none applies."""
         if len(self.source.shape) != 4 or self.stride != 1 or self.pointwise:
             return {}
         x, w, y = self._planes()
         tile = _tile(self._extent)
         spectrum = _COMPLEX * tile * (tile // 2 + 1)
-        found = {"fourier": 2 * spectrum * max(x + w, y) + self.weight.nbytes}
+        transforms = {"fourier": 2 * spectrum * max(x + w, y) + self.weight.nbytes}
         if self.backward:
             data, weights = 2 * spectrum * max(y + w, x), 2 * spectrum * max(x + y, w)
-            found = {"fourier": data, "fourier weights": weights}
+            transforms = {"fourier": data, "fourier weights": weights}
         steps = math.prod(math.ceil(n / _WINOGRAD_STEP) for n in self.output.shape[2:])
-        found["winograd"] = _FLOAT * _WINOGRAD_TILE * (w + steps * (x + y))
-        return found
+        transforms["winograd"] = _FLOAT * _WINOGRAD_TILE * (w + steps * (x + y))
+        return transforms
 
     def _planes(self) -> tuple[int, int, int]:
-        """Images of one channel, in source, weight and output."""
-        planes = (t.shape[0] * t.shape[1] for t in (self.source, self.weight, self.output))
-        x, w, y = planes
+        """The number of single-channel images in source, weight and output."""
+        x, w, y = (t.shape[0] * t.shape[1] for t in (self.source, self.weight, self.output))
         return x, w, y
 
 
@@ -165,19 +174,20 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class Tree:
-    """Questions in order: node i asks whether a feature is larger, and goes to one of two others.
-
-    A leaf has the feature -1, and names its algorithm.
-    """
+    """A decision tree, one entry per node. Node i compares a feature with a threshold."""
 
     feature: tuple[int, ...]
+    """The position of the feature that each node compares; -1 for a leaf."""
     threshold: tuple[float, ...]
     lower: tuple[int, ...]
+    """The next node when the feature is at most the threshold."""
     higher: tuple[int, ...]
+    """The next node when the feature is larger."""
     answer: tuple[str, ...]
+    """The algorithm that each leaf names."""
 
     def __call__(self, features: tuple[float, ...]) -> str:
-        """The answer for these features."""
+        """The algorithm for these features."""
         node = 0
         while self.feature[node] >= 0:
             larger = features[self.feature[node]] > self.threshold[node]
@@ -188,13 +198,13 @@ class Tree:
 def algorithm_bytes(
     convolution: Convolution, trees: Mapping[str, Tree], sm_count: int | None = None
 ) -> tuple[int, ...]:
-    """The workspaces of the algorithm that cuDNN is expected to take, one after the other.
+    """The workspaces of the algorithm that cuDNN is expected to choose, in bytes, in order.
 
-    A backward pass is two convolutions, and each copies the tensors anew: first the gradient of
-    the image, then that of the weights, which needs room for its slices, too.
+    A backward pass is two convolutions, each of which copies the tensors: first the gradient of
+    the image, then that of the weights, which needs memory for its slices, too.
     """
     if convolution.source.channels_last and convolution.tensor:
-        return (0,)  # everything lies as tensor cores want it
+        return (0,)  # the tensors already have the layout that tensor cores need
     algorithm = trees[tree_name(convolution)](convolution.features)
     nbytes = convolution.candidates().get(algorithm, 0)
     both = convolution.backward and all(convolution.wanted[:2])
@@ -204,13 +214,13 @@ def algorithm_bytes(
 
 
 def tree_name(convolution: Convolution) -> str:
-    """The name of the tree that knows."""
+    """The name of the decision tree for a convolution: "tensor forward", "cores backward", ..."""
     unit = "tensor" if convolution.tensor else "cores"
     return f"{unit} {'backward' if convolution.backward else 'forward'}"
 
 
 def _tile(extent: int) -> int:
-    """The side of the Fourier transform that holds an image."""
+    """The side of the Fourier transform of an image, in pixels."""
     return max(_SMALLEST_TILE, 1 << (extent - 1).bit_length())
 
 
@@ -219,11 +229,11 @@ def _fill(extent: int) -> float:
 
 
 def _aligned(spec: TensorSpec) -> int:
-    """Bytes of a tensor with its channels filled up to what tensor cores read at once."""
+    """The bytes of a tensor whose channels are padded to what tensor cores read at once."""
     first, channels, *rest = spec.shape
     granule = max(1, _GRANULE_BYTES // DTYPE_BYTES[spec.dtype])
-    filled = -(-channels // granule) * granule
-    return first * filled * math.prod(rest) * DTYPE_BYTES[spec.dtype]
+    padded = -(-channels // granule) * granule
+    return first * padded * math.prod(rest) * DTYPE_BYTES[spec.dtype]
 
 
 def _pixels(spec: TensorSpec) -> int:
@@ -231,10 +241,10 @@ def _pixels(spec: TensorSpec) -> int:
 
 
 def _numbers(op: Op, name: str) -> tuple[int, ...]:
-    found = op.attr(name)
-    if isinstance(found, int):
-        return (found,)
-    return tuple(int(n) for n in found) if isinstance(found, tuple) else ()
+    value = op.attr(name)
+    if isinstance(value, int):
+        return (value,)
+    return tuple(int(n) for n in value) if isinstance(value, tuple) else ()
 
 
 def _product(op: Op, name: str) -> int:

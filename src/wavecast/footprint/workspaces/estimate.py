@@ -1,4 +1,4 @@
-"""The workspaces of a step that nobody ran, on a GPU."""
+"""The workspaces of a step, predicted for a GPU and added to its trace."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from wavecast import ops
 from wavecast.files import shipped_toml
 from wavecast.footprint.workspaces import convolution, kernels, libraries, recurrent, reduction
 from wavecast.footprint.workspaces.convolution import Convolution, Tree
-from wavecast.footprint.workspaces.taking import Taking
+from wavecast.footprint.workspaces.workspace import Workspace
 from wavecast.hardware.device import Device
 from wavecast.traces.step import Allocation, Op, Role, Trace
 
-_PLAIN = {
+_SINGLE = {
     **dict.fromkeys(kernels.ATTENTION, kernels.attention_bytes),
     **dict.fromkeys(kernels.COPYING, kernels.copied_bytes),
     "aten._ctc_loss_backward": kernels.ctc_bytes,
@@ -26,16 +26,18 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted, and where."""
+    """The fitted rules for cuDNN's choice of a convolution algorithm."""
 
     gpu: str
+    """The name of the GPU that they were fitted on."""
     capability: tuple[int, int]
+    """The compute capability of that GPU."""
     trees: Mapping[str, Tree]
-    """By unit and direction: which algorithm cuDNN takes for a convolution."""
+    """The decision trees that name the algorithm, by `convolution.tree_name`."""
 
     @classmethod
     def shipped(cls) -> Constants:
-        """Those of data/models/workspaces.toml, whose head says how they were made."""
+        """The rules in data/models/workspaces.toml; the file says how they were fitted."""
         return _shipped()
 
 
@@ -54,12 +56,12 @@ def _shipped() -> Constants:
 
 
 def with_workspaces(trace: Trace, device: Device, constants: Constants | None = None) -> Trace:
-    """The trace with what libraries are expected to take on a GPU; a measured one has it already.
+    """The trace with predicted workspaces; unchanged if it has measured ones.
 
-    Nothing is added where the GPU's libraries are not CUDA's, and nobody knows.
+    On GPUs that do not run CUDA, workspaces are unknown and a note says so.
     """
-    known = any(each.role is Role.WORKSPACE for each in trace.allocations)
-    if known or not trace.allocations:
+    recorded = any(allocation.role is Role.WORKSPACE for allocation in trace.allocations)
+    if recorded or not trace.allocations:
         return trace
     if device.compute_capability is None:
         note = f"workspaces of libraries are not known on {device.name}: it does not run CUDA's"
@@ -73,81 +75,83 @@ def with_workspaces(trace: Trace, device: Device, constants: Constants | None = 
 
 
 def _allocations(trace: Trace, device: Device, constants: Constants) -> tuple[Allocation, ...]:
-    """The trace's own, buffers that are kept, and those that live as long as a call.
+    """The allocations of the trace, with buffers that libraries keep and workspaces of calls.
 
-    What a call takes before it makes a result stands before that.
+    A workspace that an op allocates before a result comes before that result.
     """
     kept = [Allocation(n, None, None, Role.WORKSPACE) for n in libraries.kept_bytes(trace, device)]
     made: dict[int, list[int]] = defaultdict(list)
-    for index, own in enumerate(trace.allocations):
-        if own.born is not None:
-            made[own.born].append(index)
-    known: dict[Op, tuple[Taking, ...]] = {}
+    for index, allocation in enumerate(trace.allocations):
+        if allocation.born is not None:
+            made[allocation.born].append(index)
+    cache: dict[Op, tuple[Workspace, ...]] = {}
     before: dict[int, list[Allocation]] = defaultdict(list)
     for position, call in enumerate(trace):
-        if call.op not in known:
-            known[call.op] = takings(call.op, device, constants)
-        for each in known[call.op]:
-            # What ends where it began is gone before the call ends.
-            end = position if each.passing else position + 1
+        if call.op not in cache:
+            cache[call.op] = workspaces_of(call.op, device, constants)
+        for workspace in cache[call.op]:
+            # An allocation that is freed at the call where it was born is gone before it ends.
+            end = position if workspace.released_early else position + 1
             results = (
-                i for i in made[position] if trace.allocations[i].nbytes == each.before_bytes
+                i for i in made[position] if trace.allocations[i].nbytes == workspace.before_bytes
             )
             place = next(results, len(trace.allocations))
-            before[place].append(Allocation(each.nbytes, position, end, Role.WORKSPACE))
-    found: list[Allocation] = []
-    for index, own in enumerate(trace.allocations):
-        found += before.get(index, ())
-        found.append(own)
-    return (*found, *kept, *before.get(len(trace.allocations), ()))
+            before[place].append(Allocation(workspace.nbytes, position, end, Role.WORKSPACE))
+    ordered: list[Allocation] = []
+    for index, allocation in enumerate(trace.allocations):
+        ordered += before.get(index, ())
+        ordered.append(allocation)
+    return (*ordered, *kept, *before.get(len(trace.allocations), ()))
 
 
-def takings(op: Op, device: Device, constants: Constants) -> tuple[Taking, ...]:
-    """What one op takes inside and gives back, in order; the last is the largest."""
+def workspaces_of(op: Op, device: Device, constants: Constants) -> tuple[Workspace, ...]:
+    """The workspaces of one run of an op, in the order in which they are allocated."""
     if not ops.has_shapes(op):
         return ()
     if op.base in convolution.NAMES:
-        *passing, last = _convolution_bytes(op, device, constants)
-        found = (*(Taking(n, passing=True) for n in passing), Taking(last))
+        *earlier, last = _convolution_bytes(op, device, constants)
+        workspaces = (*(Workspace(n, released_early=True) for n in earlier), Workspace(last))
     elif op.base in recurrent.NAMES:
-        found = recurrent.takings(op)
+        workspaces = recurrent.workspaces_of(op)
     elif op.base == "aten.embedding_dense_backward":
-        found = kernels.embedding_takings(op)
+        workspaces = kernels.embedding_workspaces(op)
     else:
-        found = (Taking(_plain_bytes(op, device)),)
-    return tuple(each for each in found if each.nbytes)
+        workspaces = (Workspace(_single_bytes(op, device)),)
+    return tuple(workspace for workspace in workspaces if workspace.nbytes)
 
 
-def _plain_bytes(op: Op, device: Device) -> int:
+def _single_bytes(op: Op, device: Device) -> int:
+    """The bytes of the one workspace of an op; 0 if it has none."""
     if op.base in reduction.OPS:
         return reduction.reduction_bytes(op, device) or 0
-    plain = _PLAIN.get(op.base)
-    return plain(op) if plain else 0
+    rule = _SINGLE.get(op.base)
+    return rule(op) if rule else 0
 
 
 def _convolution_bytes(op: Op, device: Device, constants: Constants) -> tuple[int, ...]:
-    found = Convolution.of(op, on_tensor_cores(op, device))
-    taken = convolution.algorithm_bytes(found, constants.trees, device.sm_count)
-    *passing, last = (each + scattered_bytes(found) for each in taken)
-    if found.backward and found.wanted[-1]:
-        last = max(last, reduction.bias_bytes(found.output, device) or 0)
-    return *passing, last
+    """The bytes of a convolution's workspaces; each is freed before the next is allocated."""
+    shapes = Convolution.of(op, on_tensor_cores(op, device))
+    sizes = convolution.algorithm_bytes(shapes, constants.trees, device.sm_count)
+    *earlier, last = (nbytes + scattered_bytes(shapes) for nbytes in sizes)
+    if shapes.backward and shapes.wanted[-1]:
+        last = max(last, reduction.bias_bytes(shapes.output, device) or 0)
+    return *earlier, last
 
 
-def scattered_bytes(found: Convolution) -> int:
-    """Contiguous copies of what torch hands to cuDNN."""
-    operands = (found.source, found.weight, *([found.output] if found.backward else []))
+def scattered_bytes(shapes: Convolution) -> int:
+    """The bytes of contiguous copies that torch makes of operands before it calls cuDNN."""
+    operands = (shapes.source, shapes.weight, *([shapes.output] if shapes.backward else []))
     return sum(t.nbytes for t in operands if kernels.scattered(t))
 
 
 def on_tensor_cores(op: Op, device: Device) -> bool:
-    """Whether tensor cores run a convolution."""
+    """Whether a convolution runs on tensor cores."""
     unit = ops.unit(op)
     return unit.endswith("_tensor") and device.rate(unit) is not None
 
 
 def _notes(trace: Trace, device: Device, constants: Constants) -> tuple[str, ...]:
-    closed = {op.base for op in trace.counts} & {*convolution.NAMES, *recurrent.NAMES}
-    if not closed or device.compute_capability == constants.capability:
+    in_cudnn = {op.base for op in trace.counts} & {*convolution.NAMES, *recurrent.NAMES}
+    if not in_cudnn or device.compute_capability == constants.capability:
         return ()
     return (f"workspaces of cuDNN are predicted as on an {constants.gpu}: no other was measured",)

@@ -1,4 +1,4 @@
-"""What libraries take once and keep, and when."""
+"""Buffers that libraries allocate at their first use and keep: their sizes, and when."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from wavecast.traces.step import Trace
 
 
 def first_uses(trace: Trace) -> tuple[int, ...]:
-    """The call that makes each take it, in the order of `kept_bytes`."""
+    """The position of the call that first needs each buffer, in the order of `kept_bytes`."""
     noise = recurrent.noise_position(trace)
     products = (buffer.position for buffer in blas.buffers(trace))
     return (*products, *(() if noise is None else (noise,)))
 
 
 def kept_bytes(trace: Trace, device: Device) -> tuple[int, ...]:
-    """How much each is: cuBLAS's buffers, then cuDNN's random numbers, where its GPU is known."""
+    """The size of each buffer: cuBLAS's workspaces, then cuDNN's dropout state.
+
+    The dropout state is left out where the GPU's size is unknown.
+    """
     noise = recurrent.noise_bytes(device) if recurrent.noise_position(trace) is not None else 0
     return (*blas.kept_bytes(trace, device), *((noise,) if noise else ()))

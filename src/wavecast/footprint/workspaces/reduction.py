@@ -1,8 +1,8 @@
-"""Partial results of torch's reductions (aten/native/cuda/Reduce.cuh, `setReduceConfig`).
+"""The buffers for partial results of torch's reductions (`setReduceConfig` in Reduce.cuh).
 
-A reduction whose outputs are too few to fill the GPU is cut into pieces that several blocks work
-on; their partial results go to a buffer, which is larger than it need be: every thread has a
-place for every output.
+The file is aten/native/cuda/Reduce.cuh. A reduction with too few outputs to fill the GPU is cut
+into pieces, on which several thread blocks work. Their partial results go to a buffer. The buffer
+is larger than necessary: every thread has a slot for every output.
 """
 
 from __future__ import annotations
@@ -16,47 +16,50 @@ from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 _WARP = 32
 _MOST_THREADS = 512
 _LEAST_VALUES, _MOST_VALUES = 16, 256
-"""Per thread."""
+"""The fewest and most input values per thread."""
 _VECTOR = 4
+"""The most values that a thread loads at once."""
 
 Dimension = tuple[int, int]
-"""Size and stride, in elements."""
+"""Size and stride of a dimension, in elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction as the kernel sees it: neighbouring dimensions joined, fastest first."""
+    """A reduction as its kernel sees it: contiguous dimensions merged, smallest stride first."""
 
     reduced: tuple[Dimension, ...]
+    """The dimensions that are summed over."""
     kept: tuple[Dimension, ...]
+    """The dimensions of the result."""
     item_bytes: int
-    """Of one partial result."""
+    """The bytes of one partial result."""
 
     @property
     def inputs(self) -> int:
-        """For each output."""
+        """The number of input values for each output."""
         return math.prod(size for size, _ in self.reduced)
 
     @property
     def outputs(self) -> int:
-        """How many there are."""
+        """The number of outputs."""
         return math.prod(size for size, _ in self.kept)
 
 
 def reduction_bytes(op: Op, device: Device) -> int | None:
-    """The buffers of a reduction op; None where the GPU's size is not known."""
-    found = _reduction_of(op)
-    return 0 if found is None else buffer_bytes(found, device)
+    """The bytes of a reduction op's buffers; None where the number of SMs is unknown."""
+    reduction = _reduction_of(op)
+    return 0 if reduction is None else buffer_bytes(reduction, device)
 
 
 def bias_bytes(gradient: TensorSpec, device: Device) -> int | None:
-    """The buffers for the gradient of a convolution's bias: a sum over all but the channels."""
+    """The bytes of the buffers for a convolution's bias gradient, a sum over all but channels."""
     dims = [d for d in range(len(gradient.shape)) if d != 1]
     return buffer_bytes(_along(gradient, dims, 4), device)
 
 
 def buffer_bytes(reduction: Reduction, device: Device) -> int | None:
-    """Partial results and counters."""
+    """The bytes of partial results and counters; None where the number of SMs is unknown."""
     if device.sm_count is None or device.max_threads_per_sm is None:
         return None
     inputs, outputs = reduction.inputs, reduction.outputs
@@ -92,18 +95,19 @@ def buffer_bytes(reduction: Reduction, device: Device) -> int | None:
 
 
 def _block(width: int, height: int, most: int) -> tuple[int, int]:
-    """Threads of a block along both dimensions."""
+    """The threads of a block along both dimensions."""
     x, y = min(most, _power(width)), min(most, _power(height))
     rows = min(y, most // min(x, _WARP))
     return min(x, most // rows), rows
 
 
 def _power(number: int) -> int:
-    """The largest power of two that is not larger."""
+    """The largest power of two that is at most `number`."""
     return 1 << max(0, number.bit_length() - 1)
 
 
 def _vector(reduction: Reduction) -> int:
+    """How many outputs a thread computes at once: all strides and sizes must be divisible."""
     vector = _VECTOR
     strides = [stride for _, stride in (*reduction.reduced, *reduction.kept[1:])]
     for number in (reduction.kept[0][0], *strides):
@@ -112,9 +116,10 @@ def _vector(reduction: Reduction) -> int:
     return vector
 
 
-_FLOATS = ("aten.sum", "aten.mean", "aten.linalg_vector_norm", "aten.norm", "aten.prod")
-_SAME = ("aten.any", "aten.all", "aten.amax", "aten.amin")
-OPS = (*_FLOATS, *_SAME)
+_IN_FLOAT32 = ("aten.sum", "aten.mean", "aten.linalg_vector_norm", "aten.norm", "aten.prod")
+_IN_INPUT_TYPE = ("aten.any", "aten.all", "aten.amax", "aten.amin")
+OPS = (*_IN_FLOAT32, *_IN_INPUT_TYPE)
+"""The ops that `reduction_bytes` knows. The first group accumulates in 4 bytes at least."""
 
 
 def _reduction_of(op: Op) -> Reduction | None:
@@ -122,7 +127,7 @@ def _reduction_of(op: Op) -> Reduction | None:
         return None
     source = op.inputs[0]
     item = DTYPE_BYTES[source.dtype]
-    if op.base in _FLOATS:
+    if op.base in _IN_FLOAT32:
         item = max(4, item)
     dims = op.attr("dim")
     if isinstance(dims, int):
@@ -135,23 +140,24 @@ def _reduction_of(op: Op) -> Reduction | None:
 def _along(source: TensorSpec, dims: list[int], item_bytes: int) -> Reduction:
     strides = source.strides or _contiguous(source.shape)
     sizes = list(zip(source.shape, strides, strict=True))
-    reduced = [each for d, each in enumerate(sizes) if d in dims]
-    kept = [each for d, each in enumerate(sizes) if d not in dims]
-    return Reduction(_joined(reduced), _joined(kept), item_bytes)
+    reduced = [dimension for d, dimension in enumerate(sizes) if d in dims]
+    kept = [dimension for d, dimension in enumerate(sizes) if d not in dims]
+    return Reduction(_merged(reduced), _merged(kept), item_bytes)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def _joined(dims: list[Dimension]) -> tuple[Dimension, ...]:
-    """Dimensions by stride, neighbours that lie behind one another taken as one."""
-    joined: list[Dimension] = []
-    for size, stride in sorted(dims, key=lambda each: each[1]):
+def _merged(dims: list[Dimension]) -> tuple[Dimension, ...]:
+    """The dimensions by stride; those that are contiguous in memory are merged into one."""
+    merged: list[Dimension] = []
+    for size, stride in sorted(dims, key=lambda dimension: dimension[1]):
         if size == 1:
             continue
-        if joined and joined[-1][0] * joined[-1][1] == stride:
-            joined[-1] = (joined[-1][0] * size, joined[-1][1])
+        if merged and merged[-1][0] * merged[-1][1] == stride:
+            merged[-1] = (merged[-1][0] * size, merged[-1][1])
         else:
-            joined.append((size, stride))
-    return tuple(joined)
+            merged.append((size, stride))
+    return tuple(merged)
