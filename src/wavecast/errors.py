@@ -1,13 +1,13 @@
-"""What can go wrong, as one small family.
+"""The exceptions and the warning that wavecast raises.
 
 WavecastError
-├── UnknownName       a GPU, model or op that we do not know; names the nearest
-├── InvalidInput      a file or value that is not what it should be; says where and why
-├── CaptureError      the user's step could not be traced; names the op and the line
-├── MissingExtra      an optional dependency is not installed; says what to install
+├── UnknownName       a name that fits no known thing, or several; the message lists the nearest
+├── InvalidInput      a file or value is wrong; the message says where and why
+├── CaptureError      the user's step could not be traced; the message names the op and the line
+├── MissingExtra      an optional dependency is not installed; the message says what to install
 └── StoreUnavailable  the store of runs cannot be reached or written
 
-DoubtfulInput is a warning: a file was read, but not all of it, or it should be looked at.
+DoubtfulInput is a warning: a part of a file was skipped, or the user should check it.
 """
 
 from __future__ import annotations
@@ -17,40 +17,52 @@ from contextlib import contextmanager
 
 
 class WavecastError(Exception):
-    """Anything wavecast refuses to do, with what was asked, what is known and what to do."""
+    """The base of all errors. Messages say what was asked, what is known and what to do.
+
+    ```python
+    try:
+        wavecast.device("h1000")
+    except wavecast.WavecastError as error:
+        print(error)  # unknown device "h1000"; did you mean ...
+    ```
+    """
 
 
 class UnknownName(WavecastError):
-    """A name that resolves to nothing, or to several things."""
+    """A name fits no known thing, or several: `wavecast.device("h1000")`."""
 
 
 class InvalidInput(WavecastError):
-    """A file or a value that is not what it should be."""
+    """A file or a value is wrong: `wavecast.load_trace("not-a-trace.json")`."""
 
 
 class CaptureError(WavecastError):
-    """A training step that could not be traced."""
+    """A training step could not be traced; the message names the op and the line of code."""
 
 
 class MissingExtra(WavecastError):
-    """An optional dependency that this needs and that is not installed."""
+    """An optional dependency is not installed: `pip install 'wavecast[torch]'` would install it."""
 
 
 class StoreUnavailable(WavecastError):
-    """A run store that cannot be reached, read or written; what it holds is whole."""
+    """A store of runs cannot be reached, read or written. The runs in it are not damaged."""
 
 
 class DoubtfulInput(UserWarning):
-    """Part of a file that was left out, or should be looked at; says where and why."""
+    """A part of a file was skipped, or the user should check it; the warning says where and why."""
 
 
-# What an optional dependency is called, and the extra that brings it.
+# The import name of each optional dependency, its name in messages, and the extra that installs it.
 _EXTRAS = {"torch": ("torch", "torch"), "sqlalchemy": ("SQLAlchemy", "runs")}
 
 
 @contextmanager
 def needing_extra(what: str) -> Iterator[None]:
-    """A block whose missing imports become a MissingExtra that says what to install."""
+    """A context in which a missing optional dependency raises MissingExtra.
+
+    Args:
+        what: the feature that needs it, for the message: "tracing a step".
+    """
     try:
         yield
     except ModuleNotFoundError as error:

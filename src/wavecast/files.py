@@ -1,4 +1,4 @@
-"""Files: shipped data, the user's folders, TOML, files written whole, and files that grow."""
+"""Files: shipped data, the user's folders, TOML, atomic writes, and tables that grow by rows."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def shipped(name: str) -> Path:
 
 
 def shipped_toml(name: str) -> dict[str, Any]:
-    """The tables of a TOML file that ships with the package, below `data/`."""
+    """The content of a TOML file that ships with the package, below `data/`."""
     return tomllib.loads(shipped(name).read_text(encoding="utf-8"))
 
 
 def config_folder() -> Path:
-    """Where the user's own devices and host are kept."""
+    """The folder of the user's device files and host file."""
     windows = os.environ.get("APPDATA") if sys.platform == "win32" else None
     return _user_folder("XDG_CONFIG_HOME", windows, ".config")
 
 
 def data_folder() -> Path:
-    """Where the user's store of runs is kept."""
+    """The folder of the user's store of runs."""
     windows = os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else None
     return _user_folder("XDG_DATA_HOME", windows, ".local/share")
 
 
 def cache_folder() -> Path:
-    """Where results are kept that can be made again."""
+    """The folder for results that can be computed again."""
     return _user_folder("XDG_CACHE_HOME", None, ".cache")
 
 
@@ -52,16 +52,16 @@ def _user_folder(variable: str, windows: str | None, usual: str) -> Path:
         return Path(chosen) / "wavecast"
     try:
         return Path.home() / usual / "wavecast"
-    except RuntimeError:  # the user of a container may have no home
+    except RuntimeError:  # in a container the user may have no home folder
         return Path(usual) / "wavecast"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """The content of a TOML file.
 
     Raises:
-        InvalidInput: the file cannot be read or is not TOML. The message does not name the path,
-            so that a caller can put it in front.
+        InvalidInput: the file cannot be read or is not TOML. The message does not name the path;
+            the caller adds it.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -75,9 +75,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A draft beside `path` that takes its place when the block ends without an error.
+    """A context with a draft file, which replaces `path` when the context ends without an error.
 
-    Until then, and after an error, `path` keeps what it had.
+    Until then, and after an error, the file at `path` is unchanged.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -88,10 +88,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all.
+    """Write a file completely or not at all.
 
     Raises:
-        InvalidInput: the file cannot be written. What was there before is unchanged.
+        InvalidInput: the file cannot be written. An existing file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -102,7 +102,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None:
-    """Write a file whole, and only if `read` accepts it, so that a good file is never lost."""
+    """Write a file completely, and only if `read` accepts it; else an existing file is kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
@@ -111,12 +111,12 @@ def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None
 
 @contextmanager
 def appending(path: Path) -> Iterator[int]:
-    """A file opened for appending, locked until the block or the process ends.
+    """A context with a file opened for appending, locked until the context or the process ends.
 
     Raises:
         InvalidInput: another process holds the lock.
     """
-    import fcntl  # missing on Windows, where everything but campaigns works
+    import fcntl  # does not exist on Windows, where everything except campaigns works
 
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -124,21 +124,23 @@ def appending(path: Path) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InvalidInput(f"{path}: another process is writing this file") from None
+            raise InvalidInput(
+                f"{path}: another process is writing this file; wait for it, or choose another file"
+            ) from None
         yield file
     finally:
         os.close(file)
 
 
 def append(file: int, line: bytes) -> None:
-    """Append one whole line in one write, so that a killed process leaves at most one torn line."""
+    """Append one line in a single write, so that a killed process leaves at most one torn line."""
     written = os.write(file, line)
     if written != len(line):
         raise OSError(f"only {written} of {len(line)} bytes were written; is the disk full?")
 
 
 def csv_line(values: Iterable[str]) -> bytes:
-    """The values as one line of CSV; line ends within a value become blanks."""
+    """The values as one line of CSV; line ends within a value become spaces."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(
         value.replace("\n", " ").replace("\r", " ") for value in values
@@ -148,34 +150,37 @@ def csv_line(values: Iterable[str]) -> bytes:
 
 @dataclass(frozen=True)
 class GrowingTable(Generic[Row]):
-    """A CSV file that grows by whole rows, so that a campaign can go on where it was interrupted.
+    """A CSV file that grows row by row, so that an interrupted campaign can be continued.
 
     A killed writer leaves at most one torn line at the end. Readers ignore it, and the next writer
-    cuts it off.
+    removes it.
     """
 
     what: str
-    """What the rows are, for messages: "suite results"."""
+    """The name of the rows in messages: "suite results"."""
     columns: tuple[str, ...]
+    """The names of the columns, in order."""
     to_texts: Callable[[Row], Mapping[str, str]]
-    """A row as texts, by column."""
+    """A function that turns a row into texts by column."""
     from_texts: Callable[[Mapping[str, str]], Row]
-    """The row that texts describe; a ValueError, KeyError or InvalidInput says what is wrong."""
+    """The inverse function. It raises ValueError, KeyError or InvalidInput for wrong texts."""
 
     def read(self, path: Path) -> tuple[Row, ...]:
         """The rows of a file, in the order in which they were written.
 
         Raises:
-            InvalidInput: the file cannot be read or is of something else; says which line and why.
+            InvalidInput: the file cannot be read or has other rows; says which line and why.
         """
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInput(f"{path}: cannot be read ({error})") from None
-        # Line by line: no value of ours has a line end, so a damaged line spoils no other.
+        # Line by line: values never contain line ends, so a damaged line affects no other.
         lines = text.split("\n")[:-1]
         if lines and next(csv.reader(lines[:1]), []) != list(self.columns):
-            raise InvalidInput(f"{path}: has no {self.what}; its columns are others")
+            raise InvalidInput(
+                f"{path}: has no {self.what}; its columns are not {', '.join(self.columns)}"
+            )
         return tuple(self._row(line, f"{path}: line {n}") for n, line in enumerate(lines[1:], 2))
 
     def _row(self, line: str, where: str) -> Row:
@@ -189,23 +194,23 @@ class GrowingTable(Generic[Row]):
     def growing(
         self, path: Path, check: Callable[[Sequence[Row]], object]
     ) -> Iterator[tuple[tuple[Row, ...], Callable[[Row], None]]]:
-        """The rows that a file has, and a function that appends one.
+        """A context with the rows of a file and a function that appends one.
 
         Args:
-            path: made when missing. Nobody else can write it meanwhile.
-            check: raises InvalidInput if these rows should not be continued. A file that is
-                refused stays as it is.
+            path: the file. It is created if missing, and locked for other writers meanwhile.
+            check: a function that raises InvalidInput if rows should not be added to these. A file
+                that is refused is unchanged.
         """
         with appending(path) as file:
             content = path.read_bytes()
             header = csv_line(self.columns)
-            whole = content.rfind(b"\n") + 1
-            if not whole and not header.startswith(content):
+            complete = content.rfind(b"\n") + 1  # bytes up to the last complete line
+            if not complete and not header.startswith(content):
                 raise InvalidInput(f"{path}: has no {self.what}; choose another file")
-            rows = self.read(path) if whole else ()
+            rows = self.read(path) if complete else ()
             check(rows)
-            os.ftruncate(file, whole)
-            if not whole:
+            os.ftruncate(file, complete)
+            if not complete:
                 append(file, header)
 
             def add(row: Row) -> None:

@@ -1,1 +1,1 @@
-"""Facts about GPUs and hosts, each number with its source."""
+"""Facts about GPUs and hosts. Every number has a source."""

@@ -1,7 +1,7 @@
-"""What a process takes of a GPU beside its allocator: CUDA's context and the libraries it loads.
+"""The GPU memory of a process outside of its allocator: CUDA's context and loaded libraries.
 
-Facts with a source, measured (data/contexts.toml). Kernels are loaded when they are first used, so
-that each library adds its part.
+The sizes were measured; data/contexts.toml has them with their source. Kernels are loaded at their
+first use, so each library adds to the context when a step uses it.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ LIBRARIES = {
     "cuBLAS": (Kind.MATMUL,),
     "cuDNN": (Kind.CONVOLUTION, Kind.RNN, Kind.ATTENTION),
 }
-"""Whose ops make a process load them."""
+"""The libraries, and the kinds of ops that make a process load them."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What was measured, and where."""
+    """The measured sizes, and the GPU on which they were measured."""
 
     gpu: str
     source: str
     capability: tuple[int, int]
     bare_bytes: int
-    """Before anything ran."""
+    """The context before any kernel ran."""
     libraries_bytes: dict[str, int]
-    """What each of `LIBRARIES` adds when it is first used."""
+    """The bytes that each of `LIBRARIES` adds at its first use."""
 
 
 def context_bytes(trace: Trace, device: Device) -> int | None:
-    """What a process of this step takes beside its tensors; None where CUDA does not run.
+    """The bytes of context and libraries for this step; None for GPUs that do not run CUDA.
 
-    On other GPUs than the measured one it is what that one takes, which is more than smaller GPUs
-    do: a context grows with the number of SMs.
+    The sizes of the measured GPU are used for all GPUs. That is too much for smaller ones, since a
+    context grows with the number of SMs.
     """
     if device.compute_capability is None:
         return None
-    known = measured()
+    context = measured()
     kinds = {ops.kind(op) for op in trace.counts}
-    used = (name for name, its in LIBRARIES.items() if kinds & set(its))
-    return known.bare_bytes + sum(known.libraries_bytes[name] for name in used)
+    used = (name for name, loading in LIBRARIES.items() if kinds & set(loading))
+    return context.bare_bytes + sum(context.libraries_bytes[name] for name in used)
 
 
 @cache
 def measured() -> Context:
-    """The facts of data/contexts.toml."""
+    """The sizes in data/contexts.toml."""
     table = shipped_toml("contexts.toml")
     major, minor = table["capability"]
     return Context(

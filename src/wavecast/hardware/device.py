@@ -1,14 +1,14 @@
-"""What is known of one accelerator.
+"""The facts about one accelerator.
 
 Conventions:
 
 * A *device* is what a framework sees: one die of a K80, one GCD of an MI250X.
-* ``memory_bytes`` reads the "24 GB" of a data sheet as GiB, which is what such cards hold
-  (nvidia-smi shows 24576 MiB). Cards sold by a decimal number, such as the H200's "141 GB", carry
-  what nvidia-smi shows.
-* Rates are dense, and fp16 and bf16 tensor rates are with fp32 accumulation, as PyTorch uses them:
-  a GeForce does half its advertised tensor rate.
-* Nominal numbers are the attributes of a `Device`; measured ones stay apart, in `Device.measured`.
+* ``memory_bytes`` reads the "24 GB" of a data sheet as 24 GiB, since such cards have that much
+  (nvidia-smi shows 24576 MiB). Cards sold by a decimal number, such as the H200's "141 GB", have
+  the number that nvidia-smi shows.
+* Rates are dense. Those of fp16 and bf16 tensor cores are with fp32 accumulation, as PyTorch uses
+  them: a GeForce then runs at half its advertised tensor rate.
+* The attributes of a `Device` are nominal numbers. Measured numbers are in `Device.measured`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ RATE_UNITS = (
     "bf16_tensor",
     "fp8_tensor",
 )
-"""The arithmetic units that `Device.rate` knows; those without ``_tensor`` are the plain cores."""
+"""The arithmetic units of `Device.rate`. Those without ``_tensor`` are the CUDA cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A number and where it comes from."""
+    """A measured number and its source."""
 
     value: float
     source: str
 
 
 class _Named(type):
-    """Lets a device be written as an attribute: `Device.V100`, `Device.H100_SXM_80GB`."""
+    """A metaclass that gives devices as attributes: `Device.V100`, `Device.H100_SXM_80GB`."""
 
     def __getattr__(cls, name: str) -> Device:
         if not name[:1].isupper():
@@ -54,17 +54,20 @@ class _Named(type):
 
 
 _HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-sxm-16gb"}
-"""The GPUs of Habitat's paper (table 2) whose names would fit several of ours."""
+"""The GPUs of Habitat's paper (table 2) whose names fit several of our devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device(metaclass=_Named):
-    """One accelerator as a framework sees it; ``None`` means that we do not know.
+    """One accelerator as a framework sees it. ``None`` means that a number is unknown.
 
-    ``fp32_tensor_flops`` is fp32 on matrix cores, which AMD's CDNA has and NVIDIA does not.
-    ``sm_count`` counts compute units on AMD and Xe cores on Intel. ``nvlink_bytes_per_s`` is the
-    link between GPUs (Infinity Fabric on AMD); on PCIe cards it needs a bridge, as its source says.
-    Both link speeds are per direction.
+    Units are SI: bytes, bytes/s, FLOP/s, Hz, W. ``fp32_tensor_flops`` is fp32 on matrix cores,
+    which AMD's CDNA has and NVIDIA does not. ``sm_count`` counts compute units on AMD and Xe cores
+    on Intel. ``nvlink_bytes_per_s`` is the link between GPUs (Infinity Fabric on AMD); on PCIe
+    cards it needs a bridge, as its source says. Both link speeds are per direction.
+
+    >>> Device.H100_SXM_80GB.sm_count
+    132
     """
 
     id: str
@@ -95,7 +98,7 @@ class Device(metaclass=_Named):
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
     tdp_w: float | None = None
-    # Dictionaries do not hash; two devices that differ here are still unequal.
+    # Dictionaries cannot be hashed. Devices that differ only here are unequal all the same.
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     measured: Mapping[str, Fact] = field(default_factory=dict, hash=False, repr=False)
 
@@ -106,8 +109,8 @@ class Device(metaclass=_Named):
             UnknownName: `unit` is not one of `RATE_UNITS`.
         """
         if unit not in RATE_UNITS:
-            known = ", ".join(RATE_UNITS)
-            raise UnknownName(f'unknown arithmetic unit "{unit}"; the units are {known}')
+            listed = ", ".join(RATE_UNITS)
+            raise UnknownName(f'unknown arithmetic unit "{unit}"; the units are {listed}')
         flops: float | None = getattr(self, f"{unit}_flops")
         return flops
 

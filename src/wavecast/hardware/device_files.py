@@ -1,4 +1,4 @@
-"""Device files: one TOML file describes one GPU, each number with its source."""
+"""Device files: one TOML file describes one GPU, with a source for each number."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from wavecast.hardware.device_names import words_of
 
 
 def own_devices_folder() -> Path:
-    """Where the user's own device files are kept."""
+    """The folder of the user's device files."""
     return config_folder() / "devices"
 
 
 @functools.cache
 def read_shipped(path: Path) -> Device:
-    """A device file that ships with the package, in which every number has a source."""
+    """The device in a file of the package, where every number must have a source."""
     return _read(path, need_sources=True)
 
 
@@ -34,22 +34,24 @@ def read_device(path: str | os.PathLike[str]) -> Device:
     """The device that a TOML file describes; its id is the file's name.
 
     Raises:
-        InvalidInput: the file cannot be read or is not a device; says which key and why.
+        InvalidInput: the file cannot be read or is not a device file; says which key and why.
     """
     return _read(Path(path), need_sources=False)
 
 
-# What a file may say.
+# The keys of a device file.
 
 
 class _Key(NamedTuple):
+    """The unit of a number, and the range in which it must lie."""
+
     unit: str
     low: float
     high: float
     whole: bool = False
 
 
-# The ranges catch a value in another unit (MHz, GB, TFLOPS), the mistake everyone makes once.
+# The ranges catch values in a wrong unit (MHz, GB, TFLOPS), the most common mistake.
 _CLOCK = _Key("Hz", 1e8, 1e10)
 _BYTES = _Key("bytes", 1e8, 1e14, whole=True)
 _BYTES_PER_S = _Key("bytes/s", 1e8, 1e15)
@@ -103,12 +105,12 @@ def _read(path: Path, *, need_sources: bool) -> Device:
         raise InvalidInput(f"{path}: {error}") from None
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str = "") -> None:
-    known = tuple(known)
+def _refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str = "") -> None:
+    allowed = tuple(allowed)
     for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, n=1)
+            hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(allowed)}"
             raise InvalidInput(f"{where}{key} is not a key of a device; {hint}")
 
 
@@ -138,7 +140,7 @@ def _aliases(table: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _value_and_source(raw: object, where: str, need_source: bool) -> tuple[object, str]:
-    """Value and source of ``{ value = 1.0, source = "..." }``; a bare value has no source."""
+    """The value and source of ``{ value = 1.0, source = "..." }``; a bare value has no source."""
     if not isinstance(raw, dict):
         raw = {"value": raw}
     _refuse_unknown(raw, ("value", "source"), f"{where}.")
@@ -185,32 +187,35 @@ def _facts(measured: Mapping[str, Any], need_sources: bool) -> Iterator[tuple[st
 
 
 def slug(stem: str) -> str:
-    """The id of the device in a file of this name."""
+    """The device id that follows from the name of its file."""
     slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     if not slug:
         raise InvalidInput("the file's name is the device's id and needs a letter or a digit")
     return slug
 
 
-# Writing them.
+# Writing device files.
 
 _NOT_NOMINAL = (*_TEXTS, "id", "aliases", "sources", "measured")
 
 
 def with_measured(device: Device, facts: Mapping[str, Fact]) -> Device:
-    """The device with measured facts, which replace older ones of the same name."""
+    """The device with these measured facts, which replace older ones of the same name."""
     return replace(device, measured={**device.measured, **facts})
 
 
 def save(device: Device, folder: Path | None = None) -> Path:
-    """Write a device where it is found under its id, all or nothing; gives the file."""
+    """Write a device file, all or nothing; returns its path.
+
+    By default it goes to the user's folder, where `device` finds it by its id.
+    """
     path = (folder or own_devices_folder()) / f"{device.id}.toml"
     write_checked(path, to_toml(device), read_device)
     return path
 
 
 def to_toml(device: Device) -> str:
-    """The device in the format of `data/devices/*.toml`."""
+    """The text of a device's file, in the format of `data/devices/*.toml`."""
     lines = [f"{name} = {_quoted(getattr(device, name))}" for name in _TEXTS]
     lines.append(f"aliases = [{', '.join(map(_quoted, device.aliases))}]")
     lines += ["", "[nominal]"]

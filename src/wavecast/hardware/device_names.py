@@ -1,4 +1,4 @@
-"""How people write the names of GPUs, and which devices a name may mean."""
+"""Matching the names that people write for GPUs to known devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BRANDS = frozenset(
 
 @functools.lru_cache(maxsize=4096)
 def words_of(name: str) -> frozenset[str]:
-    """The words that tell a device apart: "NVIDIA A100-SXM4-80GB" gives a100, sxm and 80gb."""
+    """The words that identify a device: "NVIDIA A100-SXM4-80GB" gives a100, sxm and 80gb."""
     text = name.lower().replace("pci-e", "pcie")
     text = re.sub(r"(geforce|quadro|tesla|titan|super|rtx|gtx|pcie|sxm\d?)", r" \1 ", text)
     text = re.sub(r"\b(rx|pro)(?=\d)", r"\1 ", text)
@@ -30,7 +30,7 @@ def words_of(name: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _keys(device: Device) -> tuple[frozenset[str], ...]:
-    """Every set of words that is a full name of the device."""
+    """All sets of words that are full names of the device."""
     keys = [words_of(name) for name in (device.id, device.name, *device.aliases)]
     # "3090" alone is the RTX 3090, and "rtx 3090 24gb" is too.
     keys += [key - {"rtx", "gtx", "rx"} for key in keys if any(word.isdigit() for word in key)]
@@ -38,27 +38,27 @@ def _keys(device: Device) -> tuple[frozenset[str], ...]:
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
-def fitting(name: str, known: tuple[Device, ...]) -> list[Device]:
-    """The devices of exactly these words, else those that have these words among others."""
+def fitting(name: str, devices: tuple[Device, ...]) -> list[Device]:
+    """The devices with exactly the words of the name, else those with these words and others."""
     words = words_of(name)
-    exact = [d for d in known if words in _keys(d)]
+    exact = [d for d in devices if words in _keys(d)]
     if exact or not words:
         return exact
-    return [d for d in known if any(words <= key for key in _keys(d))]
+    return [d for d in devices if any(words <= key for key in _keys(d))]
 
 
-def nearest(name: str, known: Iterable[Device]) -> list[Device]:
-    """Up to five devices whose names look like this one's, the most alike first."""
-    asked = "".join(sorted(words_of(name))) or name.lower()
+def nearest(name: str, devices: Iterable[Device]) -> list[Device]:
+    """Up to five devices with similar names, the most similar first."""
+    wanted = "".join(sorted(words_of(name))) or name.lower()
 
     def likeness(device: Device) -> float:
         joined = ("".join(sorted(key)) for key in _keys(device))
         single = (word for key in _keys(device) for word in key if any(c.isdigit() for c in word))
         return max(
-            difflib.SequenceMatcher(None, asked, text).ratio() for text in (*joined, *single)
+            difflib.SequenceMatcher(None, wanted, text).ratio() for text in (*joined, *single)
         )
 
-    scored = [(likeness(d), d) for d in known]
+    scored = [(likeness(d), d) for d in devices]
     enough = max(0.6, max((score for score, _ in scored), default=0) - 0.15)
     best = sorted((pair for pair in scored if pair[0] >= enough), key=lambda pair: -pair[0])
     return [device for _, device in best[:5]]

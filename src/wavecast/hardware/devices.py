@@ -1,8 +1,8 @@
-"""The accelerators we know, each number with where it comes from.
+"""The known accelerators.
 
-One TOML file describes one GPU: ``data/devices/*.toml`` ships with wavecast, and your own files
-are read from ``~/.config/wavecast/devices`` and from ``$WAVECAST_DEVICES``. Units are SI: Hz,
-bytes, bytes/s, FLOP/s, W. What nobody could source is absent (``None``), never guessed.
+One TOML file describes one GPU. ``data/devices/*.toml`` ships with wavecast; the user's files are
+read from ``~/.config/wavecast/devices`` and from ``$WAVECAST_DEVICES``. Units are SI: Hz, bytes,
+bytes/s, FLOP/s, W. A number without a source is left out (``None``), never guessed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from wavecast.hardware.device_names import fitting, nearest
 
 
 def devices() -> tuple[Device, ...]:
-    """All known devices, yours included: NVIDIA first, then by age of architecture and by name.
+    """All known devices, the user's included: by vendor (NVIDIA first), architecture and name.
 
-    Files are read once per process and per setting of the search path.
+    Files are read once per process and search path.
+
+    >>> devices()[0].vendor
+    'NVIDIA'
     """
     return _load(_user_files())
 
 
 def device(name: str) -> Device:
-    """The device of a name: an id, a product name, what nvidia-smi says, or a path to a .toml file.
+    """The device of a name: an id, a product name, nvidia-smi's name, or a path to a .toml file.
 
     Case, punctuation and brand words do not matter. A name that fits several devices is refused.
 
@@ -39,22 +42,21 @@ def device(name: str) -> Device:
     'rtx-3090'
 
     Raises:
-        UnknownName: nothing fits, or several do; the message names the candidates.
-        InvalidInput: a device file is not what it should be.
+        UnknownName: the name fits no device or several; the message names the candidates.
+        InvalidInput: a device file is wrong.
     """
     if name.endswith(".toml"):
         return _device_of_file(name)
-    if (own := _device_of_id(name)) is not None:
-        return own
-    known = devices()
-    found = fitting(name, known)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        more = f" and {len(found) - 12} more" if len(found) > 12 else ""
-        listed = _quoted(found[:12])
+    if (exact := _device_of_id(name)) is not None:
+        return exact
+    candidates = fitting(name, devices())
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        more = f" and {len(candidates) - 12} more" if len(candidates) > 12 else ""
+        listed = _quoted(candidates[:12])
         raise UnknownName(f'"{name}" fits several devices: {listed}{more}; say which')
-    near = nearest(name, known)
+    near = nearest(name, devices())
     hint = f"did you mean {_quoted(near, ' or ')}? " if near else ""
     raise UnknownName(f'unknown device "{name}"; {hint}list them with "wavecast devices"')
 
@@ -63,7 +65,7 @@ _SHIPPED = shipped("devices")
 
 
 def _user_files() -> tuple[Path, ...]:
-    """Your own files, the least important first: a later file replaces an earlier id."""
+    """The user's device files. A later file replaces an earlier one with the same id."""
     folder = own_devices_folder()
     files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
     # As in $PATH, the first entry wins.
@@ -87,13 +89,13 @@ def _files_at(path: Path) -> list[Path]:
 def _load(user_files: tuple[Path, ...]) -> tuple[Device, ...]:
     by_id = {path.stem: read_shipped(path) for path in _SHIPPED.glob("*.toml")}
     for path in user_files:
-        own = read_device(path)
-        by_id[own.id] = own
+        device = read_device(path)
+        by_id[device.id] = device
     return tuple(sorted(by_id.values(), key=_order))
 
 
 def _device_of_id(id: str) -> Device | None:
-    """The device of exactly this id, found without reading all the other files."""
+    """The device with exactly this id, found without reading all the other files; or None."""
     if any(slug(path.stem) == id for path in _user_files()):
         return next(d for d in devices() if d.id == id)
     path = _SHIPPED / f"{id}.toml"
@@ -126,5 +128,5 @@ def _order(device: Device) -> tuple[object, ...]:
     return rank(_VENDORS, device.vendor), rank(_BY_AGE, device.architecture), natural, device.id
 
 
-def _quoted(found: Iterable[Device], joint: str = ", ") -> str:
-    return joint.join(f'"{device.id}"' for device in found)
+def _quoted(devices: Iterable[Device], separator: str = ", ") -> str:
+    return separator.join(f'"{device.id}"' for device in devices)

@@ -1,4 +1,4 @@
-"""Which arithmetic unit of a GPU runs what an op asks for."""
+"""The arithmetic unit on which a GPU runs an op."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from wavecast.ops import Unit, fallbacks
 
 
 def available(unit: Unit, device: Device) -> Unit | None:
-    """The unit on which this GPU runs what asks for `unit`: itself, or what stands in for it."""
+    """The unit on which this GPU runs ops that ask for `unit`: that unit, else a fallback.
+
+    None when the GPU has neither.
+    """
     for candidate in (unit, *fallbacks(unit)):
         if candidate in RATE_UNITS and device.rate(candidate) is not None:
             return candidate

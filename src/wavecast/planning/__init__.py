@@ -1,1 +1,1 @@
-"""What training costs in money."""
+"""Planning: the price of training on cloud GPUs."""

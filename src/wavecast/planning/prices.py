@@ -1,4 +1,4 @@
-"""What an hour of a GPU costs in a cloud, from a small dated snapshot: data/prices.toml."""
+"""Prices of GPU hours in clouds, from a small dated snapshot (data/prices.toml)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from wavecast.hardware.devices import device as device_of_name
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One cloud offer, in USD per GPU and hour, as seen on a date.
+    """One cloud offer, in USD per GPU and hour, on a date.
+
+    >>> offer = price("h100-sxm-80gb")
+    >>> offer is not None and offer.per_usd(1000.0) > 0  # samples per dollar at 1000 samples/s
+    True
 
     Attributes:
-        device_id: The GPU that is offered.
-        usd_per_hour: On demand: the instance's price divided by its GPUs.
-        provider: Who offers it.
-        instance: The provider's name of the machine; empty if the GPU is sold alone.
-        date: When the price was seen to appear; prices change.
-        spot_usd_per_hour: The same offer when it may be interrupted; None if there is none.
+        device_id: The id of the GPU.
+        usd_per_hour: The on-demand price of the instance divided by its number of GPUs.
+        provider: The cloud provider.
+        instance: The provider's name for the machine; empty if GPUs are rented singly.
+        date: The date on which the price was first seen; prices change.
+        spot_usd_per_hour: The price of the same offer if it may be interrupted; None if there is
+            no such offer.
         region: The provider's region; empty if the price does not depend on it.
-        gpus: How many such GPUs the instance has: one cannot rent fewer at this price.
+        gpus: The number of GPUs of the instance. Fewer cannot be rented at this price.
         includes_host: False if the machine around the GPU costs extra.
     """
 
@@ -44,21 +49,21 @@ class Price:
     includes_host: bool = True
 
     def per_usd(self, per_s: float) -> float:
-        """What a dollar buys of something that comes at a rate: samples per second, say.
+        """The amount per dollar of something with a rate: samples per dollar, from samples/s.
 
-        Habitat's cost-normalised throughput (section 5.3), in samples per dollar.
+        This is Habitat's cost-normalised throughput (section 5.3).
         """
         return per_s * 3600 / self.usd_per_hour
 
 
 def price(device: Device | str) -> Price | None:
-    """The cheapest offer we know for a device, or None: a price is never guessed.
+    """The cheapest known offer for a device. None when unknown; a price is never guessed.
 
     Raises:
-        UnknownName: no device, or more than one, has this name.
+        UnknownName: the name fits no device, or several.
     """
-    wanted = device_of_name(device) if isinstance(device, str) else device
-    return prices().get(wanted.id)
+    gpu = device_of_name(device) if isinstance(device, str) else device
+    return prices().get(gpu.id)
 
 
 @functools.cache
@@ -71,7 +76,7 @@ def read_prices(path: str | os.PathLike[str]) -> dict[str, Price]:
     """The prices of a TOML file by device id.
 
     Raises:
-        InvalidInput: the file cannot be read or is not a price list; says which key and why.
+        InvalidInput: the file cannot be read or is not a price file; says which key and why.
     """
     try:
         table = read_toml(Path(path))
@@ -97,18 +102,18 @@ def _price(device_id: str, offer: object) -> Price:
             raise InvalidInput(f"{where}.{key} is missing")
     values: dict[str, Any] = {}
     for key, value in offer.items():
-        check, wanted = (_CHECKS | _OPTIONAL)[key]
+        check, expected = (_CHECKS | _OPTIONAL)[key]
         if not check(value):
-            raise InvalidInput(f"{where}.{key} must be {wanted}, not {value!r}")
+            raise InvalidInput(f"{where}.{key} must be {expected}, not {value!r}")
         values[key] = value
     return Price(device_id=device_id, **values)
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    known = tuple(known)
+def _refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
+    allowed = tuple(allowed)
     for key in table:
-        if key not in known:
-            raise InvalidInput(f"{where}{key} is not a key here; known are {', '.join(known)}")
+        if key not in allowed:
+            raise InvalidInput(f"{where}{key} is not a key here; known are {', '.join(allowed)}")
 
 
 def _is_money(value: object) -> bool:
@@ -126,7 +131,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_date(value: object) -> bool:
-    # A TOML date with a time is a datetime, which is a date to isinstance.
+    # isinstance would also accept a datetime, which is a TOML date with a time.
     return type(value) is datetime.date
 
 

@@ -1,1 +1,1 @@
-"""What one training step does, as data: its ops, kernels, memory and files."""
+"""One training step as data: its ops, kernels and memory, and the files that hold them."""

@@ -1,4 +1,4 @@
-"""A trace as arrays, made once and used by the predictions on every GPU."""
+"""A trace as arrays, which are made once and used by the predictions for all GPUs."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from numpy.typing import NDArray
 from wavecast.traces.step import Call, Op, Phase, Trace
 
 Codes = NDArray[np.int64]
-"""Positions in a list of distinct values."""
+"""An array of positions in a list of distinct values."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepArrays:
-    """The calls of a step by columns, and the distinct pieces of work among them.
+    """The calls of a step as columns, and the distinct pieces of work among them.
 
-    A piece of work is an op, or in a measured trace one call with the kernels it ran.
+    A piece of work is a distinct op; in a measured trace, where no two calls took the same time, it
+    is one call.
     """
 
     calls: tuple[Call, ...]
     works: tuple[Call, ...]
     """One call for each distinct piece of work."""
     counts: Codes
-    """How many calls each piece of work has."""
+    """The number of calls of each piece of work."""
     names: tuple[str, ...]
     """The distinct names of ops."""
     name: Codes
-    """Of each piece of work: the position of its name in `names`."""
+    """The op name of each piece of work, as a position in `names`."""
     work: Codes
-    """Of each call: the position of its piece of work in `works`."""
+    """The piece of work of each call, as a position in `works`."""
     phase: Codes
-    """Of each call: the position of its phase in `Phase`."""
+    """The phase of each call, as a position in `Phase`."""
     syncs: tuple[int, ...]
     """The positions of the calls after which the host waits for the GPU."""
 
 
 def arrays_of(trace: Trace) -> StepArrays:
-    """The arrays of a trace. Use `Trace.arrays`, which keeps them."""
+    """The arrays of a trace. Use `Trace.arrays`, which caches them."""
     works, work = _works(trace)
     phases = list(Phase)
     names, name = encode([call.op.base for call in works])
@@ -57,8 +58,8 @@ def arrays_of(trace: Trace) -> StepArrays:
 
 
 def _works(trace: Trace) -> tuple[tuple[Call, ...], Codes]:
-    """The distinct pieces of work, and which one each call is."""
-    if trace.measurement is not None:  # no two calls took exactly the same time
+    """The distinct pieces of work, and the position of each call's work among them."""
+    if trace.measurement is not None:
         return trace.calls, np.arange(len(trace))
     first: dict[Op, int] = {}
     works: list[Call] = []
@@ -73,13 +74,13 @@ def _works(trace: Trace) -> tuple[tuple[Call, ...], Codes]:
 
 @lru_cache(maxsize=16)
 def modules_of(arrays: StepArrays, depth: int) -> tuple[tuple[str, ...], Codes]:
-    """The distinct modules, `depth` names deep, and the position of each call's module."""
+    """The distinct module paths, cut after `depth` names, and the position of each call's."""
     paths = [call.module.split(".")[:depth] for call in arrays.calls]
     return encode([".".join(path) or "(no module)" for path in paths])
 
 
 def encode(values: Sequence[str]) -> tuple[tuple[str, ...], Codes]:
     """The distinct values, and the position of each value among them."""
-    known: dict[str, int] = {}
-    codes = np.array([known.setdefault(value, len(known)) for value in values], dtype=np.int64)
-    return tuple(known), codes
+    positions: dict[str, int] = {}
+    codes = [positions.setdefault(value, len(positions)) for value in values]
+    return tuple(positions), np.array(codes, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the hardware counted of kernels: FLOPs and bytes of memory, put on the kernels of a trace."""
+"""FLOPs and memory traffic that the hardware counted, added to the kernels of a trace."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from dataclasses import dataclass, replace
 from wavecast.traces.step import Kernel, Trace
 
 KernelKey = tuple[str, int, int]
-"""Kernel name, blocks, threads of a block (Habitat, section 4.2)."""
+"""A kernel's name, its number of blocks, and the threads of one block (Habitat, section 4.2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the hardware counted in one run of a kernel."""
+    """The hardware's counts for one run of a kernel."""
 
     flops: float
     dram_bytes: float
+    """The bytes that it read from and wrote to GPU memory."""
 
 
 def key_of(kernel: Kernel) -> KernelKey | None:
-    """What a count is remembered by; None for copies and fills, which have no launch."""
+    """The key of a kernel's counts; None for copies and fills, which have no launch."""
     if kernel.blocks is None or kernel.threads is None:
         return None
     return kernel.name, kernel.blocks, kernel.threads
 
 
 def with_counters(trace: Trace, counted: Mapping[KernelKey, Counted]) -> Trace:
-    """The trace with counts on the kernels that have one."""
+    """The trace with FLOPs and bytes on every kernel that `counted` has counts for."""
 
     def filled(kernel: Kernel) -> Kernel:
         key = key_of(kernel)
-        known = counted.get(key) if key else None
-        if known is None:
+        counts = counted.get(key) if key else None
+        if counts is None:
             return kernel
-        return replace(kernel, flops=known.flops, dram_bytes=known.dram_bytes)
+        return replace(kernel, flops=counts.flops, dram_bytes=counts.dram_bytes)
 
     calls = tuple(replace(call, kernels=tuple(map(filled, call.kernels))) for call in trace)
     return replace(trace, calls=calls)

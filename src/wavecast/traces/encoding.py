@@ -1,4 +1,4 @@
-"""Traces as tables: distinct tensors, ops, modules and launches, and columns that point to them."""
+"""Traces as JSON: tables of distinct tensors, ops, modules and launches, and columns of indices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it."""
+    """A value as an error message shows it, shortened."""
     return reprlib.repr(value)
 
 
@@ -47,7 +47,7 @@ class _Table:
 
 
 def encode(trace: Trace) -> dict[str, Any]:
-    """The tables and columns of a trace, ready for JSON."""
+    """The trace as tables and columns, ready for JSON."""
     specs, ops, modules, launches = _Table(), _Table(), _Table(), _Table()
     calls = {
         "op": [ops.add(c.op) for c in trace.calls],
@@ -73,9 +73,9 @@ def encode(trace: Trace) -> dict[str, Any]:
         ]
         for op in ops
     ]
-    owned = ((modules.add(a.module) if a.module else None) for a in trace.allocations)
-    named = _sparse(owned, None)
-    owners = {"module": named} if named else {}  # files were written before there were any
+    modules_of = ((modules.add(a.module) if a.module else None) for a in trace.allocations)
+    named = _sparse(modules_of, None)
+    owners = {"module": named} if named else {}  # older files do not have this column
     return {
         "framework": trace.framework,
         "capability": trace.capability and list(trace.capability),
@@ -99,12 +99,12 @@ def encode(trace: Trace) -> dict[str, Any]:
 
 
 def _sparse(values: Iterable[Any], default: Any) -> list[list[Any]]:
-    """[position, value] of the values that are not the default."""
+    """A [position, value] pair for each value that is not the default."""
     return [[i, v] for i, v in enumerate(values) if v != default]
 
 
 def _launch(kernel: Kernel) -> tuple[Any, ...]:
-    """All but the times of a kernel: most kernels of a step are launched alike many times."""
+    """Everything about a kernel except its times, since most launches repeat many times."""
     return (
         kernel.name,
         kernel.grid,
@@ -118,14 +118,14 @@ def _launch(kernel: Kernel) -> tuple[Any, ...]:
 
 
 class Malformed(Exception):
-    """What is wrong in the body, and where."""
+    """The JSON is not a trace; the message says where and why."""
 
 
 def decode(body: Any) -> Trace:
-    """The trace of tables and columns that came from anywhere.
+    """The trace in JSON from an untrusted source, checked completely.
 
     Raises:
-        Malformed: they are not what `encode` makes; says where.
+        Malformed: it is not what `encode` makes; the message says where.
     """
     fields = _object(body, "trace", tuple(encode(Trace(()))))
     specs = [_spec(row, f"specs[{i}]") for i, row in enumerate(_list(fields["specs"], "specs"))]
@@ -160,7 +160,7 @@ def _calls(
     paths = _column(columns["module"], "calls.module", count)
     streams = _dense(columns["stream"], "calls.stream", count, lambda v, w: _int(v, w))
     syncs = _dense(columns["syncs"], "calls.syncs", count, lambda v, w: _int(v, w, high=1))
-    ran = _dense(
+    kernels = _dense(
         columns["kernels"],
         "calls.kernels",
         count,
@@ -174,7 +174,7 @@ def _calls(
             module=_pick(modules, paths[i], "calls.module"),
             stream=streams.get(i, 0),
             syncs=bool(syncs.get(i, 0)),
-            kernels=ran.get(i, ()),
+            kernels=kernels.get(i, ()),
             host_s=host.get(i),
         )
         for i in range(count)

@@ -1,8 +1,8 @@
-"""Traces as files: versioned, checksummed JSON in gzip, read strictly.
+"""Trace files: gzipped JSON with a version and a checksum, read strictly.
 
-A file is one JSON object {"format", "version", "sha256", "trace"}. Inside, tensors, ops, module
-paths and launches are tables; calls and allocations are columns of numbers that point into them,
-so that a layer repeated a hundred times is stored once (`wavecast.traces.encoding`).
+A file is one JSON object {"format", "version", "sha256", "trace"}. Tensors, ops, module paths and
+launches are tables; calls and allocations are columns of indices into these tables, so that a layer
+repeated a hundred times is stored once (`wavecast.traces.encoding`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FORMAT = "wavecast-trace"
 VERSION = 2
 
 SUFFIXES = (".json.gz", ".trace")
-"""What the name of a trace file ends with."""
+"""The endings of trace file names."""
 
-# Far beyond any real step; a file that needs more is a mistake or an attack.
 LARGEST_JSON_BYTES = 1 << 28
+"""The largest JSON that is read: far beyond any real step, so a larger file is wrong or hostile."""
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -47,10 +47,14 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def read(path: Path) -> Trace:
-    """The trace in a file. Anything but a whole, unaltered trace file is an InvalidInput."""
+    """The trace in a file.
+
+    Raises:
+        InvalidInput: the file is not a complete and unaltered trace file.
+    """
     document = _parse(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        _refuse(path, "it is not a wavecast trace")
+        _refuse(path, "it is not a wavecast trace; Trace.save writes one")
     version = document.get("version")
     if version != VERSION or type(version) is not int:
         _refuse(

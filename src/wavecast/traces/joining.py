@@ -1,7 +1,7 @@
-"""Several short looks at one step, joined: kernels from one, counters or memory from another.
+"""Several measurements of one step, joined: kernels from one, counters or memory from another.
 
-TBD samples a run several times, each time with another tool, since tools disturb each other, and
-merges what they saw (Zhu et al., IISWC 2018, section III-D).
+Measuring tools disturb each other. So TBD samples a run several times, each time with another tool,
+and merges the results (Zhu et al., IISWC 2018, section III-D).
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ from wavecast.traces.counters import Counted, KernelKey, key_of, with_counters
 from wavecast.traces.step import Measurement, Trace
 
 SAME = 0.9
-"""Kernels that two looks must have in common to be of the same step."""
+"""The share of kernels that two measurements of the same step must have in common."""
 
 
-def join(pieces: Sequence[Trace]) -> Trace:
-    """One measured trace of several: the first, with what the others know better.
+def join(traces: Sequence[Trace]) -> Trace:
+    """One measured trace made of several: the first, completed from the others.
 
-    The times of the whole are medians of those that are known; counters go to kernels of the same
-    name and launch; memory and samples are the first ones that are recorded.
+    The times of the whole step are medians of the known ones. Counters go to kernels of the same
+    name and launch. Memory and samples come from the first trace that has them.
 
     Raises:
         InvalidInput: a trace was not measured, or on another GPU, or ran other kernels.
     """
-    if not pieces:
-        raise InvalidInput("there is nothing to join")
-    first, *others = pieces
+    if not traces:
+        raise InvalidInput("there is nothing to join; give at least one measured trace")
+    first, *others = traces
     for other in others:
         _refuse_another_step(first, other)
-    counting = next((piece for piece in pieces if piece.samples), first)
-    counted = {key: each for piece in reversed(pieces) for key, each in _counters(piece)}
+    with_samples = next((trace for trace in traces if trace.samples), first)
+    counted = {key: counts for trace in reversed(traces) for key, counts in _counters(trace)}
     return replace(
         with_counters(first, counted),
-        allocations=next((p.allocations for p in pieces if p.allocations), ()),
-        samples=counting.samples,
-        unit=counting.unit,
-        notes=tuple(dict.fromkeys(note for piece in pieces for note in piece.notes)),
-        measurement=_whole([_measurement(piece) for piece in pieces]),
+        allocations=next((trace.allocations for trace in traces if trace.allocations), ()),
+        samples=with_samples.samples,
+        unit=with_samples.unit,
+        notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        measurement=_joined([_measurement(trace) for trace in traces]),
     )
 
 
-def _measurement(piece: Trace) -> Measurement:
-    if piece.measurement is None:
+def _measurement(trace: Trace) -> Measurement:
+    if trace.measurement is None:
         raise InvalidInput("only measured traces can be joined; this one was traced without a GPU")
-    return piece.measurement
+    return trace.measurement
 
 
 def _refuse_another_step(first: Trace, other: Trace) -> None:
     gpus = _measurement(first).gpu, _measurement(other).gpu
     if gpus[0] != gpus[1]:
-        raise InvalidInput(f"these were measured on two GPUs, {gpus[0]} and {gpus[1]}")
-    names = [Counter(k.name for call in piece for k in call.kernels) for piece in (first, other)]
+        raise InvalidInput(
+            f"these were measured on two GPUs, {gpus[0]} and {gpus[1]}; join those of one GPU"
+        )
+    names = [Counter(k.name for call in trace for k in call.kernels) for trace in (first, other)]
     common, most = (names[0] & names[1]).total(), max(map(Counter.total, names))
     if common < SAME * most:
         raise InvalidInput(
@@ -64,25 +66,29 @@ def _refuse_another_step(first: Trace, other: Trace) -> None:
         )
 
 
-def _counters(piece: Trace) -> Iterable[tuple[KernelKey, Counted]]:
-    for call in piece:
+def _counters(trace: Trace) -> Iterable[tuple[KernelKey, Counted]]:
+    """The counts of every kernel that has them."""
+    for call in trace:
         for kernel in call.kernels:
             key = key_of(kernel)
             if key and kernel.flops is not None and kernel.dram_bytes is not None:
                 yield key, Counted(kernel.flops, kernel.dram_bytes)
 
 
-def _whole(wholes: Sequence[Measurement]) -> Measurement:
-    def middle(name: str) -> float | None:
-        known = [value for whole in wholes if (value := getattr(whole, name)) is not None]
+def _joined(measurements: Sequence[Measurement]) -> Measurement:
+    """One measurement with the medians of the times."""
+
+    def median(name: str) -> float | None:
+        values = [getattr(measurement, name) for measurement in measurements]
+        known = [value for value in values if value is not None]
         return statistics.median(known) if known else None
 
     return replace(
-        wholes[0],
-        seconds=middle("seconds"),
-        gpu_s=middle("gpu_s"),
-        host_s=middle("host_s"),
-        cpu_s=middle("cpu_s"),
-        cores=next((whole.cores for whole in wholes if whole.cores), None),
-        repeats=sum(whole.repeats for whole in wholes),
+        measurements[0],
+        seconds=median("seconds"),
+        gpu_s=median("gpu_s"),
+        host_s=median("host_s"),
+        cpu_s=median("cpu_s"),
+        cores=next((m.cores for m in measurements if m.cores), None),
+        repeats=sum(m.repeats for m in measurements),
     )

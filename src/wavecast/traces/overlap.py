@@ -1,4 +1,4 @@
-"""Times during which something ran: how long in all, and what ran while nothing else did."""
+"""Intervals of time in which kernels ran: their union, and the time of each that is not hidden."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from wavecast.traces.step import Call, Kernel
 
 Interval = tuple[float, float]
-"""Begin and end."""
+"""Begin and end, in seconds."""
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times without overlaps, in order."""
+    """The union of intervals: in order, without overlaps."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -23,12 +23,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """The time covered by intervals that do not overlap."""
+    """The total time of intervals that do not overlap."""
     return sum(end - begin for begin, end in intervals)
 
 
 def covered(interval: Interval, by: Sequence[Interval]) -> float:
-    """How much of an interval lies within others, which are in order and do not overlap."""
+    """The time of an interval that lies within others, which are in order and do not overlap."""
     begin, end = interval
     total = 0.0
     for first, last in by[max(0, bisect.bisect_right(by, (begin, float("inf"))) - 1) :]:
@@ -39,22 +39,23 @@ def covered(interval: Interval, by: Sequence[Interval]) -> float:
 
 
 def interval_of(kernel: Kernel) -> Interval | None:
-    """When a kernel ran, if that was recorded."""
+    """The interval in which a kernel ran; None if its start was not recorded."""
     return None if kernel.start_s is None else (kernel.start_s, kernel.start_s + kernel.seconds)
 
 
 def busy_s(kernels: Iterable[Kernel]) -> float:
-    """The time in which at least one of these ran."""
-    found = [(kernel, interval_of(kernel)) for kernel in kernels]
-    alone = sum(kernel.seconds for kernel, interval in found if interval is None)
-    return alone + length(union(interval for _, interval in found if interval is not None))
+    """The seconds in which at least one kernel ran; kernels without a start count in full."""
+    runs = [(kernel, interval_of(kernel)) for kernel in kernels]
+    without_start = sum(kernel.seconds for kernel, interval in runs if interval is None)
+    return without_start + length(union(interval for _, interval in runs if interval is not None))
 
 
 def exposed_s(calls: Sequence[Call], hidden: Sequence[bool]) -> list[float]:
-    """The part of each call's GPU time that no other kernel covers; together, the busy time.
+    """The seconds of each call in which it alone accounts for the GPU being busy.
 
-    Where kernels of several streams overlap, the one that began first counts. `hidden` marks
-    calls that only count where nothing else runs: communication behind computation.
+    They add up to the busy time. Where kernels of several streams overlap, the time counts for the
+    kernel that began first. Calls marked `hidden` count only where no other call runs:
+    communication behind computation.
     """
     exposed = [0.0] * len(calls)
     runs = []
@@ -65,12 +66,12 @@ def exposed_s(calls: Sequence[Call], hidden: Sequence[bool]) -> list[float]:
                 exposed[index] += kernel.seconds
             else:
                 runs.append((hidden[index], interval, index))
-    front = [interval for later, interval, _ in runs if not later]
-    known = union(front)
+    in_front = union(interval for is_hidden, interval, _ in runs if not is_hidden)
     until = {False: float("-inf"), True: float("-inf")}
-    for later, (begin, end), index in sorted(runs):
-        fresh = max(begin, until[later]), end
-        until[later] = max(until[later], end)
-        if fresh[0] < end:
-            exposed[index] += max(0.0, end - fresh[0] - (covered(fresh, known) if later else 0.0))
+    for is_hidden, (begin, end), index in sorted(runs):
+        rest = max(begin, until[is_hidden]), end
+        until[is_hidden] = max(until[is_hidden], end)
+        if rest[0] < end:
+            behind_s = covered(rest, in_front) if is_hidden else 0.0
+            exposed[index] += max(0.0, end - rest[0] - behind_s)
     return exposed

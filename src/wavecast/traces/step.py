@@ -1,4 +1,4 @@
-"""What one training step does: ops, shapes, phases, modules, lifetimes; kernels when measured."""
+"""One training step as data: ops, shapes, phases, modules and memory; kernels when measured."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wavecast.traces.arrays import StepArrays
 
 Scalar = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
+"""The value of an op's attribute."""
 
 DTYPE_BYTES = {
     "bool": 1,
@@ -53,7 +54,7 @@ class Phase(StrEnum):
 
 
 class Role(StrEnum):
-    """What a piece of memory holds."""
+    """The content of a piece of memory."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -62,17 +63,20 @@ class Role(StrEnum):
     INPUT = "input"
     INTERMEDIATE = "intermediate"
     WORKSPACE = "workspace"
-    """What libraries and kernels take for themselves; no traced tensor shows it."""
+    """Scratch memory of libraries and kernels, which no traced tensor shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its values. `strides` is None when the tensor is contiguous."""
+    """The shape, data type and layout of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
+    """One of `DTYPE_BYTES`."""
     strides: tuple[int, ...] | None = None
+    """The strides in elements. None when the tensor is contiguous."""
     device: str = "cuda"
+    """Where its memory is: "cuda" or "cpu"."""
 
     @property
     def numel(self) -> int:
@@ -81,12 +85,12 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, each counted once."""
+        """Number of elements times the bytes of one."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes in memory behind the elements: a broadcast (stride 0) dimension is stored once."""
+        """Bytes of memory behind the elements; a broadcast (stride 0) dimension is stored once."""
         if self.strides is None:
             return self.nbytes
         stored = (n for n, stride in zip(self.shape, self.strides, strict=True) if stride)
@@ -94,7 +98,7 @@ class TensorSpec:
 
     @property
     def channels_last(self) -> bool:
-        """Whether the channel dimension is the fastest (NHWC, NDHWC)."""
+        """Whether channels are contiguous in memory (NHWC, NDHWC)."""
         return (
             self.strides is not None
             and len(self.shape) in (4, 5)
@@ -105,18 +109,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator and everything its time depends on. Equal ops are predicted once.
-
-    `inputs` are its tensor arguments in the order of the framework's schema (lists flattened,
-    absent ones left out); `outputs` are the tensors it writes, new or in place; `attrs` are its
-    other arguments by name.
-    """
+    """One operator with everything that its time depends on. Equal ops are predicted once."""
 
     name: str
+    """The framework's name, with overload: `aten.add.Tensor`."""
     inputs: tuple[TensorSpec, ...]
+    """Its tensor arguments in the order of the schema; lists flattened, absent ones left out."""
     outputs: tuple[TensorSpec, ...]
+    """The tensors that it writes, new ones or in place."""
     attrs: tuple[tuple[str, Scalar], ...] = ()
-    # Hashing an optimizer's op on a thousand tensors takes longer than predicting it.
+    """Its other arguments, by name."""
+    # Kept, since hashing an optimizer's op on a thousand tensors takes longer than predicting it.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -127,12 +130,12 @@ class Op:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Op], tuple[Any, ...]]:
-        # Hashes of text differ between processes, so another process computes its own.
+        # Hashes of text differ between processes, so the other process computes the hash anew.
         return Op, (self.name, self.inputs, self.outputs, self.attrs)
 
     @property
     def base(self) -> str:
-        """The name without its overload: `aten.add` of `aten.add.Tensor`."""
+        """The name without its overload: `aten.add` for `aten.add.Tensor`."""
         return ".".join(self.name.split(".")[:2])
 
     def attr(self, name: str, default: Scalar | None = None) -> Scalar | None:
@@ -145,22 +148,26 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel, copy or fill as a profiler saw it; None where it did not say."""
+    """One run of a kernel, copy or fill, as a profiler recorded it. None: not recorded."""
 
     name: str
     seconds: float
+    """How long it ran."""
     grid: tuple[int, int, int] | None = None
+    """The number of thread blocks along each dimension."""
     block: tuple[int, int, int] | None = None
+    """The threads of one block along each dimension."""
     registers: int | None = None
-    """Of one thread."""
+    """The registers of one thread."""
     shared_bytes: int | None = None
-    """Of one block, static and dynamic."""
+    """The shared memory of one block, static and dynamic."""
     stream: int = 0
     start_s: float | None = None
-    """When it began, counted from the beginning of the step."""
+    """When it began, in seconds from the beginning of the step."""
     flops: float | None = None
-    """Counted by the hardware, as `dram_bytes`, which it read and wrote."""
+    """The FLOPs that the hardware counted."""
     dram_bytes: float | None = None
+    """The bytes that it read from and wrote to GPU memory, counted by the hardware."""
 
     @property
     def blocks(self) -> int | None:
@@ -175,75 +182,84 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of an op within the step. `syncs`: the host waits here until the GPU is done."""
+    """One run of an op within the step."""
 
     op: Op
     phase: Phase
     module: str = ""
+    """The dotted path of the module that called it; empty if none did."""
     stream: int = 0
     syncs: bool = False
+    """Whether the host waits here until the GPU has finished."""
     kernels: tuple[Kernel, ...] = ()
-    """What it ran on the GPU, when measured."""
+    """The kernels that it ran on the GPU. Empty unless measured."""
     host_s: float | None = None
-    """What the host needed to issue it, waiting not counted, when measured."""
+    """The seconds that the host needed to issue it, waiting not included. None unless measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Where a step was measured, and how long it took while nobody looked at its parts."""
+    """The GPU on which a step was measured, and the times of the whole step without a profiler."""
 
     gpu: str
     """The GPU, as the framework names it."""
     seconds: float | None = None
-    """One iteration in the steady state, by the wall clock; None: only its parts are known."""
+    """One iteration in the steady state, by the wall clock. None when only its parts are known."""
     gpu_s: float | None = None
-    """The time in which the GPU was busy."""
+    """The seconds in which the GPU was busy."""
     host_s: float | None = None
-    """What the host needed to issue it, waiting not counted."""
+    """The seconds that the host needed to issue one iteration, waiting not included."""
     recorded_s: float | None = None
-    """The iteration whose parts were recorded took this long: the recording's overhead."""
+    """The seconds of the iteration whose parts were recorded, the profiler's overhead included."""
     repeats: int = 1
-    """Iterations of which the times above are the median."""
+    """The number of iterations whose median the times above are."""
     software: str = ""
-    """Driver and libraries."""
+    """The versions of driver and libraries."""
     cpu_s: float | None = None
-    """The processor time of one iteration, of all threads together."""
+    """The CPU seconds of one iteration, of all threads together."""
     cores: int | None = None
-    """Of the host."""
+    """The number of CPU cores of the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """GPU memory behind one or more tensors, from the call that made it to the one that freed it.
-
-    `born` and `freed` count calls: memory with `born == i` exists from call i on; with
-    `freed == j` it is gone before call j. None: before the step began; after it ended.
-    """
+    """GPU memory behind one or more tensors, with its lifetime in calls of the step."""
 
     nbytes: int
     born: int | None
+    """The position of the call that allocated it. None: it existed before the step."""
     freed: int | None
+    """The position of the call before which it was freed. None: it outlives the step."""
     role: Role
     module: str = ""
-    """Whose it is, if it was there before the step: a parameter's module."""
+    """The module that owns it, if it existed before the step, as parameters do."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One training step, in the order in which the host issues it."""
+    """One training step: its calls, in the order in which the host issues them, and its memory.
+
+    ```python
+    trace = wavecast.trace(make_step)
+    len(trace), trace.calls[0].op.name
+    trace.save("step.json.gz")
+    ```
+    """
 
     calls: tuple[Call, ...]
     allocations: tuple[Allocation, ...] = ()
+    """The GPU memory of the step. Empty when it was not recorded."""
     framework: str = ""
+    """The framework and its version: "torch 2.11.0"."""
     capability: tuple[int, int] | None = None
-    """The compute capability for which kernels were chosen (attention); None: measured as is."""
+    """The compute capability for which attention kernels were chosen. None when measured."""
     samples: int | None = None
-    """Samples (or tokens: `unit`) that one step consumes, when known."""
+    """The samples (or tokens: `unit`) of one step. None when unknown."""
     unit: str = "samples"
     notes: tuple[str, ...] = ()
-    """What the reader must know: upper bounds, compiled modules traced as eager, ..."""
+    """Caveats for the reader: upper bounds, compiled modules traced as eager, ..."""
     measurement: Measurement | None = None
-    """Where and how calls got their kernels; None: the step was traced, not measured."""
+    """The measurement that recorded the kernels. None when the step was traced, not measured."""
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
@@ -261,26 +277,34 @@ class Trace:
 
     @cached_property
     def arrays(self) -> StepArrays:
-        """The calls by columns, and the distinct pieces of work among them."""
+        """The calls as columns, and the distinct pieces of work among them."""
         from wavecast.traces.arrays import arrays_of
 
         return arrays_of(self)
 
     def to_device(self, gpu: Device | str) -> Prediction:
-        """The step on another GPU, as Habitat's listing asks for it: `wavecast.predict`."""
+        """The prediction for a GPU: `wavecast.predict` under the name that Habitat gives it."""
         from wavecast.steps.prediction import predict
 
         return predict(self, gpu)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as gzipped JSON (`wavecast.traces.file` says how)."""
+        """Write the trace as gzipped JSON, in the format of `wavecast.traces.file`."""
         from wavecast.traces import file
 
         file.write(self, Path(path))
 
 
 def load_trace(path: str | Path) -> Trace:
-    """The trace in a file written by `Trace.save`; anything else is an InvalidInput."""
+    """The trace in a file written by `Trace.save`.
+
+    ```python
+    wavecast.load_trace("step.json.gz")
+    ```
+
+    Raises:
+        InvalidInput: the file is not a complete and unaltered trace file.
+    """
     from wavecast.traces import file
 
     return file.read(Path(path))
