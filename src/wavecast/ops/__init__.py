@@ -1,4 +1,4 @@
-"""What each op costs: its kind, FLOPs, memory traffic and arithmetic unit, from its shapes."""
+"""The cost of each op from its shapes: its kind, FLOPs, memory traffic and arithmetic unit."""
 
 from wavecast.ops.costs import (
     Totals,

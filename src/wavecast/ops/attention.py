@@ -1,6 +1,7 @@
-"""What fused attention costs; neither scores nor probabilities touch memory.
+"""The cost of fused attention, whose scores and probabilities never reach GPU memory.
 
-`flops` are torch's, which ignores masks; `executed_flops` skips what causal kernels skip.
+`flops` are counted as torch does, which ignores masks. `executed_flops` leaves out the pairs that
+causal and windowed kernels skip.
 """
 
 from __future__ import annotations
@@ -24,22 +25,34 @@ _BACKWARD = (*(f"{name}_backward" for name in (*_SDPA, *_RAW)), "flex_attention_
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """`sequences` products of (q_len, d) by (d, k_len), and of those by (k_len, d_v)."""
+    """The shapes of an attention op.
+
+    Forward, `sequences` times: (q_len, d) @ (d, k_len) gives the scores, and scores @ (k_len, d_v)
+    the output.
+    """
 
     sequences: int
+    """The number of sequences times the number of heads."""
     q_len: int
+    """The number of queries of a sequence."""
     k_len: int
+    """The number of keys of a sequence."""
     d: int
+    """The head size of queries and keys."""
     d_v: int
+    """The head size of values."""
 
     def flops(self, *, backward: bool) -> int:
-        """Forward: scores and output. Backward: scores again, and four gradients."""
+        """The FLOPs without a mask.
+
+        Forward computes scores and output. Backward computes the scores again and four gradients.
+        """
         width = 3 * self.d + 2 * self.d_v if backward else self.d + self.d_v
         return 2 * self.sequences * self.q_len * self.k_len * width
 
 
 def _operands(op: Op) -> tuple[TensorSpec, ...]:
-    """Query, key, value; aten's backward ops have the gradient before them."""
+    """Query, key and value. In aten's backward ops the gradient comes before them."""
     first = int("backward" in op.base and op.base.startswith("aten."))
     return op.inputs[first : first + 3]
 
@@ -49,7 +62,7 @@ def _is_raw(op: Op) -> bool:
 
 
 def _packed_sequences(op: Op) -> int:
-    """How many sequences of unequal length are packed into one tensor; 0: it is a plain batch."""
+    """The number of sequences of unequal length packed into one tensor; 0 for a plain batch."""
     query = _operands(op)[0]
     if len(query.shape) == 4 and query.shape[0] != 1:
         return 0
@@ -58,9 +71,14 @@ def _packed_sequences(op: Op) -> int:
 
 
 def problem(op: Op, *, as_torch: bool) -> AttentionProblem:
-    """The shapes of an op; torch takes (batch, length, heads, d) for (batch, heads, length, d).
+    """The shapes of an attention op.
 
-    Packed sequences count with the longest one's length: the lengths are not in the trace.
+    The lengths of packed sequences are not in the trace, so all count as long as the longest.
+
+    Args:
+        op: an attention op.
+        as_torch: whether to read (batch, length, heads, d) as (batch, heads, length, d), as torch's
+            FLOP counter does by mistake.
     """
     query, key, value = _operands(op)
     d, d_v = query.shape[-1], value.shape[-1]
@@ -75,10 +93,10 @@ def problem(op: Op, *, as_torch: bool) -> AttentionProblem:
 
 
 def _below(q_len: int, k_len: int, offset: int) -> int:
-    """How many pairs (i, j) of i < q_len, j < k_len have j <= i + offset.
+    """The number of pairs (i, j) with i < q_len, j < k_len and j <= i + offset.
 
-    Row i has i + offset + 1 of them, at least none and at most k_len: the triangle of the
-    first less the part of it that sticks out.
+    Row i has i + offset + 1 of them, but at least 0 and at most k_len. Their sum is the area of a
+    triangle without the parts that lie outside of the rectangle.
     """
 
     def triangle(side: int) -> int:
@@ -89,10 +107,10 @@ def _below(q_len: int, k_len: int, offset: int) -> int:
 
 
 def attended(op: Op, q_len: int, k_len: int) -> int:
-    """Pairs of query and key that the mask of the op itself leaves.
+    """The number of query-key pairs that the op's causal mask or window leaves.
 
-    Causal masks start at the top left, but in `_flash_attention` and for mask type 2 of
-    `_efficient_attention` end at the bottom right; windows count from the same diagonal.
+    The diagonal of a causal mask starts at the top left. In `_flash_attention` and for mask type 2
+    of `_efficient_attention` it ends at the bottom right instead. Windows are relative to it.
     """
     mask = integer(op, "custom_mask_type")
     causal = bool(op.attr("is_causal", False)) or mask > 0
@@ -112,9 +130,9 @@ def _attention(op: Op) -> Cost:
 
 @executed(*_FORWARD, *_BACKWARD)
 def _executed(op: Op) -> int:
-    found = problem(op, as_torch=False)
-    pairs = found.q_len * found.k_len
+    shapes = problem(op, as_torch=False)
+    pairs = shapes.q_len * shapes.k_len
     if not pairs:
         return 0
-    flops = found.flops(backward="backward" in op.base)
-    return flops * attended(op, found.q_len, found.k_len) // pairs
+    flops = shapes.flops(backward="backward" in op.base)
+    return flops * attended(op, shapes.q_len, shapes.k_len) // pairs

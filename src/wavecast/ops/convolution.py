@@ -1,4 +1,4 @@
-"""What convolutions cost. Traffic is that of the tensors: no im2col, no transformed filters."""
+"""The cost of convolutions. Traffic is that of the tensors, without im2col or filter transforms."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _FORWARD = (
 
 
 def depthwise(op: Op) -> bool:
-    """Whether each channel is convolved by itself, which leaves no matrix product."""
+    """Whether each channel is convolved separately, so that there is no matrix product."""
     groups = integer(op, "groups", 1)
     weight = op.inputs[2 if "backward" in op.base else 1]
     return groups > 1 and weight.shape[1] == 1
 
 
 def _products(small: TensorSpec, weight: TensorSpec) -> int:
-    """FLOPs of a convolution whose smaller side (output; input if transposed) is `small`.
+    """The FLOPs of a convolution: for each point of `small`, a multiply-add per filter element.
 
-    Every point of it meets every element of the filters once, per image.
+    `small` is the output, or the input of a transposed convolution.
     """
     return 2 * small.shape[0] * math.prod(small.shape[2:]) * weight.numel
 
@@ -54,7 +54,7 @@ def _transposed(op: Op) -> Cost:
 
 
 def _backward_flops(op: Op) -> tuple[int, int]:
-    """FLOPs of the gradients of input and weight, zero for one that is not wanted."""
+    """The FLOPs of the gradients of input and weight; 0 for one that is not computed."""
     grad, image, weight = op.inputs[:3]
     wants = integers(op, "output_mask") or (1, 1, 1)
     products = _products(image if op.attr("transposed", False) else grad, weight)
@@ -63,9 +63,9 @@ def _backward_flops(op: Op) -> tuple[int, int]:
 
 @cost("aten.convolution_backward", kind=Kind.CONVOLUTION)
 def _convolution_backward(op: Op) -> Cost:
-    """One kernel for each gradient wanted, each reading what it needs.
+    """One kernel for each gradient that is computed, each of which reads its operands.
 
-    torch's counter multiplies the weight gradient by the number of groups; so does `flops`.
+    `flops` multiplies the weight gradient by the number of groups, as torch's counter does.
     """
     grad, image, weight = map(stored, op.inputs[:3])
     wants = integers(op, "output_mask") or (1, 1, 1)
@@ -79,5 +79,5 @@ def _convolution_backward(op: Op) -> Cost:
 
 @executed("aten.convolution_backward")
 def _executed_backward(op: Op) -> int:
-    """Groups do not see each other's channels in the weight gradient either."""
+    """The true FLOPs: in the weight gradient, too, each group has only its own channels."""
     return sum(_backward_flops(op))

@@ -1,6 +1,6 @@
-"""What looking up and placing elements costs: rows that are fetched, not the table they are in.
+"""The cost of lookups and scatters: the rows that are read or written, not their whole table.
 
-Where a table is smaller than what is fetched from it, it is read once and then cached.
+A table that is smaller than all rows fetched from it is read once and then cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wavecast.traces.step import Op, TensorSpec
 
 
 def _fetched(table: TensorSpec, elements: int) -> int:
-    """Bytes to fetch that many elements of a table."""
+    """The bytes read to fetch this many elements of a table."""
     return min(elements * item_bytes(table), stored(table))
 
 
@@ -38,7 +38,7 @@ cost(*aten("index _unsafe_index index_select gather take"), kind=Kind.INDEXING)(
 
 @cost("aten.embedding_dense_backward", kind=Kind.EMBEDDING)
 def _embedding_backward(op: Op) -> Cost:
-    """The whole gradient is zeroed; then rows are read, added to and written."""
+    """The whole gradient is filled with zeros; then rows are read, added to and written."""
     grad, table = op.inputs[0], op.outputs[0]
     rows = _fetched(table, grad.numel)
     return Cost(grad.numel, read(op.inputs) + rows, stored(table) + rows)
@@ -69,7 +69,7 @@ def _embedding_bag_weights_backward(op: Op) -> Cost:
 
 @cost("aten.embedding_renorm", kind=Kind.EMBEDDING)
 def _embedding_renorm(op: Op) -> Cost:
-    """Rows that are too long are scaled, at most all that are looked up."""
+    """Rows whose norm is too large are scaled; at most all rows that are looked up."""
     table, indices = op.inputs
     elements = indices.numel * table.shape[-1]
     rows = _fetched(table, elements)
@@ -77,7 +77,10 @@ def _embedding_renorm(op: Op) -> Cost:
 
 
 def _place(op: Op, elements: int, *, adds: bool) -> Cost:
-    """Write (or add to) that many elements of the first input, of a copy if not in place."""
+    """The cost of writing (or adding to) this many elements of the first input.
+
+    An op that is not in place copies the first input before.
+    """
     target = op.inputs[0]
     moved = _fetched(target, elements)
     copied = 0 if op.base.endswith("_") else stored(target)
@@ -87,7 +90,7 @@ def _place(op: Op, elements: int, *, adds: bool) -> Cost:
 
 @cost(*aten("index_put _unsafe_index_put _index_put_impl"), kind=Kind.INDEXING)
 def _index_put(op: Op) -> Cost:
-    """The indices are taken to be those of the leading dimensions; masks count in full."""
+    """The indices are assumed to be of the leading dimensions; masks count with all elements."""
     target, *indices, values = op.inputs
     masks = [t for t in indices if t.dtype == "bool"]
     indexed = sum(len(t.shape) for t in masks) + len(indices) - len(masks)
@@ -118,14 +121,14 @@ def _scatter_add(op: Op) -> Cost:
 @cost("aten.diagonal_backward", "aten.diag_embed", kind=Kind.INDEXING)
 @cost("aten.constant_pad_nd", "aten.masked_scatter_backward", kind=Kind.COPY)
 def _fill_then_place(op: Op) -> Cost:
-    """The output is filled, then the input is copied into its place (or cropped)."""
+    """The output is filled, then the input (or a part of it) is copied into the output."""
     placed = min(op.inputs[0].nbytes, op.outputs[0].nbytes)
     return Cost(0, read(op.inputs), written(op.outputs) + placed)
 
 
 @cost("aten.unfold_backward", kind=Kind.INDEXING)
 def _fill_then_add(op: Op) -> Cost:
-    """Windows overlap: the output is zeroed, then read, added to and written."""
+    """Windows overlap, so the output is filled with zeros, then read, added to and written."""
     grad, target = op.inputs[0], op.outputs[0]
     return Cost(grad.numel, read(op.inputs) + stored(target), 2 * stored(target))
 
@@ -138,7 +141,7 @@ def _copy_then_place(op: Op) -> Cost:
 
 @cost("aten.nll_loss_forward", "aten.nll_loss2d_forward", kind=Kind.LOSS)
 def _nll_loss(op: Op) -> Cost:
-    """One number per target is looked up, not the whole table of probabilities."""
+    """One value per target is looked up; the rest of the probabilities is not read."""
     table, target = op.inputs[:2]
     reads = _fetched(table, target.numel) + read(op.inputs[1:])
     return Cost(2 * target.numel, reads, written(op.outputs))
@@ -146,13 +149,13 @@ def _nll_loss(op: Op) -> Cost:
 
 @cost("aten.nll_loss_backward", "aten.nll_loss2d_backward", kind=Kind.LOSS)
 def _nll_loss_backward(op: Op) -> Cost:
-    """A gradient of zeros, then one number per target. The input's values are not needed."""
+    """The gradient is filled with zeros, then gets one value per target. The input is not read."""
     grad, table, target = op.inputs[:3]
     placed = _fetched(table, target.numel)
     return Cost(target.numel, read((grad, *op.inputs[2:])), written(op.outputs) + placed)
 
 
-# Per state (2 symbols + 1) of each time step: the logarithm of a sum of three exponentials.
+# FLOPs per state (there are 2 * symbols + 1) and time step: log of a sum of three exponentials.
 _CTC_FLOPS = 20
 
 
@@ -165,7 +168,7 @@ def _ctc_loss(op: Op) -> Cost:
 
 @cost("aten._ctc_loss_backward", kind=Kind.LOSS)
 def _ctc_loss_backward(op: Op) -> Cost:
-    """The backward states are written, read and gathered with the forward ones."""
+    """The backward states are written, then read together with the forward states."""
     states = op.inputs[-1]
     betas = stored(states)
     return Cost(2 * _CTC_FLOPS * states.numel, read(op.inputs) + betas, written(op.outputs) + betas)
@@ -188,7 +191,7 @@ streaming(
 @cost(*aten("_unique _unique2 unique_dim unique_consecutive randperm"), kind=Kind.SORT)
 @cost("aten.unique_dim_consecutive", kind=Kind.SORT)
 def _sort(op: Op) -> Cost:
-    """n log2 n comparisons; memory is passed over once, the least that a sort can do."""
+    """n log2 n comparisons, and one pass over memory, which is the least that a sort needs."""
     elements = max(t.numel for t in (*op.inputs, *op.outputs))
     comparisons = elements * max(elements - 1, 1).bit_length()
     return Cost(comparisons, read(op.inputs), written(op.outputs))

@@ -1,4 +1,4 @@
-"""How many kernels an op launches; most launch one."""
+"""The number of kernels that an op launches. Most ops launch one."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from wavecast.ops.registry import Kind, kind_of
 from wavecast.traces.step import Op
 
 COUNTED: Mapping[str, int] = shipped_toml("models/kernel_counts.toml")["kernels"]
-"""Ops that launch more than one kernel; the file says how they were counted."""
+"""The kernel counts of ops that launch more than one; the file says how they were counted."""
 SORTING = 20
-"""Of ops that sort their places before they add to them."""
+"""The kernel count of ops that sort their indices before they add to the rows."""
 UNSORTED_LOOKUPS = 3072
-"""Up to so many, the gradient of an embedding sorts none (Embedding.cu)."""
+"""Up to this many indices, the gradient of an embedding does not sort them (Embedding.cu)."""
 
 
-def counted(op: Op) -> int:
-    """Kernels of one run of an op that has something to run, at least.
+def kernel_count(op: Op) -> int:
+    """The least number of kernels of an op, if it launches any.
 
-    Of recurrent layers cuDNN launches two per time step, layer and direction each way (1033 for 128
-    steps of a bidirectional LSTM of two layers).
+    For recurrent layers cuDNN launches two kernels per time step, layer and direction, in each pass
+    (1033 for 128 steps of a bidirectional LSTM of two layers).
     """
     if kind_of(op.name) is Kind.RNN:
         return 2 * rnn.cell_steps(op)
     if op.base in ("aten.index_put", "aten.index_put_"):
         return SORTING if op.attr("accumulate", False) else 1
-    if op.base == "aten.embedding_dense_backward" and _places(op) > UNSORTED_LOOKUPS:
+    if op.base == "aten.embedding_dense_backward" and _index_count(op) > UNSORTED_LOOKUPS:
         return SORTING
     if op.attr("training") is False:
         return 1
-    # One more was seen where channels are neighbours in memory.
+    # With channels last, one kernel more was measured.
     more = "batch_norm" in op.base and "cudnn" not in op.base and _channels_last(op)
     return COUNTED.get(op.base, 1) + more
 
@@ -41,6 +41,6 @@ def _channels_last(op: Op) -> bool:
     return bool(tensors) and max(tensors, key=lambda t: t.numel).channels_last
 
 
-def _places(op: Op) -> int:
-    """How many indices an op has."""
+def _index_count(op: Op) -> int:
+    """The number of indices of an op."""
     return max((t.numel for t in op.inputs if "int" in t.dtype), default=0)

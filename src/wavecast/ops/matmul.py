@@ -1,4 +1,4 @@
-"""What matrix products cost; FLOPs as torch counts them, without bias, scaling or activation."""
+"""The cost of matrix products. FLOPs are as torch counts them: without bias and activation."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from wavecast.traces.step import Op, TensorSpec
 
 
 def _product(a: TensorSpec, b: TensorSpec) -> int:
-    """FLOPs of (..., m, k) @ (..., k, n)."""
+    """The FLOPs of (..., m, k) @ (..., k, n)."""
     return 2 * a.numel * b.shape[-1]
 
 
-def _whole(op: Op, flops: int) -> Cost:
+def _one_pass(op: Op, flops: int) -> Cost:
+    """The cost when each tensor is read or written once."""
     return Cost(flops, read(op.inputs), written(op.outputs))
 
 
 @cost("aten.mm", "aten.bmm", "aten._int_mm", kind=Kind.MATMUL)
 @cost("aten._scaled_mm", "aten._scaled_mm_v2", kind=Kind.MATMUL)
 def _mm(op: Op) -> Cost:
-    return _whole(op, _product(op.inputs[0], op.inputs[1]))
+    return _one_pass(op, _product(op.inputs[0], op.inputs[1]))
 
 
 @cost("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten._addmm_activation", kind=Kind.MATMUL)
@@ -32,7 +33,7 @@ def _addmm(op: Op) -> Cost:
 
 @cost("aten.linear", kind=Kind.MATMUL)
 def _linear(op: Op) -> Cost:
-    return _whole(op, 2 * op.inputs[0].numel * op.inputs[1].shape[0])
+    return _one_pass(op, 2 * op.inputs[0].numel * op.inputs[1].shape[0])
 
 
 GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
@@ -40,20 +41,20 @@ GROUPED = ("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_
 
 @cost(*GROUPED, kind=Kind.MATMUL)
 def _grouped_mm(op: Op) -> Cost:
-    """Each token (or column, or term) belongs to one group, so groups add no FLOPs.
+    """Each row (or column, or inner element) belongs to one group, so groups add no FLOPs.
 
-    2-D times 3-D: (m, k) @ (g, k, n), rows split among groups; 3-D times 2-D: columns split;
-    2-D times 2-D: the inner dimension split; 3-D times 3-D: a batched product.
+    2-D @ 3-D is (m, k) @ (g, k, n), where groups split the rows. In 3-D @ 2-D they split the
+    columns, in 2-D @ 2-D the inner dimension. 3-D @ 3-D is a batched product.
     """
     a, b = op.inputs[:2]
     groups = a.shape[0] if len(a.shape) == len(b.shape) == 3 else 1
-    return _whole(op, 2 * groups * math.prod(a.shape[-2:]) * b.shape[-1])
+    return _one_pass(op, 2 * groups * math.prod(a.shape[-2:]) * b.shape[-1])
 
 
 def groups(op: Op) -> tuple[int, float, float, float]:
-    """The groups of a grouped product, and the m, n and k of each.
+    """The number of groups of a grouped product, and m, n and k of each.
 
-    Where a group ends is data, which a trace does not have: all are taken to be of one size.
+    The sizes of groups are data, which a trace does not have, so all groups count as equally large.
     """
     a, b, out = *op.inputs[:2], op.outputs[0]
     m, k, n = float(a.shape[-2]), float(a.shape[-1]), float(b.shape[-1])
@@ -71,51 +72,51 @@ def groups(op: Op) -> tuple[int, float, float, float]:
 def _foreach_mm(op: Op) -> Cost:
     half = len(op.inputs) // 2
     pairs = zip(op.inputs[:half], op.inputs[half:], strict=True)
-    return _whole(op, sum(_product(a, b) for a, b in pairs))
+    return _one_pass(op, sum(_product(a, b) for a, b in pairs))
 
 
-# Products with a vector read their matrix once and use no tensor core: they are reductions.
+# Products with a vector read their matrix once and use no tensor core, so they are reductions.
 streaming(Kind.REDUCTION, "mv addmv dot vdot", flops=2)
 
 
 @cost("aten._cdist_forward", "aten._euclidean_dist", kind=Kind.REDUCTION)
 def _cdist(op: Op) -> Cost:
-    """Subtract, multiply, add for each pair of points and each coordinate."""
-    return _whole(op, 3 * op.outputs[0].numel * op.inputs[0].shape[-1])
+    """A subtraction, a product and an addition for each pair of points and each coordinate."""
+    return _one_pass(op, 3 * op.outputs[0].numel * op.inputs[0].shape[-1])
 
 
 @cost("aten._cdist_backward", kind=Kind.REDUCTION)
 def _cdist_backward(op: Op) -> Cost:
     grad, points = op.inputs[:2]
-    return _whole(op, 4 * grad.numel * points.shape[-1])
+    return _one_pass(op, 4 * grad.numel * points.shape[-1])
 
 
 @cost("aten.linalg_solve_triangular", kind=Kind.LINEAR_ALGEBRA)
 def _solve_triangular(op: Op) -> Cost:
-    """n^2 for each right-hand side, whichever side the matrix is on."""
+    """n^2 FLOPs for each right-hand side, whichever side the matrix is on."""
     matrix, right = op.inputs[:2]
-    return _whole(op, right.numel * matrix.shape[-1])
+    return _one_pass(op, right.numel * matrix.shape[-1])
 
 
 @cost("aten.linalg_cholesky_ex", "aten.cholesky", kind=Kind.LINEAR_ALGEBRA)
 def _cholesky(op: Op) -> Cost:
-    """n^3 / 3, as LAPACK counts."""
+    """n^3 / 3 FLOPs, as LAPACK counts."""
     matrix = op.inputs[0]
-    return _whole(op, matrix.numel * matrix.shape[-1] // 3)
+    return _one_pass(op, matrix.numel * matrix.shape[-1] // 3)
 
 
 @cost("aten.linalg_inv_ex", kind=Kind.LINEAR_ALGEBRA)
 def _inverse(op: Op) -> Cost:
-    """2 n^3, as LAPACK counts."""
+    """2 n^3 FLOPs, as LAPACK counts."""
     matrix = op.inputs[0]
-    return _whole(op, 2 * matrix.numel * matrix.shape[-1])
+    return _one_pass(op, 2 * matrix.numel * matrix.shape[-1])
 
 
 @cost("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r", kind=Kind.FFT)
 def _fft(op: Op) -> Cost:
-    """5 N log2 n, n the points of one transform; half of it when one side is real."""
+    """5 N log2 n FLOPs, n the points of one transform; half of it when one side is real."""
     points = max(op.inputs[0], op.outputs[0], key=lambda t: t.numel)
     dims = op.attr("dim", ())
     length = math.prod(points.shape[int(d)] for d in dims) if isinstance(dims, tuple) else 1
     flops = 5 * points.numel * math.ceil(math.log2(max(length, 2)))
-    return _whole(op, flops if op.base.endswith("c2c") else flops // 2)
+    return _one_pass(op, flops if op.base.endswith("c2c") else flops // 2)

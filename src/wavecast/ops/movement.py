@@ -1,8 +1,8 @@
-"""What moving, making and merely looking at tensors costs, and waiting."""
+"""The cost of copies, fills, random numbers, views and synchronisations."""
 
 from __future__ import annotations
 
-from wavecast.ops.registry import NONE, Cost, Kind, aten, cost, declare, read, streaming, written
+from wavecast.ops.registry import NONE, Cost, Kind, aten, cost, declare, streaming
 from wavecast.traces.step import Op
 
 _VIEWS = """
@@ -27,12 +27,6 @@ cost(*aten(_VIEWS), "_c10d_functional.wait_tensor", "profiler.*", kind=Kind.VIEW
 cost("aten._local_scalar_dense", "cuda.*", kind=Kind.SYNC)(_nothing)
 
 
-@cost("c10d.*", "_c10d_functional.*", "c10d_functional.*", kind=Kind.COLLECTIVE)
-def _collective(op: Op) -> Cost:
-    """This GPU's own memory; what travels between GPUs depends on how many there are."""
-    return Cost(0, read(op.inputs), written(op.outputs))
-
-
 streaming(
     Kind.COPY,
     """
@@ -47,9 +41,9 @@ streaming(
     view_copy
     """,
 )
-# What is written first is not read.
+# The first input is the target, which is written and not read.
 streaming(Kind.COPY, "copy _copy_from", reads=slice(1, None))
-# Gradient, and the input for its shape.
+# The inputs are the gradient, and the forward input of which only the shape is used.
 streaming(
     Kind.COPY,
     """
@@ -68,7 +62,7 @@ streaming(
     """,
     reads=NONE,
 )
-# Generators of Philox numbers: about ten integer rounds for four of them.
+# Philox random numbers: about ten integer rounds for four numbers.
 streaming(
     Kind.RANDOM,
     """
@@ -87,7 +81,7 @@ streaming(
     flops=10,
 )
 
-# Known, but with a cost that shapes alone do not tell.
+# The kind is known, but the cost does not follow from the shapes alone.
 declare(
     Kind.LINEAR_ALGEBRA,
     aten("""

@@ -1,8 +1,8 @@
-"""What normalisation costs. A second pass counts as a second read where it is another kernel.
+"""The cost of normalisation. A second pass over a tensor counts as a second read.
 
-Batch and group normalisation of a batch first compute statistics, then apply them: two reads.
-A row of LayerNorm or RMSNorm fits on the chip, so forward reads once; backward has a kernel for
-the input and one for weight and bias, and both read gradient and input.
+Batch and group normalisation first compute statistics, then apply them, so they read twice. A row
+of LayerNorm or RMSNorm fits on the chip, so the forward pass reads once. The backward pass has one
+kernel for the input and one for weight and bias, which both read gradient and input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BACKWARD_FLOPS = 12
 
 
 def _passes(op: Op, data: tuple[TensorSpec, ...], flops: int, passes: int) -> Cost:
-    """All inputs once, and the large ones `passes` times."""
+    """The cost of reading `data` this many times, and every other input once."""
     again = (passes - 1) * read(data)
     return Cost(flops * data[0].numel, read(op.inputs) + again, written(op.outputs))
 
@@ -54,7 +54,7 @@ def _backward(op: Op) -> Cost:
     return _passes(op, op.inputs[:2], _BACKWARD_FLOPS, passes=max(kernels, 1))
 
 
-# The steps of batch normalisation across GPUs, and weight normalisation.
+# The parts of batch normalisation across GPUs, and weight normalisation.
 streaming(
     Kind.NORM,
     """

@@ -1,4 +1,4 @@
-"""What optimizers cost: foreach ops on lists of tensors, and fused ones that do a whole update."""
+"""The cost of optimizers: foreach ops on lists of tensors, and fused ops with a whole update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOREACH = {
 
 
 def _foreach(names: str, flops: int = 0, reads: slice = ALL) -> None:
-    """Register `_foreach` ops: the first list has a tensor for each output, or each result."""
+    """Register `_foreach` ops, whose first list has one tensor for each output."""
 
     def formula(op: Op) -> Cost:
         elements = sum(t.numel for t in op.inputs[: len(op.outputs)]) if flops else 0
@@ -50,7 +50,7 @@ def _unscale(op: Op) -> Cost:
 
 
 def _parameters(op: Op, lists: int) -> int:
-    """How many parameters there are in `lists` lists; a few single tensors come after these."""
+    """The number of parameters, when the inputs are `lists` lists of tensors and a few more."""
     shapes = [t.shape for t in op.inputs]
     most = len(shapes) // lists
     counts = range(most, max(0, most - 2), -1)
@@ -58,7 +58,7 @@ def _parameters(op: Op, lists: int) -> int:
 
 
 def _fused(op: Op, states: int, steps: bool, flops: int) -> Cost:
-    """Parameters and states are read and written, gradients read; also written when unscaled."""
+    """Parameters and states are read and written; gradients are read, and written if unscaled."""
     lists = 2 + states + steps
     count = _parameters(op, lists)
     updated = [*op.inputs[:count], *op.inputs[2 * count : (2 + states) * count]]

@@ -1,7 +1,7 @@
-"""What elementwise ops and reductions cost: one pass over memory, a few FLOPs per element.
+"""The cost of elementwise ops and reductions: one pass over memory, a few FLOPs per element.
 
-Such ops wait for memory, so their FLOPs are nominal: 1 for a comparison, sum or product, 4 for
-a short formula, 10 where a transcendental function is evaluated, 40 for a special function.
+Such ops are bound by memory, so their FLOPs are nominal: 1 for a comparison, sum or product, 4 for
+a short formula, 10 for a transcendental function, 40 for a special function.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _ELEMENTWISE = {
     """,
 }
 
-# Per element of the input. `equal` is one although torch tags it as pointwise: it returns a bool.
+# FLOPs per element of the input. `equal` is here, although torch tags it as pointwise, because it
+# returns one bool.
 _REDUCTIONS = {
     1: """
         _aminmax _cummax_helper _cummin_helper _is_all_true _is_any_true all amax amin aminmax any
@@ -81,7 +82,7 @@ streaming(
     flops=4,
 )
 
-# Pointwise losses; their reduction, if any, is a second kernel that reads what the first wrote.
+# Pointwise losses. Their reduction, if any, is a second kernel that reads the first one's result.
 _LOSSES = {
     4: "mse_loss smooth_l1_loss huber_loss multi_margin_loss multilabel_margin_loss_forward",
     10: "binary_cross_entropy soft_margin_loss",
@@ -100,7 +101,7 @@ streaming(
 
 
 def _loss(op: Op, flops: int, temporaries: int) -> Cost:
-    """A loss that passes `temporaries` tensors of its input's size from kernel to kernel."""
+    """The cost of a loss with `temporaries` tensors of its input's size between its kernels."""
     reduced = op.attr("reduction", _MEAN) != _UNREDUCED
     passed = read(op.inputs[:1]) * (temporaries if reduced else temporaries - 1)
     return Cost(flops * largest(op), read(op.inputs) + passed, written(op.outputs) + passed)
@@ -115,5 +116,5 @@ for _flops, _names in _LOSSES.items():
 
 @cost("aten.binary_cross_entropy_with_logits", kind=Kind.LOSS)
 def _binary_cross_entropy_with_logits(op: Op) -> Cost:
-    """ATen has no kernel for it: log-sigmoid, 1 - target, a product, a difference, the mean."""
+    """Several kernels, since ATen has none for it: log-sigmoid, 1 - target, product, mean, ..."""
     return _loss(op, flops=14, temporaries=4)

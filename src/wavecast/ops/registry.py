@@ -1,4 +1,4 @@
-"""Kind, Cost, and the one table that says what each op is and what it costs."""
+"""Kind, Cost, and the registry of the kind and cost formula of each op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 
 class Kind(StrEnum):
-    """What sort of work an op is. A predictor is chosen by it."""
+    """The kind of an op, by which a predictor is chosen."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
@@ -35,15 +35,15 @@ class Kind(StrEnum):
     FFT = "fft"
     LINEAR_ALGEBRA = "linear_algebra"
     VIEW = "view"
-    """No kernel at all: a new look at old memory, or memory without values."""
+    """No kernel: a view of existing memory, or new memory without values."""
     SYNC = "sync"
-    """The host waits, or fetches a value."""
+    """The host waits for the GPU, or reads a value from it."""
     COLLECTIVE = "collective"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """FLOPs and GPU memory traffic. Costs add, and multiply by how often."""
+    """The FLOPs and GPU memory traffic of an op. Costs add up, and multiply by a count."""
 
     flops: int = 0
     read_bytes: int = 0
@@ -77,9 +77,10 @@ NONE = slice(0)
 
 
 def cost(*names: str, kind: Kind) -> Callable[[Formula], Formula]:
-    """Register the formula below it for these ops: `aten.add`, or one overload `aten.max.other`.
+    """A decorator that registers a cost formula for ops, by their names.
 
-    A name also covers its in-place twin (`aten.add_`) unless that is registered by itself.
+    A name is an op (`aten.add`), one overload (`aten.max.other`) or a namespace (`cuda.*`). It also
+    covers the in-place variant (`aten.add_`) unless that has a registration.
     """
 
     def register(formula: Formula) -> Formula:
@@ -91,10 +92,12 @@ def cost(*names: str, kind: Kind) -> Callable[[Formula], Formula]:
 
 
 def declare(kind: Kind, names: Iterable[str]) -> None:
-    """Register the kind of ops for which there is no formula (yet)."""
+    """Register the kind of ops, without a cost formula."""
     for name in names:
         if name in _KINDS:
-            raise InvalidInput(f"{name} is registered twice, as {_KINDS[name]} and as {kind}")
+            raise InvalidInput(
+                f"{name} is registered twice, as {_KINDS[name]} and as {kind}; remove one of them"
+            )
         _KINDS[name] = kind
     _key.cache_clear()
 
@@ -103,10 +106,11 @@ def streaming(kind: Kind, names: str, *, flops: int = 0, reads: slice = ALL) -> 
     """Register aten ops that pass once over their tensors.
 
     Args:
-        kind: their kind.
-        names: their names without `aten.`, separated by white space.
-        flops: per element of the largest tensor.
-        reads: which inputs are read; the others only lend their shape, or are overwritten.
+        kind: the kind of the ops.
+        names: the names without `aten.`, separated by white space.
+        flops: the FLOPs per element of the largest tensor.
+        reads: the inputs that are read. Of the others only the shape is used, or they are
+            overwritten.
     """
 
     def formula(op: Op) -> Cost:
@@ -116,7 +120,7 @@ def streaming(kind: Kind, names: str, *, flops: int = 0, reads: slice = ALL) -> 
 
 
 def executed(*names: str) -> Callable[[Counter], Counter]:
-    """Register how many FLOPs a GPU executes, for ops where torch's convention differs."""
+    """A decorator that registers the executed FLOPs of ops that torch counts differently."""
 
     def register(counter: Counter) -> Counter:
         _EXECUTED.update(dict.fromkeys(names, counter))
@@ -126,43 +130,44 @@ def executed(*names: str) -> Callable[[Counter], Counter]:
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind of the op of that name."""
+    """The kind of the op with this name; None if it is not registered."""
     key = _key(name)
     return _KINDS[key] if key else None
 
 
 def formula_of(name: str) -> Formula | None:
-    """The formula for the op of that name."""
+    """The cost formula of the op with this name; None if it has none."""
     key = _key(name)
     return _FORMULAS.get(key) if key else None
 
 
 def counter_of(name: str) -> Counter | None:
-    """What `executed` registered for the op of that name."""
+    """The function that `executed` registered for the op with this name, or None."""
     key = _key(name)
     return _EXECUTED.get(key) if key else None
 
 
 @cache
 def _key(name: str) -> str | None:
+    """The registered name that covers an op: the most specific one."""
     base = ".".join(name.split(".")[:2])
-    twin = base[:-1] if base.endswith("_") and not base.endswith("__") else base
+    not_in_place = base[:-1] if base.endswith("_") and not base.endswith("__") else base
     namespace = name.partition(".")[0] + ".*"
-    return next((key for key in (name, base, twin, namespace) if key in _KINDS), None)
+    return next((key for key in (name, base, not_in_place, namespace) if key in _KINDS), None)
 
 
 def aten(names: str) -> list[str]:
-    """`aten.a`, `aten.b` of `a b`."""
+    """The full names `aten.a` and `aten.b`, from `a b`."""
     return [f"aten.{name}" for name in names.split()]
 
 
 def stored(tensor: TensorSpec) -> int:
-    """Bytes of GPU memory behind a tensor; the host's tensors have none."""
+    """The bytes of GPU memory behind a tensor; 0 for a tensor in host memory."""
     return 0 if tensor.device == "cpu" else tensor.touched_bytes
 
 
 def read(tensors: Iterable[TensorSpec]) -> int:
-    """Bytes to read these tensors once."""
+    """The bytes moved when each of these tensors is read once."""
     return sum(map(stored, tensors))
 
 
@@ -170,22 +175,22 @@ written = read
 
 
 def item_bytes(tensor: TensorSpec) -> int:
-    """Bytes of one element."""
+    """The bytes of one element of a tensor."""
     return DTYPE_BYTES[tensor.dtype]
 
 
 def largest(op: Op) -> int:
-    """Elements of the largest tensor that an op reads or writes."""
+    """The number of elements of the largest tensor that an op reads or writes."""
     return max((t.numel for t in (*op.inputs, *op.outputs)), default=0)
 
 
 def integer(op: Op, name: str, default: int = 0) -> int:
-    """An attribute that is a number."""
+    """An attribute as a whole number; the default when it is absent or no number."""
     value = op.attr(name)
     return int(value) if isinstance(value, int | float) else default
 
 
 def integers(op: Op, name: str) -> tuple[int, ...]:
-    """An attribute that is a list of numbers (or flags); empty when absent."""
+    """An attribute that is a list of numbers or flags; empty when it is absent."""
     value = op.attr(name)
     return tuple(int(v) for v in value) if isinstance(value, tuple) else ()

@@ -1,4 +1,4 @@
-"""What cuDNN's recurrent networks cost: all layers, directions and time steps in one op."""
+"""The cost of cuDNN's recurrent networks: all layers, directions and time steps are one op."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from dataclasses import dataclass
 from wavecast.ops.registry import Cost, Kind, cost, integer, integers, item_bytes, read
 from wavecast.traces.step import Op
 
-# By cuDNN's mode: rnn_relu, rnn_tanh, lstm, gru.
+# The number of gates by cuDNN's mode: rnn_relu, rnn_tanh, lstm, gru.
 _GATES = (1, 1, 4, 3)
 _LSTM = 2
 
 
 @dataclass(frozen=True)
 class RnnShape:
-    """Elements of everything that a recurrent network holds.
-
-    `tokens` are batch times length, or the sum of the lengths when the input is packed.
-    """
+    """The sizes of a recurrent network, in elements."""
 
     tokens: int
+    """Batch times length, or the sum of the lengths when the input is packed."""
     layers: int
     directions: int
+    """1, or 2 for a bidirectional network."""
     widths: tuple[int, ...]
+    """The input size of each layer."""
     hidden: int
+    """The hidden size."""
     output: int
+    """The output size of one direction: the projection's, else the hidden size."""
     gates: int
+    """The number of gates: 1, 3 (GRU) or 4 (LSTM)."""
     cells: int
+    """The number of cell states: 1 for an LSTM, else 0."""
     biased: bool
     projected: bool
 
     @property
     def matrices(self) -> int:
-        """Weights that multiply: input, recurrent and projection matrices."""
+        """The elements of all input, recurrent and projection matrices."""
         gates = self.gates * self.hidden
         projection = self.hidden * self.output if self.projected else 0
         layers = sum(gates * (width + self.output) + projection for width in self.widths)
@@ -41,29 +45,29 @@ class RnnShape:
 
     @property
     def weights(self) -> int:
-        """The matrices, and two biases per gate."""
+        """The elements of all weights: the matrices, and two biases per gate."""
         biases = 2 * self.gates * self.hidden if self.biased else 0
         return self.matrices + self.layers * self.directions * biases
 
     @property
     def inputs(self) -> int:
-        """What all layers read."""
+        """The elements of the inputs of all layers."""
         return self.tokens * sum(self.widths)
 
     @property
     def outputs(self) -> int:
-        """What all layers write."""
+        """The elements of the outputs of all layers."""
         return self.tokens * self.layers * self.directions * self.output
 
     @property
     def activations(self) -> int:
-        """The gates before and the cells after each step."""
+        """The elements of the gates and cell states of all time steps."""
         steps = self.tokens * self.layers * self.directions
         return steps * self.hidden * (self.gates + self.cells)
 
 
-def network_of(op: Op) -> RnnShape:
-    """The network of an op."""
+def rnn_shape(op: Op) -> RnnShape:
+    """The sizes of the network that an op runs."""
     hidden, layers = integer(op, "hidden_size"), integer(op, "num_layers", 1)
     projected, mode = integer(op, "proj_size"), integer(op, "mode")
     directions = 2 if op.attr("bidirectional", False) else 1
@@ -85,12 +89,12 @@ def network_of(op: Op) -> RnnShape:
 
 @cost("aten._cudnn_rnn", kind=Kind.RNN)
 def _rnn(op: Op) -> Cost:
-    """Every weight meets every token once. Training keeps gates and cells for the backward pass.
+    """One multiply-add for every matrix element and token.
 
-    Each layer's input, output and weights move once: that the recurrent weights stay on the
-    chip from step to step is the best case.
+    Training also writes gates and cells for the backward pass. Input, output and weights of each
+    layer move once, which is the best case: the recurrent weights stay on the chip.
     """
-    net, item = network_of(op), item_bytes(op.inputs[0])
+    net, item = rnn_shape(op), item_bytes(op.inputs[0])
     states = read(op.outputs[1:3])
     kept = net.activations if op.attr("train", True) else 0
     return Cost(
@@ -102,8 +106,8 @@ def _rnn(op: Op) -> Cost:
 
 @cost("aten._cudnn_rnn_backward", kind=Kind.RNN)
 def _rnn_backward(op: Op) -> Cost:
-    """Data gradients always, then weight gradients if wanted; as many FLOPs each as forward."""
-    net, item = network_of(op), item_bytes(op.inputs[0])
+    """Data gradients, and weight gradients if they are computed; each has the forward's FLOPs."""
+    net, item = rnn_shape(op), item_bytes(op.inputs[0])
     flops = 2 * net.tokens * net.matrices
     gates = net.tokens * net.layers * net.directions * net.gates * net.hidden
     data = Cost(
@@ -117,8 +121,8 @@ def _rnn_backward(op: Op) -> Cost:
 
 
 def cell_steps(op: Op) -> int:
-    """How many times a cell is applied one after the other: time steps by layers by directions."""
-    network = network_of(op)
+    """The number of cell applications in sequence: time steps times layers times directions."""
+    network = rnn_shape(op)
     packed = op.attr("batch_sizes")
     shape = op.inputs[0].shape
     if isinstance(packed, tuple):
@@ -126,7 +130,7 @@ def cell_steps(op: Op) -> int:
     elif len(shape) == 3:
         steps = shape[1] if op.attr("batch_first", False) else shape[0]
     else:
-        # A long packed batch drops its sizes from the trace; the first states tell its width.
+        # The trace leaves out the sizes of long packed batches; the states have the batch size.
         steps = -(-shape[0] // max(1, _batch(op)))
     return steps * network.layers * network.directions
 

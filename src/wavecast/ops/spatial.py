@@ -1,4 +1,4 @@
-"""What pooling and resampling cost."""
+"""The cost of pooling and resampling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUMS_BACK = "avg_pool2d_backward avg_pool3d_backward"
 
 
 def _window(op: Op) -> int:
-    """Points under one window; a single number stands for all sides."""
+    """The number of points under one window; a single side length counts for all dimensions."""
     sides = integers(op, "kernel_size")
     spatial = 3 if "3d" in op.base else 2
     return math.prod(sides) if len(sides) != 1 else sides[0] ** spatial
@@ -28,7 +28,7 @@ def _pool(op: Op) -> Cost:
 
 @cost(*aten(_SUMS_BACK), kind=Kind.POOLING)
 def _average_backward(op: Op) -> Cost:
-    """The input only lends its shape."""
+    """Only the shape of the forward input is used."""
     return Cost(op.inputs[0].numel * _window(op), read(op.inputs[:1]), written(op.outputs))
 
 
@@ -41,7 +41,7 @@ streaming(
     """,
     flops=1,
 )
-# Gradient, input (for its shape) and, for maxima, where they were.
+# The inputs are the gradient, the forward input (for its shape) and the positions of maxima.
 streaming(
     Kind.POOLING,
     """
@@ -54,7 +54,7 @@ streaming(
     reads=slice(0, None, 2),
 )
 
-# FLOPs per output point: a sum over its neighbours, and their weights.
+# FLOPs per output point: the weighted sum over its neighbours, and the weights.
 _INTERPOLATION = {
     1: """
         upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
@@ -84,7 +84,7 @@ for _flops, _names in _INTERPOLATION.items():
     kind=Kind.RESAMPLING,
 )
 def _spread(op: Op) -> Cost:
-    """The first gradient is zeroed, then read, added to and written: points share neighbours."""
+    """Points share neighbours, so the first gradient is zeroed, then read, added to and written."""
     shared = stored(op.outputs[0])
     return Cost(
         20 * op.inputs[0].numel,

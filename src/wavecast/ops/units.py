@@ -1,4 +1,4 @@
-"""Which arithmetic unit of a GPU an op asks for."""
+"""The arithmetic unit of a GPU that an op is meant for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wavecast.traces.step import Op
 
 
 class Unit(StrEnum):
-    """The part of a GPU that does the arithmetic."""
+    """An arithmetic unit of a GPU: CUDA cores or tensor cores, with a precision."""
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -39,10 +39,10 @@ _FALLBACKS = {
 
 
 def unit(op: Op) -> Unit:
-    """The unit that an op's FLOPs ask for, by its kind, data type and float32 precision.
+    """The unit that an op's FLOPs are meant for, by its kind, data type and float32 precision.
 
-    Outside of matrix products, half precision is computed in float32. So are depthwise
-    convolutions, which have no matrix product.
+    Ops without a matrix product, depthwise convolutions included, compute half precision in
+    float32.
     """
     dtypes = [t.dtype for t in op.inputs or op.outputs]
     dtype = dtypes[0] if dtypes else "float32"
@@ -58,5 +58,5 @@ def unit(op: Op) -> Unit:
 
 
 def fallbacks(unit: Unit) -> tuple[Unit, ...]:
-    """The units on which a GPU without this one runs the op, in order; none: it cannot."""
+    """The units that a GPU without this one uses instead, in order; empty if it cannot."""
     return _FALLBACKS.get(unit, ())

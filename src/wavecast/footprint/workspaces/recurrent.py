@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from wavecast.footprint.workspaces.workspace import Workspace
 from wavecast.hardware.device import Device
 from wavecast.ops.registry import integer, item_bytes
-from wavecast.ops.rnn import network_of
+from wavecast.ops.rnn import rnn_shape
 from wavecast.traces.step import Op, Trace
 
 FORWARD, BACKWARD = "aten._cudnn_rnn", "aten._cudnn_rnn_backward"
@@ -54,11 +54,11 @@ def workspaces_of(op: Op) -> tuple[Workspace, ...]:
             Workspace(copied, before_bytes=first), Workspace(space, before_bytes=kept)
         )
     states = [Workspace(n, before_bytes=first) for n in _missing_gradients_bytes(op)]
-    gradients = [spec.nbytes for spec in op.outputs[2 + network_of(op).cells :]]
+    gradients = [spec.nbytes for spec in op.outputs[2 + rnn_shape(op).cells :]]
     if not gradients:
         return _not_empty(*states, Workspace(space))
     flat = flat_bytes(op)
-    if network_of(op).biased:
+    if rnn_shape(op).biased:
         # The gradients of the weights are views of one tensor.
         made = flat
         return _not_empty(
@@ -78,7 +78,7 @@ def flat_bytes(op: Op) -> int:
 
     cuDNN's tensor has biases even where torch's layer has none.
     """
-    net = network_of(op)
+    net = rnn_shape(op)
     biases = 2 * net.layers * net.directions * net.gates * net.hidden
     return item_bytes(op.inputs[0]) * (net.matrices + biases)
 
@@ -116,7 +116,7 @@ def workspace_bytes(op: Op) -> int:
     They hold a copy of the matrices, a buffer for each layer and direction, and the intermediate
     values of the pass that has more of them. Biases do not change the size.
     """
-    net, item = network_of(op), item_bytes(op.inputs[0])
+    net, item = rnn_shape(op), item_bytes(op.inputs[0])
     values = _forward_values(op)
     if op.attr("train", True):
         values = max(values, _backward_values(op))
@@ -134,7 +134,7 @@ def _forward_values(op: Op) -> int:
     twice. With one, the outputs before a projection and those after dropout are held once. When
     the weights stay on the chip, gates are not chunked and there are more copies of them.
     """
-    net, sequences = network_of(op), _sequences(op)
+    net, sequences = rnn_shape(op), _sequences(op)
     directions, gates = net.directions, net.gates * net.hidden
     states = net.layers * directions * sequences
     chunked = directions == 1 and not _on_chip(op)
@@ -163,7 +163,7 @@ def _backward_values(op: Op) -> int:
     there are no waves, and the gradients of the gates are held, too. A GRU holds them twice, since
     its reset gate separates the contributions of input and state.
     """
-    net, sequences = network_of(op), _sequences(op)
+    net, sequences = rnn_shape(op), _sequences(op)
     directions, states = net.directions, net.layers * net.directions * sequences
     outputs, kept = directions * net.tokens * min(net.layers, 2), 1 + directions + 2 * net.cells
     if directions == 1 and not _on_chip(op):
@@ -180,7 +180,7 @@ def _backward_values(op: Op) -> int:
 
 def _unpadded_values(op: Op) -> int:
     """The values of a padded batch in packed form: input, output, states before and after."""
-    net = network_of(op)
+    net = rnn_shape(op)
     if not _padded(op):
         return 0
     stacked = net.layers * net.directions
@@ -195,7 +195,7 @@ def recurrent_algorithm(op: Op) -> str:
     a small hidden size; "persistent" needs one layer in one direction, half precision, weights
     that fit, and an A100 or newer. Everything else is "standard".
     """
-    net, item = network_of(op), item_bytes(op.inputs[0])
+    net, item = rnn_shape(op), item_bytes(op.inputs[0])
     if not _padded(op) or net.projected or item > 4:
         return "standard"
     plain = net.gates == 1
@@ -238,7 +238,7 @@ def _sequences(op: Op) -> int:
 
 
 def _weight_count(op: Op) -> int:
-    net = network_of(op)
+    net = rnn_shape(op)
     return net.layers * net.directions * integer(op, "weight_stride0", 4)
 
 
@@ -251,7 +251,7 @@ def _weights_bytes(op: Op) -> tuple[int, ...]:
 def _missing_gradients_bytes(op: Op) -> tuple[int, ...]:
     """The sizes of the zeros that stand for missing gradients of the output and of each state."""
     first = _weight_count(op) + 2  # after the source, the weights and their flat tensor
-    count = 1 + network_of(op).cells
+    count = 1 + rnn_shape(op).cells
     wanted = op.inputs[first : first + count + 1]
     given = op.inputs[first + count + 1 : -1]  # the last one was kept by the forward pass
     if len(wanted) <= count:

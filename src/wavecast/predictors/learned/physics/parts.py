@@ -224,7 +224,7 @@ def _recurrent(op: Op) -> tuple[Part, ...]:
     """The steps, one after the other, and the products over all of them at once: with the input,
     and backwards those of its gradient and of the weights' (Appleyard et al., "Optimizing
     Performance of Recurrent Neural Networks on GPUs", 2016, section 3)."""
-    net = rnn.network_of(op)
+    net = rnn.rnn_shape(op)
     steps = rnn.cell_steps(op) / max(net.layers * net.directions, 1)
     wants = integers(op, "output_mask") or (1, 1, 1, 1)
     cost, item, unit = ops.cost_of(op), item_bytes(op.inputs[0]), CODES[ops.unit(op)]
