@@ -1,4 +1,4 @@
-"""Ops, calls and traces made by hand, for tests that need no framework."""
+"""Hand-made ops, calls and traces, for tests that need no framework."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trace(*calls: Call, samples: int | None = None, notes: Sequence[str] = ()) -
 
 
 def step(samples: int | None = 32, state_bytes: int = 1 << 20) -> Trace:
-    """Two layers, forwards, backwards, and the update; an op nobody knows; and memory."""
+    """A step of two layers with backward pass, optimizer, memory, and an op of unknown cost."""
     calls = (
         call(copy_to_gpu(32, 64), Phase.OTHER),
         call(mm(32, 64, 128), module="net.0"),

@@ -1,4 +1,4 @@
-"""The caching allocator: sizes that torch documents, and rules that must always hold."""
+"""The caching allocator: sizes from torch's documentation, and rules that must always hold."""
 
 from __future__ import annotations
 

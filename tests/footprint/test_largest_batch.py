@@ -1,4 +1,4 @@
-"""The largest batch: found with few traces, verified, and told when nothing fits."""
+"""The largest batch: few traces are needed, the answer is verified, and 0 means nothing fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ H200 = wavecast.device("h200-sxm")
 
 
 def traced(batch: int, sample: int = 64 * MIB, weights: int = GIB) -> Trace:
-    """Weights, and an activation of so much for each sample."""
+    """A step with weights, and an activation that grows with the batch."""
     call = Call(relu(8), Phase.FORWARD)
     memory = (
         Allocation(weights, None, None, Role.PARAMETER),
@@ -28,12 +28,12 @@ def traced(batch: int, sample: int = 64 * MIB, weights: int = GIB) -> Trace:
 
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
-    found = largest_batch(traced, H200, 8 * GIB)
-    assert found.batch == 7 * 16 - 1  # half a percent is kept free
-    assert found.too_large == found.batch + 1
-    assert found.peak_bytes == 8 * GIB - 64 * MIB
-    assert found.limit_bytes == 8 * GIB
-    assert len(found.traced) <= 6
+    answer = largest_batch(traced, H200, 8 * GIB)
+    assert answer.batch == 7 * 16 - 1  # half a percent is kept free
+    assert answer.too_large == answer.batch + 1
+    assert answer.peak_bytes == 8 * GIB - 64 * MIB
+    assert answer.limit_bytes == 8 * GIB
+    assert len(answer.traced) <= 6
 
 
 @pytest.mark.parametrize("start", [1, 8, 500])
@@ -42,8 +42,8 @@ def test_the_answer_does_not_depend_on_where_the_search_begins(start: int) -> No
 
 
 def test_where_nothing_fits_the_answer_is_none() -> None:
-    found = largest_batch(traced, H200, GIB)
-    assert (found.batch, found.too_large) == (0, 1)
+    answer = largest_batch(traced, H200, GIB)
+    assert (answer.batch, answer.too_large) == (0, 1)
 
 
 @given(st.integers(1, 40), st.integers(2, 80))
@@ -52,9 +52,9 @@ def test_any_affine_step_is_solved_within_the_promised_precision(sample: int, gi
         return traced(batch, sample * 2 * MIB)
 
     exact = int((gib * (1 - RESERVE) - 1) * GIB) // (sample * 2 * MIB)
-    found = largest_batch(step, H200, gib * GIB)
-    assert found.batch <= exact
-    assert found.batch >= exact - max(1, exact // 100)
+    answer = largest_batch(step, H200, gib * GIB)
+    assert answer.batch <= exact
+    assert answer.batch >= exact - max(1, exact // 100)
 
 
 def test_nonsense_is_refused() -> None:
@@ -75,5 +75,5 @@ def test_a_smaller_batch_that_gaps_keep_out_does_not_end_the_search(
         return Replay(allocated // 2, allocated)
 
     monkeypatch.setattr("wavecast.footprint.largest_batch.replay", played)
-    found = largest_batch(traced, H200, 8 * GIB, start=176)
-    assert (found.batch, found.too_large) == (175, 176)
+    answer = largest_batch(traced, H200, 8 * GIB, start=176)
+    assert (answer.batch, answer.too_large) == (175, 176)

@@ -1,4 +1,4 @@
-"""Memory of a step: kinds, modules, the peak; what the allocator makes of it; advice."""
+"""The memory of a step: kinds, modules and the peak, the allocator's replay, and advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED = campaigns.traces("suite")
 
 
 def step() -> Trace:
-    """Two blocks forward and backward, an optimizer; sizes in MiB that tell who is who."""
+    """Two blocks forward and backward, and an optimizer. Every size in MiB is different."""
     calls = (
         Call(mm(), Phase.FORWARD, "Net.blocks.0"),
         Call(relu(8), Phase.FORWARD, "Net.blocks.0"),
@@ -49,9 +49,9 @@ def step() -> Trace:
 
 
 def test_the_peak_is_told_by_kind_module_and_moment() -> None:
-    found = wavecast.memory(step())
-    assert found.peak_call == 3
-    assert found.by_kind == {
+    memory = wavecast.memory(step())
+    assert memory.peak_call == 3
+    assert memory.by_kind == {
         "weights": 30 * MIB,
         "gradients": 0,
         "optimizer state": 60 * MIB,
@@ -60,18 +60,18 @@ def test_the_peak_is_told_by_kind_module_and_moment() -> None:
         "workspace": None,
         "temporary": 0,
     }
-    assert found.by_module() == {"Net.blocks": 330 * MIB, "(no module)": 2 * MIB}
-    assert found.by_module(3)["Net.blocks.1"] == 120 * MIB
-    first, *_ = found.held()
+    assert memory.by_module() == {"Net.blocks": 330 * MIB, "(no module)": 2 * MIB}
+    assert memory.by_module(3)["Net.blocks.1"] == 120 * MIB
+    first, *_ = memory.held()
     assert (first.kind, first.module, first.op) == ("activations", "Net.blocks.0", "aten.mm")
-    assert sum(held.nbytes for held in found.held()) == peak_bytes(step().allocations)
+    assert sum(held.nbytes for held in memory.held()) == peak_bytes(step().allocations)
 
 
 def test_a_gpu_adds_workspaces_and_the_process() -> None:
-    found = wavecast.memory(step(), "h200-sxm")
-    assert found.by_kind["workspace"] == 64 * MIB  # cuBLAS in two threads
-    assert found.process_bytes == found.reserved_bytes + (found.context_bytes or 0)
-    assert found.fits
+    memory = wavecast.memory(step(), "h200-sxm")
+    assert memory.by_kind["workspace"] == 64 * MIB  # cuBLAS in two threads
+    assert memory.process_bytes == memory.reserved_bytes + (memory.context_bytes or 0)
+    assert memory.fits
     assert wavecast.memory(step(), "mi300x").by_kind["workspace"] is None
     assert wavecast.memory(step(), "mi300x").process_bytes is None
 
@@ -114,8 +114,8 @@ def test_a_trace_without_memory_is_refused() -> None:
 
 
 def test_what_was_measured_is_shown_as_it_was() -> None:
-    found = of_measured(step(), None, 400 * MIB, 500 * MIB, 700 * MIB)
-    assert (found.peak_bytes, found.reserved_bytes, found.context_bytes) == (
+    memory = of_measured(step(), None, 400 * MIB, 500 * MIB, 700 * MIB)
+    assert (memory.peak_bytes, memory.reserved_bytes, memory.context_bytes) == (
         400 * MIB,
         500 * MIB,
         200 * MIB,
@@ -153,7 +153,7 @@ def test_checkpointing_drops_what_blocks_keep_but_their_outputs() -> None:
     before, after = wavecast.memory(step()), wavecast.memory(checkpointed.trace)
     assert after.peak_bytes < before.peak_bytes
     kept = 30 + 60 + 2
-    # The first block's output, and all of the second while it runs.
+    # The first block's output, and all activations of the second block while it runs.
     assert KindTimeline(checkpointed.trace).totals[3] == (kept + 20 + 100 + 20) * MIB
 
 
@@ -163,8 +163,8 @@ def test_a_step_without_blocks_has_nothing_to_checkpoint() -> None:
 
 
 def test_bytes_of_state_are_a_quarter_and_scales() -> None:
-    found = [a for a in quantize_state(step()).allocations if a.role is Role.OPTIMIZER_STATE]
-    assert found[0].nbytes == 15 * MIB + 15 * MIB // 64
+    state = [a for a in quantize_state(step()).allocations if a.role is Role.OPTIMIZER_STATE]
+    assert state[0].nbytes == 15 * MIB + 15 * MIB // 64
 
 
 def test_a_fused_optimizer_has_no_temporaries() -> None:
@@ -175,11 +175,11 @@ def test_a_fused_optimizer_has_no_temporaries() -> None:
 
 
 def test_advice_says_what_saves_the_most_first() -> None:
-    found = wavecast.memory(step(), "h200-sxm")
+    before = wavecast.memory(step(), "h200-sxm")
     half = replace(
         step(), allocations=tuple(replace(a, nbytes=a.nbytes // 2) for a in step().allocations)
     )
-    advice = advise(found, {"half of everything": lambda: half})
+    advice = advise(before, {"half of everything": lambda: half})
     assert [a.saved_bytes for a in advice] == sorted((a.saved_bytes for a in advice), reverse=True)
     names = {a.name for a in advice}
     assert {"half of everything", "checkpointing", "8-bit optimizer"} <= names

@@ -1,4 +1,4 @@
-"""The memory of recurrent layers: what torch's allocator was asked for on an H200, and when.
+"""The memory of recurrent layers, compared with the allocations of a run on an H200.
 
 The sizes are those of an LSTM of three layers, 1024 wide, over 128 tokens and a batch of 64, as
 `torch.cuda.memory` recorded them (torch 2.11, cuDNN 9.19).
@@ -51,20 +51,26 @@ def language() -> Trace:
 
 
 def taken_by(trace: Trace, name: str) -> list[int]:
-    """What a call takes and makes, in order."""
+    """The sizes of the workspaces and results of a call, in order."""
     (position,) = (i for i, call in enumerate(trace) if call.op.base == name)
-    return [each.nbytes for each in trace.allocations if each.born == position and each.nbytes]
+    return [
+        allocation.nbytes
+        for allocation in trace.allocations
+        if allocation.born == position and allocation.nbytes
+    ]
 
 
 def weights_of(trace: Trace) -> list[int]:
-    return [each.nbytes for each in trace.allocations if each.role is Role.PARAMETER]
+    return [
+        allocation.nbytes for allocation in trace.allocations if allocation.role is Role.PARAMETER
+    ]
 
 
 def gradients_of(trace: Trace) -> list[int]:
     return [
-        each.nbytes
-        for each in trace.allocations
-        if each.role is Role.GRADIENT and each.born is not None
+        allocation.nbytes
+        for allocation in trace.allocations
+        if allocation.role is Role.GRADIENT and allocation.born is not None
     ]
 
 
@@ -75,13 +81,13 @@ def test_forward_takes_its_workspace_before_what_it_keeps() -> None:
 def test_backward_takes_it_twice_and_makes_all_gradients_of_weights_as_one() -> None:
     trace = language()
     assert taken_by(trace, "aten._cudnn_rnn_backward") == [
-        *(STATE, STATE),  # zeros for gradients of states that nobody used
+        *(STATE, STATE),  # zeros for gradients of states that were not used
         *(SEQUENCE, STATE, STATE),
         *(SPACE, WEIGHTS, SPACE),
     ]
     assert gradients_of(trace) == [WEIGHTS]
-    spaces = [each for each in trace.allocations if each.nbytes == SPACE]
-    assert [each.freed == each.born for each in spaces] == [False, True, False]
+    spaces = [allocation for allocation in trace.allocations if allocation.nbytes == SPACE]
+    assert [allocation.freed == allocation.born for allocation in spaces] == [False, True, False]
 
 
 def test_weights_are_made_one_by_one_then_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +116,14 @@ def test_weights_are_made_one_by_one_then_joined(monkeypatch: pytest.MonkeyPatch
 
 
 def test_random_numbers_are_kept_for_dropout_only() -> None:
-    kept = [each.nbytes for each in language().allocations if each.role is Role.WORKSPACE]
+    kept = [
+        allocation.nbytes
+        for allocation in language().allocations
+        if allocation.role is Role.WORKSPACE
+    ]
     assert kept.count(NOISE) == 1
     trace = traced(lambda: nn.LSTM(8, 16, 2))
-    assert NOISE not in [each.nbytes for each in trace.allocations]
+    assert NOISE not in [allocation.nbytes for allocation in trace.allocations]
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
@@ -135,9 +145,9 @@ def test_without_biases_there_is_room_for_them_and_gradients_are_copies(
     trace = traced(lambda: nn.LSTM(8, 16, bias=False, **options))
     assert weights_of(trace) == [whole]
     assert gradients_of(trace) == single
-    found = taken_by(trace, "aten._cudnn_rnn_backward")
-    (space,) = {nbytes for nbytes in found if nbytes > 1 << 20}
-    assert found[-len(single) - 3 :] == [space, whole, space, *single]
+    sizes = taken_by(trace, "aten._cudnn_rnn_backward")
+    (space,) = {nbytes for nbytes in sizes if nbytes > 1 << 20}
+    assert sizes[-len(single) - 3 :] == [space, whole, space, *single]
 
 
 def test_a_copied_layer_is_not_joined_and_joins_its_weights_at_each_call() -> None:

@@ -1,4 +1,4 @@
-"""Workspaces of predicted steps: what was measured on an H200, and rules that must hold."""
+"""Predicted workspaces, compared with those measured on an H200 and with general rules."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def tensor(
 
 
 def taken(op: Op, gpu: Device = H200) -> int:
-    found = workspaces_of(op, gpu, Constants.shipped())
-    return found[-1].nbytes if found else 0
+    workspaces = workspaces_of(op, gpu, Constants.shipped())
+    return workspaces[-1].nbytes if workspaces else 0
 
 
 def summed(source: TensorSpec, dim: int, name: str = "aten.sum.dim_IntList") -> Op:
@@ -63,9 +63,9 @@ def test_a_smaller_gpu_needs_fewer_partial_results() -> None:
 
 
 def attention(kind: str, *shape: int, dtype: str) -> Op:
-    each = tensor(*shape, dtype=dtype)
+    operand = tensor(*shape, dtype=dtype)
     name = f"aten._scaled_dot_product_{kind}_attention_backward.default"
-    return Op(name, (each,) * 4, (each,) * 3)
+    return Op(name, (operand,) * 4, (operand,) * 3)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def embedding(indices: int, rows: int, width: int) -> Op:
     ],
 )
 def test_embeddings_sort_many_indices(op: Op, nbytes: int) -> None:
-    found = workspaces_of(op, H200, Constants.shipped())
-    assert sum(each.nbytes for each in found if not each.released_early) == pytest.approx(
-        nbytes, rel=0.01
-    )
+    workspaces = workspaces_of(op, H200, Constants.shipped())
+    assert sum(
+        workspace.nbytes for workspace in workspaces if not workspace.released_early
+    ) == pytest.approx(nbytes, rel=0.01)
 
 
 def test_rows_of_an_embedding_are_added_up_in_a_block_of_their_own() -> None:
@@ -152,7 +152,7 @@ def test_a_pointwise_backward_keeps_a_weight_gradient_for_each_image() -> None:
     assert taken(op) == 4194304  # as measured
 
 
-# What vgg19 with 32 images took for gradients of images, then of weights, in TF32; in MiB.
+# The workspaces of vgg19 with 32 images in TF32: for image gradients, then weight gradients; MiB.
 @pytest.mark.parametrize(
     ("channels", "side", "images", "weights"),
     [(512, 28, 107.0, 115.25), (256, 56, 198.25, 205.0), (128, 112, 392.56, 400.44)],
@@ -160,13 +160,17 @@ def test_a_pointwise_backward_keeps_a_weight_gradient_for_each_image() -> None:
 def test_a_backward_pass_is_two_convolutions_and_sums_weights_in_slices(
     channels: int, side: int, images: float, weights: float
 ) -> None:
-    each = tensor(32, channels, side, side)
+    image = tensor(32, channels, side, side)
     weight = tensor(channels, channels, 3, 3)
-    op = convolution(each, weight, each, True, precision="tf32")
-    found = workspaces_of(op, H200, Constants.shipped())
-    assert [each.released_early for each in found] == [True, False]
-    assert [each.nbytes / MIB for each in found] == pytest.approx([images, weights], rel=0.001)
-    only = convolution(each, weight, each, True, precision="tf32", output_mask=(True, False, False))
+    op = convolution(image, weight, image, True, precision="tf32")
+    workspaces = workspaces_of(op, H200, Constants.shipped())
+    assert [workspace.released_early for workspace in workspaces] == [True, False]
+    assert [workspace.nbytes / MIB for workspace in workspaces] == pytest.approx(
+        [images, weights], rel=0.001
+    )
+    only = convolution(
+        image, weight, image, True, precision="tf32", output_mask=(True, False, False)
+    )
     assert taken(only) / MIB == pytest.approx(images, rel=0.001)
 
 
@@ -175,9 +179,9 @@ def test_what_ends_within_its_call_is_replayed_but_not_counted_beside_what_follo
     second = Allocation(102 * MIB, 0, 1, Role.WORKSPACE)
     trace = Trace((product(Phase.FORWARD),), (first, second))
     assert peak_bytes(trace.allocations) == 102 * MIB
-    found = replay(trace)
-    assert found.allocated_bytes == 102 * MIB
-    assert found.reserved_bytes == 202 * MIB  # the second does not fit into the first's segment
+    peaks = replay(trace)
+    assert peaks.allocated_bytes == 102 * MIB
+    assert peaks.reserved_bytes == 202 * MIB  # the second does not fit into the first's segment
 
 
 def recurrent(
@@ -202,7 +206,7 @@ def recurrent(
     return Op("aten._cudnn_rnn.default", (source, *states), (source,), tuple(attrs.items()))
 
 
-# What torch's allocator was asked for on the H200.
+# Requests to torch's allocator on the H200.
 @pytest.mark.parametrize(
     ("op", "nbytes"),
     [
@@ -265,7 +269,7 @@ def test_strict_float32_copies_nothing_forward() -> None:
     assert taken(op) == 0
     tf32 = convolution(images, tensor(128, 128, 3, 3), images, precision="tf32")
     assert taken(tf32) > 0
-    assert taken(tf32, device("v100-sxm-32gb")) == 0  # has no such units
+    assert taken(tf32, device("v100-sxm-32gb")) == 0  # it has no TF32 units
 
 
 def test_what_lies_scattered_is_copied() -> None:
@@ -297,12 +301,12 @@ def step() -> Trace:
 
 
 def test_workspaces_join_the_trace_and_live_as_long_as_their_call() -> None:
-    found = with_workspaces(step(), H200)
-    added = [a for a in found.allocations if a.role is Role.WORKSPACE]
+    complete = with_workspaces(step(), H200)
+    added = [a for a in complete.allocations if a.role is Role.WORKSPACE]
     assert [(a.born, a.freed) for a in added] == [(None, None), (None, None), (1, 2)]
-    assert peak_bytes(found.allocations) == 1000 + 64 * MIB + taken(SQUARE)
-    assert not found.notes
-    assert with_workspaces(found, H200) is found
+    assert peak_bytes(complete.allocations) == 1000 + 64 * MIB + taken(SQUARE)
+    assert not complete.notes
+    assert with_workspaces(complete, H200) is complete
 
 
 def test_a_gpu_of_another_family_says_where_the_numbers_come_from() -> None:
@@ -311,6 +315,6 @@ def test_a_gpu_of_another_family_says_where_the_numbers_come_from() -> None:
 
 
 def test_a_gpu_without_cuda_has_unknown_workspaces() -> None:
-    found = with_workspaces(step(), device("mi300x"))
-    assert found.allocations == step().allocations
-    assert "not known" in found.notes[0]
+    complete = with_workspaces(step(), device("mi300x"))
+    assert complete.allocations == step().allocations
+    assert "not known" in complete.notes[0]

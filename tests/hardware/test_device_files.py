@@ -1,4 +1,4 @@
-"""Device files written by us: read back as they were, and never half written."""
+"""Device files that wavecast writes: they are read back unchanged, and never half written."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_read_again_does_not_replace_what_can(tmp_path: Path) -> 
     with pytest.raises(InvalidInput, match=r"measured\.fp32_flops = 8\.1 is outside"):
         save(in_tflops, tmp_path)
     assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["t4.toml"]
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["t4.toml"]
 
 
 def test_a_write_that_fails_leaves_what_was_there(
@@ -102,4 +102,4 @@ def test_a_write_that_fails_leaves_what_was_there(
     with pytest.raises(OSError, match="no space"):
         save(with_measured(device("t4"), COPIED), tmp_path)
     assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["t4.toml"]
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["t4.toml"]

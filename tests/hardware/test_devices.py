@@ -1,4 +1,4 @@
-"""The devices: their facts are sound, their names resolve, bad files are refused with a reason."""
+"""Devices: their facts are plausible, names resolve, and bad files are refused with a reason."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def shipped() -> list[Device]:
     return [read_device(path) for path in SHIPPED]
 
 
-def each(gpus: list[Device]) -> pytest.MarkDecorator:
+def for_each(gpus: list[Device]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("gpu", gpus, ids=lambda gpu: gpu.id)
 
 
-every_device = each(shipped())
-every_nvidia_device = each([gpu for gpu in shipped() if gpu.vendor == "NVIDIA"])
+every_device = for_each(shipped())
+every_nvidia_device = for_each([gpu for gpu in shipped() if gpu.vendor == "NVIDIA"])
 # H20, GB200 and a few others have no known SM count or clock that gives their rates.
 clocked = [gpu for gpu in shipped() if gpu.compute_capability and gpu.boost_clock_hz]
 
@@ -105,7 +105,7 @@ def test_nearly_every_nvidia_clock_is_known() -> None:
     assert len(clocked) >= 100
 
 
-@each(clocked)
+@for_each(clocked)
 def test_fp32_rate_is_two_flop_per_core_and_clock(gpu: Device) -> None:
     assert gpu.compute_capability is not None
     assert gpu.sm_count is not None
@@ -114,7 +114,7 @@ def test_fp32_rate_is_two_flop_per_core_and_clock(gpu: Device) -> None:
     assert gpu.fp32_flops == pytest.approx(2 * cores * gpu.boost_clock_hz, rel=0.03)
 
 
-@each([gpu for gpu in clocked if gpu.fp16_tensor_flops])
+@for_each([gpu for gpu in clocked if gpu.fp16_tensor_flops])
 def test_fp16_tensor_rate_is_the_silicons_full_half_or_throttled_rate(gpu: Device) -> None:
     assert gpu.compute_capability is not None
     assert gpu.sm_count is not None
@@ -206,7 +206,7 @@ def test_well_known_facts(name: str, key: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # as nvidia-smi and PyTorch say it
+        # names that nvidia-smi and PyTorch print
         ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
         ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
         ("NVIDIA H100 NVL", "h100-nvl-94gb"),
@@ -262,7 +262,7 @@ def test_well_known_facts(name: str, key: str, value: object) -> None:
         ("AMD Instinct MI250X", "mi250x-gcd"),
         ("AMD Instinct MI100", "mi100"),
         ("AMD Radeon RX 7900 XTX", "rx-7900-xtx"),
-        # as people say it
+        # names that people use
         ("H100 SXM", "h100-sxm-80gb"),
         ("h100-sxm", "h100-sxm-80gb"),
         ("h100_sxm5", "h100-sxm-80gb"),
@@ -360,10 +360,10 @@ def test_a_name_like_nothing_is_unknown(name: str) -> None:
 @given(st.text(max_size=30))
 def test_any_text_is_a_device_or_an_unknown_name(name: str) -> None:
     try:
-        found = device(name)
+        match = device(name)
     except UnknownName:
-        found = None
-    assert found is None or found in devices()
+        match = None
+    assert match is None or match in devices()
 
 
 def test_no_two_devices_share_a_name() -> None:
@@ -398,7 +398,7 @@ def test_a_device_is_a_value() -> None:
     assert copy.deepcopy(gpu) == pickle.loads(pickle.dumps(gpu)) == gpu
     assert str(gpu) == "L4"
     faster = dataclasses.replace(gpu, fp32_flops=2 * gpu.fp32_flops)
-    # A cache keyed by device must not take one for the other, though they have one id.
+    # A cache keyed by device must not confuse them, although they have the same id.
     assert len({gpu, faster, device("NVIDIA L4")}) == 2
     assert dataclasses.replace(gpu, measured={"fp32_flops": Fact(1e13, "me")}) != gpu
     with pytest.raises(dataclasses.FrozenInstanceError):

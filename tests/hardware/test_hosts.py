@@ -1,4 +1,4 @@
-"""Hosts: by name, from a file, and from what a benchmark measured."""
+"""Hosts: found by name, read from a file, and calibrated from benchmark times."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def costs_of(host: Host) -> dict[str, float]:
     return {cost: getattr(host, cost) for cost in COSTS}
 
 
-@pytest.mark.parametrize("sort", ["cpu", "cuda"])
-def test_the_reference_machine_has_the_costs_of_the_reference_host(sort: str) -> None:
-    found = made({sort: reference_times()[sort]})
-    assert found.costs == pytest.approx(costs_of(REFERENCE_HOST))
-    assert found.factor == pytest.approx(1)
+@pytest.mark.parametrize("benchmark", ["cpu", "cuda"])
+def test_the_reference_machine_has_the_costs_of_the_reference_host(benchmark: str) -> None:
+    host_file = made({benchmark: reference_times()[benchmark]})
+    assert host_file.costs == pytest.approx(costs_of(REFERENCE_HOST))
+    assert host_file.factor == pytest.approx(1)
 
 
 @given(st.floats(0.1, 10))
 def test_a_machine_that_takes_twice_as_long_for_everything_issues_twice_as_long(
     factor: float,
 ) -> None:
-    found = made({"cpu": scaled("cpu", factor)})
+    host_file = made({"cpu": scaled("cpu", factor)})
     ops = [call(mm()), call(relu(4))]
     wanted = REFERENCE_HOST.issue_times(ops) * factor
-    assert found.host.issue_times(ops) == pytest.approx(wanted)
-    assert found.factor == pytest.approx(factor)
+    assert host_file.host.issue_times(ops) == pytest.approx(wanted)
+    assert host_file.factor == pytest.approx(factor)
 
 
 def test_a_disturbed_pattern_counts_for_little() -> None:
-    """Two patterns that take ten times as long, as where another process woke up."""
-    times = {sort: dict(each) for sort, each in reference_times().items()}
+    """Two patterns take ten times as long, as when another process disturbs them."""
+    times = {benchmark: dict(seconds) for benchmark, seconds in reference_times().items()}
     for name in ("step_s", "kernel_s"):
         times["cuda"][name] *= 10
     assert made(times).factor == pytest.approx(1.0, rel=0.01)
@@ -76,15 +76,15 @@ def test_patterns_of_python_alone_do_not_count() -> None:
 
 
 def test_what_only_a_gpu_shows_is_left_as_it_is_without_one() -> None:
-    found = made({"cpu": scaled("cpu", 3.0)}).costs
+    costs = made({"cpu": scaled("cpu", 3.0)}).costs
     for cost in DIRECT:
-        assert found[cost] == getattr(REFERENCE_HOST, cost)
+        assert costs[cost] == getattr(REFERENCE_HOST, cost)
 
 
 def test_with_a_gpu_its_own_times_count_and_not_those_of_the_cpu() -> None:
-    found = made({"cpu": scaled("cpu", 9.0), "cuda": scaled("cuda", 2.0)}, DIRECT)
-    assert found.costs["convolution_s"] == pytest.approx(2 * REFERENCE_HOST.convolution_s)
-    assert {cost: found.costs[cost] for cost in DIRECT} == DIRECT
+    host_file = made({"cpu": scaled("cpu", 9.0), "cuda": scaled("cuda", 2.0)}, DIRECT)
+    assert host_file.costs["convolution_s"] == pytest.approx(2 * REFERENCE_HOST.convolution_s)
+    assert {cost: host_file.costs[cost] for cost in DIRECT} == DIRECT
 
 
 def test_times_that_are_none_are_refused() -> None:
@@ -102,16 +102,16 @@ def test_the_reference_has_a_time_for_each_cost_that_is_not_measured_directly() 
 
 
 def test_a_host_survives_its_file(tmp_path: Path) -> None:
-    found = made({"cpu": scaled("cpu", 1.25)})
+    host_file = made({"cpu": scaled("cpu", 1.25)})
     path = tmp_path / "new" / "host.toml"
-    save(found, path)
+    save(host_file, path)
     again = read_host(path)
     assert again.host.name == f"my machine, calibrated {date.today().isoformat()}"
     assert again.host.known
-    assert again.costs == pytest.approx(found.costs, rel=1e-3)
-    assert again.times["cpu"] == pytest.approx(found.times["cpu"], rel=1e-3)
+    assert again.costs == pytest.approx(host_file.costs, rel=1e-3)
+    assert again.times["cpu"] == pytest.approx(host_file.times["cpu"], rel=1e-3)
     assert (again.software, again.source) == ("torch 1", "a test")
-    assert [each.name for each in path.parent.iterdir()] == ["host.toml"]
+    assert [file.name for file in path.parent.iterdir()] == ["host.toml"]
 
 
 def test_a_host_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_host_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> Non
     with pytest.raises(InvalidInput, match="outside 0 to 1"):
         save(made({"cpu": scaled("cpu", 1e9)}), path)
     assert path.read_text() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["host.toml"]
+    assert [file.name for file in tmp_path.iterdir()] == ["host.toml"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_host_is_refused(
     tmp_path: Path, line: str, instead: str, why: str
 ) -> None:
     lines = host_files.to_toml(made({"cpu": scaled("cpu", 1.0)})).splitlines()
-    first = next(i for i, each in enumerate(lines) if each.startswith(line))
+    first = next(i for i, text in enumerate(lines) if text.startswith(line))
     path = tmp_path / "host.toml"
     path.write_text("\n".join([*lines[:first], instead, *lines[first + 1 :]]))
     with pytest.raises(InvalidInput, match=f"host.toml: .*{why}"):
@@ -222,7 +222,7 @@ def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
     own, reference = predict(step, "h200-sxm"), predict(step, "h200-sxm", host="reference")
     assert own.bound_by == reference.bound_by == "host"
     known, unknown = (host_factors("NVIDIA", known=known) for known in (True, False))
-    for found, factors in ((own, known), (reference, unknown)):
-        wanted = [found.seconds * factors.low, found.seconds * factors.high]
-        assert [found.low_s, found.high_s] == pytest.approx(wanted)
+    for prediction, factors in ((own, known), (reference, unknown)):
+        wanted = [prediction.seconds * factors.low, prediction.seconds * factors.high]
+        assert [prediction.low_s, prediction.high_s] == pytest.approx(wanted)
     assert unknown.low <= known.low < 1 < known.high < unknown.high

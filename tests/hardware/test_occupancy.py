@@ -92,7 +92,7 @@ def test_the_rule_is_that_of_the_paper(
     assert blocks_per_sm(LIMITS[capability], threads, registers, shared) == expected
 
 
-# CUDA C++ Programming Guide, by hand: shared memory per SM over what a block takes.
+# Computed by hand from the CUDA C++ Programming Guide: an SM's resources over those of a block.
 @pytest.mark.parametrize(
     ("capability", "threads", "registers", "shared", "expected"),
     [
@@ -145,13 +145,13 @@ def test_asking_for_more_never_fits_more(
 # Devices.
 
 
-@pytest.mark.parametrize("each", devices(), ids=lambda d: d.id)
-def test_every_nvidia_gpu_has_limits_and_its_facts_agree_with_the_table(each: Device) -> None:
-    if each.compute_capability is None:
-        assert each.vendor != "NVIDIA"
-        assert limits_of(each) is None
+@pytest.mark.parametrize("gpu", devices(), ids=lambda d: d.id)
+def test_every_nvidia_gpu_has_limits_and_its_facts_agree_with_the_table(gpu: Device) -> None:
+    if gpu.compute_capability is None:
+        assert gpu.vendor != "NVIDIA"
+        assert limits_of(gpu) is None
     else:
-        assert limits_of(each) == LIMITS[each.compute_capability]
+        assert limits_of(gpu) == LIMITS[gpu.compute_capability]
 
 
 def test_what_a_device_says_of_itself_comes_first() -> None:
@@ -159,25 +159,25 @@ def test_what_a_device_says_of_itself_comes_first() -> None:
         device("h100-sxm-80gb"), max_threads_per_sm=1024, max_blocks_per_sm=4,
         registers_per_sm=32768, shared_bytes_per_sm=65536, shared_bytes_per_block_optin=50000,
     )  # fmt: skip
-    found = limits_of(own)
-    assert found is not None
-    assert found.max_threads_per_sm == 1024
-    assert found.max_blocks_per_sm == 4
-    assert found.registers_per_sm == 32768
-    assert found.shared_bytes_per_sm == 65536
-    assert found.shared_bytes_optin == 50000
+    limits = limits_of(own)
+    assert limits is not None
+    assert limits.max_threads_per_sm == 1024
+    assert limits.max_blocks_per_sm == 4
+    assert limits.registers_per_sm == 32768
+    assert limits.shared_bytes_per_sm == 65536
+    assert limits.shared_bytes_optin == 50000
 
 
 @pytest.mark.parametrize(
-    ("asked", "used"), [((13, 0), (12, 1)), ((9, 5), (9, 0)), ((3, 6), (3, 5))]
+    ("capability", "used"), [((13, 0), (12, 1)), ((9, 5), (9, 0)), ((3, 6), (3, 5))]
 )
 def test_an_unknown_capability_is_taken_as_the_nearest_older_one_and_says_so(
-    asked: tuple[int, int], used: tuple[int, int]
+    capability: tuple[int, int], used: tuple[int, int]
 ) -> None:
-    bare = Device("x", "X", "NVIDIA", "?", 1, 1.0, 1.0, compute_capability=asked)
-    found = limits_of(bare)
-    note = f"compute capability {asked[0]}.{asked[1]} as {used[0]}.{used[1]}"
-    assert found == replace(LIMITS[used], note=note)
+    bare = Device("x", "X", "NVIDIA", "?", 1, 1.0, 1.0, compute_capability=capability)
+    limits = limits_of(bare)
+    note = f"compute capability {capability[0]}.{capability[1]} as {used[0]}.{used[1]}"
+    assert limits == replace(LIMITS[used], note=note)
 
 
 def test_gpus_older_than_the_table_and_of_other_makers_have_no_limits() -> None:
@@ -237,11 +237,11 @@ def test_every_kernel_of_the_real_files_reads_as_kineto_wrote_it(gpu: str, file:
     with gzip.open(KINETO / file) as stream:
         events = json.load(stream)["traceEvents"]
     seen = 0
-    for said in (event["args"] for event in events if event.get("cat") == "kernel"):
-        shared = said["shared memory"]
-        launch = kernel(said["grid"], said["block"], said["registers per thread"], shared)
-        assert kineto_occupancy(on, launch) == said["est. achieved occupancy %"], launch
-        assert kineto_blocks_per_sm(on, launch) == pytest.approx(said["blocks per SM"], rel=1e-4)
-        assert kineto_warps_per_sm(on, launch) == pytest.approx(said["warps per SM"], rel=1e-4)
+    for figures in (event["args"] for event in events if event.get("cat") == "kernel"):
+        shared = figures["shared memory"]
+        launch = kernel(figures["grid"], figures["block"], figures["registers per thread"], shared)
+        assert kineto_occupancy(on, launch) == figures["est. achieved occupancy %"], launch
+        assert kineto_blocks_per_sm(on, launch) == pytest.approx(figures["blocks per SM"], rel=1e-4)
+        assert kineto_warps_per_sm(on, launch) == pytest.approx(figures["warps per SM"], rel=1e-4)
         seen += 1
     assert seen

@@ -1,4 +1,4 @@
-"""What ops cost: by hand, by torch's own counter, and by laws."""
+"""Costs of ops, compared with hand-computed numbers, torch's FLOP counter, and general laws."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def op(name: str, inputs: Any = (), outputs: Any = (), **attrs: Scalar) -> Op:
 
 
 def cost(name: str, inputs: Any = (), outputs: Any = (), **attrs: Scalar) -> Cost:
-    found = cost_of(op(name, inputs, outputs, **attrs))
-    assert found is not None
-    return found
+    op_cost = cost_of(op(name, inputs, outputs, **attrs))
+    assert op_cost is not None
+    return op_cost
 
 
-# By hand
+# Hand-computed numbers
 
 
 def test_a_multiply_add_is_two_flops() -> None:
@@ -323,11 +323,11 @@ def test_fused_adam_reads_everything_and_writes_gradients_only_when_unscaling(
     shapes = [f32(10), f32(3, 4), f32()]
     lists = 5 if amsgrad else 4
     tensors = shapes * lists + [f32()] * len(shapes) + [f32()] * (2 if scaled else 0)
-    found = cost("_fused_adamw_", tensors, shapes * lists, amsgrad=amsgrad, lr=1e-3)
+    update = cost("_fused_adamw_", tensors, shapes * lists, amsgrad=amsgrad, lr=1e-3)
     elements = 10 + 12 + 1
-    assert found.flops == 16 * elements
-    assert found.read_bytes == sum(t.nbytes for t in tensors)
-    assert found.written_bytes == 4 * elements * (lists - 1 + scaled)
+    assert update.flops == 16 * elements
+    assert update.read_bytes == sum(t.nbytes for t in tensors)
+    assert update.written_bytes == 4 * elements * (lists - 1 + scaled)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -337,8 +337,8 @@ def test_fused_sgd_knows_its_lists_apart(momentum: float, single: int) -> None:
     lists = 3 if momentum else 2
     overload = ".tensor_lr" if single % 2 else ""
     tensors = shapes * lists + [f32()] * single
-    found = cost(f"_fused_sgd_{overload}", tensors, shapes, momentum=momentum)
-    assert found.written_bytes == 4 * 22 * (lists - 1 + (single >= 2))
+    update = cost(f"_fused_sgd_{overload}", tensors, shapes, momentum=momentum)
+    assert update.written_bytes == 4 * 22 * (lists - 1 + (single >= 2))
 
 
 @pytest.mark.parametrize("mask", [(True, False, False), (False, True, True), (True, True, False)])
@@ -346,15 +346,15 @@ def test_convolution_backward_reads_what_each_wanted_gradient_needs(
     mask: tuple[bool, bool, bool],
 ) -> None:
     grad, image, weight = f32(2, 6, 8, 8), f32(2, 3, 8, 8), f32(6, 3, 3, 3)
-    found = cost("convolution_backward", [grad, image, weight], [], output_mask=mask, groups=1)
+    gradients = cost("convolution_backward", [grad, image, weight], [], output_mask=mask, groups=1)
     forward = 2 * 2 * 64 * 6 * 3 * 9
     needs = (
         grad.nbytes + weight.nbytes,
         grad.nbytes + image.nbytes,
         grad.nbytes,
     )
-    assert found.flops == forward * (mask[0] + mask[1])
-    assert found.read_bytes == sum(n for n, wanted in zip(needs, mask, strict=True) if wanted)
+    assert gradients.flops == forward * (mask[0] + mask[1])
+    assert gradients.read_bytes == sum(n for n, wanted in zip(needs, mask, strict=True) if wanted)
 
 
 def test_groups_are_forgotten_by_torch_but_not_executed() -> None:
@@ -391,14 +391,14 @@ def rnn(mode: int, **changes: Any) -> Op:
 
 @pytest.mark.parametrize(("mode", "gates"), [(0, 1), (1, 1), (2, 4), (3, 3)])
 def test_one_recurrent_layer_is_two_linears_per_gate(mode: int, gates: int) -> None:
-    found = cost_of(rnn(mode))
-    assert found is not None
-    assert found.flops == 2 * 21 * gates * 6 * (5 + 6)
+    forward = cost_of(rnn(mode))
+    assert forward is not None
+    assert forward.flops == 2 * 21 * gates * 6 * (5 + 6)
     weights = gates * 6 * (5 + 6 + 2)
     state = 4 * 3 * 6 * 2
-    assert found.read_bytes == 4 * (21 * 5 + weights) + state
+    assert forward.read_bytes == 4 * (21 * 5 + weights) + state
     kept = 21 * 6 * (gates + (mode == 2))
-    assert found.written_bytes == 4 * (21 * 6 + kept) + state
+    assert forward.written_bytes == 4 * (21 * 6 + kept) + state
 
 
 @unhurried
@@ -448,7 +448,7 @@ def test_a_packed_batch_counts_its_tokens_and_frozen_weights_half_of_backward() 
     assert frozen.flops == padded.flops
 
 
-# Torch's own counter
+# Torch's FLOP counter
 
 
 def spec_of(tensor: Any) -> TensorSpec:
@@ -480,7 +480,7 @@ def op_of(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
 
 
 class Counted(TorchDispatchMode):
-    """Collects each op that torch has a formula for, with what torch counts."""
+    """Collects the ops that torch has a formula for, with torch's count of their FLOPs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -502,9 +502,9 @@ def meta(*shape: int, dtype: Any = None, grad: bool = False) -> Any:
 def assert_equal_to_torch(counted: Counted, *names: str) -> None:
     assert {which.name for which, _ in counted.ops} >= {f"aten.{name}" for name in names}
     for which, flops in counted.ops:
-        found = cost_of(which)
-        assert found is not None
-        assert found.flops == flops, which
+        ours = cost_of(which)
+        assert ours is not None
+        assert ours.flops == flops, which
 
 
 sizes = st.integers(1, 12)
@@ -662,7 +662,7 @@ def test_executed_attention_counts_the_pairs_that_the_mask_leaves(
 
 
 def test_every_formula_of_torch_has_one_of_ours() -> None:
-    # CPU's, which torch's own formula cannot be called for: it expects another signature.
+    # An op of the CPU. Torch's formula expects another signature, so it cannot be called.
     exempt = {"aten._slow_conv2d_forward"}
     names = {str(packet) for packet in flop_registry}
     assert {name for name in names - exempt if formula_of(name) is None} == set()
@@ -684,7 +684,7 @@ def pointwise_names() -> set[str]:
     return names
 
 
-# Pointwise ops of new torch versions that we chose not to know.
+# Pointwise ops of new torch versions that are left out on purpose.
 EXEMPT: set[str] = set()
 
 
@@ -821,16 +821,16 @@ def test_totals_sum_by_phase_and_kind_and_name_what_is_unknown() -> None:
         Call(op("_linalg_svd", [f32(4, 4)], [f32(4, 4)]), Phase.FORWARD),
         Call(Op("cuda.synchronize", (), ()), Phase.OTHER),
     )
-    found = ops.totals(Trace(calls))
+    totals = ops.totals(Trace(calls))
     one = Cost(240, 4 * (20 + 30), 4 * 24)
-    assert found.by_phase[Phase.FORWARD] == one
-    assert found.by_phase[Phase.BACKWARD] == one * 2
-    assert found.by_kind[Kind.MATMUL] == one * 3
-    assert found.by_kind[Kind.OPTIMIZER] == Cost(0, 0, 36)
-    assert found.cost == one * 3 + Cost(0, 0, 36)
-    assert found.executed_flops == 720
-    assert found.unknown == {"torchvision.nms": 1, "aten._linalg_svd": 1}
-    assert found.kernels == 6
+    assert totals.by_phase[Phase.FORWARD] == one
+    assert totals.by_phase[Phase.BACKWARD] == one * 2
+    assert totals.by_kind[Kind.MATMUL] == one * 3
+    assert totals.by_kind[Kind.OPTIMIZER] == Cost(0, 0, 36)
+    assert totals.cost == one * 3 + Cost(0, 0, 36)
+    assert totals.executed_flops == 720
+    assert totals.unknown == {"torchvision.nms": 1, "aten._linalg_svd": 1}
+    assert totals.kernels == 6
 
 
 def test_nothing_is_launched_for_views_waits_the_host_or_no_elements() -> None:

@@ -1,4 +1,4 @@
-"""The prices: every offer is for a device we know, and bad files are refused with a reason."""
+"""Prices: every offer is for a known device, and bad files are refused with a reason."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_faster_gpu_pays_from_the_ratio_of_prices_on(
 
 
 def test_habitats_first_case_study_ranks_the_t4_first_per_dollar() -> None:
-    """Speed-ups over the P4000 as the paper has them: the T4 is slowest, and the best buy."""
+    """With the paper's speed-ups over the P4000, the T4 is slowest and cheapest per sample."""
     speedups = {"p100": 2.3, "v100": 4.0, "t4": 1.4}
     per_usd = {
         gpu: offered(HABITAT_USD[gpu]).per_usd(speedup) / 3600 for gpu, speedup in speedups.items()

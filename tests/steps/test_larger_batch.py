@@ -1,4 +1,4 @@
-"""Larger batches: a straight line through at least three, and how sure it is."""
+"""Extrapolation to larger batches: a line through at least three, and its range."""
 
 from __future__ import annotations
 
@@ -32,54 +32,54 @@ def test_a_line_is_found_exactly(
     known: set[int], batch: int, per_sample_s: float, fixed_s: float
 ) -> None:
     times = {size: fixed_s + per_sample_s * size for size in known}
-    found = extrapolate_batch(times, batch)
+    extrapolated = extrapolate_batch(times, batch)
     wanted = fixed_s + per_sample_s * batch
-    assert found.seconds == pytest.approx(wanted)
-    assert found.low_s == pytest.approx(wanted, rel=1e-5)
-    assert found.high_s == pytest.approx(wanted, rel=1e-5)
-    assert found.per_sample_s == pytest.approx(per_sample_s)
-    assert found.throughput == batch / found.seconds
-    assert found.points == times
-    assert list(found.points) == sorted(known)
+    assert extrapolated.seconds == pytest.approx(wanted)
+    assert extrapolated.low_s == pytest.approx(wanted, rel=1e-5)
+    assert extrapolated.high_s == pytest.approx(wanted, rel=1e-5)
+    assert extrapolated.per_sample_s == pytest.approx(per_sample_s)
+    assert extrapolated.throughput == batch / extrapolated.seconds
+    assert extrapolated.points == times
+    assert list(extrapolated.points) == sorted(known)
 
 
 def test_the_fixed_part_is_the_line_at_no_samples() -> None:
-    found = extrapolate_batch({10: 3.0, 20: 5.0, 40: 9.0}, 100)
-    assert found.batch == 100
-    assert found.seconds == pytest.approx(21)
-    assert found.fixed_s == pytest.approx(1)
-    assert found.per_sample_s == pytest.approx(0.2)
+    extrapolated = extrapolate_batch({10: 3.0, 20: 5.0, 40: 9.0}, 100)
+    assert extrapolated.batch == 100
+    assert extrapolated.seconds == pytest.approx(21)
+    assert extrapolated.fixed_s == pytest.approx(1)
+    assert extrapolated.per_sample_s == pytest.approx(0.2)
 
 
 def test_what_lies_off_the_line_widens_the_range() -> None:
     # By hand: the line 1 + 2x misses (1, 2, 3) by d, -2d, d; so s^2 = 6 d^2 and Sxx = 2.
     d = 0.1
-    found = extrapolate_batch({1: 3 + d, 2: 5 - 2 * d, 3: 7 + d}, 10)
-    assert found.seconds == pytest.approx(21)
+    extrapolated = extrapolate_batch({1: 3 + d, 2: 5 - 2 * d, 3: 7 + d}, 10)
+    assert extrapolated.seconds == pytest.approx(21)
     off = 6.314 * d * math.sqrt(6) * math.sqrt(1 + 1 / 3 + 8**2 / 2)
-    assert found.high_s == pytest.approx(21 + off)
-    assert found.low_s == pytest.approx(max(21 - off, 0))
+    assert extrapolated.high_s == pytest.approx(21 + off)
+    assert extrapolated.low_s == pytest.approx(max(21 - off, 0))
 
 
 def test_a_range_does_not_reach_below_0() -> None:
-    found = extrapolate_batch({1: 1.0, 2: 9.0, 3: 5.0}, 50)
-    assert found.low_s == 0
-    assert found.seconds < found.high_s
+    extrapolated = extrapolate_batch({1: 1.0, 2: 9.0, 3: 5.0}, 50)
+    assert extrapolated.low_s == 0
+    assert extrapolated.seconds < extrapolated.high_s
 
 
 @pytest.mark.parametrize("count", [4, 12, 13, 20])
 def test_more_batches_make_a_line_more_certain(count: int) -> None:
     def width(points: int) -> float:
         times = {size: 1.0 + size + (-1) ** size * 0.1 for size in range(1, points + 1)}
-        found = extrapolate_batch(times, 100)
-        return found.high_s - found.low_s
+        extrapolated = extrapolate_batch(times, 100)
+        return extrapolated.high_s - extrapolated.low_s
 
     assert 0 < width(count) < width(count - 1)
 
 
 @dataclass(frozen=True)
 class Affine(Predictor):
-    """A predictor to whom a product takes its fixed time, and some for each row."""
+    """A predictor for which a product takes a fixed time, and some more per row."""
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
         seconds = 0.5 + 0.25 * op.inputs[0].shape[0]
@@ -92,9 +92,9 @@ def predicted(batch: int, gpu: str = "l4") -> Prediction:
 
 
 def test_predictions_are_taken_by_their_seconds() -> None:
-    found = extrapolate_batch({size: predicted(size) for size in (2, 4, 8)}, 64)
-    assert found.seconds == pytest.approx(16.5)
-    assert found.points == {2: 1.0, 4: 1.5, 8: 2.5}
+    extrapolated = extrapolate_batch({size: predicted(size) for size in (2, 4, 8)}, 64)
+    assert extrapolated.seconds == pytest.approx(16.5)
+    assert extrapolated.points == {2: 1.0, 4: 1.5, 8: 2.5}
 
 
 def test_predictions_on_several_gpus_make_no_line() -> None:

@@ -1,4 +1,4 @@
-"""Predictions of measured steps: each call scaled from the GPU where it ran."""
+"""Predictions of measured steps, whose calls are scaled from the GPU on which they ran."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
 
 @dataclass
 class Times(Scaler):
-    """A scaler that multiplies, except ops of a name, and writes down what it is asked."""
+    """A scaler that multiplies by a factor, refuses ops of one name, and records its questions."""
 
     factor: float = 2.0
     spread: float = 1.0
     refuses: str = ""
-    asked: list[tuple[Call, str, str]] = field(default_factory=list)
+    questions: list[tuple[Call, str, str]] = field(default_factory=list)
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        self.asked.append((call, origin.id, target.id))
+        self.questions.append((call, origin.id, target.id))
         if call.op.name == self.refuses:
             return None
         seconds = sum(kernel.seconds for kernel in call.kernels) * self.factor
@@ -65,47 +65,52 @@ def step(**whole: Any) -> Trace:
 
 def test_each_call_is_scaled_from_the_gpu_of_the_measurement() -> None:
     scaler = Times(3)
-    found = predict(step(), "l4", predictor=scaler)
-    assert [(c.op.base, *gpus) for c, *gpus in scaler.asked] == [
+    prediction = predict(step(), "l4", predictor=scaler)
+    assert [(c.op.base, *gpus) for c, *gpus in scaler.questions] == [
         ("aten.mm", "t4", "l4"),
         ("aten.relu", "t4", "l4"),
     ]
-    assert found.gpu_s == 12
-    assert found.by_phase()[Phase.BACKWARD] == 3
-    assert {(part.name, part.calls, part.gpu_s) for part in found.by_op()} == {
+    assert prediction.gpu_s == 12
+    assert prediction.by_phase()[Phase.BACKWARD] == 3
+    assert {(part.name, part.calls, part.gpu_s) for part in prediction.by_op()} == {
         ("aten.mm", 1, 9),
         ("aten.relu", 1, 3),
         ("aten.view", 1, 0),
     }
-    assert {part.name: part.gpu_s for part in found.by_module()} == {"net.0": 9, "(no module)": 3}
+    assert {part.name: part.gpu_s for part in prediction.by_module()} == {
+        "net.0": 9,
+        "(no module)": 3,
+    }
 
 
 def test_equal_ops_keep_their_own_times() -> None:
-    found = predict(measured(ran(mm(), 1.0), ran(mm(), 3.0)), L4, predictor=Times(2))
-    assert [answer.seconds for answer in found.answers if answer] == [2, 6]
-    assert found.by_op()[0].gpu_s == 8
+    prediction = predict(measured(ran(mm(), 1.0), ran(mm(), 3.0)), L4, predictor=Times(2))
+    assert [answer.seconds for answer in prediction.answers if answer] == [2, 6]
+    assert prediction.by_op()[0].gpu_s == 8
 
 
 def test_an_op_is_known_to_run_by_its_kernels_even_without_shapes() -> None:
     nameless = Op("kernel.my_extension", (), ())
-    found = predict(measured(ran(nameless, 1.0), ran(unknown(), 2.0)), L4, predictor=Times(2))
-    assert found.gpu_s == 6
-    assert not found.unpredicted
+    prediction = predict(measured(ran(nameless, 1.0), ran(unknown(), 2.0)), L4, predictor=Times(2))
+    assert prediction.gpu_s == 6
+    assert not prediction.unpredicted
 
 
 def test_sources_say_who_scaled_how_much() -> None:
     trace = measured(ran(mm(), 3.0), ran(ALL_REDUCE, 1.0))
-    found = predict(trace, L4, predictor=Times(refuses=ALL_REDUCE.name))
-    assert [(part.name, part.calls, part.gpu_s) for part in found.sources()] == [("times", 1, 6)]
-    assert found.unpredicted == {ALL_REDUCE.name: 1}
+    prediction = predict(trace, L4, predictor=Times(refuses=ALL_REDUCE.name))
+    assert [(part.name, part.calls, part.gpu_s) for part in prediction.sources()] == [
+        ("times", 1, 6)
+    ]
+    assert prediction.unpredicted == {ALL_REDUCE.name: 1}
 
 
 def test_habitats_listing_reads_milliseconds() -> None:
-    found = step().to_device(Device.V100)
-    assert isinstance(found, Prediction)
-    assert found.device.id == "v100-sxm-16gb"
-    assert found.seconds == predict(step(), "v100-sxm-16gb").seconds
-    assert found.run_time_ms == found.seconds * 1000
+    prediction = step().to_device(Device.V100)
+    assert isinstance(prediction, Prediction)
+    assert prediction.device.id == "v100-sxm-16gb"
+    assert prediction.seconds == predict(step(), "v100-sxm-16gb").seconds
+    assert prediction.run_time_ms == prediction.seconds * 1000
 
 
 def test_a_kernel_knows_its_blocks_and_threads() -> None:
@@ -116,38 +121,38 @@ def test_a_kernel_knows_its_blocks_and_threads() -> None:
 
 def test_the_shipped_scaler_is_taken_and_leaves_the_measurement_alone_on_its_own_gpu() -> None:
     assert default_scaler() == Habitat.shipped()
-    found = predict(step(), "t4")
-    assert [part.name for part in found.sources()] == ["measured"]
-    assert (found.gpu_s, found.seconds) == (4, 4)
+    prediction = predict(step(), "t4")
+    assert [part.name for part in prediction.sources()] == ["measured"]
+    assert (prediction.gpu_s, prediction.seconds) == (4, 4)
     assert predict(step(), L4).seconds == predict(step(), L4, predictor=default_scaler()).seconds
 
 
-# Where it was measured.
+# The GPU of the measurement.
 
 
 @pytest.mark.parametrize("origin", ["rtx-3090", "NVIDIA GeForce RTX 3090", device("rtx-3090")])
-def test_the_origin_can_be_said(origin: Device | str) -> None:
+def test_the_origin_can_be_given(origin: Device | str) -> None:
     scaler = Times()
     predict(step(gpu="my own board"), L4, predictor=scaler, origin=origin)
-    assert {asked[1:] for asked in scaler.asked} == {("rtx-3090", "l4")}
+    assert {question[1:] for question in scaler.questions} == {("rtx-3090", "l4")}
 
 
-def test_the_origin_that_is_said_wins_over_the_name_in_the_trace() -> None:
+def test_the_origin_that_is_given_wins_over_the_name_in_the_trace() -> None:
     scaler = Times()
     predict(step(), L4, predictor=scaler, origin="p4000")
-    assert {origin for _, origin, _ in scaler.asked} == {device("p4000").id}
+    assert {origin for _, origin, _ in scaler.questions} == {device("p4000").id}
 
 
 @pytest.mark.parametrize(
-    ("gpu", "said"),
+    ("gpu", "message"),
     [
         pytest.param("my own board", 'measured on "my own board"', id="unknown"),
         pytest.param("Tesla V100", '"v100-sxm-16gb"', id="several"),
         pytest.param("", "does not say on which GPU", id="none"),
     ],
 )
-def test_a_trace_of_an_unknown_gpu_asks_for_its_origin(gpu: str, said: str) -> None:
-    with pytest.raises(UnknownName, match=said) as error:
+def test_a_trace_of_an_unknown_gpu_asks_for_its_origin(gpu: str, message: str) -> None:
+    with pytest.raises(UnknownName, match=message) as error:
         predict(step(gpu=gpu), L4)
     assert str(error.value).endswith("origin=... or --origin")
 
@@ -170,9 +175,9 @@ def test_a_traced_step_has_no_origin_and_nothing_to_scale() -> None:
 def test_a_predictor_predicts_a_measured_trace_as_if_it_were_traced() -> None:
     made = step()
     plain = trace(*(Call(c.op, c.phase, c.module) for c in made))
-    found, wanted = (predict(each, L4, predictor=Roofline()) for each in (made, plain))
-    assert found.seconds == wanted.seconds
-    assert found.host == REFERENCE_HOST
+    prediction, wanted = (predict(traced, L4, predictor=Roofline()) for traced in (made, plain))
+    assert prediction.seconds == wanted.seconds
+    assert prediction.host == REFERENCE_HOST
 
 
 def test_a_predictor_needs_no_origin() -> None:
@@ -182,14 +187,14 @@ def test_a_predictor_needs_no_origin() -> None:
 
 def test_an_op_of_which_a_profiler_saw_only_the_name_is_not_predicted() -> None:
     seen = Op("aten.mm", (), ())
-    found = predict(measured(ran(seen, 1.0), ran(relu(64), 1.0)), L4, predictor=Roofline())
-    assert found.unpredicted == {"aten.mm": 1}
-    assert found.gpu_s > 0
+    prediction = predict(measured(ran(seen, 1.0), ran(relu(64), 1.0)), L4, predictor=Roofline())
+    assert prediction.unpredicted == {"aten.mm": 1}
+    assert prediction.gpu_s > 0
 
 
 @dataclass(frozen=True)
 class Says(Scaler):
-    """A scaler that says always the same, right or wrong."""
+    """A scaler that always gives the same answer, valid or not."""
 
     answer: Any
 
@@ -207,15 +212,15 @@ def test_an_impossible_answer_of_a_scaler_is_refused(answer: Any) -> None:
 
 
 def test_the_host_is_the_one_that_was_measured() -> None:
-    found = predict(step(host_s=0.375), L4, predictor=Times(0.001))
-    assert (found.host_s, found.seconds, found.bound_by) == (0.375, 0.375, "host")
-    assert found.host.name == "that of the measurement"
+    prediction = predict(step(host_s=0.375), L4, predictor=Times(0.001))
+    assert (prediction.host_s, prediction.seconds, prediction.bound_by) == (0.375, 0.375, "host")
+    assert prediction.host.name == "that of the measurement"
 
 
 def test_a_slower_host_takes_that_many_times_as_long_as_the_measured_one() -> None:
-    found = predict(step(), L4, predictor=Times(0.001), host_factor=4)
-    assert found.seconds == 1.5
-    assert found.host == RecordedHost("that of the measurement x4", factor=4)
+    prediction = predict(step(), L4, predictor=Times(0.001), host_factor=4)
+    assert prediction.seconds == 1.5
+    assert prediction.host == RecordedHost("that of the measurement x4", factor=4)
     assert predict(step(), L4, predictor=Times(0.001), host_factor=0).seconds == 0.004
 
 
@@ -228,14 +233,14 @@ def test_the_hosts_factor_comes_on_top_of_what_the_measurement_says() -> None:
 
 def test_a_host_of_ones_own_replaces_the_measured_one() -> None:
     host = REFERENCE_HOST.scaled(1e5)
-    found = predict(step(), L4, predictor=Times(), host=host)
-    assert found.host == host
-    assert found.host_s == pytest.approx(host.issue_times(step().calls).sum())
+    prediction = predict(step(), L4, predictor=Times(), host=host)
+    assert prediction.host == host
+    assert prediction.host_s == pytest.approx(host.issue_times(step().calls).sum())
 
 
 def test_without_a_measured_host_the_reference_issues() -> None:
-    found = predict(step(host_s=None), L4, predictor=Times())
-    assert found.host == REFERENCE_HOST
+    prediction = predict(step(host_s=None), L4, predictor=Times())
+    assert prediction.host == REFERENCE_HOST
 
 
 def test_a_recorded_host_issues_calls_for_what_they_cost() -> None:
@@ -262,23 +267,23 @@ def test_a_wait_in_a_measured_step_is_played() -> None:
 def test_kernels_that_overlapped_still_overlap_on_another_gpu() -> None:
     first, second = (Kernel("k", 4.0, stream=s, start_s=2.0 * s) for s in (0, 1))
     calls = tuple(Call(mm(), Phase.FORWARD, kernels=(k,), host_s=0.0) for k in (first, second))
-    found = predict(measured(*calls, host_s=0.0), L4, predictor=Times(2))
-    assert found.gpu_s == 12
-    assert [part.gpu_s for part in found.by_op()] == [12]
+    prediction = predict(measured(*calls, host_s=0.0), L4, predictor=Times(2))
+    assert prediction.gpu_s == 12
+    assert [part.gpu_s for part in prediction.by_op()] == [12]
 
 
 def test_the_range_is_that_of_the_kernels_and_not_of_the_gaps() -> None:
-    found = predict(step(seconds=4.5), L4, predictor=Times(2, spread=2))
-    gap_s = 0.5  # nobody doubts it
-    assert found.seconds == pytest.approx(gap_s + 6 + 2)
-    assert found.low_s == pytest.approx(gap_s + 8 - math.hypot(3, 1))
-    assert found.high_s == pytest.approx(gap_s + 8 + math.hypot(6, 2))
+    prediction = predict(step(seconds=4.5), L4, predictor=Times(2, spread=2))
+    gap_s = 0.5  # gaps have no range
+    assert prediction.seconds == pytest.approx(gap_s + 6 + 2)
+    assert prediction.low_s == pytest.approx(gap_s + 8 - math.hypot(3, 1))
+    assert prediction.high_s == pytest.approx(gap_s + 8 + math.hypot(6, 2))
 
 
 def test_a_host_bound_step_moves_by_the_hosts_spread() -> None:
-    found = predict(step(host_s=0.375), L4, predictor=Times(1e-6))
-    assert found.low_s == pytest.approx(0.375 * (1 - HOST_SPREAD))
-    assert found.high_s == pytest.approx(0.375 * (1 + HOST_SPREAD))
+    prediction = predict(step(host_s=0.375), L4, predictor=Times(1e-6))
+    assert prediction.low_s == pytest.approx(0.375 * (1 - HOST_SPREAD))
+    assert prediction.high_s == pytest.approx(0.375 * (1 + HOST_SPREAD))
 
 
 def test_throughput_is_that_of_the_measured_batch() -> None:
@@ -297,6 +302,6 @@ def test_a_measured_step_as_a_graph_has_its_kernels_and_no_host() -> None:
     calls = [ran(mm(), 2.0, 1.0, host_s=9.0), ran(relu(64), 1.0, host_s=9.0)]
     eager = measured(*calls, seconds=18.0, host_s=18.0, gpu_s=4.0)
     assert predict(eager, T4, predictor=Times(1)).seconds == pytest.approx(18)
-    found = predict(eager, T4, predictor=Times(1), graphed=True)
-    assert found.seconds == pytest.approx(4 + 3 * GRAPH_GAP_S, abs=1e-9)
-    assert found.host.name == "reference (a cloud VM), as one CUDA graph"
+    prediction = predict(eager, T4, predictor=Times(1), graphed=True)
+    assert prediction.seconds == pytest.approx(4 + 3 * GRAPH_GAP_S, abs=1e-9)
+    assert prediction.host.name == "reference (a cloud VM), as one CUDA graph"

@@ -1,4 +1,4 @@
-"""A measured step, played again on its own GPU, takes the time that was measured."""
+"""A measured step, predicted for the GPU of the measurement, takes the measured time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
 
 @dataclass(frozen=True)
 class Same(Scaler):
-    """A scaler to whom all GPUs are alike, or `times` as slow."""
+    """A scaler for which all GPUs are equal, or `times` as slow."""
 
     times: float = 1.0
 
@@ -37,7 +37,7 @@ class Same(Scaler):
 
 
 def ran(host_s: float, *kernels: tuple[float, float], op: Op | None = None, **more: Any) -> Call:
-    """A call with kernels that began at the first and ran for the second number of seconds."""
+    """A call with kernels, each given by the second at which it began and the seconds it ran."""
     run = tuple(Kernel("k", took, start_s=begin) for begin, took in kernels)
     return Call(op or mm(), Phase.FORWARD, kernels=run, host_s=host_s, **more)
 
@@ -47,7 +47,7 @@ def paced(calls: Sequence[Call], measured_s: float | None, sync_s: float = 0.0) 
 
 
 def replayed(calls: Sequence[Call], pace: Pace, sync_s: float = 0.0) -> float:
-    """The step's time, played with its pace."""
+    """The time of the step with its pace."""
     issue_s = RecordedHost(factor=pace.host_factor).issue_times(calls)
     total = np.array([sum(kernel.seconds for kernel in call.kernels) for call in calls])
     syncs = [i for i, call in enumerate(calls) if call.syncs and pace.waits]
@@ -109,7 +109,7 @@ def test_a_step_without_kernels_has_nothing_to_expose() -> None:
 
 
 def test_waits_do_not_hold_up_a_gpu_that_has_work_of_other_steps() -> None:
-    """As in a profile whose kernels take as long as the step, and whose host waits all the same."""
+    """As in a profile where the GPU is busy for the whole step, although the host waits."""
     calls = [ran(3, (0, 5), syncs=True), ran(3, (5, 5), syncs=True)]
     pace = paced(calls, 10)
     assert not pace.waits
@@ -173,22 +173,22 @@ def test_so_it_is_where_the_host_was_not_seen(
         calls=tuple(replace(call, host_s=None) for call in seen),
         measurement=replace(seen.measurement, host_s=None),
     )
-    found = on_its_own_gpu(trace)
-    assert found.seconds == pytest.approx(seen.measurement.seconds)
-    assert found.host.name.startswith("reference (a cloud VM)")
+    prediction = on_its_own_gpu(trace)
+    assert prediction.seconds == pytest.approx(seen.measurement.seconds)
+    assert prediction.host.name.startswith("reference (a cloud VM)")
 
 
 def test_a_faster_gpu_shortens_kernels_but_not_the_gaps_between_them() -> None:
     trace = Trace(
         (ran(0.1, (0, 4)), ran(0.1, (6, 4))), measurement=Measurement("T4", 12, host_s=0.2)
     )
-    found = predict(trace, device("a100-sxm-80gb"), predictor=Same(0.25))
-    assert found.gpu_s == pytest.approx(2)
-    assert found.seconds == pytest.approx(2 + 4)
+    prediction = predict(trace, device("a100-sxm-80gb"), predictor=Same(0.25))
+    assert prediction.gpu_s == pytest.approx(2)
+    assert prediction.seconds == pytest.approx(2 + 4)
 
 
 def test_a_faster_gpu_does_not_make_the_host_faster() -> None:
     trace = Trace((ran(4, (0, 1)), ran(4, (6, 1))), measurement=Measurement("T4", 12, host_s=8))
-    found = predict(trace, device("a100-sxm-80gb"), predictor=Same(0.25))
-    assert found.seconds == pytest.approx(12)
-    assert found.bound_by == "host"
+    prediction = predict(trace, device("a100-sxm-80gb"), predictor=Same(0.25))
+    assert prediction.seconds == pytest.approx(12)
+    assert prediction.bound_by == "host"

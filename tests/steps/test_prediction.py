@@ -1,4 +1,4 @@
-"""From estimates of ops to a step: sums, ranges, what is not known, and memory."""
+"""Predictions from estimates of ops: sums, ranges, unpredicted ops, and memory."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ UNSEEN = gpu_powers("NVIDIA", measured=False)
 
 @dataclass
 class Table(Predictor):
-    """A predictor that reads its answers from a table, and counts the questions."""
+    """A predictor that takes its answers from a table, and counts the questions."""
 
     seconds: dict[str, float]
     spread: float = 1.0
-    asked: Counter[Op] = field(default_factory=Counter)
+    questions: Counter[Op] = field(default_factory=Counter)
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
-        self.asked[op] += 1
+        self.questions[op] += 1
         if op.name not in self.seconds:
             return None
         t = self.seconds[op.name]
@@ -51,50 +51,55 @@ class Table(Predictor):
 TABLE = {"aten.mm": 2.0, "aten.relu": 0.5, "aten._to_copy": 0.25}
 
 
-def predicted(found: Trace, **options: Any) -> Prediction:
+def predicted(step: Trace, **options: Any) -> Prediction:
     options.setdefault("predictor", Table(TABLE))
     options.setdefault("host", FREE_HOST)
-    return predict(found, L4, **options)
+    return predict(step, L4, **options)
 
 
 def test_the_gpu_is_busy_for_the_sum_of_its_ops() -> None:
-    found = predicted(step())
-    assert found.gpu_s == 0.25 + 4 * 2.0 + 2 * 0.5
-    assert found.seconds == found.gpu_s
-    assert found.bound_by == "gpu"
+    prediction = predicted(step())
+    assert prediction.gpu_s == 0.25 + 4 * 2.0 + 2 * 0.5
+    assert prediction.seconds == prediction.gpu_s
+    assert prediction.bound_by == "gpu"
 
 
 def test_a_slow_host_sets_the_pace() -> None:
-    found = predicted(step(), host=REFERENCE_HOST.scaled(1e6))
-    assert found.bound_by == "host"
-    assert found.seconds == found.host_s > found.gpu_s
+    prediction = predicted(step(), host=REFERENCE_HOST.scaled(1e6))
+    assert prediction.bound_by == "host"
+    assert prediction.seconds == prediction.host_s > prediction.gpu_s
 
 
 def test_breakdowns_add_up_to_the_time_of_the_gpu() -> None:
-    found = predicted(step())
-    for parts in (found.by_op(), found.by_module(), found.by_module(1), found.sources()):
-        assert sum(part.gpu_s for part in parts) == pytest.approx(found.gpu_s)
+    prediction = predicted(step())
+    for parts in (
+        prediction.by_op(),
+        prediction.by_module(),
+        prediction.by_module(1),
+        prediction.sources(),
+    ):
+        assert sum(part.gpu_s for part in parts) == pytest.approx(prediction.gpu_s)
         assert list(parts) == sorted(parts, key=lambda part: -part.gpu_s)
-    assert sum(found.by_phase().values()) == pytest.approx(found.gpu_s)
-    assert sum(part.calls for part in found.by_op()) == len(found.trace)
-    assert sum(part.calls for part in found.by_module()) == len(found.trace)
+    assert sum(prediction.by_phase().values()) == pytest.approx(prediction.gpu_s)
+    assert sum(part.calls for part in prediction.by_op()) == len(prediction.trace)
+    assert sum(part.calls for part in prediction.by_module()) == len(prediction.trace)
 
 
 def test_breakdowns_name_ops_modules_phases_and_sources() -> None:
-    found = predicted(step())
-    by_op = {part.name: (part.calls, part.gpu_s) for part in found.by_op()}
+    prediction = predicted(step())
+    by_op = {part.name: (part.calls, part.gpu_s) for part in prediction.by_op()}
     assert by_op["aten.mm"] == (4, 8.0)
     assert by_op["mine.secret"] == (2, 0.0)
-    by_module = {part.name: part.gpu_s for part in found.by_module()}
+    by_module = {part.name: part.gpu_s for part in prediction.by_module()}
     assert by_module == {"net.2": 6.0, "net.0": 2.0, "(no module)": 0.75, "net.1": 0.5}
-    assert {part.name for part in found.by_module(depth=1)} == {"net", "(no module)"}
-    assert found.by_phase() == {
+    assert {part.name for part in prediction.by_module(depth=1)} == {"net", "(no module)"}
+    assert prediction.by_phase() == {
         Phase.FORWARD: 4.5,
         Phase.BACKWARD: 4.0,
         Phase.OPTIMIZER: 0.5,
         Phase.OTHER: 0.25,
     }
-    assert [(part.name, part.calls) for part in found.sources()] == [("table", 7)]
+    assert [(part.name, part.calls) for part in prediction.sources()] == [("table", 7)]
 
 
 def test_what_nobody_can_predict_is_listed_with_its_calls() -> None:
@@ -103,30 +108,30 @@ def test_what_nobody_can_predict_is_listed_with_its_calls() -> None:
 
 def test_views_are_not_listed_as_unpredicted_and_never_asked_for() -> None:
     table = Table({})
-    found = predicted(trace(call(view(4)), call(mm())), predictor=table)
-    assert found.unpredicted == {"aten.mm": 1}
-    assert set(table.asked) == {mm()}
+    prediction = predicted(trace(call(view(4)), call(mm())), predictor=table)
+    assert prediction.unpredicted == {"aten.mm": 1}
+    assert set(table.questions) == {mm()}
 
 
 def test_a_step_of_which_nothing_is_known_takes_no_time_but_says_so() -> None:
-    found = predicted(trace(call(unknown("a.b")), call(unknown("c.d")), samples=8))
-    assert (found.seconds, found.low_s, found.high_s) == (0, 0, 0)
-    assert found.throughput is None
-    assert found.unpredicted == {"a.b.default": 1, "c.d.default": 1}
+    prediction = predicted(trace(call(unknown("a.b")), call(unknown("c.d")), samples=8))
+    assert (prediction.seconds, prediction.low_s, prediction.high_s) == (0, 0, 0)
+    assert prediction.throughput is None
+    assert prediction.unpredicted == {"a.b.default": 1, "c.d.default": 1}
 
 
 def test_equal_ops_are_predicted_once() -> None:
     table = Table(TABLE)
-    found = trace(*[call(mm()) for _ in range(50)], *[call(relu(4)) for _ in range(30)])
-    assert predicted(found, predictor=table).gpu_s == 115
-    assert table.asked == {mm(): 1, relu(4): 1}
+    repeated = trace(*[call(mm()) for _ in range(50)], *[call(relu(4)) for _ in range(30)])
+    assert predicted(repeated, predictor=table).gpu_s == 115
+    assert table.questions == {mm(): 1, relu(4): 1}
 
 
 def test_estimates_are_kept_by_op() -> None:
-    found = predicted(step())
-    assert found.estimates[mm(32, 64, 128)] == Estimate(2, 2, 2, "table")
-    assert found.estimates[unknown()] is None
-    assert view(32, 128) not in found.estimates
+    prediction = predicted(step())
+    assert prediction.estimates[mm(32, 64, 128)] == Estimate(2, 2, 2, "table")
+    assert prediction.estimates[unknown()] is None
+    assert view(32, 128) not in prediction.estimates
 
 
 def test_throughput_needs_the_number_of_samples() -> None:
@@ -152,10 +157,10 @@ def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
 
 def test_host_times_move_by_their_spread() -> None:
     host = dataclasses.replace(FREE_HOST, forward_s=100.0)
-    found = predicted(trace(call(mm())), host=host)
+    prediction = predicted(trace(call(mm())), host=host)
     factors = host_factors("NVIDIA", known=False)
     wanted = (100 * factors.low, 100 * factors.high)
-    assert (found.low_s, found.high_s) == pytest.approx(wanted)
+    assert (prediction.low_s, prediction.high_s) == pytest.approx(wanted)
 
 
 @given(
@@ -168,10 +173,10 @@ def test_the_range_holds_the_prediction(
 ) -> None:
     made = trace(call(copy_to_gpu(4)), *(call(op, syncs=syncs) for op, syncs in calls))
     host = REFERENCE_HOST.scaled(factor)
-    found = predicted(made, predictor=Table(TABLE, spread), host=host)
+    prediction = predicted(made, predictor=Table(TABLE, spread), host=host)
     slack = 1 + 1e-9
-    assert 0 <= found.low_s <= found.seconds * slack
-    assert found.seconds <= found.high_s * slack
+    assert 0 <= prediction.low_s <= prediction.seconds * slack
+    assert prediction.seconds <= prediction.high_s * slack
 
 
 def test_a_prediction_is_the_same_twice_and_does_not_change_its_trace() -> None:
@@ -188,7 +193,7 @@ def test_a_prediction_is_the_same_twice_and_does_not_change_its_trace() -> None:
 
 def test_equal_traces_are_kept_apart() -> None:
     one, other = step(state_bytes=1 << 20), step(state_bytes=2 << 20)
-    small, large = (predict(each, L4).memory for each in (one, other))
+    small, large = (predict(traced, L4).memory for traced in (one, other))
     assert small is not None
     assert large is not None
     assert large.peak_bytes > small.peak_bytes
@@ -219,9 +224,9 @@ def test_workspace_and_context_count_for_what_fits() -> None:
 
 
 def test_a_trace_without_memory_says_neither_that_it_fits_nor_that_it_does_not() -> None:
-    found = predicted(trace(call(mm())))
-    assert found.memory is None
-    assert found.fits is None
+    prediction = predicted(trace(call(mm())))
+    assert prediction.memory is None
+    assert prediction.fits is None
 
 
 def test_an_empty_trace_is_refused() -> None:
@@ -247,7 +252,7 @@ def test_what_is_no_trace_is_refused() -> None:
 
 @dataclass(frozen=True)
 class Says(Predictor):
-    """A predictor that says always the same, right or wrong."""
+    """A predictor that always gives the same answer, valid or not."""
 
     answer: Any
 
@@ -276,33 +281,33 @@ def test_an_answer_that_is_no_estimate_is_refused() -> None:
 
 
 def test_a_predictor_of_ones_own_is_any_object_that_predicts() -> None:
-    found = predicted(step(), predictor=Says(Estimate(1, 1, 1, "me")))
-    assert [part.name for part in found.sources()] == ["me"]
-    assert found.gpu_s == 9
+    prediction = predicted(step(), predictor=Says(Estimate(1, 1, 1, "me")))
+    assert [part.name for part in prediction.sources()] == ["me"]
+    assert prediction.gpu_s == 9
 
 
 def test_a_step_has_a_range_on_every_gpu() -> None:
     made = campaigns.traces("steps")["bert-base-bf16"]
     gpus = wavecast.devices()
-    found = [predict(made, gpu) for gpu in gpus]
-    assert all(p.low_s <= p.seconds <= p.high_s for p in found)
+    predictions = [predict(made, gpu) for gpu in gpus]
+    assert all(p.low_s <= p.seconds <= p.high_s for p in predictions)
 
 
 def test_a_graphed_step_takes_the_gpus_time_whatever_the_host() -> None:
     slow = dataclasses.replace(REFERENCE_HOST.scaled(1e6), graph_s=0.5, node_s=0.0)
-    found = predicted(step(), host=slow, graphed=True)
-    assert found.gpu_s == 9.25
-    assert found.seconds == 9.25
-    assert found.host_s == pytest.approx(0.5)
-    assert found.bound_by == "gpu"
-    assert found.host.name == "reference (a cloud VM) x1e+06, as one CUDA graph"
+    prediction = predicted(step(), host=slow, graphed=True)
+    assert prediction.gpu_s == 9.25
+    assert prediction.seconds == 9.25
+    assert prediction.host_s == pytest.approx(0.5)
+    assert prediction.bound_by == "gpu"
+    assert prediction.host.name == "reference (a cloud VM) x1e+06, as one CUDA graph"
 
 
 def test_the_launch_of_a_graph_may_take_longer_than_its_kernels() -> None:
     slow = dataclasses.replace(FREE_HOST, graph_s=100.0)
-    found = predicted(step(), host=slow, graphed=True, host_factor=2)
-    assert found.seconds == pytest.approx(200)
-    assert found.bound_by == "host"
+    prediction = predicted(step(), host=slow, graphed=True, host_factor=2)
+    assert prediction.seconds == pytest.approx(200)
+    assert prediction.bound_by == "host"
 
 
 def test_a_step_that_waits_for_the_gpu_is_no_graph() -> None:

@@ -1,4 +1,4 @@
-"""Profiles of steps: utilisation as TBD defines it, on steps made up for it."""
+"""Profiles of hand-made steps: utilisation, idle time and memory as TBD defines them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_fp32_utilisation_is_over_the_time_the_gpu_is_active() -> None:
     op = mm(4096, 4096, 4096)
     flops = 2 * 4096**3
     busy_s = flops / (0.5 * V100.fp32_flops)
-    found = profile(ran(op, (0, busy_s)), seconds=2 * busy_s)
-    assert found.gpu_utilisation == pytest.approx(0.5)
-    assert found.utilisation["fp32"] == pytest.approx(0.5)
-    assert found.utilisation["tensor"] == 0
+    profiled = profile(ran(op, (0, busy_s)), seconds=2 * busy_s)
+    assert profiled.gpu_utilisation == pytest.approx(0.5)
+    assert profiled.utilisation["fp32"] == pytest.approx(0.5)
+    assert profiled.utilisation["tensor"] == 0
 
 
 def test_half_precision_products_use_the_tensor_cores_that_a_gpu_has() -> None:
@@ -59,15 +59,15 @@ def test_half_precision_products_use_the_tensor_cores_that_a_gpu_has() -> None:
 def test_counters_of_the_hardware_come_first() -> None:
     kernel = Kernel("k", 1.0, start_s=0.0, flops=0.25 * V100.fp32_flops, dram_bytes=1e9)
     call = Call(relu(8), Phase.FORWARD, kernels=(kernel,))
-    found = profile(call, seconds=1.0)
-    assert found.counted_share == 1
-    assert found.utilisation["fp32"] == pytest.approx(0.25)
+    profiled = profile(call, seconds=1.0)
+    assert profiled.counted_share == 1
+    assert profiled.utilisation["fp32"] == pytest.approx(0.25)
 
 
 def test_processor_time_is_of_all_cores() -> None:
     """TBD eq. 3."""
-    found = profile(ran(relu(8), (0, 1)), seconds=2.0, cpu_s=3.0, cores=4)
-    assert found.cpu_utilisation == pytest.approx(3 / 8)
+    profiled = profile(ran(relu(8), (0, 1)), seconds=2.0, cpu_s=3.0, cores=4)
+    assert profiled.cpu_utilisation == pytest.approx(3 / 8)
     assert profile(ran(relu(8), (0, 1)), seconds=2.0).cpu_utilisation is None
 
 
@@ -75,18 +75,18 @@ def test_idle_time_is_shared_out_by_what_came_before_and_after() -> None:
     copy = Op("aten.copy_", (tensor(8), tensor(8)), (tensor(8),))
     calls = (
         ran(relu(8), (0, 1)),
-        ran(relu(8), (2, 3)),  # 1 s: the host
+        ran(relu(8), (2, 3)),  # 1 s because of the host
         ran(relu(8), (3, 4), syncs=True),
         ran(relu(8), (6, 7)),  # 2 s after a wait
-        ran(copy, (10, 11), name="Memcpy HtoD (Pageable -> Device)"),  # 3 s before data came
-        ran(Op("nccl.all_reduce", (), ()), (15, 16), name="ncclKernel"),  # 4 s
+        ran(copy, (10, 11), name="Memcpy HtoD (Pageable -> Device)"),  # 3 s before a copy of data
+        ran(Op("nccl.all_reduce", (), ()), (15, 16), name="ncclKernel"),  # 4 s before a collective
     )
-    found = profile(*calls, seconds=16.0)
-    assert found.idle_s == pytest.approx(
+    profiled = profile(*calls, seconds=16.0)
+    assert profiled.idle_s == pytest.approx(
         {"host": 1, "synchronisation": 2, "input": 3, "communication": 4}
     )
-    assert set(found.idle_s) == set(CAUSES)
-    assert sum(found.idle_s.values()) == pytest.approx(found.seconds - found.gpu_s)
+    assert set(profiled.idle_s) == set(CAUSES)
+    assert sum(profiled.idle_s.values()) == pytest.approx(profiled.seconds - profiled.gpu_s)
 
 
 def test_long_kernels_below_the_average_are_named() -> None:
@@ -97,11 +97,11 @@ def test_long_kernels_below_the_average_are_named() -> None:
         ProfiledWork("worse", 1.0, 0.0, 1.0, Unit.FP32),
         ProfiledWork("unknown", 9.0, None, None, None),
     )
-    found = replace(profile(ran(relu(8), (0, 1)), seconds=20), works=works, gpu_s=19.0)
-    assert [each.name for each in found.wasteful()] == ["bad", "worse"]
-    assert [each.name for each in found.wasteful(1)] == ["bad"]
-    assert found.kernels[0].utilisation is None
-    assert found.known_share == pytest.approx(10 / 19)
+    profiled = replace(profile(ran(relu(8), (0, 1)), seconds=20), works=works, gpu_s=19.0)
+    assert [kernel.name for kernel in profiled.wasteful()] == ["bad", "worse"]
+    assert [kernel.name for kernel in profiled.wasteful(1)] == ["bad"]
+    assert profiled.kernels[0].utilisation is None
+    assert profiled.known_share == pytest.approx(10 / 19)
 
 
 def test_a_kernel_has_its_place_under_the_roofline() -> None:
@@ -113,7 +113,7 @@ def test_a_kernel_has_its_place_under_the_roofline() -> None:
 
 
 def test_the_work_of_a_call_is_shared_among_the_kernels_that_do_it() -> None:
-    """A convolution backward runs two products and conversions; a recurrent layer, thousands."""
+    """A convolution's backward pass runs two products and some conversions."""
     op = mm(4096, 4096, 4096)
     whole_s = 2 * 4096**3 / V100.fp32_flops
     kernels = (
@@ -122,8 +122,8 @@ def test_the_work_of_a_call_is_shared_among_the_kernels_that_do_it() -> None:
         Kernel("cutlass_wgrad", 3 * whole_s, start_s=2 * whole_s),
         Kernel("splitKreduce_kernel", whole_s, start_s=5 * whole_s),
     )
-    found = profile(Call(op, Phase.BACKWARD, kernels=kernels), seconds=1.0)
-    shares = {each.name: each.utilisation for each in found.kernels}
+    profiled = profile(Call(op, Phase.BACKWARD, kernels=kernels), seconds=1.0)
+    shares = {kernel.name: kernel.utilisation for kernel in profiled.kernels}
     assert shares == pytest.approx(
         {
             "nchwToNhwcKernel": 0,
@@ -184,9 +184,9 @@ def test_memory_that_was_not_recorded_is_unknown() -> None:
 def test_a_prediction_has_the_same_profile(gpu: Device) -> None:
     trace = Trace((Call(mm(4096, 4096, 4096), Phase.FORWARD), Call(relu(64), Phase.FORWARD)))
     predicted = predict(trace, gpu)
-    found = profile_predicted("step", predicted)
-    assert found.gpu_utilisation == pytest.approx(predicted.gpu_s / predicted.seconds)
-    assert sum(found.idle_s.values()) == pytest.approx(predicted.seconds - predicted.gpu_s)
-    assert 0 < found.utilisation["fp32"] <= 1
-    assert found.kernels[0].name == "aten.mm"
-    assert not found.measured
+    profiled = profile_predicted("step", predicted)
+    assert profiled.gpu_utilisation == pytest.approx(predicted.gpu_s / predicted.seconds)
+    assert sum(profiled.idle_s.values()) == pytest.approx(predicted.seconds - predicted.gpu_s)
+    assert 0 < profiled.utilisation["fp32"] <= 1
+    assert profiled.kernels[0].name == "aten.mm"
+    assert not profiled.measured

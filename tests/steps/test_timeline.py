@@ -1,4 +1,4 @@
-"""Host and GPU played against each other: by hand, and against a plain simulator."""
+"""The time of a step from host and GPU times, compared with hand computation and a simulator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOST = Host(
 
 
 def issue_s(host: Host, op: Op, phase: Phase = Phase.FORWARD) -> float:
-    """What one call of an op costs, in the middle of a step."""
+    """The host's time for one call of an op, in the middle of a step."""
     return float(host.issue_times([call(view(2)), call(op, phase)])[1])
 
 
@@ -43,7 +43,7 @@ def played(issue: list[float], gpu: list[float], syncs: list[int], sync_s: float
 
 
 def simulated(issue: list[float], gpu: list[float], syncs: list[int], sync_s: float) -> float:
-    """The time between the ends of two late iterations, call by call."""
+    """The time between the ends of two late iterations, simulated call by call."""
     host = gpu_free = 0.0
     ends = []
     for _ in range(6):
@@ -69,9 +69,9 @@ def test_a_wait_at_the_end_leaves_nothing_to_overlap_but_the_step_itself() -> No
 
 
 def test_a_wait_costs_its_round_trip() -> None:
-    found = played([1, 1, 1], [4, 1, 3], [2], sync_s=0.5)
-    assert found.seconds == 9.5
-    assert found.host_s == 3.5
+    step = played([1, 1, 1], [4, 1, 3], [2], sync_s=0.5)
+    assert step.seconds == 9.5
+    assert step.host_s == 3.5
 
 
 def test_between_two_waits_host_and_gpu_start_together() -> None:
@@ -126,9 +126,9 @@ def test_a_step_takes_at_least_what_each_side_needs_and_at_most_both_in_turn(
     program: list[tuple[float, float, bool]],
 ) -> None:
     syncs = [i for i, p in enumerate(program) if p[2]]
-    found = played([p[0] for p in program], [p[1] for p in program], syncs)
-    assert max(found.gpu_s, found.host_s) <= found.seconds + 1e-9
-    assert found.seconds <= found.gpu_s + found.host_s + 1e-9
+    step = played([p[0] for p in program], [p[1] for p in program], syncs)
+    assert max(step.gpu_s, step.host_s) <= step.seconds + 1e-9
+    assert step.seconds <= step.gpu_s + step.host_s + 1e-9
 
 
 def conv(groups: int = 1) -> Op:

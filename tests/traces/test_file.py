@@ -1,4 +1,4 @@
-"""Trace files survive a round trip; anything that is not one is refused in one line."""
+"""Trace files survive a round trip; any other file is refused with a message of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several looks at one step become one."""
+"""Several measurements of one step are joined into one trace."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_each_look_gives_what_it_knows() -> None:
     kernels = piece(GEMM, RELU, seconds=5.0, gpu_s=4.0)
     counters = piece(counted, RELU, seconds=7.0, host_s=2.0, repeats=3)
     allocated = replace(piece(GEMM, RELU, seconds=6.0, cpu_s=1.0, cores=4), allocations=memory)
-    found = join([kernels, counters, replace(allocated, samples=8, unit="tokens")])
-    [gemm] = found.calls[0].kernels
+    joined = join([kernels, counters, replace(allocated, samples=8, unit="tokens")])
+    [gemm] = joined.calls[0].kernels
     assert (gemm.seconds, gemm.flops, gemm.dram_bytes) == (3.0, 1e9, 1e6)
-    assert found.calls[1].kernels == (RELU,)
-    assert found.allocations == memory
-    assert (found.samples, found.unit) == (8, "tokens")
-    assert found.measurement == Measurement(
+    assert joined.calls[1].kernels == (RELU,)
+    assert joined.allocations == memory
+    assert (joined.samples, joined.unit) == (8, "tokens")
+    assert joined.measurement == Measurement(
         "Tesla T4", 6.0, gpu_s=4.0, host_s=2.0, cpu_s=1.0, cores=4, repeats=5
     )
 

@@ -1,4 +1,4 @@
-"""Times on the GPU: what overlaps counts once, and communication only where nothing hides it."""
+"""Busy times of the GPU: overlaps count once, communication only where nothing else runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wavecast.traces.overlap import Interval, busy_s, covered, exposed_s, interv
 from wavecast.traces.step import Call, Kernel, Phase
 
 LONGEST = 40
-# Whole numbers, of which sums and differences are exact.
+# Whole numbers, so that sums and differences are exact.
 spans = st.tuples(st.integers(0, LONGEST), st.integers(0, 12)).map(
     lambda pair: (float(pair[0]), float(pair[0] + pair[1]))
 )
@@ -21,7 +21,7 @@ many = st.lists(spans, max_size=12)
 
 
 def points(intervals: list[Interval]) -> set[int]:
-    """Every whole second, by its beginning, that lies within some interval."""
+    """The whole seconds that lie within some interval, each named by its beginning."""
     return {t for begin, end in intervals for t in range(int(begin), int(end))}
 
 
@@ -116,5 +116,5 @@ def test_rounding_makes_no_time_negative(runs: list[tuple[float, float, bool]]) 
     kernels = [Kernel("k", took, start_s=begin) for begin, took, _ in runs]
     calls = [Call(mm(), Phase.FORWARD, kernels=(kernel,)) for kernel in kernels]
     exposed = exposed_s(calls, [mark for *_, mark in runs])
-    assert all(each >= 0 for each in exposed)
+    assert all(seconds >= 0 for seconds in exposed)
     assert sum(exposed) == pytest.approx(busy_s(kernels), abs=1e-12)

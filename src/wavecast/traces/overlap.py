@@ -51,11 +51,10 @@ def busy_s(kernels: Iterable[Kernel]) -> float:
 
 
 def exposed_s(calls: Sequence[Call], hidden: Sequence[bool]) -> list[float]:
-    """The seconds of each call in which it alone accounts for the GPU being busy.
+    """The busy time of the GPU, shared out among the calls, in seconds.
 
-    They add up to the busy time. Where kernels of several streams overlap, the time counts for the
-    kernel that began first. Calls marked `hidden` count only where no other call runs:
-    communication behind computation.
+    Where kernels of several streams overlap, the time counts for the one that began first. Calls
+    marked `hidden` count only where no other call runs: communication behind computation.
     """
     exposed = [0.0] * len(calls)
     runs = []
