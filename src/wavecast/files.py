@@ -94,19 +94,31 @@ def write_whole(path: Path, content: str | bytes) -> None:
         InvalidInput: the file cannot be written. An existing file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
+    with refusing_unwritable(path), replacing(path) as draft:
+        draft.write_bytes(data)
+
+
+@contextmanager
+def refusing_unwritable(path: Path) -> Iterator[None]:
+    """A context that writes a file, in which an OSError becomes an InvalidInput naming it."""
     try:
-        with replacing(path) as draft:
-            draft.write_bytes(data)
+        yield
     except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}; choose another place") from None
+        reason = error.strerror or error
+        raise InvalidInput(f"cannot write {path}: {reason}; choose another place") from None
 
 
 def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None:
-    """Write a file completely, and only if `read` accepts it; else an existing file is kept."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
-        read(draft)
+    """Write a file completely, and only if `read` accepts it; else an existing file is kept.
+
+    Raises:
+        InvalidInput: the file cannot be written. An existing file is unchanged.
+    """
+    with refusing_unwritable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+            read(draft)
 
 
 @contextmanager
@@ -114,12 +126,13 @@ def appending(path: Path) -> Iterator[int]:
     """A context with a file opened for appending, locked until the context or the process ends.
 
     Raises:
-        InvalidInput: another process holds the lock.
+        InvalidInput: the file cannot be written, or another process holds the lock.
     """
     import fcntl  # does not exist on Windows, where everything except campaigns works
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    with refusing_unwritable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,15 +185,23 @@ class GrowingTable(Generic[Row]):
             InvalidInput: the file cannot be read or has other rows; says which line and why.
         """
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"{path}: cannot be read ({error})") from None
-        # Line by line: values never contain line ends, so a damaged line affects no other.
-        lines = text.split("\n")[:-1]
-        if lines and next(csv.reader(lines[:1]), []) != list(self.columns):
+            content = path.read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
+        return self._rows(path, content)
+
+    def _rows(self, path: Path, content: bytes) -> tuple[Row, ...]:
+        # A writer that was killed may have left only a part of the header.
+        header = csv_line(self.columns)
+        if not content.startswith(header) and not header.startswith(content):
             raise InvalidInput(
-                f"{path}: has no {self.what}; its columns are not {', '.join(self.columns)}"
+                f"{path} has no {self.what}: its first line does not name their columns; "
+                "choose another file"
             )
+        # An incomplete last line may hold any bytes, so it is cut off before decoding.
+        whole = content[: content.rfind(b"\n") + 1].decode(errors="replace")
+        # No value contains a line end, so a damaged line does not affect the others.
+        lines = whole.split("\n")[:-1]
         return tuple(self._row(line, f"{path}: line {n}") for n, line in enumerate(lines[1:], 2))
 
     def _row(self, line: str, where: str) -> Row:
@@ -188,7 +209,7 @@ class GrowingTable(Generic[Row]):
             values = next(csv.reader([line]), [])
             return self.from_texts(dict(zip(self.columns, values, strict=True)))
         except (KeyError, ValueError, InvalidInput) as error:
-            raise InvalidInput(f"{where} is not one of {self.what}: {error}") from None
+            raise InvalidInput(f"{where} is not a row of {self.what}: {error}") from None
 
     @contextmanager
     def growing(
@@ -203,18 +224,17 @@ class GrowingTable(Generic[Row]):
         """
         with appending(path) as file:
             content = path.read_bytes()
-            header = csv_line(self.columns)
-            complete = content.rfind(b"\n") + 1  # bytes up to the last complete line
-            if not complete and not header.startswith(content):
-                raise InvalidInput(f"{path}: has no {self.what}; choose another file")
-            rows = self.read(path) if complete else ()
+            rows = self._rows(path, content)
             check(rows)
-            os.ftruncate(file, complete)
-            if not complete:
-                append(file, header)
+            whole_bytes = content.rfind(b"\n") + 1
+            with refusing_unwritable(path):
+                os.ftruncate(file, whole_bytes)
+                if not whole_bytes:
+                    append(file, csv_line(self.columns))
 
             def add(row: Row) -> None:
                 texts = self.to_texts(row)
-                append(file, csv_line(texts[name] for name in self.columns))
+                with refusing_unwritable(path):
+                    append(file, csv_line(texts[name] for name in self.columns))
 
             yield rows, add

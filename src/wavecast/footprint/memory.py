@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline
-from wavecast.footprint.replay import replay
+from wavecast.footprint.replay import Replay, replay
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
+from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Allocation, Call, Role, Trace
 
 
@@ -150,14 +151,20 @@ def memory(
         )
     target = device(gpu) if isinstance(gpu, str) else gpu
     complete = trace if target is None else with_workspaces(trace, target)
-    peaks = replay(complete, expandable=expandable_segments)
+    peaks = _replayed(trace.arrays, complete.allocations, expandable_segments)
     return Memory(
         trace=complete,
         device=target,
         peak_bytes=peaks.allocated_bytes,
         reserved_bytes=peaks.reserved_bytes,
-        context_bytes=None if target is None else context_bytes(complete, target),
+        context_bytes=None if target is None else context_bytes(trace, target),
     )
+
+
+@lru_cache(maxsize=64)
+def _replayed(arrays: StepArrays, allocations: tuple[Allocation, ...], expandable: bool) -> Replay:
+    """The replay of a step, cached because many GPUs need equal workspaces."""
+    return replay(Trace(arrays.calls, allocations), expandable=expandable)
 
 
 def of_measured(
