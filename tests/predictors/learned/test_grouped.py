@@ -17,7 +17,14 @@ from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.devices import device
 from wavecast.hardware.rates import available
 from wavecast.ops import matmul
-from wavecast.predictors.learned.physics.parts import COLUMNS, OF_K, OF_M, OF_N, parts_of
+from wavecast.predictors.learned.physics.columns import (
+    OF_K,
+    OF_M,
+    OF_N,
+    GroupedRow,
+    ProductRow,
+)
+from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.predictor import Learned, Spread
 from wavecast.traces.step import Op, TensorSpec
 
@@ -58,9 +65,9 @@ def test_whatever_is_split_is_split_evenly(form: str) -> None:
     op, sizes, ragged = FORMS[form]
     assert matmul.groups(op) == sizes
     (part,) = parts_of(op)
-    found = dict(zip(COLUMNS[part.model], part.numbers, strict=True))
-    assert tuple(found[name] for name in ("batch", "m", "n", "k")) == sizes
-    assert found.get("ragged") == ragged
+    assert isinstance(part.row, ProductRow | GroupedRow)
+    assert (part.row.batch, part.row.m, part.row.n, part.row.k) == sizes
+    assert (part.row.ragged if isinstance(part.row, GroupedRow) else None) == ragged
     cost = ops.cost_of(op)
     assert cost is not None
     assert cost.flops == 2 * 8 * 80 * 32 * 16

@@ -18,11 +18,18 @@ from wavecast.hardware.devices import device
 from wavecast.ops import Unit
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned.batch import batch_of
+from wavecast.predictors.learned.file import restored, stored
 from wavecast.predictors.learned.gpus import CODES, gpu_of, joined
 from wavecast.predictors.learned.model import REACH
+from wavecast.predictors.learned.physics.columns import (
+    ROW_TYPES,
+    ProductRow,
+    RecurrentRow,
+    columns_of,
+)
 from wavecast.predictors.learned.physics.convolutions import WINOGRAD_GAIN
-from wavecast.predictors.learned.physics.parts import COLUMNS, parts_of
-from wavecast.predictors.learned.predictor import UNSEEN, Learned, restored, stored
+from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.predictor import UNSEEN, Learned
 from wavecast.predictors.learned.trees import NOTHING, Forest
 from wavecast.predictors.roofline import bound
 from wavecast.traces.step import Op, Scalar, TensorSpec
@@ -220,8 +227,8 @@ def test_what_a_chip_does_with_known_filters_counts_little_for_others() -> None:
         np.full((1, 2), 0.4),
         -anywhere,
         anywhere,
-        sorts=np.array([[3.0, 0.0, 0.0]]),
-        worth=0.25,
+        families=np.array([[3.0, 0.0, 0.0]]),
+        trust=0.25,
     )
     bare = dataclasses.replace(LEARNED.models["convolution"], chips={}, steps={})
     known = dataclasses.replace(bare, chips={"cores.Volta.80": seen}, steps={"cores.7": -0.2})
@@ -311,7 +318,7 @@ def test_a_fit_is_stored_and_restored() -> None:
     assert any(model.chips for model in again.values())
 
 
-def test_every_part_has_all_its_numbers() -> None:
+def test_every_part_has_the_columns_of_its_model() -> None:
     for op in (
         mm(8, 8, 8),
         relu(8, 8),
@@ -319,7 +326,11 @@ def test_every_part_has_all_its_numbers() -> None:
         convolution(2, 8, 8, 8, 3, groups=8),
     ):
         for part in parts_of(op):
-            assert len(part.numbers) == len(COLUMNS[part.model])
+            assert type(part.row) is ROW_TYPES[part.model]
+            columns = columns_of([part.row, part.row])
+            assert {name: values.tolist() for name, values in columns.items()} == {
+                name: [float(value)] * 2 for name, value in part.row._asdict().items()
+            }
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -333,12 +344,11 @@ def test_a_recurrent_layer_is_its_steps_and_the_products_over_all_of_them(layers
     for op in (forward, backward):
         flops = 0.0
         for part in parts_of(op):
-            numbers = dict(zip(COLUMNS[part.model], part.numbers, strict=True))
-            if part.model == "product":
-                flops += 2 * math.prod(numbers[name] for name in ("batch", "m", "n", "k"))
-            else:  # a step multiplies the state, forwards and backwards
-                state = numbers["gates"] * numbers["hidden"] ** 2
-                flops += 2 * numbers["steps"] * numbers["batch"] * layers * state
+            row = part.row
+            if isinstance(row, ProductRow):
+                flops += 2 * row.batch * row.m * row.n * row.k
+            elif isinstance(row, RecurrentRow):  # each step multiplies the state
+                flops += 2 * row.steps * row.batch * layers * row.gates * row.hidden**2
         assert flops == pytest.approx(ops.cost_of(op).flops, rel=0.15)  # type: ignore[union-attr]
 
 
