@@ -17,7 +17,8 @@ from wavecast.hardware.device import Device
 from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.wave import CONTRACTIONS, WaveScaling
+from wavecast.predictors.wave import WaveScaling
+from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.traces.step import Call
 
 

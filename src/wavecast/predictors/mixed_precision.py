@@ -21,7 +21,7 @@ from wavecast.hardware.device import Device
 from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.wave import CONTRACTIONS
+from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.traces.kernel_names import is_gemm_or_convolution
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
 

@@ -19,6 +19,13 @@ from lab.measured.mlp_data import op_of
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
+from wavecast.predictors.mlp.features import (
+    DEVICE_FEATURES,
+    device_features,
+    features_of,
+    layer_of,
+)
+from wavecast.predictors.mlp.file import read_model, write_model
 from wavecast.predictors.mlp.layers import (
     KINDS,
     Bmm,
@@ -27,19 +34,10 @@ from wavecast.predictors.mlp.layers import (
     Linear,
     Lstm,
     layer_type,
-    sample,
 )
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
-    Mlp,
-    MlpModel,
-    MlpNetwork,
-    device_features,
-    features_of,
-    layer_of,
-    read_model,
-    write_model,
-)
+from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
+from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp.samples import sample
 from wavecast.predictors.roofline import bound
 from wavecast.traces.step import Op
 
