@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hardware.kineto import kineto_blocks_per_sm, kineto_occupancy, kineto_warps_per_sm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +21,6 @@ from wavecast.hardware.occupancy import (
     SmLimits,
     blocks_per_sm,
     kernel_blocks_per_sm,
-    kineto_blocks_per_sm,
-    kineto_occupancy,
-    kineto_warps_per_sm,
     limits_of,
     occupancy,
 )

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from hardware.kineto import kineto_blocks_per_sm, kineto_occupancy
 
 from lab.measured import campaigns
 from lab.places import DOCS, H200, ROOT
 from wavecast import predict
 from wavecast.hardware.devices import device
-from wavecast.hardware.occupancy import kineto_blocks_per_sm, kineto_occupancy
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mixed_precision import MixedPrecision
 from wavecast.traces.step import Kernel, Measurement, Trace

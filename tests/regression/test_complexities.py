@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from regression.counted import ops_by_category
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.regression.caffe_nets import NETWORKS, caffe_net
@@ -111,7 +112,7 @@ def test_table_2_is_exact_in_all_nine_cells(name: str) -> None:
 def test_table_3_shares_follow_but_for_two_known_residuals(name: str) -> None:
     net = caffe_net(name)
     for column, which in enumerate(Pass):
-        by_category = net.ops_by_category(which)
+        by_category = ops_by_category(net, which)
         whole = net.ops(which)
         for category, printed in TABLE_3[name].items():
             share = 100 * sum(ops for each, ops in by_category.items() if each.startswith(category))
@@ -203,4 +204,4 @@ def test_layers_without_a_formula_have_no_category() -> None:
         "made", (3, 4, 4), (NetworkLayer("loss", LayerCategory.LOSS, (10, 1, 1), (1, 1, 1)),)
     )
     assert net.layers[0].category is None
-    assert net.ops_by_category(Pass.FORWARD) == {}
+    assert ops_by_category(net, Pass.FORWARD) == {}

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
 from wavecast.hardware.device import Device
 from wavecast.traces.step import Kernel
 
@@ -181,38 +179,3 @@ def kernel_blocks_per_sm(device: Device, kernel: Kernel, *, optin: bool = True) 
     return blocks_per_sm(
         limits, kernel.threads, kernel.registers, kernel.shared_bytes or 0, optin=optin
     )
-
-
-# What PyTorch's profiler (Kineto) writes next to each kernel.
-
-
-def kineto_blocks_per_sm(device: Device, kernel: Kernel) -> float | None:
-    """Kineto's "blocks per SM": all blocks of the launch over the number of SMs."""
-    if kernel.blocks is None or device.sm_count is None:
-        return None
-    return kernel.blocks / device.sm_count
-
-
-def kineto_warps_per_sm(device: Device, kernel: Kernel) -> float | None:
-    """Kineto's "warps per SM", where part of a warp counts as that part."""
-    blocks = kineto_blocks_per_sm(device, kernel)
-    if blocks is None or kernel.threads is None:
-        return None
-    return blocks * kernel.threads / WARP_THREADS
-
-
-def kineto_occupancy(device: Device, kernel: Kernel) -> int | None:
-    """Kineto's "est. achieved occupancy %"; None where facts are missing.
-
-    The blocks of the launch, spread evenly over the SMs, no more than fit, and their threads as
-    a share of what an SM holds. Kineto never opts in, so a kernel with more than 48 KiB of
-    shared memory reads 0.
-    """
-    limits, launched = limits_of(device), kineto_blocks_per_sm(device, kernel)
-    fitting = kernel_blocks_per_sm(device, kernel, optin=False)
-    if limits is None or launched is None or fitting is None or kernel.threads is None:
-        return None
-    # In single precision, as there: it decides how 1.8 blocks of 256 threads, 22.5 %, are rounded.
-    blocks = np.float32(min(launched, fitting))
-    share = blocks * np.float32(kernel.threads) / np.float32(limits.max_threads_per_sm)
-    return int(float(share) * 100 + 0.5)

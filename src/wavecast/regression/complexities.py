@@ -186,14 +186,6 @@ class Network:
         passes = Pass if which is None else (which,)
         return sum(layer.ops(each, batch) for layer in self.layers for each in passes)
 
-    def ops_by_category(self, which: Pass, batch: int = 1) -> dict[Category, int]:
-        """Operations of the layers that have a coefficient."""
-        found: dict[Category, int] = {}
-        for layer in self.layers:
-            if (category := layer.category) is not None:
-                found[category] = found.get(category, 0) + layer.ops(which, batch)
-        return found
-
 
 def pooled_side(side: int, kernel: int, stride: int, pad: int = 0) -> int:
     """What a pool leaves of a side: rounded up, and no window may begin in the padding (Caffe)."""
