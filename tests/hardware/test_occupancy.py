@@ -22,7 +22,6 @@ from wavecast.hardware.occupancy import (
     blocks_per_sm,
     kernel_blocks_per_sm,
     limits_of,
-    occupancy,
 )
 from wavecast.traces.step import Kernel
 
@@ -139,17 +138,6 @@ def test_asking_for_more_never_fits_more(
     assert blocks_per_sm(limits, threads, registers + 1, shared, optin=optin) <= blocks
     assert blocks_per_sm(limits, threads, registers, shared + 1, optin=optin) <= blocks
     assert blocks_per_sm(limits, threads, registers, shared, optin=True) >= blocks
-
-
-@given(limits_, threads_, registers_, shared_)
-def test_occupancy_is_a_share(limits: SmLimits, threads: int, registers: int, shared: int) -> None:
-    assert 0 <= occupancy(limits, threads, registers, shared) <= 1
-
-
-def test_occupancy_counts_whole_warps() -> None:
-    assert occupancy(LIMITS[7, 0], 256, 32, 0) == 1
-    assert occupancy(LIMITS[7, 0], 256, 64, 0) == 0.5
-    assert occupancy(LIMITS[7, 0], 33, 32, 0) == 32 * 2 / 64
 
 
 # Devices.

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import doctest
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -36,7 +38,7 @@ import wavecast
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
-from wavecast.predictors.base import Predictor, Scaler
+from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import gpu_of
@@ -161,6 +163,21 @@ def test_every_class_of_the_package_is_held_to_the_contract(
 def test_every_exception_has_a_reason() -> None:
     assert set(EXCUSED) <= PREDICTORS.keys() | SCALERS.keys()
     assert all(reason for excuses in EXCUSED.values() for reason in excuses.values())
+
+
+@pytest.mark.parametrize("base", [Predictor, Scaler])
+def test_the_example_in_the_docstring_keeps_the_contract(base: type) -> None:
+    names = {"Predictor": Predictor, "Scaler": Scaler, "Estimate": Estimate}
+    made: dict[str, Any] = dict(names)
+    for example in doctest.DocTestParser().get_examples(str(base.__doc__)):
+        exec(example.source, made)
+    (example_class,) = (
+        made[name] for name in made.keys() - names.keys() - {"__builtins__", "bound"}
+    )
+    if base is Predictor:
+        check_predictor(example_class(), OPS, GPUS)
+    else:
+        check_scaler(example_class(), CALLS, GPUS)
 
 
 # Predictors.

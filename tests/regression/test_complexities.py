@@ -190,7 +190,7 @@ def test_pools_reach_the_last_pixel_and_begin_no_window_behind_it(
 
 def test_shapes_side_by_side_have_their_channels_together() -> None:
     assert joined([(64, 28, 28), (32, 28, 28)]) == (96, 28, 28)
-    with pytest.raises(InvalidInput, match="side by side"):
+    with pytest.raises(InvalidInput, match="concatenated"):
         joined([(64, 28, 28), (32, 14, 14)])
 
 

@@ -163,14 +163,6 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def occupancy(
-    limits: SmLimits, threads: int, registers: int, shared_bytes: int, *, optin: bool = True
-) -> float:
-    """The share of an SM's warps that a kernel with enough blocks keeps resident, 0 to 1."""
-    blocks = blocks_per_sm(limits, threads, registers, shared_bytes, optin=optin)
-    return blocks * -(-threads // WARP_THREADS) / (limits.max_threads_per_sm // WARP_THREADS)
-
-
 def kernel_blocks_per_sm(device: Device, kernel: Kernel, *, optin: bool = True) -> int | None:
     """How many blocks of a kernel fit on one SM of a device; None where facts are missing."""
     limits = limits_of(device)
