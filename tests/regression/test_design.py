@@ -134,7 +134,7 @@ def test_what_is_too_little_is_refused_with_what_is_needed(
 def test_a_space_too_large_or_wrong_is_refused() -> None:
     with pytest.raises(InvalidInput, match="500 at most"):
         design(space(tuple(range(1, 60)), tuple(range(1, 60))), 1e6)
-    with pytest.raises(InvalidInput, match="no time"):
+    with pytest.raises(InvalidInput, match="not a time"):
         configurations((8,), (100,), lambda b, i: -1.0)
     with pytest.raises(InvalidInput, match="at least 1"):
         configurations((0,), (100,), lambda b, i: 1.0)

@@ -134,7 +134,7 @@ def test_what_the_runs_do_not_tell_apart_is_refused() -> None:
     model = Extrapolation("gpus").fit(
         [Run("made", 32 * gpus, 1, 1.0 + 0.1 * (gpus > 1), gpus=gpus) for gpus in (1, 2)]
     )
-    with pytest.raises(InvalidInput, match="do not tell apart"):
+    with pytest.raises(InvalidInput, match="do not separate"):
         model.predict(batch=256, gpus=4)
 
 

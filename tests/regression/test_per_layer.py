@@ -177,7 +177,7 @@ def test_too_few_layers_are_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidInput, match="no timed layer"):
         PerLayer().fit([])
     same = [time for time in times if time.layer.name == "relu1"] * 3
-    with pytest.raises(InvalidInput, match="the same to do"):
+    with pytest.raises(InvalidInput, match="the same amount of work"):
         PerLayer().fit(same)
 
 
@@ -255,11 +255,11 @@ def test_a_caffe_time_log_gives_the_times_of_its_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("4.26304 ms", "nan ms", "line 5: nan ms is no time"),
-        ("4.26304 ms", "-4.2 ms", "line 5: -4.2 ms is no time"),
-        ("4.26304 ms", "4.2.6 ms", r"line 5: '4.2.6' is no time"),
-        ("relu1\tforward", "conv1\tforward", "line 7: conv1 forward is there twice"),
-        ("Average time per layer:", "something", "no log of `caffe time`"),
+        ("4.26304 ms", "nan ms", "line 5: nan ms is not a time"),
+        ("4.26304 ms", "-4.2 ms", "line 5: -4.2 ms is not a time"),
+        ("4.26304 ms", "4.2.6 ms", r"line 5: '4.2.6' is not a time"),
+        ("relu1\tforward", "conv1\tforward", "line 7: conv1 forward is listed twice"),
+        ("Average time per layer:", "something", "not a log of `caffe time`"),
         ("Average Forward pass", "Aver", "cut off"),
         ("conv1", "other", "twice|none of the timed"),
     ],

@@ -91,7 +91,7 @@ def configurations(
             raise InvalidInput("batches, iterations and gpus must be at least 1")
         seconds = seconds_of(batch, length) / count
         if not 0 < seconds < math.inf:
-            raise InvalidInput(f"batch {batch}, {length} iterations: {seconds} s is no time")
+            raise InvalidInput(f"batch {batch}, {length} iterations: {seconds} s is not a time")
         combinations.append(Configuration(batch, length, seconds, count))
     return tuple(combinations)
 

@@ -156,7 +156,7 @@ class ScalingModel:
         if best.law != self.law:
             text += (
                 f"; the least is {best.error:.1%} ({best.law.name}), within {best.doubt:.1%} of "
-                "doubt, and this law is plainer"
+                "uncertainty, and this law is simpler"
             )
         worst = max(tried, key=_error)
         return f"{text}; the worst of {len(tried)} laws: {worst.error:.1%} ({worst.law.name})"
@@ -194,9 +194,8 @@ class ScalingModel:
         fuller = Law("", ("1", *(name for name in self.law.features if name != "1")))
         if not determined(fuller.columns(self.settings), fuller.columns(where)):
             raise InvalidInput(
-                f"these runs do not tell apart what {', '.join(self.law.features)} take, and the "
-                "run that is asked for needs it; add runs that differ in batch, gpus or GPU one at "
-                "a time"
+                f"these runs do not separate the times of {', '.join(self.law.features)}, which "
+                "the prediction needs; add runs that differ in batch, gpus or GPU one at a time"
             )
         kept = self.law.columns(where)[:, list(self.kept)]
         seconds = float(self.fit.predict(kept)[0]) * iterations
@@ -223,7 +222,7 @@ class ScalingModel:
             return known[0]
         if len(known) == 1 and value != known[0]:
             raise InvalidInput(
-                f"every run has {name} {known[0] or '(not said)'}, so nothing is known about "
+                f"every run has {name} {known[0] or '(unknown)'}, so nothing is known about "
                 f"{value}; add runs with another {name}"
             )
         return value
@@ -243,8 +242,8 @@ def _check_comparable(runs: Sequence[Run], phase: str, axis: Axis) -> None:
     alike = {"model", "precision", "framework"} - ({"model"} if axis is Axis.MODULES else set())
     for name in sorted(alike):
         if len(values := {getattr(run, name) for run in runs}) > 1:
-            shown = ", ".join(sorted(str(value) or "(not said)" for value in values)[:5])
-            raise InvalidInput(f"these runs differ in {name}: {shown}; choose those of one")
+            shown = ", ".join(sorted(str(value) or "(unknown)" for value in values)[:5])
+            raise InvalidInput(f"these runs differ in {name}: {shown}; choose runs with one value")
     if axis is Axis.MODULES and any(run.inner_modules is None for run in runs):
         raise InvalidInput("some runs do not say how many inner modules their network has")
 
@@ -260,7 +259,7 @@ def _levels(axis: Axis, runs: Sequence[Run], settings: Settings) -> Array:
     if len(np.unique(levels)) < 2:
         only = runs[0].gpu if axis is Axis.POWER else f"{levels[0]:g}"
         raise InvalidInput(
-            f"every run has {'the GPU' if axis is Axis.POWER else axis} {only or '(not said)'}: "
+            f"every run has {'the GPU' if axis is Axis.POWER else axis} {only or '(unknown)'}: "
             f"add runs with {'a weaker or stronger one' if axis is Axis.POWER else 'another'}"
         )
     return levels

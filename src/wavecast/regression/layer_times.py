@@ -104,7 +104,7 @@ def predicted_work(
 def _batch(trace: Trace, batch: int | None) -> int:
     size = batch if batch is not None else trace.samples
     if size is None or size < 1:
-        raise InvalidInput("this trace does not say its batch: give it")
+        raise InvalidInput("this trace does not say its batch: pass batch=...")
     return size
 
 
@@ -148,16 +148,18 @@ def _caffe_seconds(lines: Iterable[str], source: str) -> Seconds:
         where = f"{source}, line {number}"
         if _CAFFE_BEGIN in line:
             if begun:
-                raise InvalidInput(f"{where}: a second list of layers; give each log by itself")
+                raise InvalidInput(
+                    f"{where}: a second list of layers; read each log from a file of its own"
+                )
             begun = True
         elif begun and (match := _CAFFE_LINE.search(line)):
             key = match["name"], Pass(match["which"])
             if key in seconds:
-                raise InvalidInput(f"{where}: {key[0]} {key[1]} is there twice")
+                raise InvalidInput(f"{where}: {key[0]} {key[1]} is listed twice")
             seconds[key] = _milliseconds(match["time"], where)
         ended |= {which for which, mark in _CAFFE_END.items() if begun and mark in line}
     if not begun:
-        raise InvalidInput(f'{source}: no "{_CAFFE_BEGIN}"; this is no log of `caffe time`')
+        raise InvalidInput(f'{source}: no "{_CAFFE_BEGIN}"; this is not a log of `caffe time`')
     if Pass.FORWARD not in ended:
         raise InvalidInput(f"{source}: the log ends before its sums: it was cut off")
     return seconds
@@ -167,9 +169,9 @@ def _milliseconds(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InvalidInput(f"{where}: {text!r} is no time") from None
+        raise InvalidInput(f"{where}: {text!r} is not a time") from None
     if not (math.isfinite(value) and value >= 0):
-        raise InvalidInput(f"{where}: {text} ms is no time")
+        raise InvalidInput(f"{where}: {text} ms is not a time")
     return value * 1e-3
 
 

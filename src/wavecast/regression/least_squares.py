@@ -107,7 +107,9 @@ class LinearFit:
         few runs hardly determine it; the ranges become as wide as those of Student's t.
         """
         if not self.freedom:
-            raise InvalidInput("as many coefficients as times: nothing tells how sure they are")
+            raise InvalidInput(
+                "there are as many coefficients as times, so their uncertainty is unknown"
+            )
         rng = np.random.default_rng(_SEED)
         columns = len(self.values)
         noise = self.noise * np.sqrt(self.freedom / rng.chisquare(self.freedom, _DRAWS))

@@ -166,10 +166,11 @@ class PerLayer:
             )
         if (work == work[0]).all():
             raise InvalidInput(
-                f"{name}: all {len(points)} timed layers have the same to do; time another batch"
+                f"{name}: all {len(points)} timed layers have the same amount of work; time "
+                "another batch"
             )
         if not (seconds > 0).all():
-            raise InvalidInput(f"{name}: a layer that takes {seconds.min()} s was not timed")
+            raise InvalidInput(f"{name}: a layer cannot take {seconds.min()} s")
         rows = np.stack([np.ones_like(work), work], axis=1)
         fixed, slope = least_squares.fit(rows, seconds, Method(self.method)).values
         return Line(float(fixed), float(slope), len(points))
@@ -240,7 +241,7 @@ def timed_network(name: str, times: Sequence[LayerTime]) -> NetworkTime:
     """The measured time of a network: the sum of its layers' times at one batch."""
     batches = {time.batch for time in times}
     if len(batches) != 1:
-        raise InvalidInput(f"layers timed at one batch make a network, not at {sorted(batches)}")
+        raise InvalidInput(f"the layers must be timed at one batch, not at {sorted(batches)}")
     parts: dict[Key, float] = {}
     for time in times:
         for which in Pass:
@@ -259,7 +260,7 @@ def published(gpu: str) -> LayerModel:
     wanted = gpu.strip().lower().replace(" ", "-")
     if wanted not in _PUBLISHED:
         raise UnknownName(
-            f'no paper prints coefficients for "{gpu}"; known: {", ".join(_PUBLISHED)}'
+            f'no paper publishes coefficients for "{gpu}"; known: {", ".join(_PUBLISHED)}'
         )
     return _PUBLISHED[wanted]
 

@@ -39,11 +39,11 @@ class RunTable:
         for name in names:
             values = self.labels.get(name, ())
             if len(values) > 1:
-                shown = ", ".join(str(value) or "(not said)" for value in values[:5])
+                shown = ", ".join(str(value) or "(unknown)" for value in values[:5])
                 more = f" and {len(values) - 5} more" if len(values) > 5 else ""
                 raise InvalidInput(
-                    f"these runs differ in {name}: {shown}{more}; choose those of one, or fit an "
-                    "Extrapolation if they are runs of one network"
+                    f"these runs differ in {name}: {shown}{more}; choose runs with one value, or "
+                    "fit an Extrapolation if they are runs of one network"
                 )
 
 
@@ -84,7 +84,7 @@ def check_run(number: int, run: Run) -> Run:
     if run.batch < 1 or run.iterations < 1 or run.gpus < 1:
         raise InvalidInput(f"{where}: batch, iterations and gpus must be at least 1")
     if not 0 < run.seconds < math.inf:
-        raise InvalidInput(f"{where}: it took {run.seconds} s; that is no time")
+        raise InvalidInput(f"{where}: {run.seconds} s is not a time")
     return run
 
 
