@@ -1,4 +1,4 @@
-"""How ops that pass over memory are told apart, and what that costs."""
+"""Ops that pass over memory: their columns, and the time that physics gives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, strea
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}
-"""Physics as it is before any fit."""
+"""The constants before any fit."""
 BIG = (64, 2304, 768)
 
 
@@ -54,7 +54,7 @@ def test_kernels_reach_operands_by_vectors_one_by_one_or_with_casts(op: Op, path
     assert row_of(op).access == path
 
 
-# Measured on our H200 (measurements/h200/population): what was 2 to 5 times too fast before.
+# Measured on our H200 (measurements/h200/population). Earlier models were 2 to 5 times too fast.
 MEASURED = {
     "clamp by tensors of another type": (
         Op("aten.clamp.Tensor", (half, tensor(), tensor()), (half,)),
@@ -77,7 +77,7 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_what_memory_does_not_bound_is_met_by_physics_alone(name: str) -> None:
+def test_physics_alone_predicts_kernels_that_memory_does_not_limit(name: str) -> None:
     op, seconds = MEASURED[name]
     assert physics_s(op) == pytest.approx(seconds, rel=0.3)
 
