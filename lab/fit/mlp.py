@@ -31,13 +31,10 @@ from wavecast.campaigns.layer_times import Progress, collect
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.base import Predictor
+from wavecast.predictors.mlp.features import DEVICE_FEATURES, device_features
+from wavecast.predictors.mlp.file import write_model
 from wavecast.predictors.mlp.layers import KINDS, Layer, PassTimes, layer, layer_type
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
-    MlpNetwork,
-    device_features,
-    write_model,
-)
+from wavecast.predictors.mlp.network import MlpNetwork
 from wavecast.predictors.roofline import Roofline
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ from lab.fit.boosting import grow
 from lab.fit.op_table import OpTable
 from wavecast.ops import registry as ops
 from wavecast.ops.registry import Kind
-from wavecast.predictors.learned.features import FEATURES, sorts_of
+from wavecast.predictors.learned.features import FEATURES, filter_families
 from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.model import (
     PHYSICS,
@@ -100,7 +100,7 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     left = _left(table, model, others)
     features = FEATURES[name](part.columns, table.facts(name))
     weight = _telling(table, model)[part.row]
-    sorts = sorts_of(name, features)
+    sorts = filter_families(name, features)
     model = replace(model, forest=shared_trees(features, left[part.row], weight, sorts))
     return replace(model, chips=_chips(table, model, others)) if chips else model
 
@@ -234,7 +234,7 @@ def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dic
         part = here.parts[model.name]
         features = FEATURES[model.name](part.columns, here.facts(model.name))
         weight = weights(here)[part.row]
-        sorts = sorts_of(model.name, features)
+        sorts = filter_families(model.name, features)
         found[str(chip)] = trusted(features, left[part.row], weight, sorts, sizes[-1])
     return found
 
@@ -258,7 +258,7 @@ def trusted(
     said = np.clip(said, -REACH, REACH)
     worth = (weight * said * left).sum() / max((weight * said**2).sum(), 1e-9)
     return replace(
-        forest, sorts=known[count >= LEAST_SEEN], worth=float(f"{np.clip(worth, 0, 1):.3f}")
+        forest, families=known[count >= LEAST_SEEN], trust=float(f"{np.clip(worth, 0, 1):.3f}")
     )
 
 

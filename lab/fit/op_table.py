@@ -1,4 +1,4 @@
-"""Measured rows as arrays: the parts of their ops, by model, with the facts of their GPUs."""
+"""Measured ops as arrays: the parts of each op by model, with the numbers of its GPU."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from lab.measured.op_data import OpRow
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of, joined
 from wavecast.predictors.learned.model import OpModel
-from wavecast.predictors.learned.physics.parts import COLUMNS, parts_of
+from wavecast.predictors.learned.physics.columns import Columns, Row, columns_of
+from wavecast.predictors.learned.physics.parts import Part, parts_of
 
 
 @dataclass(frozen=True, eq=False)
 class PartTable:
-    """All parts of one model: their numbers, the rows they belong to, and the op's name."""
+    """All parts of one model, with the measured op to which each belongs."""
 
-    columns: Mapping[str, Floats]
+    columns: Columns
     row: NDArray[np.int64]
+    """The position of the measured op in the table."""
     family: NDArray[Any]
+    """The name of the op."""
 
 
 @dataclass(frozen=True, eq=False)
 class OpTable:
-    """Rows of one main model (that of their first part)."""
+    """Measured ops of one main model, which is that of their first part."""
 
     rows: Sequence[OpRow]
     gpu: NDArray[Any]
@@ -41,31 +44,31 @@ class OpTable:
         return len(self.rows)
 
     def facts(self, model: str) -> GpuFacts:
-        """Of the GPU of each part."""
+        """The numbers of the GPU of each part."""
         return joined(list(self.gpus), self.which[self.parts[model].row])
 
     def where(self, chosen: NDArray[np.bool_]) -> OpTable:
-        """Those rows that a mask selects."""
+        """The measured ops that a mask selects."""
         kept = np.flatnonzero(chosen)
         place = np.full(len(self), -1)
         place[kept] = np.arange(len(kept))
         parts = {}
-        for name, each in self.parts.items():
-            stays = chosen[each.row]
-            columns = {key: values[stays] for key, values in each.columns.items()}
-            parts[name] = PartTable(columns, place[each.row[stays]], each.family[stays])
+        for name, part in self.parts.items():
+            stays = chosen[part.row]
+            columns = {key: values[stays] for key, values in part.columns.items()}
+            parts[name] = PartTable(columns, place[part.row[stays]], part.family[stays])
         rows = [self.rows[int(i)] for i in kept]
         return OpTable(rows, self.gpu[kept], self.seconds[kept], parts, self.gpus, self.which[kept])
 
     def sum_of(self, model: str, seconds: Floats) -> Floats:
-        """Each row's sum of its parts' seconds."""
-        found: Floats = np.bincount(
+        """The sum of the seconds of each measured op's parts."""
+        sums: Floats = np.bincount(
             self.parts[model].row, weights=seconds, minlength=len(self)
         ).astype(np.float64)
-        return found
+        return sums
 
     def predicted(self, models: Mapping[str, OpModel]) -> Floats:
-        """Each row's time by these models; parts of other models take none."""
+        """The time of each measured op by these models; parts of other models count as zero."""
         total = np.zeros(len(self))
         for name, model in models.items():
             if name in self.parts and len(self.parts[name].row):
@@ -75,32 +78,32 @@ class OpTable:
         return total
 
 
+_OpParts = tuple[OpRow, list[tuple[str, Part]]]
+"""A measured op, and its parts with the names of their ops."""
+
+
 def tables(rows: Iterable[OpRow]) -> dict[str, OpTable]:
-    """A table for each model, of the rows whose first part is its."""
-    sorted_rows: dict[str, list[tuple[OpRow, list[tuple[str, str, tuple[float, ...]]]]]] = {}
+    """A table for each model, of the measured ops whose first part is of that model."""
+    by_model: dict[str, list[_OpParts]] = {}
     for row in rows:
-        found = [(part.model, op.base, part.numbers) for op in row.ops for part in parts_of(op)]
-        if found and gpu_of(device(row.gpu)) is not None:
-            sorted_rows.setdefault(found[0][0], []).append((row, found))
-    return {name: _table(group) for name, group in sorted_rows.items()}
+        parts = [(op.base, part) for op in row.ops for part in parts_of(op)]
+        if parts and gpu_of(device(row.gpu)) is not None:
+            by_model.setdefault(parts[0][1].model, []).append((row, parts))
+    return {model: _table(group) for model, group in by_model.items()}
 
 
-def _table(group: list[tuple[OpRow, list[tuple[str, str, tuple[float, ...]]]]]) -> OpTable:
-    numbers: dict[str, list[tuple[float, ...]]] = {}
+def _table(group: list[_OpParts]) -> OpTable:
+    rows: dict[str, list[Row]] = {}
     owners: dict[str, list[int]] = {}
     families: dict[str, list[str]] = {}
-    for position, (_, found) in enumerate(group):
-        for model, base, values in found:
-            numbers.setdefault(model, []).append(values)
-            owners.setdefault(model, []).append(position)
-            families.setdefault(model, []).append(base)
+    for position, (_, op_parts) in enumerate(group):
+        for base, part in op_parts:
+            rows.setdefault(part.model, []).append(part.row)
+            owners.setdefault(part.model, []).append(position)
+            families.setdefault(part.model, []).append(base)
     parts = {
-        model: PartTable(
-            dict(zip(COLUMNS[model], np.array(values).T.copy(), strict=True)),
-            np.array(owners[model]),
-            np.array(families[model]),
-        )
-        for model, values in numbers.items()
+        model: PartTable(columns_of(model_rows), np.array(owners[model]), np.array(families[model]))
+        for model, model_rows in rows.items()
     }
     gpu = np.array([row.gpu for row, _ in group])
     names, which = np.unique(gpu, return_inverse=True)
@@ -110,6 +113,6 @@ def _table(group: list[tuple[OpRow, list[tuple[str, str, tuple[float, ...]]]]]) 
         gpu,
         np.array([row.seconds for row, _ in group]),
         parts,
-        [each for each in gpus if each is not None],
+        [facts for facts in gpus if facts is not None],
         which,
     )

@@ -27,8 +27,10 @@ from lab.measured.public_steps import neusight
 from lab.measured.public_steps.case import Traces
 from wavecast import Device, ops
 from wavecast.hardware.device import Fact
-from wavecast.predictors.learned.physics.parts import PRODUCT, parts_of
-from wavecast.predictors.learned.predictor import CALIBRATED, Learned
+from wavecast.predictors.learned.calibration import CALIBRATED
+from wavecast.predictors.learned.physics.columns import ProductRow
+from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.predictor import Learned
 
 PRODUCTS = 30
 
@@ -47,9 +49,10 @@ def products(gpu: str, data: Path) -> list[OpRow]:
 
 
 def shortest_side(row: OpRow) -> float:
-    """Of m, n and k."""
-    numbers = dict(zip(PRODUCT, parts_of(row.ops[0])[0].numbers, strict=True))
-    return min(numbers[name] for name in "mnk")
+    """The shortest of m, n and k of a product."""
+    product = parts_of(row.ops[0])[0].row
+    assert isinstance(product, ProductRow)
+    return min(product.m, product.n, product.k)
 
 
 def faster(some: list[OpRow], device: Device, learned: Learned) -> Iterator[float]:

@@ -31,13 +31,8 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.occupancy import kernel_blocks_per_sm
 from wavecast.ops import Kind
-from wavecast.predictors.wave import (
-    CONTRACTIONS,
-    Waves,
-    scale,
-    wave_ratio,
-    work_of,
-)
+from wavecast.predictors.wave.equations import Waves, wave_ratio
+from wavecast.predictors.wave.kernel import CONTRACTIONS, scale, work_of
 from wavecast.traces.step import Kernel, Op, TensorSpec
 
 PAPER = 29.8

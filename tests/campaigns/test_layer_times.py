@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from wavecast.campaigns.layer_times import LayerRow, Progress, collect, join, read_rows
 from wavecast.errors import InvalidInput
-from wavecast.predictors.mlp.layers import KINDS, Bmm, Layer, LayerStatus, Linear, PassTimes, sample
+from wavecast.predictors.mlp.layers import KINDS, Bmm, Layer, LayerStatus, Linear, PassTimes
+from wavecast.predictors.mlp.samples import sample
 
 COUNT = 12
 

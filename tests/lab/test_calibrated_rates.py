@@ -8,7 +8,8 @@ from lab.measured import op_makers as make
 from lab.measured.op_data import OpRow
 from lab.score.calibrated import calibrated, faster, shortest_side
 from wavecast import Device, device, ops
-from wavecast.predictors.learned.predictor import CALIBRATED, Learned
+from wavecast.predictors.learned.calibration import CALIBRATED
+from wavecast.predictors.learned.predictor import Learned
 
 GPU = device("rtx-3090")
 LEARNED = Learned.shipped()

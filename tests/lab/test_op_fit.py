@@ -16,11 +16,11 @@ from lab.fit.op_fit import shared_trees, trusted
 from lab.measured.op_data import OpRow
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of
-from wavecast.predictors.learned.features import sorts_of
+from wavecast.predictors.learned.features import filter_families
 from wavecast.predictors.learned.gpus import gpu_of
 from wavecast.predictors.learned.model import OpModel
-from wavecast.predictors.learned.physics.parts import CONVOLUTION, parts_of
-from wavecast.predictors.learned.physics.passes import STREAM
+from wavecast.predictors.learned.physics.columns import ConvolutionRow, StreamRow
+from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.physics.tiles import TimeLimits
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.learned.trees import Forest
@@ -73,28 +73,31 @@ def test_memory_hides_what_one_chip_is_slow_at() -> None:
     assert 1 <= slower["t4"] < 1.1 < slower["h200-sxm"]
 
 
-def test_an_op_knows_its_sort_its_layout_and_whether_cudnn_searched() -> None:
+def test_a_row_has_the_kind_the_layout_and_whether_cudnn_searched() -> None:
     attrs: tuple[tuple[str, Scalar], ...] = (("stride", (1, 1)), ("padding", (1, 1)))
     image, weight = tensor(2, 8, 8, 8), tensor(8, 8, 3, 3)
     last = dataclasses.replace(image, strides=(512, 1, 64, 8))
     for first, searched in ((image, False), (last, True)):
         more = (*attrs, ("benchmark", True)) if searched else attrs
         op = Op("aten.convolution", (first, weight), (image,), more)
-        numbers = dict(zip(CONVOLUTION, parts_of(op)[0].numbers, strict=True))
-        assert numbers["tuned"] == searched
-        assert numbers["last"] == searched
+        row = parts_of(op)[0].row
+        assert isinstance(row, ConvolutionRow)
+        assert row.benchmarked == searched
+        assert row.channels_last == searched
     forward, backward = (
         Op(name, (last, last)[: 1 + ("backward" in name)], (last,), (("kernel_size", (2, 2)),))
         for name in ("aten.avg_pool2d", "aten.avg_pool2d_backward")
     )
-    pools = [dict(zip(STREAM, parts_of(op)[0].numbers, strict=True)) for op in (forward, backward)]
-    assert [pool["backward"] for pool in pools] == [0, 1]
-    assert {pool["last"] for pool in pools} == {1}
-    assert pools[0]["sort"] == pools[1]["sort"] != parts_sort(relu(8, 8))
+    pools = [stream_row(op) for op in (forward, backward)]
+    assert [pool.backward for pool in pools] == [0, 1]
+    assert {pool.channels_last for pool in pools} == {1}
+    assert pools[0].kind == pools[1].kind != stream_row(relu(8, 8)).kind
 
 
-def parts_sort(op: Op) -> float:
-    return dict(zip(STREAM, parts_of(op)[0].numbers, strict=True))["sort"]
+def stream_row(op: Op) -> StreamRow:
+    row = parts_of(op)[0].row
+    assert isinstance(row, StreamRow)
+    return row
 
 
 def test_a_chip_known_after_cudnns_search_answers_without_it_too() -> None:
@@ -128,9 +131,9 @@ def test_trees_are_worth_what_they_say_of_sorts_left_out() -> None:
     shared = np.where(features[:, 1] > 0.5, 0.3, -0.3)
     own = drawn.choice([-0.3, 0.3], 12)[sorts[:, 0].astype(int)]
     alike, apart = (trusted(features, left, ones, sorts, size) for left in (shared, own))
-    assert alike.worth > 0.9
-    assert apart.worth < 0.3
-    assert apart.sorts.ravel().tolist() == list(range(12))
+    assert alike.trust > 0.9
+    assert apart.trust < 0.3
+    assert apart.families.ravel().tolist() == list(range(12))
     assert apart(features) == pytest.approx(own, abs=0.02)
 
 
@@ -138,7 +141,7 @@ def test_few_rows_of_a_sort_do_not_make_it_known() -> None:
     sorts = np.array([0.0] * 200 + [1.0] * 200 + [2.0] * 3)[:, None]
     features = np.column_stack([sorts[:, 0], np.linspace(0, 1, 403)])
     found = trusted(features, 0.2 * sorts[:, 0], np.ones(403), sorts, {"trees": 5, "least": 1.0})
-    assert found.sorts.ravel().tolist() == [0.0, 1.0]
+    assert found.families.ravel().tolist() == [0.0, 1.0]
 
 
 def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
@@ -149,7 +152,7 @@ def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
     steep = np.where(np.floor(features[:, 9:11]).sum(axis=1) % 2, 0.5, -0.5)
     left = np.where(features[:, 1] > 0, steep, 0.0)
     plain, both = (
-        shared_trees(features, left, np.ones(900), sorts_of(name, features))
+        shared_trees(features, left, np.ones(900), filter_families(name, features))
         for name in ("product", "convolution")
     )
     missed = [np.abs(forest(features) - left) for forest in (plain, both)]

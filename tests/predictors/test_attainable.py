@@ -1,4 +1,4 @@
-"""Shares of the roofline: the formula by hand, its fallbacks, and the fit that is shipped."""
+"""Attainable shares of the roofline: the formula, its fallbacks, and the shipped fit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def seconds(shares: dict[str, Attained], op: Op) -> float:
 
 
 def least(op: Op) -> float:
-    found = bound(op, L4)
-    assert found is not None
-    return found.seconds
+    least = bound(op, L4)
+    assert least is not None
+    return least.seconds
 
 
 def test_an_op_takes_its_floor_and_its_bound_over_the_share() -> None:
@@ -65,7 +65,9 @@ def test_the_range_is_that_of_the_limit_that_counts_but_not_below_physics() -> N
         ((), 0.5),
     ],
 )
-def test_what_was_not_measured_gets_the_nearest_share(known: tuple[str, ...], share: float) -> None:
+def test_a_group_that_was_not_measured_gets_the_nearest_share(
+    known: tuple[str, ...], share: float
+) -> None:
     op = mm(4096, 4096, 4096, "float16")
     shares = dict.fromkeys(known[:1], attained(0.1)) | dict.fromkeys(known[1:], attained(0.9))
     assert seconds(shares, op) == pytest.approx(least(op) / share)
@@ -80,20 +82,20 @@ def test_groups_are_named_by_kind_and_limit() -> None:
         (relu(8), "elementwise/memory"),
         (depthwise, "depthwise/memory"),
     ):
-        found = bound(op, L4)
-        assert found is not None
-        assert group_of(op, found) == group
+        least = bound(op, L4)
+        assert least is not None
+        assert group_of(op, least) == group
 
 
 def test_the_shipped_shares_are_shares() -> None:
     shipped = Attainable.shipped()
     assert shipped is Attainable.shipped()
     assert "other" in shipped.shares
-    for name, each in shipped.shares.items():
-        assert 0 < each.share <= 1, name
-        assert 0 < each.floor_s < 1e-4, name
-        assert each.low <= 1 <= each.high, name
-        assert each.ops >= each.gpus > 0, name
+    for name, attained in shipped.shares.items():
+        assert 0 < attained.share <= 1, name
+        assert 0 < attained.floor_s < 1e-4, name
+        assert attained.low <= 1 <= attained.high, name
+        assert attained.ops >= attained.gpus > 0, name
 
 
 def test_the_shipped_fit_is_between_the_roofline_and_a_hundred_times_it() -> None:

@@ -35,7 +35,7 @@ ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
 
 @dataclass(frozen=True)
 class Rated(Predictor):
-    """A predictor to whom each GPU has its seconds for any op; it may be off by a factor."""
+    """A predictor with one time for each GPU, whatever the op, multiplied by an error."""
 
     seconds: tuple[tuple[str, float], ...]
     off: float = 1.0
@@ -49,7 +49,7 @@ class Rated(Predictor):
 
 @dataclass(frozen=True)
 class Waves(Scaler):
-    """In the place of wave scaling: everything takes ten times as long."""
+    """A replacement for wave scaling: everything takes ten times as long."""
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         seconds = 10 * sum(kernel.seconds for kernel in call.kernels)
@@ -60,7 +60,7 @@ RATED = Rated((("t4", 4.0), ("l4", 1.0)))
 
 
 def ran(op: Op, *seconds: float, **launch: Any) -> Call:
-    kernels = tuple(Kernel("k", each, **launch) for each in seconds)
+    kernels = tuple(Kernel("k", time_s, **launch) for time_s in seconds)
     return Call(op, Phase.FORWARD, kernels=kernels)
 
 
@@ -91,16 +91,16 @@ def test_an_error_that_is_the_same_on_both_gpus_cancels(off: float) -> None:
     assert seconds(ran(mm(), 8.0), wrong) == pytest.approx(2.0)
 
 
-def test_what_the_predictor_does_not_know_is_left_to_the_waves() -> None:
+def test_ops_that_the_predictor_does_not_know_are_scaled_by_waves() -> None:
     assert seconds(ran(mm(), 1.0), target=A100) == 10
     assert seconds(ran(mm(), 1.0), Rated((("l4", 1.0),))) == 10
 
 
-def test_an_op_without_shapes_is_left_to_the_waves() -> None:
+def test_ops_without_shapes_are_scaled_by_waves() -> None:
     assert seconds(ran(Op("aten.mm", (), ()), 1.0)) == 10
 
 
-def test_communication_is_nobodys_to_scale() -> None:
+def test_collectives_are_not_scaled() -> None:
     assert seconds(ran(ALL_REDUCE, 1.0)) is None
 
 
@@ -111,12 +111,12 @@ def test_on_its_own_gpu_everything_takes_the_measured_time(op: Op) -> None:
 
 
 @pytest.mark.parametrize("target", [T4, L4], ids=["same", "other"])
-def test_what_ran_nothing_has_no_time(target: Device) -> None:
+def test_a_call_without_kernels_or_time_has_no_answer(target: Device) -> None:
     assert seconds(ran(mm()), target=target) is None
     assert seconds(ran(mm(), 0.0), target=target) is None
 
 
-def test_the_shipped_one_has_the_default_predictor_and_is_made_once() -> None:
+def test_shipped_habitat_has_the_default_predictor_and_is_made_once() -> None:
     assert Habitat.shipped() is Habitat.shipped()
     assert Habitat.shipped().learned == default_predictor()
     assert Habitat.shipped().wave == WaveScaling()
@@ -127,7 +127,9 @@ GPUS = (T4, V100, A100, L4)
 
 
 @given(st.sampled_from([mm(512, 512, 512), CONVOLUTION]), st.sampled_from(GPUS), st.floats(1e-6, 1))
-def test_there_and_back_is_where_one_was(op: Op, target: Device, took: float) -> None:
+def test_scaling_there_and_back_gives_the_measured_time(
+    op: Op, target: Device, took: float
+) -> None:
     shipped = Habitat.shipped()
     there = shipped.scale_call(ran(op, took, **LAUNCH), T4, target)
     assert there is not None
@@ -150,19 +152,19 @@ def test_an_answer_is_positive_finite_and_within_its_range(
     assert 0 < answer.low_s <= answer.seconds <= answer.high_s < math.inf
 
 
-def test_a_large_product_gains_what_the_gpus_units_differ_by() -> None:
+def test_a_large_product_scales_with_the_rates_of_the_gpus() -> None:
     product = ran(mm(8192, 8192, 8192), 1.0, **LAUNCH)
     answer = Habitat.shipped().scale_call(product, V100, A100)
     assert answer is not None
     assert answer.source == "ratio of learned"
     assert 1 / answer.seconds == pytest.approx(A100.fp32_flops / V100.fp32_flops, rel=0.3)
-    # A T4 may draw 70 W, too little for the rate of its data sheet.
+    # The 70 W of a T4 are too little for the rate of its data sheet.
     from_t4 = Habitat.shipped().scale_call(product, T4, A100)
     assert from_t4 is not None
     assert 1 / from_t4.seconds > 1.3 * A100.fp32_flops / T4.fp32_flops
 
 
-def test_all_calls_at_once_are_scaled_as_one_by_one() -> None:
+def test_many_calls_are_scaled_as_single_calls() -> None:
     calls = (ran(mm(512, 512, 512), 1.0, **LAUNCH), ran(relu(8), 0.5, **LAUNCH))
     scaler = Habitat.shipped()
     assert scaler.scale_all(calls, T4, A100) == [scaler.scale_call(c, T4, A100) for c in calls]
@@ -171,17 +173,17 @@ def test_all_calls_at_once_are_scaled_as_one_by_one() -> None:
 
 @dataclass(frozen=True)
 class NoWaves(Scaler):
-    """Wave scaling to a GPU whose clock nobody knows."""
+    """Wave scaling that never has an answer, as for a GPU of unknown clock."""
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         return None
 
 
-def test_where_waves_cannot_say_the_ratio_of_predictions_does() -> None:
+def test_the_ratio_of_predictions_is_used_where_waves_have_no_answer() -> None:
     answer = habitat(wave=NoWaves()).scale_call(ran(relu(8), 1.0), T4, L4)
     assert answer is not None
     assert answer.source.startswith("ratio of")
 
 
-def test_where_nobody_can_say_there_is_no_answer() -> None:
+def test_without_waves_and_ratio_there_is_no_answer() -> None:
     assert habitat(wave=NoWaves()).scale_call(ran(Op("aten.mm", (), ()), 1.0), T4, L4) is None

@@ -1,4 +1,4 @@
-"""Float32 measurements under autocast: Daydream's rule, and better where shapes are known."""
+"""Mixed precision: Daydream's rule, and ratios of predictions where shapes are known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
 
 @dataclass(frozen=True)
 class Base(Scaler):
-    """A scaler to whom all GPUs are alike; it does not know all-reduce."""
+    """A scaler for which all GPUs are equal; it has no answer for all-reduce."""
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         if call.op == ALL_REDUCE:
@@ -42,7 +42,7 @@ class Base(Scaler):
 
 @dataclass(frozen=True)
 class ByBytes(Predictor):
-    """A predictor to whom an op takes as long as its inputs are large; tf32 costs nothing."""
+    """A predictor whose time is the number of input bytes; tf32 takes no time."""
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
         seconds = float(sum(t.nbytes for t in op.inputs))
@@ -94,7 +94,7 @@ def test_products_and_convolutions_run_three_times_as_fast(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [RELU, "Memcpy DtoD (Device -> Device)", "void cudnn::ops::convertTensor_kernel<float>"]
 )
-def test_what_moves_bytes_runs_twice_as_fast(name: str) -> None:
+def test_kernels_that_move_bytes_run_twice_as_fast(name: str) -> None:
     assert OTHER_SPEEDUP == 2
     assert scaled(ran(relu(8), (name, 6.0))).seconds == pytest.approx(3)
 
@@ -130,15 +130,15 @@ def test_weight_updates_stay_in_float32() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "float64"])
-def test_what_is_not_float32_stays_as_it_is(dtype: str) -> None:
+def test_ops_in_other_types_keep_their_time(dtype: str) -> None:
     assert scaled(ran(relu(8, dtype=dtype), (RELU, 6.0))) == Estimate(6, 3, 12, "base")
 
 
-def test_an_op_of_unknown_shapes_is_taken_for_float32() -> None:
+def test_an_op_of_unknown_shapes_counts_as_float32() -> None:
     assert scaled(ran(Op("aten.mm", (), ()), (GEMM, 6.0)), direct=ByBytes()).seconds == 2
 
 
-def test_what_cannot_be_scaled_has_no_time_in_half_precision_either() -> None:
+def test_a_call_that_cannot_be_scaled_has_no_time_in_half_precision_either() -> None:
     call = ran(ALL_REDUCE, ("nccl", 1.0))
     assert MixedPrecision(Base(), "bf16").scale_call(call, A100, T4) is None
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_scaled_has_no_time_in_half_precision_either() -> None:
 # Where shapes are known.
 
 
-def test_a_product_takes_the_ratio_of_its_own_predictions() -> None:
+def test_a_product_is_scaled_by_the_ratio_of_two_predictions() -> None:
     answer = scaled(ran(mm(), (GEMM, 6.0)), direct=ByBytes())
     assert answer.seconds == pytest.approx(3)
     assert answer.source == "bf16 by its op"
@@ -172,20 +172,20 @@ def test_autocast_leaves_norms_in_float32() -> None:
     assert scaled(ran(LAYER_NORM, (RELU, 6.0)), direct=ByBytes()).seconds == pytest.approx(6)
 
 
-def test_what_nobody_knows_directly_follows_daydream() -> None:
+def test_daydreams_rule_is_used_without_a_prediction_of_the_op() -> None:
     answer = scaled(ran(mm(), (GEMM, 6.0)), direct=KnowsNothing())
     assert answer.seconds == pytest.approx(2)
     assert answer.source == "bf16 by Daydream's rule"
 
 
-def test_an_unknown_op_follows_daydream() -> None:
+def test_daydreams_rule_is_used_for_an_unknown_op() -> None:
     assert scaled(ran(unknown(), (RELU, 6.0)), direct=ByBytes()).seconds == pytest.approx(3)
 
 
-# The shipped one.
+# The shipped scaler.
 
 
-def test_the_shipped_one_has_the_shipped_scaler_and_its_predictor() -> None:
+def test_shipped_mixed_precision_has_the_shipped_scaler_and_its_predictor() -> None:
     shipped = MixedPrecision.shipped("fp16")
     assert shipped.base is Habitat.shipped()
     assert shipped.direct is Habitat.shipped().learned

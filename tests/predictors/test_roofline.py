@@ -1,4 +1,4 @@
-"""The physical bound, by hand."""
+"""The physical bound, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_elementwise_op_takes_its_bytes_over_the_bandwidth() -> None:
     assert bound(relu(1_000_000), GPU) == roofline.Bound(8e6 / 1e9, Kind.ELEMENTWISE, None)
 
 
-def test_both_limits_are_told_memory_first() -> None:
+def test_limits_are_memory_then_arithmetic() -> None:
     memory, compute = limits(mm(1000, 1000, 1000), GPU)
     assert (memory.unit, compute.unit) == (None, Unit.FP32)
     assert memory.seconds == pytest.approx(12e6 / 1e9)
@@ -69,7 +69,7 @@ def test_a_copy_into_a_tensor_of_the_gpu_crosses_the_link_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "lost", "found"),
+    ("unit", "lost", "used"),
     [
         (Unit.BF16_TENSOR, (), Unit.BF16_TENSOR),
         (Unit.BF16_TENSOR, ("bf16_tensor_flops",), Unit.FP32),
@@ -82,10 +82,10 @@ def test_a_copy_into_a_tensor_of_the_gpu_crosses_the_link_too() -> None:
     ],
 )
 def test_a_missing_unit_is_replaced_by_what_the_gpu_would_use(
-    unit: Unit, lost: tuple[str, ...], found: Unit | None
+    unit: Unit, lost: tuple[str, ...], used: Unit | None
 ) -> None:
     unknown_there: dict[str, Any] = dict.fromkeys(lost)
-    assert available(unit, dataclasses.replace(GPU, **unknown_there)) == found
+    assert available(unit, dataclasses.replace(GPU, **unknown_there)) == used
 
 
 def test_the_roofline_answers_with_the_bound_and_an_open_range() -> None:
@@ -105,7 +105,7 @@ def test_every_known_gpu_has_a_bound_for_a_float32_product() -> None:
         assert least.seconds == pytest.approx(2 * 4096**3 / gpu.fp32_flops)
 
 
-def test_demands_are_remembered_but_not_without_end() -> None:
+def test_the_cache_of_demands_is_bounded() -> None:
     kept = [mm(size) for size in range(1, 8)]
     assert [d.flops for op in kept if (d := demand(op))] == [2 * n * 64 * 64 for n in range(1, 8)]
     assert demand(mm(7)) is demand(kept[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from regression.counted import ops_by_category
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.regression.caffe_nets import NETWORKS, caffe_net
@@ -108,29 +109,29 @@ def test_table_2_is_exact_in_all_nine_cells(name: str) -> None:
 
 
 @every_net
-def test_table_3_shares_follow_but_for_two_known_residuals(name: str) -> None:
+def test_table_3_is_reproduced_except_for_two_known_cells(name: str) -> None:
     net = caffe_net(name)
     for column, which in enumerate(Pass):
-        by_category = net.ops_by_category(which)
+        by_category = ops_by_category(net, which)
         whole = net.ops(which)
         for category, printed in TABLE_3[name].items():
-            share = 100 * sum(ops for each, ops in by_category.items() if each.startswith(category))
-            found = share / whole
+            share = 100 * sum(ops for kind, ops in by_category.items() if kind.startswith(category))
+            percent = share / whole
             if (name, category, column) in RESIDUALS:
-                assert found == pytest.approx(RESIDUALS[name, category, column], abs=5e-5)
-                assert round(found, 2) != printed[column]
+                assert percent == pytest.approx(RESIDUALS[name, category, column], abs=5e-5)
+                assert round(percent, 2) != printed[column]
             else:
-                assert round(found, 2) == printed[column]
+                assert round(percent, 2) == printed[column]
 
 
-def test_twenty_of_the_twenty_two_cells_are_printed_so() -> None:
+def test_twenty_of_the_twenty_two_cells_are_as_printed() -> None:
     cells = 2 * sum(len(categories) for categories in TABLE_3.values())
     assert (cells, cells - len(RESIDUALS)) == (22, 20)
 
 
 def test_googlenet_has_the_layers_of_its_categories() -> None:
     layers = caffe_net("GoogLeNet").layers
-    counts = [sum(layer.category is each for layer in layers) for each in Category]
+    counts = [sum(layer.category is category for layer in layers) for category in Category]
     assert counts == [64, 2, 10, 6, 64]
     assert sum(layer.kind is LayerCategory.CONV for layer in layers) == 59
 
@@ -146,7 +147,7 @@ def test_operations_and_activations_grow_with_the_batch_and_weights_do_not(
         assert net.ops(which, batch) == batch * net.ops(which)
 
 
-def test_a_larger_batch_fits_googlenet_than_vgg() -> None:
+def test_googlenet_fits_a_larger_batch_than_vgg() -> None:
     # Data and gradient of each activation, weight, gradient and momentum of each weight: 12 GB.
     def largest(name: str) -> int:
         net = caffe_net(name)
@@ -187,9 +188,9 @@ def test_pools_reach_the_last_pixel_and_begin_no_window_behind_it(
     assert down <= len(begins) <= down + 1
 
 
-def test_shapes_side_by_side_have_their_channels_together() -> None:
+def test_concatenation_adds_channels() -> None:
     assert joined([(64, 28, 28), (32, 28, 28)]) == (96, 28, 28)
-    with pytest.raises(InvalidInput, match="side by side"):
+    with pytest.raises(InvalidInput, match="concatenated"):
         joined([(64, 28, 28), (32, 14, 14)])
 
 
@@ -203,4 +204,4 @@ def test_layers_without_a_formula_have_no_category() -> None:
         "made", (3, 4, 4), (NetworkLayer("loss", LayerCategory.LOSS, (10, 1, 1), (1, 1, 1)),)
     )
     assert net.layers[0].category is None
-    assert net.ops_by_category(Pass.FORWARD) == {}
+    assert ops_by_category(net, Pass.FORWARD) == {}

@@ -1,4 +1,4 @@
-"""Which runs to make: designs against each other, against the grids, and within their budget."""
+"""Designs of runs: compared with each other and with grids, and within their budget."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def determinant(all_of: tuple[Configuration, ...], runs: tuple[Configuration, ..
 def test_a_design_is_the_best_of_all_that_the_budget_holds() -> None:
     every = space()
     budget = 120.0
-    found = design(every, budget)
+    chosen = design(every, budget)
     best = max(
         determinant(every, runs)
         for count in (5, 6, 7, 8, 9)
         for runs in combinations(every, count)
         if sum(run.cost_s for run in runs) <= budget
     )
-    assert determinant(every, found.runs) == pytest.approx(best, rel=1e-9)
-    assert found.cost_s <= budget
+    assert determinant(every, chosen.runs) == pytest.approx(best, rel=1e-9)
+    assert chosen.cost_s <= budget
 
 
 @pytest.mark.parametrize("count", SPLITS)
@@ -59,9 +59,9 @@ def test_at_the_cost_of_a_grid_a_design_spreads_less(count: int) -> None:
         rows[[every.index(run) for run in grid]].T @ rows[[every.index(run) for run in grid]]
     )
     spread = float(np.sqrt(np.einsum("ij,jk,ik->i", rows, inverse, rows)).mean())
-    found = design(every, budget, most_runs=count)
-    assert found.spread < {6: 0.6, 12: 0.7, 20: 0.85}[count] * spread
-    assert len(found.runs) <= count
+    chosen = design(every, budget, most_runs=count)
+    assert chosen.spread < {6: 0.6, 12: 0.7, 20: 0.85}[count] * spread
+    assert len(chosen.runs) <= count
 
 
 @pytest.mark.parametrize("criterion", Criterion)
@@ -71,13 +71,13 @@ def test_designs_keep_their_budget_and_determine_the_fit(
     criterion: Criterion, budget: float, repeats: int
 ) -> None:
     every = space()
-    found = design(every, budget, criterion=criterion, repeats=repeats)
-    assert found.cost_s == pytest.approx(sum(run.cost_s for run in found.runs))
-    assert found.cost_s <= budget * (1 + 1e-6)
-    assert len(found.runs) >= 5
-    assert max(found.runs.count(run) for run in found.runs) <= repeats
-    assert 0 < found.efficiency <= 1 + 1e-3
-    assert np.linalg.matrix_rank(features(every)[[every.index(run) for run in found.runs]]) == 4
+    chosen = design(every, budget, criterion=criterion, repeats=repeats)
+    assert chosen.cost_s == pytest.approx(sum(run.cost_s for run in chosen.runs))
+    assert chosen.cost_s <= budget * (1 + 1e-6)
+    assert len(chosen.runs) >= 5
+    assert max(chosen.runs.count(run) for run in chosen.runs) <= repeats
+    assert 0 < chosen.efficiency <= 1 + 1e-3
+    assert np.linalg.matrix_rank(features(every)[[every.index(run) for run in chosen.runs]]) == 4
 
 
 def test_more_budget_never_spreads_more() -> None:
@@ -87,7 +87,7 @@ def test_more_budget_never_spreads_more() -> None:
 
 def test_each_criterion_is_best_by_its_own_measure() -> None:
     every = space()
-    found = {criterion: design(every, 150.0, criterion=criterion) for criterion in Criterion}
+    designs = {criterion: design(every, 150.0, criterion=criterion) for criterion in Criterion}
     rows = features(every)
 
     def inverse(chosen: Design) -> np.ndarray:
@@ -98,11 +98,11 @@ def test_each_criterion_is_best_by_its_own_measure() -> None:
         return float(np.einsum("ij,jk,ik->i", rows, inverse(chosen), rows).mean())
 
     for other in Criterion:
-        assert np.linalg.det(inverse(found[Criterion.D])) <= 1.001 * np.linalg.det(
-            inverse(found[other])
+        assert np.linalg.det(inverse(designs[Criterion.D])) <= 1.001 * np.linalg.det(
+            inverse(designs[other])
         )
-        assert np.trace(inverse(found[Criterion.A])) <= 1.001 * np.trace(inverse(found[other]))
-        assert mean_variance(found[Criterion.I]) <= 1.001 * mean_variance(found[other])
+        assert np.trace(inverse(designs[Criterion.A])) <= 1.001 * np.trace(inverse(designs[other]))
+        assert mean_variance(designs[Criterion.I]) <= 1.001 * mean_variance(designs[other])
 
 
 def test_the_number_of_runs_can_be_limited() -> None:
@@ -111,8 +111,8 @@ def test_the_number_of_runs_can_be_limited() -> None:
 
 def test_several_gpus_are_part_of_a_design() -> None:
     every = configurations((32, 64), (100, 200), lambda b, i: seconds(BETA, b, i), gpus=(1, 2, 4))
-    found = design(every, 500.0)
-    assert {run.gpus for run in found.runs} >= {1, 4}
+    chosen = design(every, 500.0)
+    assert {run.gpus for run in chosen.runs} >= {1, 4}
     assert every[1].cost_s == pytest.approx(every[0].cost_s)
 
 
@@ -124,7 +124,7 @@ def test_several_gpus_are_part_of_a_design() -> None:
         ((8,), 1000.0, None, "two batches"),
     ],
 )
-def test_what_is_too_little_is_refused_with_what_is_needed(
+def test_too_small_a_budget_is_refused_with_what_is_needed(
     batches: tuple[int, ...], budget: float, most: int | None, said: str
 ) -> None:
     with pytest.raises(InvalidInput, match=said):
@@ -134,7 +134,7 @@ def test_what_is_too_little_is_refused_with_what_is_needed(
 def test_a_space_too_large_or_wrong_is_refused() -> None:
     with pytest.raises(InvalidInput, match="500 at most"):
         design(space(tuple(range(1, 60)), tuple(range(1, 60))), 1e6)
-    with pytest.raises(InvalidInput, match="no time"):
+    with pytest.raises(InvalidInput, match="not a time"):
         configurations((8,), (100,), lambda b, i: -1.0)
     with pytest.raises(InvalidInput, match="at least 1"):
         configurations((0,), (100,), lambda b, i: 1.0)

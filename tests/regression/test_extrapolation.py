@@ -1,4 +1,4 @@
-"""Laws along GPUs, their number, depth and batch, on runs made from a known law (synthetic)."""
+"""Extrapolation by GPU, number of GPUs, depth and batch, on synthetic runs of a known law."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEAK, MIDDLE, STRONG = "t4", "v100-sxm-16gb", "a100-sxm-40gb"
 
 
 def per_iteration(run: Run, power: float = 1.0) -> float:
-    """The law of MG-3: something fixed, work over GPUs and power, a ring of exchanges."""
+    """The law of MG-3: a fixed time, work over GPUs and power, and a ring of exchanges."""
     modules = run.inner_modules or 1
     work = 0.004 * run.batch * modules / (run.gpus * power)
     return 0.01 + work + 0.02 * (run.gpus - 1) / run.gpus
@@ -33,7 +33,7 @@ def made(
     seed: int = 0,
 ) -> list[Run]:
     rng = np.random.default_rng(seed)
-    found = []
+    runs = []
     for batch in batches:
         for count in gpus:
             for depth in modules:
@@ -42,8 +42,8 @@ def made(
                     power = wavecast.device(name).fp32_flops / 1e13 if name else 1.0
                     noise = float(np.exp(sigma * rng.standard_normal()))
                     took = 100 * per_iteration(run, power) * noise
-                    found.append(replace(run, seconds=took))
-    return found
+                    runs.append(replace(run, seconds=took))
+    return runs
 
 
 def test_more_gpus_follow_without_noise() -> None:
@@ -56,15 +56,15 @@ def test_more_gpus_follow_without_noise() -> None:
 def test_a_stronger_gpu_follows_without_noise() -> None:
     model = Extrapolation("power").fit(made(names=(WEAK, MIDDLE)))
     (truth,) = made(batches=(64,), names=(STRONG,))
-    found = model.predict(batch=64, iterations=100, gpu=STRONG)
-    assert found.seconds == pytest.approx(truth.seconds)
+    estimate = model.predict(batch=64, iterations=100, gpu=STRONG)
+    assert estimate.seconds == pytest.approx(truth.seconds)
 
 
 def test_a_deeper_network_follows_without_noise() -> None:
     model = Extrapolation("inner_modules").fit(made(modules=(3, 4, 5)))
     (truth,) = made(batches=(64,), modules=(8,))
-    found = model.predict(batch=64, iterations=100, inner_modules=8)
-    assert found.seconds == pytest.approx(truth.seconds)
+    estimate = model.predict(batch=64, iterations=100, inner_modules=8)
+    assert estimate.seconds == pytest.approx(truth.seconds)
 
 
 def test_a_larger_batch_follows_without_noise() -> None:
@@ -119,22 +119,22 @@ def test_the_choice_is_made_on_runs_left_out_and_not_on_fit() -> None:
     assert model.trial.left_out == 9  # three runs with 4 GPUs, then six with 3 and 4
 
 
-def test_with_two_levels_nothing_tells_exchanges_apart_and_the_plainest_is_taken() -> None:
+def test_with_two_levels_the_simplest_law_of_exchange_is_taken() -> None:
     model = Extrapolation("gpus").fit(
         [Run("made", 32 * gpus, 1, 1.0 + 0.1 * (gpus > 1), gpus=gpus) for gpus in (1, 2)]
     )
     assert "(g-1)/g" in model.features
-    found = model.predict(batch=128, gpus=4)
-    assert found.seconds == pytest.approx(1.15)
-    assert found.low_s < 1.15 < found.high_s
+    estimate = model.predict(batch=128, gpus=4)
+    assert estimate.seconds == pytest.approx(1.15)
+    assert estimate.low_s < 1.15 < estimate.high_s
 
 
-def test_what_the_runs_do_not_tell_apart_is_refused() -> None:
+def test_a_prediction_that_the_runs_do_not_determine_is_refused() -> None:
     # The batch of each GPU is always 32, so nothing is known about 64.
     model = Extrapolation("gpus").fit(
         [Run("made", 32 * gpus, 1, 1.0 + 0.1 * (gpus > 1), gpus=gpus) for gpus in (1, 2)]
     )
-    with pytest.raises(InvalidInput, match="do not tell apart"):
+    with pytest.raises(InvalidInput, match="do not separate"):
         model.predict(batch=256, gpus=4)
 
 
@@ -191,7 +191,7 @@ def test_every_axis_can_be_learned_from_one_set_of_runs() -> None:
     assert RING in LAWS
 
 
-def test_what_a_stronger_gpu_cannot_shorten_is_no_law_of_power() -> None:
+def test_features_without_the_speed_of_the_gpu_are_not_used_for_power() -> None:
     model = Extrapolation("power").fit(made(names=(WEAK, MIDDLE)))
     assert not any(POWERLESS & {*trial.law.features} for trial in model.trials)
     assert any(POWERLESS & {*law.features} for law in LAWS)

@@ -1,4 +1,4 @@
-"""Fits through a triangle: in parts as in one, and by errors that lean to no side."""
+"""Fits by QR: rows in parts give the same fit, and proportional errors have no bias."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def test_rows_in_parts_give_the_same_fit(method: Method, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("method", [*Method])
-def test_what_is_left_over_is_the_noise(method: Method) -> None:
+def test_the_noise_is_that_of_the_residuals(method: Method) -> None:
     rows, times = _scattered(0.05)
-    found = fit(rows, times, method)
-    predicted = rows @ found.values
+    fitted = fit(rows, times, method)
+    predicted = rows @ fitted.values
     sizes = {Method.PROPORTIONAL: predicted}.get(method, times if method.relative else 1.0)
     left = (times - predicted) / sizes
-    assert found.noise == pytest.approx(np.sqrt(left @ left / (len(times) - 2)), rel=1e-6)
+    assert fitted.noise == pytest.approx(np.sqrt(left @ left / (len(times) - 2)), rel=1e-6)
 
 
-def test_wide_scatter_pulls_relative_fits_down_and_proportional_ones_nowhere() -> None:
+def test_wide_scatter_biases_relative_fits_but_not_proportional_ones() -> None:
     sums: dict[Method, list[float]] = {Method.RELATIVE_NON_NEGATIVE: [], Method.PROPORTIONAL: []}
-    for method, found in sums.items():
+    for method, biases in sums.items():
         for seed in range(20):
             rows, times = _scattered(0.5, seed)
-            found.append((rows @ fit(rows, times, method).values).sum() / times.sum() - 1)
+            biases.append((rows @ fit(rows, times, method).values).sum() / times.sum() - 1)
     assert np.mean(sums[Method.RELATIVE_NON_NEGATIVE]) < -0.2
     assert abs(np.mean(sums[Method.PROPORTIONAL])) < 0.02
 

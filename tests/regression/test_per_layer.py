@@ -1,4 +1,4 @@
-"""Lines through timed layers: the published coefficients, and fits of our own."""
+"""Lines through timed layers: published coefficients, and our own fits."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ GROUPS = (("Conv/FC",), ("Norm",), ("Pool S=1", "Pool S>1"), ("ReLU/Drop",))
 
 
 def shares(name: str, batch: int, which: Pass) -> list[float]:
-    found = published("quadro-m6000").predict(caffe_net(name), batch).shares(which)
-    return [100 * sum(found.get(Category(each), 0.0) for each in group) for group in GROUPS]
+    of_category = published("quadro-m6000").predict(caffe_net(name), batch).shares(which)
+    return [
+        100 * sum(of_category.get(Category(name_of_category), 0.0) for name_of_category in group)
+        for group in GROUPS
+    ]
 
 
 def made_times(name: str, batches: tuple[int, ...], noise: float = 0.0) -> list[LayerTime]:
@@ -86,18 +89,18 @@ def made_times(name: str, batches: tuple[int, ...], noise: float = 0.0) -> list[
     ("name", "batch"), [(name, batch) for name, rows in PREDICTED.items() for batch in rows]
 )
 def test_published_coefficients_predict_the_published_times(name: str, batch: int) -> None:
-    found = published("Quadro M6000").predict(caffe_net(name), batch)
+    predicted = published("Quadro M6000").predict(caffe_net(name), batch)
     forward, backward = PREDICTED[name][batch]
-    assert 1e3 * found.forward_s == pytest.approx(forward, abs=5e-4)
-    assert 1e3 * found.backward_s == pytest.approx(backward, abs=5e-4)
-    assert found.seconds == found.forward_s + found.backward_s
-    assert found.unpredicted == ()
+    assert 1e3 * predicted.forward_s == pytest.approx(forward, abs=5e-4)
+    assert 1e3 * predicted.backward_s == pytest.approx(backward, abs=5e-4)
+    assert predicted.seconds == predicted.forward_s + predicted.backward_s
+    assert predicted.unpredicted == ()
 
 
 @pytest.mark.parametrize(("column", "which"), list(enumerate(Pass)))
 def test_googlenet_at_batch_50_has_the_printed_shares(column: int, which: Pass) -> None:
-    found = shares("googlenet", 50, which)
-    assert found == pytest.approx(TABLE_3["googlenet"][column], abs=0.05)
+    predicted = shares("googlenet", 50, which)
+    assert predicted == pytest.approx(TABLE_3["googlenet"][column], abs=0.05)
     assert shares("googlenet", 64, which) != pytest.approx(TABLE_3["googlenet"][column], abs=0.05)
 
 
@@ -130,7 +133,7 @@ def test_an_ordinary_fit_has_the_measured_shares_at_the_mean_batch() -> None:
     batches = (8, 24, 118)
     times = made_times("googlenet", batches, noise=0.3)
     model = PerLayer(Method.ORDINARY).fit(times)
-    found = model.predict(caffe_net("googlenet"), 50)
+    predicted = model.predict(caffe_net("googlenet"), 50)
     for which in Pass:
         seconds = {
             category: sum(
@@ -139,22 +142,22 @@ def test_an_ordinary_fit_has_the_measured_shares_at_the_mean_batch() -> None:
             for category in Category
         }
         whole = sum(seconds.values())
-        for category, share in found.shares(which).items():
+        for category, share in predicted.shares(which).items():
             assert share == pytest.approx(seconds[category] / whole, rel=1e-9)
 
 
 def test_a_model_of_one_net_names_the_layers_of_another_that_it_cannot_know() -> None:
     model = PerLayer().fit(made_times("vgg16", (8, 16)))
-    found = model.predict(caffe_net("alexnet"), 32)
-    assert found.unpredicted == tuple(
+    predicted = model.predict(caffe_net("alexnet"), 32)
+    assert predicted.unpredicted == tuple(
         f"{name} (Norm, {which})" for name in ("norm1", "norm2") for which in Pass
     )
 
 
 def test_measured_layers_sum_to_their_network() -> None:
     times = made_times("alexnet", (32,))
-    found = timed_network("AlexNet", times)
-    assert 1e3 * found.forward_s == pytest.approx(15.886, abs=5e-4)
+    measured = timed_network("AlexNet", times)
+    assert 1e3 * measured.forward_s == pytest.approx(15.886, abs=5e-4)
     with pytest.raises(InvalidInput, match="one batch"):
         timed_network("AlexNet", made_times("alexnet", (8, 16)))
 
@@ -167,7 +170,7 @@ def test_directions_that_were_not_timed_are_left_out() -> None:
     model = PerLayer().fit(times)
     assert {which for _, which in model.lines} == {Pass.FORWARD}
     assert model.predict(caffe_net("alexnet"), 8).backward_s == 0
-    assert any("backward" in each for each in model.predict(caffe_net("alexnet"), 8).unpredicted)
+    assert any("backward" in layer for layer in model.predict(caffe_net("alexnet"), 8).unpredicted)
 
 
 def test_too_few_layers_are_refused_with_what_to_do() -> None:
@@ -177,7 +180,7 @@ def test_too_few_layers_are_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidInput, match="no timed layer"):
         PerLayer().fit([])
     same = [time for time in times if time.layer.name == "relu1"] * 3
-    with pytest.raises(InvalidInput, match="the same to do"):
+    with pytest.raises(InvalidInput, match="the same amount of work"):
         PerLayer().fit(same)
 
 
@@ -209,8 +212,8 @@ def test_work_can_be_counted_otherwise_and_is_never_mixed() -> None:
     ]
     model = PerLayer().fit(times)
     assert model.unit == "made"
-    found = model.predict(net, 32, work=works[32])
-    assert 1e3 * found.forward_s == pytest.approx(15.886, abs=5e-4)
+    predicted = model.predict(net, 32, work=works[32])
+    assert 1e3 * predicted.forward_s == pytest.approx(15.886, abs=5e-4)
     with pytest.raises(InvalidInput, match="in made, not in operations"):
         model.predict(net, 32)
     with pytest.raises(InvalidInput, match="at batch 8"):
@@ -219,7 +222,7 @@ def test_work_can_be_counted_otherwise_and_is_never_mixed() -> None:
         PerLayer().fit([*times, *made_times("alexnet", (8,))])
 
 
-def test_coefficients_nobody_printed_are_refused() -> None:
+def test_coefficients_that_are_not_published_are_refused() -> None:
     with pytest.raises(UnknownName, match="quadro-m6000"):
         published("h100")
 
@@ -243,23 +246,23 @@ I1107 15:24:11.500100  4242 caffe.cpp:410] Average Backward pass: 44.2 ms.
 def test_a_caffe_time_log_gives_the_times_of_its_layers(tmp_path: Path) -> None:
     path = tmp_path / "time.log"
     path.write_text(LOG)
-    found = read_caffe_time(path, caffe_net("alexnet"), batch=64)
-    assert [(time.layer.name, time.batch) for time in found] == [("conv1", 64), ("relu1", 64)]
-    assert [time.forward_s for time in found] == pytest.approx([4.26304e-3, 0.45344e-3])
-    assert [time.backward_s for time in found] == pytest.approx([3.97971e-3, 0.66147e-3])
-    assert found.elsewhere_s[Pass.FORWARD] == pytest.approx(1.5e-3)
-    assert "norm1" in found.untimed
-    assert "loss" not in found.untimed
+    times = read_caffe_time(path, caffe_net("alexnet"), batch=64)
+    assert [(time.layer.name, time.batch) for time in times] == [("conv1", 64), ("relu1", 64)]
+    assert [time.forward_s for time in times] == pytest.approx([4.26304e-3, 0.45344e-3])
+    assert [time.backward_s for time in times] == pytest.approx([3.97971e-3, 0.66147e-3])
+    assert times.elsewhere_s[Pass.FORWARD] == pytest.approx(1.5e-3)
+    assert "norm1" in times.untimed
+    assert "loss" not in times.untimed
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("4.26304 ms", "nan ms", "line 5: nan ms is no time"),
-        ("4.26304 ms", "-4.2 ms", "line 5: -4.2 ms is no time"),
-        ("4.26304 ms", "4.2.6 ms", r"line 5: '4.2.6' is no time"),
-        ("relu1\tforward", "conv1\tforward", "line 7: conv1 forward is there twice"),
-        ("Average time per layer:", "something", "no log of `caffe time`"),
+        ("4.26304 ms", "nan ms", "line 5: nan ms is not a time"),
+        ("4.26304 ms", "-4.2 ms", "line 5: -4.2 ms is not a time"),
+        ("4.26304 ms", "4.2.6 ms", r"line 5: '4.2.6' is not a time"),
+        ("relu1\tforward", "conv1\tforward", "line 7: conv1 forward is listed twice"),
+        ("Average time per layer:", "something", "not a log of `caffe time`"),
         ("Average Forward pass", "Aver", "cut off"),
         ("conv1", "other", "twice|none of the timed"),
     ],

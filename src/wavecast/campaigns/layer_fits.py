@@ -13,13 +13,9 @@ from numpy.typing import NDArray
 from wavecast.campaigns.layer_times import LayerRow
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import device
+from wavecast.predictors.mlp.features import DEVICE_FEATURES, device_features, features_of
 from wavecast.predictors.mlp.layers import LayerStatus
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
-    MlpNetwork,
-    device_features,
-    features_of,
-)
+from wavecast.predictors.mlp.network import MlpNetwork
 
 if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.mlp_fit import Recipe

@@ -23,8 +23,8 @@ from wavecast.predictors.mlp.layers import (
     PassTimes,
     layer,
     layer_type,
-    sample,
 )
+from wavecast.predictors.mlp.samples import sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def _fit_layers(
 ) -> None:
     from wavecast.campaigns import layer_fits
     from wavecast.campaigns.layer_times import read_rows
-    from wavecast.predictors.mlp.predictor import write_model
+    from wavecast.predictors.mlp.file import write_model
 
     try:
         from wavecast.frameworks.pytorch.mlp_fit import Recipe

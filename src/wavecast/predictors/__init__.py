@@ -1,1 +1,1 @@
-"""Ways to predict the time of an op on a GPU: one file each."""
+"""Predictors: the time of an op on a GPU. Scalers: a measured call on another GPU."""

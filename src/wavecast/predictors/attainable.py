@@ -1,11 +1,11 @@
-"""The roofline at the share of it that ops of each kind attain, and a floor for small ones.
+"""The share of the roofline that ops of each kind attain, and a floor for small ops.
 
 seconds = max over limits of (floor * kernels + bound / share)
 
-The limits are memory and an arithmetic unit, and each has its own share and floor, constants per
-kind of op, fitted by `lab/fit/attainable.py`; they know nothing of the GPU, so they carry over
-to one never seen. The largest counts, and not the share of the limit that sets the bound: else
-an op would get slower on a better GPU where the other limit takes over.
+The limits are memory and an arithmetic unit. Each kind of op has a share and a floor for each
+limit, fitted by `lab/fit/attainable.py`. They do not depend on the GPU, so they apply to GPUs that
+were never measured. The larger of the two sums counts. If only the limit with the larger bound
+counted, an op could get slower on a better GPU, where the other limit takes over.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from wavecast.traces.step import Op
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    """The share of the bound that ops of a kind reach, and the range of their real times."""
+    """The share of the bound that ops of a kind attain, and the range of their real times."""
 
     share: float
+    """The bound over the time of large ops."""
     floor_s: float
-    """What the smallest of them take."""
+    """The time of the smallest ops."""
     low: float
-    """On GPUs left out of the fit these ops took `low` to `high` times the estimate in all."""
+    """On GPUs left out of the fit, these ops took `low` to `high` times the estimate."""
     high: float
     ops: int
-    """How many measured ops this rests on."""
+    """How many measured ops were in the fit."""
     gpus: int
-    """On how many GPUs."""
+    """On how many GPUs they were measured."""
 
 
 @dataclass(frozen=True)
 class Attainable(Predictor):
-    """Constant efficiencies per kind of op."""
+    """Predicts op times by one constant efficiency for each kind of op and limit."""
 
     shares: Mapping[str, Attained]
-    """By "kind/limit": tensor cores, other cores or memory, as in "matmul/tensor"; "other" for
-    kinds that nobody measured."""
+    """The constants by "kind/limit" ("matmul/tensor"); the limit is tensor cores, other cores or
+    memory. "other" is for kinds that were not measured."""
 
     @classmethod
     def shipped(cls) -> Attainable:
@@ -52,27 +53,27 @@ class Attainable(Predictor):
         return _shipped()
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
-        """The slowest of the op's limits, each at the share its kind attains."""
-        least, wanted = limits(op, device), demand(op)
-        if not least or wanted is None:
+        """The time of the slower limit, each at the share that its kind attains."""
+        bounds, work = limits(op, device), demand(op)
+        if not bounds or work is None:
             return None
         seconds, attained = 0.0, self.shares["other"]
-        for limit in least:
-            share = self._share(_group(wanted.depthwise, limit))
-            needed = share.floor_s * wanted.kernels + limit.seconds / share.share
+        for limit in bounds:
+            share = self._share(_group(work.depthwise, limit))
+            needed = share.floor_s * work.kernels + limit.seconds / share.share
             if needed > seconds:
                 seconds, attained = needed, share
         if seconds <= 0:
             return None
         return Estimate(
             seconds=seconds,
-            low_s=max(seconds * min(attained.low, 1.0), *(limit.seconds for limit in least)),
+            low_s=max(seconds * min(attained.low, 1.0), *(limit.seconds for limit in bounds)),
             high_s=seconds * max(attained.high, 1.0),
             source="attainable",
         )
 
     def _share(self, group: str) -> Attained:
-        """The nearest that was measured: this limit, another of the kind, anything."""
+        """The constants of a group, else of another limit of its kind, else "other"."""
         kind = group.partition("/")[0]
         for name in (group, f"{kind}/cores", f"{kind}/memory"):
             if name in self.shares:
@@ -81,7 +82,7 @@ class Attainable(Predictor):
 
 
 def group_of(op: Op, least: Bound) -> str:
-    """The ops an op is counted with: its kind and what limits it."""
+    """The group of an op: its kind and the limit that sets its bound."""
     return _group(is_depthwise(op), least)
 
 

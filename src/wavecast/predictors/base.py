@@ -1,4 +1,4 @@
-"""What a predictor and a scaler are: the protocols that every one of them obeys."""
+"""The protocols of predictors and scalers. Their contract is tested for all of them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,48 @@ from wavecast.traces.step import Call, Op
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A time, the range it may lie in, and who said so."""
+    """A predicted time, its range, and where it comes from.
+
+    Example:
+        >>> Estimate(seconds=2e-3, low_s=1.5e-3, high_s=3e-3, source="roofline")
+    """
 
     seconds: float
     low_s: float
+    """The low end of the range of about nine in ten real times."""
     high_s: float
+    """The high end of that range."""
     source: str
+    """The name of the predictor or scaler, in words for a reader."""
 
 
 @runtime_checkable
 class Predictor(Protocol):
-    """Predicts how long a GPU takes for an op, or answers None for an op it does not know.
+    """Predicts the time of an op on a GPU, or answers None for an op it does not know.
 
-    Subclass it and write `predict`; override the other methods only where you can do better.
+    Subclass it and write `predict`; override the other methods only where you can do better. Your
+    predictor is used by `wavecast.predict(trace, gpu, predictor=...)`.
+
+    Example:
+        >>> from wavecast.predictors.roofline import bound
+        >>> class TwiceTheBound(Predictor):
+        ...     def predict(self, op, device):
+        ...         least = bound(op, device)
+        ...         if least is None or not least.seconds:
+        ...             return None
+        ...         return Estimate(2 * least.seconds, least.seconds, 10 * least.seconds, "twice")
     """
 
     @abstractmethod
     def predict(self, op: Op, device: Device) -> Estimate | None:
-        """The GPU's time for one run of an op."""
+        """The time of one run of an op on a GPU."""
 
     def predict_all(self, ops: Sequence[Op], device: Device) -> Sequence[Estimate | None]:
-        """The GPU's time for each op; the same answers as `predict`, often much faster."""
+        """The time of each op on a GPU: the same answers as `predict`, often much faster."""
         return [self.predict(op, device) for op in ops]
 
     def ratios(self, ops: Sequence[Op], origin: Device, target: Device) -> Sequence[float | None]:
-        """How many times as long the target takes for each op as the origin does."""
+        """How many times as long each op takes on the target as on the origin."""
         here, there = self.predict_all(ops, origin), self.predict_all(ops, target)
         return [
             b.seconds / a.seconds if a is not None and b is not None else None
@@ -45,23 +62,32 @@ class Predictor(Protocol):
         ]
 
     def knows_chip(self, device: Device) -> bool:
-        """Whether it was fitted on ops of every kind, measured on the GPU's very chip."""
+        """Whether the predictor was fitted on ops of every kind measured on this GPU's chip."""
         return False
 
 
 @runtime_checkable
 class Scaler(Protocol):
-    """Scales what was measured on one GPU to another, or answers None where it cannot.
+    """Scales a call measured on one GPU to another GPU, or answers None where it cannot.
 
     Subclass it and write `scale_call`; override `scale_all` only where you can do better.
+
+    Example:
+        >>> class ByBandwidth(Scaler):
+        ...     def scale_call(self, call, origin, target):
+        ...         measured_s = sum(kernel.seconds for kernel in call.kernels)
+        ...         if not measured_s:
+        ...             return None
+        ...         seconds = measured_s * origin.memory_bytes_per_s / target.memory_bytes_per_s
+        ...         return Estimate(seconds, seconds, seconds, "bandwidth")
     """
 
     @abstractmethod
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        """The target's time for the kernels of a measured call."""
+        """The time of a measured call on the target; None if the scaler does not know."""
 
     def scale_all(
         self, calls: Sequence[Call], origin: Device, target: Device
     ) -> Sequence[Estimate | None]:
-        """The target's time for each call; the same answers as `scale_call`."""
+        """The time of each call on the target: the same answers as `scale_call`."""
         return [self.scale_call(call, origin, target) for call in calls]

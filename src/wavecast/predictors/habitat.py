@@ -1,9 +1,8 @@
-"""From the GPU you have to the one you want (Habitat, Yu et al., ATC 2021, section 3).
+"""A measured step, scaled to another GPU (Habitat, Yu et al., ATC 2021, section 3).
 
 Ops whose kernels are the same on every GPU are scaled by their waves. Ops whose kernels vary
-(matrix products, convolutions, recurrent layers, attention) take the measured time times the
-ratio of two predictions, so that a predictor's error on the op cancels as far as it is the same
-on both GPUs.
+(matrix products, convolutions, recurrent layers, attention) take the measured time times the ratio
+of two predictions. The predictor's error cancels as far as it is the same on both GPUs.
 """
 
 from __future__ import annotations
@@ -17,33 +16,40 @@ from wavecast.hardware.device import Device
 from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.wave import CONTRACTIONS, WaveScaling
+from wavecast.predictors.wave import WaveScaling
+from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.traces.step import Call
 
 
 @dataclass(frozen=True)
 class Habitat(Scaler):
-    """Wave scaling, and the ratio of learned predictions where kernels vary."""
+    """Scales calls by their waves, or by a ratio of predictions where kernels vary.
+
+    Example:
+        >>> v100, a100 = wavecast.device("v100-sxm-16gb"), wavecast.device("a100-sxm-80gb")
+        >>> Habitat.shipped().scale_call(call, v100, a100).seconds
+    """
 
     learned: Predictor
+    """The predictor whose ratios are used: `Learned`, or `Mlp` as in the paper."""
     wave: WaveScaling = field(default_factory=WaveScaling)
     spread: float = 1.0
-    """Of ratios between five public GPUs, nine in ten were off by less than this factor and one
-    (convolutions 1.55, products 2.1; docs/accuracy.md)."""
+    """The range of a ratio is the ratio divided and multiplied by 1 + spread. Of the ratios between
+    five public GPUs, nine in ten were within such a factor (convolutions 1.55, products 2.1)."""
 
     @classmethod
     def shipped(cls) -> Habitat:
-        """With the predictor that is the default without a measurement."""
+        """The scaler with the predictor that is the default without a measurement."""
         return _shipped()
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        """The target's time for a measured call; collectives cannot be scaled."""
+        """The time of a measured call on the target; None for collectives, which do not scale."""
         return self.scale_all((call,), origin, target)[0]
 
     def scale_all(
         self, calls: Sequence[Call], origin: Device, target: Device
     ) -> list[Estimate | None]:
-        """The target's time for each call, with all ratios predicted at once."""
+        """The time of each call on the target; all ratios are predicted at once."""
         if origin == target:
             return [_as_measured(call) for call in calls]
         by_waves = self.wave.scale_all(calls, origin, target)
@@ -58,7 +64,7 @@ class Habitat(Scaler):
         if kind is Kind.COLLECTIVE or not _measured_s(call):
             return None
         by_ratio = self._by_ratio(call, ratio if ops.has_shapes(call.op) else None)
-        # Waves need clocks and SMs, which are not known of every GPU; shapes are not always known.
+        # Each may be unknown: waves need clocks and SMs of both GPUs, ratios need shapes.
         return by_ratio or by_waves if kind in CONTRACTIONS else by_waves or by_ratio
 
     def _by_ratio(self, call: Call, ratio: float | None) -> Estimate | None:

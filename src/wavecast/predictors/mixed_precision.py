@@ -1,14 +1,14 @@
-"""A float32 measurement as it would be under autocast (Daydream, Zhu et al., ATC 2020).
+"""A float32 measurement, scaled to mixed precision (Daydream, Zhu et al., ATC 2020).
 
 Daydream's rule: kernels of matrix products and convolutions run three times as fast in half
-precision, all others, which move bytes, twice as fast; weight updates stay in float32. It is what
-is left where nothing but kernels is known, and it is far off on today's GPUs.
+precision, and all others, which move bytes, twice as fast. Weight updates stay in float32. The rule
+is used where only kernels are known. It is far off on today's GPUs.
 
-Where shapes are known, a product takes the ratio of two predictions of the op itself, which knows
-the target's units. Of the rest, autocast leaves norms, losses, reductions and the like in float32,
-and elementwise ops have some operands in half precision and some not: on an H200 they took 0.53 to
-0.92 of their float32 time (six steps, measurements/h200), so `ELEMENTWISE_SHARE`. The casts that
-autocast adds are not counted.
+Where shapes are known, a product is scaled by the ratio of two predictions of the op, in half and
+in full precision, which depend on the target's units. Autocast leaves norms, losses, reductions and
+similar ops in float32. Elementwise ops have some operands in half precision and some not: on an
+H200 they took 0.53 to 0.92 of their float32 time (six steps, measurements/h200), hence
+`ELEMENTWISE_SHARE`. The casts that autocast adds are not counted.
 """
 
 from __future__ import annotations
@@ -21,35 +21,47 @@ from wavecast.hardware.device import Device
 from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.wave import CONTRACTIONS
+from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.traces.kernel_names import is_gemm_or_convolution
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
+"""The element type of each precision."""
+
 CONTRACTION_SPEEDUP = 3.0
+"""Speed-up of matrix products and convolutions (Daydream, section 5.1)."""
 OTHER_SPEEDUP = 2.0
-"""Daydream, section 5.1."""
-
+"""Speed-up of other kernels (Daydream, section 5.1)."""
 ELEMENTWISE_SHARE = 0.75
-
+"""Time of an elementwise op under autocast, relative to float32."""
 HALF_SPREAD = 1.3
-"""By which the range grows: steps on the H200 were off by 24% on average."""
+"""The factor by which the range widens: steps on the H200 were off by 24% on average."""
 
 
 @dataclass(frozen=True)
 class MixedPrecision(Scaler):
-    """Scales a float32 measurement to another GPU, and to half precision there."""
+    """Scales a float32 measurement to another GPU, and to half precision there.
+
+    Example:
+        >>> v100, h100 = wavecast.device("v100-sxm-16gb"), wavecast.device("h100-sxm-80gb")
+        >>> MixedPrecision.shipped("bf16").scale_call(call, v100, h100).seconds
+    """
 
     base: Scaler
+    """Scales to the other GPU in float32."""
     precision: str
     """"bf16" or "fp16"."""
     direct: Predictor | None = None
-    """Who knows the op in both precisions; None: Daydream's rule for everything."""
+    """Predicts an op in both precisions; None to use Daydream's rule for everything."""
 
     @classmethod
     def shipped(cls, precision: str) -> MixedPrecision:
-        """With the shipped scaler and its predictor."""
+        """The scaler to "bf16" or "fp16" that is based on the shipped one and its predictor.
+
+        Raises:
+            InvalidInput: The precision is another one.
+        """
         if precision not in DTYPES:
             known = ", ".join(DTYPES)
             raise InvalidInput(f"a measurement can become {known}, not {precision!r}")
@@ -57,7 +69,7 @@ class MixedPrecision(Scaler):
         return cls(habitat, precision, habitat.learned)
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        """The target's time for a call, had it run under autocast."""
+        """The time of a call on the target under autocast."""
         full = self.base.scale_call(call, origin, target)
         if full is None or not self._becomes_half(call):
             return full
@@ -89,8 +101,8 @@ class MixedPrecision(Scaler):
             outputs=tuple(map(self._half, op.outputs)),
             attrs=tuple(pair for pair in op.attrs if pair[0] != "precision"),
         )
-        full_s, half_s = (self.direct.predict(each, target) for each in (op, half))
-        return None if full_s is None or half_s is None else half_s.seconds / full_s.seconds
+        in_full, in_half = self.direct.predict(op, target), self.direct.predict(half, target)
+        return None if in_full is None or in_half is None else in_half.seconds / in_full.seconds
 
     def _half(self, tensor: TensorSpec) -> TensorSpec:
         return replace(tensor, dtype=DTYPES[self.precision]) if _is_full(tensor) else tensor

@@ -15,31 +15,36 @@ from wavecast.traces.step import Op
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an op asks of a GPU, whichever it is."""
+    """The work of an op, independent of the GPU."""
 
     kind: Kind
     unit: Unit
+    """The arithmetic unit that the op asks for."""
     flops: int
+    """FLOPs that are executed; a multiply-add counts two."""
     nbytes: int
+    """Bytes that are read and written."""
     crossing_bytes: int
-    """Bytes that move between the host's memory and the GPU's."""
+    """Bytes that are copied between the host's memory and the GPU's."""
     kernels: int
+    """Kernels that the op launches."""
     depthwise: bool
+    """Whether it is a depthwise convolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The least time of an op on a GPU, and what sets it."""
+    """The least time of an op on a GPU, and the limit that sets it."""
 
     seconds: float
     kind: Kind
     unit: Unit | None
-    """The arithmetic unit that sets it; None: moving bytes does."""
+    """The arithmetic unit that sets it; None if moving bytes does."""
 
 
 @lru_cache(maxsize=1 << 16)
 def demand(op: Op) -> Demand | None:
-    """What an op asks for, or None when there is no formula for it."""
+    """The work of an op; None if there is no formula for it."""
     cost, kind, flops = ops.cost_of(op), ops.kind(op), ops.executed_flops(op)
     if cost is None or kind is None or flops is None:
         return None
@@ -62,38 +67,39 @@ def _crossing_bytes(op: Op) -> int:
 
 
 def bound(op: Op, device: Device) -> Bound | None:
-    """The roofline of an op on a GPU; None where formula or facts are missing."""
+    """The roofline of an op on a GPU; None if the formula or the GPU's rate is not known."""
     return max(limits(op, device), key=lambda limit: limit.seconds, default=None)
 
 
 def limits(op: Op, device: Device) -> tuple[Bound, ...]:
-    """What memory, then arithmetic needs for an op; empty where formula or facts are missing."""
-    wanted = demand(op)
-    if wanted is None:
+    """The bounds of memory and, if the op computes, of arithmetic; empty if facts are missing."""
+    work = demand(op)
+    if work is None:
         return ()
-    if wanted.crossing_bytes:
+    if work.crossing_bytes:
         if device.pcie_bytes_per_s is None:
             return ()
-        return (Bound(wanted.crossing_bytes / device.pcie_bytes_per_s, wanted.kind, None),)
-    memory = Bound(wanted.nbytes / device.memory_bytes_per_s, wanted.kind, None)
-    if not wanted.flops:
+        return (Bound(work.crossing_bytes / device.pcie_bytes_per_s, work.kind, None),)
+    memory = Bound(work.nbytes / device.memory_bytes_per_s, work.kind, None)
+    if not work.flops:
         return (memory,)
-    unit = available(wanted.unit, device)
+    unit = available(work.unit, device)
     rate = None if unit is None else device.rate(unit)
     if rate is None:
         return ()
-    return memory, Bound(wanted.flops / rate, wanted.kind, unit)
+    return memory, Bound(work.flops / rate, work.kind, unit)
 
 
 @dataclass(frozen=True)
 class Roofline(Predictor):
-    """Each op takes exactly as long as physics demands: the baseline that others must beat.
+    """Predicts that each op takes exactly its physical bound: a baseline for other predictors.
 
-    Real ops take longer, small ones much longer, so the range is open upwards: `high_s` is
-    what an op takes at `worst` of the bound.
+    Real ops take longer, and small ones much longer. So the low end of the range is the bound, and
+    the high end is the time at a share of `worst` of the bound's rate.
     """
 
     worst: float = 0.1
+    """The share of the bound's rate at the high end of the range."""
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
         """The roofline of the op."""

@@ -1,5 +1,6 @@
-"""Models fitted on what was measured: layers, runs, whole clusters; and which runs to make.
+"""Models fitted on past measurements of layers and of whole runs, and which runs to make.
 
-One file is one story: `per_layer` (times of layers), `end_to_end` (times of runs), `extrapolation`
-(GPUs, counts, depths and batches nobody ran), `design` (which runs are worth their cost).
+`per_layer` predicts networks from timed layers, `end_to_end` runs from runs, and `extrapolation`
+runs on GPUs, numbers of GPUs, depths and batches that were never tried. `design` chooses the runs
+that are worth their cost.
 """

@@ -1,8 +1,8 @@
 """AlexNet, GoogLeNet and VGG-16, layer by layer, as in Caffe's reference files.
 
-Conventions are those under which tables 2 and 3 of Gianniti et al. 2019 follow: AlexNet in one
-group and in the order of `bvlc_alexnet` (normalize, then pool), pools that round up, both auxiliary
-heads of GoogLeNet. Names are those of the files, so that a `caffe time` log fits.
+They reproduce tables 2 and 3 of Gianniti et al. 2019 with these conventions: AlexNet in one group
+and in the order of `bvlc_alexnet` (normalize, then pool), pools that round up, and both auxiliary
+heads of GoogLeNet. Layers have the names of Caffe's files, so that the log of `caffe time` matches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wavecast.regression.complexities import (
 
 
 class _Builder:
-    """Adds layers one after the other; `shape` is what the next one reads."""
+    """Adds layers one after the other; `shape` is the input of the next layer."""
 
     def __init__(self, inputs: Shape) -> None:
         self.inputs = self.shape = inputs
@@ -62,7 +62,7 @@ class _Builder:
 
 
 def alexnet() -> Network:
-    """AlexNet, `bvlc_alexnet` without groups."""
+    """AlexNet: `bvlc_alexnet` without groups."""
     net = _Builder((3, 227, 227))
     net.conv("conv1", 96, 11, stride=4, relu="relu1")
     net.norm("norm1")
@@ -96,7 +96,7 @@ def vgg16() -> Network:
     return Network("VGG-16", net.inputs, tuple(net.layers), depth=16)
 
 
-# Filters: 1x1; before and of 3x3; before and of 5x5; behind the pool.
+# Numbers of filters: 1x1; reduction for 3x3, 3x3; reduction for 5x5, 5x5; after the pool.
 _INCEPTIONS = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -111,7 +111,7 @@ _INCEPTIONS = {
 
 
 def googlenet() -> Network:
-    """GoogLeNet, `bvlc_googlenet`, with both auxiliary heads."""
+    """GoogLeNet: `bvlc_googlenet` with both auxiliary heads."""
     net = _Builder((3, 224, 224))
     net.conv("conv1/7x7_s2", 64, 7, stride=2, pad=3, relu="conv1/relu_7x7")
     net.pool("pool1/3x3_s2", 3, 2)
@@ -162,7 +162,7 @@ def _inception(net: _Builder, module: str) -> None:
 
 
 def _head(net: _Builder, name: str) -> None:
-    """An auxiliary classifier; the main path goes on where it was."""
+    """Adds an auxiliary classifier; the main path continues from the same input."""
     before = net.shape
     net.pool(f"{name}/ave_pool", 5, 3)
     net.conv(f"{name}/conv", 128, 1, relu=f"{name}/relu_conv")
@@ -179,7 +179,11 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 
 
 def caffe_net(name: str) -> Network:
-    """The network of a name: "alexnet", "googlenet" or "vgg16"."""
+    """The network with a name: "alexnet", "googlenet" or "vgg16".
+
+    Raises:
+        UnknownName: There is no such network.
+    """
     plain = name.strip().lower().replace("-", "").replace("_", "")
     if plain not in NETWORKS:
         raise UnknownName(f'no reference network is named "{name}"; known: {", ".join(NETWORKS)}')

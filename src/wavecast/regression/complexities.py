@@ -1,8 +1,8 @@
-"""Layers of convolutional networks and how many operations they take, as Gianniti et al. count.
+"""Layers of convolutional networks and their numbers of operations, as Gianniti et al. count them.
 
-Formulas are those of the slides of Gianniti, Zhang and Ardagna (CLOSER 2019, "Layer Computational
-Complexity"), which are per output position: times height and width of the output and the batch.
-One multiply-add is one operation here, unlike everywhere else in wavecast.
+The formulas are from the slides of Gianniti, Zhang and Ardagna (CLOSER 2019, "Layer Computational
+Complexity"). They are for one output position, and are multiplied by height and width of the output
+and by the batch. One multiply-add counts as one operation here, unlike everywhere else in wavecast.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from enum import StrEnum
 from wavecast.errors import InvalidInput
 
 Shape = tuple[int, int, int]
-"""Channels, height and width of what one sample has."""
+"""Channels, height and width of one sample."""
 
 
 class LayerCategory(StrEnum):
-    """What a layer computes."""
+    """The type of a layer."""
 
     CONV = "Conv"
     FC = "FC"
@@ -33,7 +33,7 @@ class LayerCategory(StrEnum):
 
 
 class Category(StrEnum):
-    """Layers whose times lie on one line (slides, "Per Layer Models")."""
+    """Groups of layers whose times are predicted by one line (slides, "Per Layer Models")."""
 
     CONV_FC = "Conv/FC"
     NORM = "Norm"
@@ -43,7 +43,7 @@ class Category(StrEnum):
 
 
 class Pass(StrEnum):
-    """The direction of a layer."""
+    """The forward or backward pass of a layer."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -56,21 +56,21 @@ class NetworkLayer:
     name: str
     kind: LayerCategory
     inputs: Shape
-    """What it reads; of a concatenation, all of it."""
+    """The shape of its input; for a concatenation, of all inputs together."""
     outputs: Shape
     kernel: tuple[int, int] = (1, 1)
     stride: int = 1
-    """The smaller one, where height and width differ."""
+    """The smaller stride, if those of height and width differ."""
     groups: int = 1
     local_size: int = 5
-    """Channels that a normalization looks at."""
+    """Channels over which a local response normalization sums."""
     bias: bool = True
     in_place: bool = False
-    """Whether it writes where it reads (Caffe's ReLU and Dropout)."""
+    """Whether it overwrites its input (Caffe's ReLU and Dropout)."""
 
     @property
     def category(self) -> Category | None:
-        """Whose line predicts it; None: it has no coefficient and is left out."""
+        """The category whose line predicts it; None if the paper has no coefficient for it."""
         match self.kind:
             case LayerCategory.CONV | LayerCategory.FC:
                 return Category.CONV_FC
@@ -84,7 +84,7 @@ class NetworkLayer:
 
     @property
     def weights(self) -> int:
-        """Learned numbers, biases counted."""
+        """The number of weights, biases included."""
         channels = self.outputs[0]
         bias = channels if self.bias else 0
         match self.kind:
@@ -96,11 +96,11 @@ class NetworkLayer:
 
     @property
     def activations(self) -> int:
-        """Numbers it writes to memory of its own, for one sample."""
+        """The number of values that it writes to new memory, for one sample."""
         return 0 if self.in_place or self.kind is LayerCategory.LOSS else math.prod(self.outputs)
 
     def ops(self, which: Pass, batch: int = 1) -> int:
-        """Operations of one pass over a batch."""
+        """The operations of one pass over a batch."""
         forward, backward = _PER_POSITION[self.kind](self)
         positions = self.outputs[1] * self.outputs[2] if self.kind in _SPATIAL else 1
         return batch * positions * (forward if which is Pass.FORWARD else backward)
@@ -133,7 +133,7 @@ def _pool(layer: NetworkLayer) -> tuple[int, int]:
 
 
 def _rectify(layer: NetworkLayer) -> tuple[int, int]:
-    # No source has a formula for dropout; with that of ReLU, 20 of 22 printed shares follow.
+    # No source has a formula for dropout. With that of ReLU, 20 of 22 printed shares come out.
     return 3 * layer.outputs[0], 4 * layer.outputs[0]
 
 
@@ -168,35 +168,27 @@ class Network:
     inputs: Shape
     layers: tuple[NetworkLayer, ...]
     depth: int | None = None
-    """Layers with weights on the main path; None: nobody counted."""
+    """Layers with weights on the main path; None if not known."""
     unknown: tuple[str, ...] = ()
-    """Layers for which there is no formula, as "name (kind)"; they are in no prediction."""
+    """Layers without a formula, as "name (kind)"; they are not part of any prediction."""
 
     @property
     def weights(self) -> int:
-        """Learned numbers; the batch does not change them."""
+        """The number of weights, which does not depend on the batch."""
         return sum(layer.weights for layer in self.layers)
 
     def activations(self, batch: int = 1) -> int:
-        """Numbers in memory: the input, and what each layer writes that is not in place."""
+        """The number of values in memory: the input, and the outputs that are not in place."""
         return batch * (math.prod(self.inputs) + sum(layer.activations for layer in self.layers))
 
     def ops(self, which: Pass | None = None, batch: int = 1) -> int:
-        """Operations of one pass over a batch, or of both."""
+        """The operations of one pass over a batch, or of both passes."""
         passes = Pass if which is None else (which,)
-        return sum(layer.ops(each, batch) for layer in self.layers for each in passes)
-
-    def ops_by_category(self, which: Pass, batch: int = 1) -> dict[Category, int]:
-        """Operations of the layers that have a coefficient."""
-        found: dict[Category, int] = {}
-        for layer in self.layers:
-            if (category := layer.category) is not None:
-                found[category] = found.get(category, 0) + layer.ops(which, batch)
-        return found
+        return sum(layer.ops(each_pass, batch) for layer in self.layers for each_pass in passes)
 
 
 def pooled_side(side: int, kernel: int, stride: int, pad: int = 0) -> int:
-    """What a pool leaves of a side: rounded up, and no window may begin in the padding (Caffe)."""
+    """The side of a pool's output, rounded up; no window begins in the padding (Caffe)."""
     if side + 2 * pad < kernel:
         raise InvalidInput(f"a pool of {kernel} does not fit a side of {side}")
     pooled = -(-(side + 2 * pad - kernel) // stride) + 1
@@ -204,15 +196,15 @@ def pooled_side(side: int, kernel: int, stride: int, pad: int = 0) -> int:
 
 
 def convolved_side(side: int, kernel: int, stride: int, pad: int = 0) -> int:
-    """What a convolution leaves of a side: rounded down."""
+    """The side of a convolution's output, rounded down."""
     if side + 2 * pad < kernel:
         raise InvalidInput(f"a filter of {kernel} does not fit a side of {side}")
     return (side + 2 * pad - kernel) // stride + 1
 
 
 def joined(shapes: Iterable[Shape]) -> Shape:
-    """The shape of these side by side: their channels together."""
-    found = list(shapes)
-    if len({shape[1:] for shape in found}) != 1:
-        raise InvalidInput(f"shapes that do not fit side by side: {found}")
-    return sum(shape[0] for shape in found), *found[0][1:]
+    """The shape of a concatenation along channels."""
+    parts = list(shapes)
+    if len({shape[1:] for shape in parts}) != 1:
+        raise InvalidInput(f"shapes of different height or width cannot be concatenated: {parts}")
+    return sum(shape[0] for shape in parts), *parts[0][1:]

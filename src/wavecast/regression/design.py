@@ -1,9 +1,10 @@
-"""Which runs to make: the most is learned for the least (the question of Ernest, NSDI 2016).
+"""Which runs to make to learn the most within a budget (the question of Ernest, NSDI 2016).
 
-Given configurations, the time each is thought to take, and a budget, the runs are chosen whose fit
-is surest: by the volume of the coefficients' uncertainty (D), its sum (A), or the mean variance of
-predictions over the whole space (I). The weights of the relaxed problem are found by scipy; they
-are rounded to whole runs, and exchanged as long as that helps.
+Given possible runs, the estimated time of each, and a budget, the design consists of the runs whose
+fit has the least uncertainty. This is the volume of the coefficients' uncertainty (D), the sum of
+their variances (A), or the mean variance of predictions over the whole space (I). scipy finds the
+weights of the relaxed problem. They are rounded to whole runs, which are then exchanged as long as
+that helps.
 
     space = configurations(batches, iterations, seconds_of)
     design(space, budget_s=600).runs
@@ -25,27 +26,27 @@ from wavecast.regression.laws import RING, Settings
 from wavecast.regression.least_squares import Array, needing_scipy, rank
 
 MOST = 500
-"""Configurations that scipy is asked to weigh: more take minutes."""
+"""The most configurations to choose from; more would take minutes."""
 _STARTS = 20
 _SEED = 2016
 _RIDGE = 1e-10
-"""So that the volume of too few runs is tiny, not undefined."""
+"""Added to the information, so that the uncertainty of too few runs is huge, not undefined."""
 
 
 class Criterion(StrEnum):
-    """What is made small."""
+    """The uncertainty that is minimised."""
 
     D = "D"
     """The volume of the coefficients' uncertainty."""
     A = "A"
-    """The sum of their variances, each over its scale."""
+    """The sum of the coefficients' variances, each relative to its scale."""
     I = "I"  # noqa: E741  (its name in the literature)
     """The mean variance of predictions over the space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A run that could be made, and how long it is thought to take."""
+    """A run that could be made, with its estimated time."""
 
     batch: int
     iterations: int
@@ -64,13 +65,14 @@ class Design:
 
     criterion: Criterion
     runs: tuple[Configuration, ...]
-    """One that is there twice is to be made twice."""
+    """A run that is listed twice is to be made twice."""
     cost_s: float
     budget_s: float
     efficiency: float
-    """How good it is against the bound that no whole number of runs can beat: 1 is perfect."""
+    """The information relative to that of the relaxed problem, which is the most possible."""
     spread: float
-    """Relative standard deviation of a prediction, mean over the space, when a run has 1%; in %."""
+    """The relative standard deviation of a prediction in percent, averaged over the space, if the
+    times of runs have one of 1%."""
 
 
 def configurations(
@@ -79,19 +81,19 @@ def configurations(
     seconds_of: Callable[[int, int], float],
     gpus: Iterable[int] = (1,),
 ) -> tuple[Configuration, ...]:
-    """Every combination, timed by `seconds_of(batch, iterations)` on one GPU.
+    """Every combination, with the time `seconds_of(batch, iterations)` on one GPU.
 
-    On g GPUs a run is thought to take a g-th of it: good enough to weigh costs.
+    A run on g GPUs is estimated to take 1/g of it, which is good enough to compare costs.
     """
-    found = []
+    combinations = []
     for batch, length, count in product(batches, iterations, gpus):
         if min(batch, length, count) < 1:
             raise InvalidInput("batches, iterations and gpus must be at least 1")
         seconds = seconds_of(batch, length) / count
         if not 0 < seconds < math.inf:
-            raise InvalidInput(f"batch {batch}, {length} iterations: {seconds} s is no time")
-        found.append(Configuration(batch, length, seconds, count))
-    return tuple(found)
+            raise InvalidInput(f"batch {batch}, {length} iterations: {seconds} s is not a time")
+        combinations.append(Configuration(batch, length, seconds, count))
+    return tuple(combinations)
 
 
 def design(
@@ -105,18 +107,18 @@ def design(
     """The runs of a space to make within a budget of GPU-seconds.
 
     Args:
-        space: the configurations to choose from.
+        space: The configurations to choose from.
         budget_s: GPU-seconds for all runs together.
-        criterion: of `Criterion`.
-        repeats: how often one configuration may be run.
-        most_runs: how many runs at most.
+        criterion: The uncertainty to minimise, one of `Criterion`.
+        repeats: How often one configuration may be run.
+        most_runs: The largest number of runs; by default there is no limit.
 
     Raises:
-        InvalidInput: the budget or the space is too small for the coefficients; says how much
-            is needed.
+        InvalidInput: The budget or the space is too small to determine the coefficients; the
+            message says how much is needed.
     """
     wanted = _criterion(criterion)
-    rows, costs = features(space), np.array([each.cost_s for each in space])
+    rows, costs = features(space), np.array([run.cost_s for run in space])
     needed = rows.shape[1] + 1
     most = len(space) * repeats if most_runs is None else most_runs
     if not space or rank(rows) < rows.shape[1]:
@@ -135,7 +137,7 @@ def design(
     problem = _Problem(rows, costs, wanted, repeats, budget_s, needed, most)
     weights = problem.relax()
     counts = problem.round(weights)
-    runs = tuple(each for each, n in zip(space, counts, strict=True) for _ in range(int(n)))
+    runs = tuple(run for run, n in zip(space, counts, strict=True) for _ in range(int(n)))
     return Design(
         criterion=wanted,
         runs=runs,
@@ -147,17 +149,17 @@ def design(
 
 
 def features(space: Sequence[Configuration]) -> Array:
-    """What each run tells about the coefficients, over its time: errors are relative."""
-    batch = np.array([each.batch for each in space], dtype=float)
-    length = np.array([each.iterations for each in space], dtype=float)
-    gpus = np.array([each.gpus for each in space], dtype=float)
+    """The features of each run divided by its time, because errors are relative."""
+    batch = np.array([run.batch for run in space], dtype=float)
+    length = np.array([run.iterations for run in space], dtype=float)
+    gpus = np.array([run.gpus for run in space], dtype=float)
     if (gpus == 1).all():
         rows = rows_of(FULL, batch, length)
     else:
         one = np.ones_like(batch)
         per_iteration = RING.columns(Settings(batch, gpus, one, one, one))
         rows = np.column_stack([one, per_iteration * length[:, None]])
-    rows = rows / np.array([each.seconds for each in space])[:, None]
+    rows = rows / np.array([run.seconds for run in space])[:, None]
     scaled: Array = rows / np.abs(rows).max(axis=0)
     return scaled
 
@@ -173,14 +175,14 @@ class _Problem:
     most: int
 
     def loss(self, weights: Array) -> float:
-        """What is made small, for whole runs or shares of runs."""
+        """The uncertainty of a design of whole runs or of shares of runs."""
         information = self._information(weights)
         if self.criterion is Criterion.D:
             return -float(np.linalg.slogdet(information)[1])
         return float(np.log(np.trace(np.linalg.solve(information, self._of_interest))))
 
     def gradient(self, weights: Array) -> Array:
-        """By the weight of each run."""
+        """The derivative of the loss by the weight of each run."""
         inverse = np.linalg.inv(self._information(weights))
         middle, whole = inverse, 1.0
         if self.criterion is not Criterion.D:
@@ -190,13 +192,13 @@ class _Problem:
         return slope
 
     def relax(self) -> Array:
-        """The best shares of runs: a bound on what whole runs can do."""
+        """The best shares of runs, whose information whole runs cannot exceed."""
         optimize = needing_scipy("designing", "scipy.optimize")
         count = len(self.rows)
         share = min(1.0, self.budget_s / (self.repeats * self.costs.sum()))
         share = min(share, self.most / (self.repeats * count))
         limits = np.stack([self.costs / self.budget_s, np.full(count, 1 / self.most)])
-        found = optimize.minimize(
+        result = optimize.minimize(
             self.loss,
             np.full(count, share * self.repeats),
             jac=self.gradient,
@@ -211,29 +213,29 @@ class _Problem:
             ],
             options={"maxiter": 300, "ftol": 1e-9},
         )
-        weights: Array = np.clip(found.x, 0.0, self.repeats)
+        weights: Array = np.clip(result.x, 0.0, self.repeats)
         return weights
 
     def round(self, weights: Array) -> Array:
-        """Whole runs: from many starts near the shares, exchanged as long as that helps."""
+        """The best whole runs, found from many starts near the shares by exchanging runs."""
         rng = np.random.default_rng(_SEED)
-        # From nothing the needed number of runs is always reached.
+        # Starting from no runs always reaches the needed number of runs.
         starts = [np.zeros_like(weights), np.floor(weights + 1e-6)]
         starts += [np.floor(weights + rng.uniform(size=len(weights))) for _ in range(_STARTS)]
-        found = [
+        designs = [
             self._improve(self._shrink(start), per_cost)
             for start in starts
             for per_cost in (False, True)
         ]
-        return min((each for each in found if each.sum() >= self.fewest), key=self.loss)
+        return min((counts for counts in designs if counts.sum() >= self.fewest), key=self.loss)
 
     def efficiency(self, counts: Array, weights: Array) -> float:
-        """Of the information of the relaxed design, how much the whole runs give."""
+        """The information of whole runs relative to that of the relaxed design."""
         lost = self.loss(counts) - self.loss(weights)
         return float(np.exp(-lost / (self.rows.shape[1] if self.criterion is Criterion.D else 1)))
 
     def _shrink(self, counts: Array) -> Array:
-        """Without the dearest runs, as many as the budget does not hold."""
+        """The runs without the most expensive ones, so that they fit the budget."""
         counts = np.minimum(counts, self.repeats)
         while counts @ self.costs > self.budget_s or counts.sum() > self.most:
             there = np.flatnonzero(counts)
@@ -241,7 +243,7 @@ class _Problem:
         return counts
 
     def _improve(self, counts: Array, per_cost: bool) -> Array:
-        """Add what helps most, then exchange runs as long as that helps."""
+        """The runs after adding those that help most and exchanging as long as that helps."""
         counts = self._filled(counts, per_cost)
         while True:
             now, best = self.loss(counts), counts
@@ -256,7 +258,7 @@ class _Problem:
             counts = best
 
     def _filled(self, counts: Array, per_cost: bool) -> Array:
-        """As many more runs as the budget holds, those that help most first."""
+        """The runs with as many more as the budget allows, those that help most first."""
         counts = counts.copy()
         while counts.sum() < self.most:
             left_s = self.budget_s * (1 + 1e-9) - counts @ self.costs - self._kept_back_s(counts)
@@ -268,13 +270,13 @@ class _Problem:
         return counts
 
     def _kept_back_s(self, counts: Array) -> float:
-        """What the runs still needed take at least, after the next one."""
+        """The least cost of the runs that are still needed after the next one."""
         missing = self.fewest - int(counts.sum()) - 1
         free = np.repeat(self.costs, (self.repeats - counts).astype(int))
         return float(np.sort(free)[:missing].sum()) if missing > 0 else 0.0
 
     def _gains(self, counts: Array) -> Array:
-        """By how much the loss falls with one more of each run (Sherman and Morrison)."""
+        """How much the loss falls with one more of each run (Sherman and Morrison)."""
         inverse = np.linalg.inv(self._information(counts))
         reach = np.einsum("ij,jk,ik->i", self.rows, inverse, self.rows)
         if self.criterion is Criterion.D:
@@ -287,8 +289,8 @@ class _Problem:
 
     def _information(self, weights: Array) -> Array:
         columns = self.rows.shape[1]
-        found: Array = (self.rows * weights[:, None]).T @ self.rows + _RIDGE * np.eye(columns)
-        return found
+        matrix: Array = (self.rows * weights[:, None]).T @ self.rows + _RIDGE * np.eye(columns)
+        return matrix
 
     @property
     def _of_interest(self) -> Array:

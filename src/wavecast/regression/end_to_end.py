@@ -1,13 +1,14 @@
-"""The time of whole runs from past runs: Gianniti, Zhang and Ardagna 2019, sections 3 and 4.3.
+"""The time of whole runs, from past runs (Gianniti, Zhang and Ardagna 2019, sections 3 and 4.3).
 
     wc.EndToEnd().fit(runs).predict(batch=64, iterations=90_000)
 
-Features are (1, b, i, b*i) of batch b and iterations i (theorem 3.1), or those of the one axis that
-varies. Training and testing are two models. As published the fit is by ordinary least squares; by
-default it is by relative errors with no coefficient below 0, which is nearer on short runs.
+The features are (1, b, i, b*i) of batch b and iterations i (theorem 3.1), or those of the one
+dimension that varies. Training and testing are two models. The paper fits by ordinary least
+squares. The default here is relative errors with no coefficient below 0, which is more accurate on
+short runs.
 
-Where an iteration is no line in the batch, what it is predicted to take can stand for the batch
-(`work`): an extension of ours, for which the network's code is needed, or its trace.
+If the time of an iteration is not linear in the batch, its predicted time can replace the batch in
+all features (`work`). This is our extension; it needs the network's code or a trace of it.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ FULL = ("1", "batch", "iterations", "batch*iterations")
 BY_ITERATIONS = ("1", "iterations")
 BY_BATCH = ("1", "batch")
 WITHOUT_BATCH = ("1", "iterations", "batch*iterations")
-"""An option, not the default: better on six short runs, worse on twenty (docs/runs.md)."""
+"""An option, not the default: it is better on six short runs and worse on twenty (docs/runs.md)."""
 FEATURES = (FULL, BY_ITERATIONS, BY_BATCH, WITHOUT_BATCH)
 BatchWork = Callable[[int], float]
-"""From a batch to how much there is to do: the seconds that an iteration is predicted to take."""
+"""Gives the amount of work of a batch: the predicted seconds of an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficient:
-    """One coefficient of a fit, in seconds for each unit of its feature, with its 90% range."""
+    """One coefficient of a fit, in seconds per unit of its feature, with its 90% range."""
 
     feature: str
     value: float
@@ -48,13 +49,17 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class EndToEnd:
-    """How to learn the time of runs from runs of one network on one machine.
+    """The model of whole runs; `fit` it on runs of one network on one machine.
 
     Args:
-        method: what the fit makes small; `Method.ORDINARY` is the paper's own.
-        phase: "training" or "testing": each is a model of its own.
-        features: which of `FEATURES`; by default those that the runs vary in.
-        work: what stands for the batch in all features; the batch itself if not given.
+        method: What the fit minimises; `Method.ORDINARY` is the method of the paper.
+        phase: "training" or "testing", which have separate models.
+        features: One of `FEATURES`; by default those of the dimensions in which the runs vary.
+        work: Replaces the batch in all features by `work(batch)`.
+
+    Example:
+        >>> model = EndToEnd().fit(wavecast.read_runs("runs.csv"))
+        >>> model.predict(batch=64, iterations=90_000).seconds
     """
 
     method: Method | str = Method.RELATIVE_NON_NEGATIVE
@@ -63,11 +68,11 @@ class EndToEnd:
     work: BatchWork | None = None
 
     def fit(self, runs: Iterable[Run]) -> RunModel:
-        """Learn from runs, of which those of the phase count.
+        """The model fitted on the runs of the phase.
 
         Raises:
-            InvalidInput: the runs are of different things, or do not determine the coefficients;
-                says which run to add.
+            InvalidInput: The runs are of different networks or machines, or do not determine the
+                coefficients; the message says which run to add.
         """
         table = tabulate(runs, self.phase)
         table.require_one("model", "gpu", "gpus", "precision", "framework", "inner_modules")
@@ -76,8 +81,8 @@ class EndToEnd:
             raise InvalidInput(f"features are one of {FEATURES}, not {features}")
         _check_identified(table, features)
         rows = rows_of(features, sizes(table.batch, self.work), table.iterations)
-        found = least_squares.fit(rows, table.seconds, Method(self.method))
-        return RunModel(features, found, table, self.work)
+        fitted = least_squares.fit(rows, table.seconds, Method(self.method))
+        return RunModel(features, fitted, table, self.work)
 
 
 @dataclass(frozen=True)
@@ -87,26 +92,26 @@ class RunModel:
     features: tuple[str, ...]
     fit: LinearFit
     table: RunTable
-    """The runs it was fitted on."""
+    """The runs on which it was fitted."""
     work: BatchWork | None = None
-    """What stands for the batch; None: itself."""
+    """Replaces the batch in the features; None to use the batch."""
 
     @property
     def coefficients(self) -> tuple[Coefficient, ...]:
-        """In the order of `features`; where work stands for the batch, its name does, too."""
+        """The coefficients in the order of `features`; "work" replaces "batch" if it was given."""
         low, high = self.fit.coefficient_ranges()
         names = [
             name if self.work is None else name.replace("batch", "work") for name in self.features
         ]
-        found = zip(names, self.fit.values, low, high, strict=True)
-        return tuple(Coefficient(name, *map(float, numbers)) for name, *numbers in found)
+        rows = zip(names, self.fit.values, low, high, strict=True)
+        return tuple(Coefficient(name, *map(float, numbers)) for name, *numbers in rows)
 
     def predict(self, batch: int | None = None, iterations: int | None = None) -> Estimate:
         """The time of a run, with its 90% range.
 
         Args:
-            batch: samples in a batch; that of the runs if all had the same.
-            iterations: of the run; likewise.
+            batch: Samples in a batch; by default that of the runs, if all have the same.
+            iterations: Iterations of the run; by default those of the runs, if all have the same.
         """
         row = self._rows(
             np.array([self._value("batch", batch)]),
@@ -123,21 +128,21 @@ class RunModel:
 
     @property
     def predicted(self) -> Array:
-        """The model's time for each run it was fitted on."""
+        """The model's time for each run of the fit."""
         return self.fit.predict(self._rows(self.table.batch, self.table.iterations))
 
     @property
     def errors(self) -> Array:
-        """(predicted - actual) / actual of each of these runs: below 0 is too short."""
+        """(predicted - actual) / actual of each run of the fit; negative if too short."""
         return signed_errors(self.predicted, self.table.seconds)
 
     @property
     def mape(self) -> float:
-        """The mean of their sizes; 0.03 is 3%."""
+        """The mean absolute relative error on the runs of the fit; 0.03 is 3%."""
         return mape(self.predicted, self.table.seconds)
 
     def errors_on(self, runs: Iterable[Run]) -> Array:
-        """Signed relative errors on other runs of the same phase."""
+        """The signed relative errors on other runs of the same phase."""
         table = tabulate(runs, self.table.phase)
         for name in ("batch", "iterations"):
             for value in np.unique(getattr(table, name)):
@@ -151,7 +156,7 @@ class RunModel:
 
     @cached_property
     def _only(self) -> dict[str, float]:
-        """What all runs have in common."""
+        """The batch and the iterations, as far as all runs have the same."""
         axes = {"batch": self.table.batch, "iterations": self.table.iterations}
         return {name: float(axis[0]) for name, axis in axes.items() if (axis == axis[0]).all()}
 
@@ -170,15 +175,15 @@ class RunModel:
 
 
 def sizes(batch: Array, work: BatchWork | None) -> Array:
-    """What stands for each batch in the features."""
+    """The batch of each run, or its work if that replaces the batch."""
     if work is None:
         return batch
     batches, places = np.unique(batch, return_inverse=True)
-    found = np.array([work(int(each)) for each in batches])
-    if not (np.isfinite(found).all() and (found > 0).all()):
+    amounts = np.array([work(int(size)) for size in batches])
+    if not (np.isfinite(amounts).all() and (amounts > 0).all()):
         raise InvalidInput("the work of a batch must be a finite number above 0")
-    chosen: Array = found[places]
-    return chosen
+    of_runs: Array = amounts[places]
+    return of_runs
 
 
 def rows_of(features: Sequence[str], batch: Array, iterations: Array) -> Array:
@@ -193,7 +198,7 @@ def rows_of(features: Sequence[str], batch: Array, iterations: Array) -> Array:
 
 
 def _varying(table: RunTable) -> tuple[str, ...]:
-    """The features of the axes on which runs differ."""
+    """The features of the dimensions in which runs differ."""
     batches, lengths = len(np.unique(table.batch)), len(np.unique(table.iterations))
     if batches > 1 and lengths > 1:
         return FULL
@@ -210,8 +215,8 @@ def _varying(table: RunTable) -> tuple[str, ...]:
 
 
 def _check_identified(table: RunTable, features: Sequence[str]) -> None:
-    """Refuse what cannot be identified, saying which runs would change that."""
-    needed = len(features) + 1  # one more than coefficients: else nothing tells how good the fit is
+    """Check that the runs determine the coefficients; the error says which runs to add."""
+    needed = len(features) + 1  # one more run than coefficients: else the error is not known
     rows = rows_of(features, table.batch, table.iterations)
     if rank(rows) == len(features) and len(rows) >= needed:
         return
@@ -224,9 +229,9 @@ def _check_identified(table: RunTable, features: Sequence[str]) -> None:
 
 
 def _runs_to_add(table: RunTable, features: Sequence[str], needed: int) -> list[tuple[int, int]]:
-    """The fewest runs after which the coefficients are determined.
+    """The fewest runs that must be added to determine the coefficients.
 
-    Taken among batches and lengths that are there, and one twice as large as the largest.
+    They have batches and iterations of existing runs, or twice the largest ones.
     """
     batches = _candidates(table.batch, any("batch" in name for name in features))
     lengths = _candidates(table.iterations, any("iterations" in name for name in features))
@@ -236,7 +241,7 @@ def _runs_to_add(table: RunTable, features: Sequence[str], needed: int) -> list[
     def worth(candidate: tuple[float, float]) -> tuple[int, bool, float]:
         there = [*known, *added, candidate]
         rows = rows_of(features, *np.array(there, dtype=float).T)
-        # The cheapest of those that help most.
+        # Among those that help most, the cheapest.
         return rank(rows), candidate not in (*known, *added), -candidate[0] * candidate[1]
 
     while True:
@@ -247,5 +252,5 @@ def _runs_to_add(table: RunTable, features: Sequence[str], needed: int) -> list[
 
 
 def _candidates(values: Array, varies: bool) -> list[float]:
-    found = sorted(set(values.tolist()))
-    return [*found, 2 * found[-1]] if varies else found
+    distinct = sorted(set(values.tolist()))
+    return [*distinct, 2 * distinct[-1]] if varies else distinct

@@ -1,14 +1,14 @@
-"""Runs that nobody made: a stronger GPU, more GPUs, a deeper network, a larger batch.
+"""Runs beyond all past runs: on a stronger GPU, more GPUs, a deeper network, a larger batch.
 
     model = Extrapolation("gpus").fit(runs)  # with 1, 2 and 3 GPUs
     model.predict(batch=256, iterations=10_000, gpus=4)
     model.reason  # why this law
 
-Laws (`wavecast.regression.laws`) are fitted by relative errors with no coefficient below 0. Which
-one predicts is decided by leaving out the runs nearest to what is asked: those of the strongest
-GPU, of the most GPUs, and so on. It is never decided by how well a law fits what it has seen. Of
-laws whose errors there are within one standard error of the least, the plainest is taken (Breiman's
-rule): a difference that small is luck.
+Laws (`wavecast.regression.laws`) are fitted by relative errors with no coefficient below 0. The law
+is chosen by leaving out the runs closest to the question: those on the strongest GPU, on the most
+GPUs, and so on. How well a law fits the remaining runs does not count. Among the laws whose error
+on the runs left out is within one standard error of the least, the simplest is taken (Breiman's
+rule), because so small a difference is chance.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ Mask = NDArray[np.bool_]
 
 _METHOD = Method.RELATIVE_NON_NEGATIVE
 _NINETY_OF_MEAN = 1.645 / 0.798
-"""Of normal errors 90% lie within so many times their mean size."""
+"""90% of normally distributed errors are within this multiple of their mean absolute value."""
 _UNSEEN = 2
+"""How many levels are left out at most."""
 
 
 class Axis(StrEnum):
-    """The direction in which nobody has been."""
+    """The dimension in which a model extrapolates."""
 
     POWER = "power"
     GPUS = "gpus"
@@ -56,25 +57,29 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A law, and how far off it was on the runs that were left out."""
+    """A law, and its error on the runs that were left out."""
 
     law: Law
     error: float | None
-    """Mean absolute relative error; None: too few runs to fit it without them."""
+    """Mean absolute relative error; None if the remaining runs are too few to fit it."""
     doubt: float = 0.0
     """The standard error of that mean."""
     left_out: int = 0
-    """Runs on which it was tried."""
+    """How many runs were left out."""
 
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """How to learn from runs of one network along an axis.
+    """The model that extrapolates from runs of one network along an axis; `fit` it on the runs.
 
     Args:
-        axis: of `Axis`: "power", "gpus", "inner_modules" or "batch".
+        axis: One of `Axis`: "power", "gpus", "inner_modules" or "batch".
         phase: "training" or "testing".
-        laws: those to choose from.
+        laws: The laws to choose from.
+
+    Example:
+        >>> model = Extrapolation("gpus").fit(wavecast.read_runs("runs.csv"))
+        >>> model.predict(batch=256, iterations=10_000, gpus=4).seconds
     """
 
     axis: Axis | str
@@ -82,16 +87,16 @@ class Extrapolation:
     laws: tuple[Law, ...] = LAWS
 
     def fit(self, runs: Iterable[Run]) -> ScalingModel:
-        """Choose a law and fit it.
+        """The best law, fitted on the runs of the phase.
 
         Raises:
-            InvalidInput: the runs are of different networks, or have nothing to learn from along
-                the axis; says what to add.
-            UnknownName: a GPU that is not known, where there are several.
+            InvalidInput: The runs are of different networks, or do not vary along the axis; the
+                message says what to add.
+            UnknownName: The runs are on several GPUs, and one of them is not known.
         """
         axis = _axis(self.axis)
-        chosen = [run for n, each in enumerate(runs, 1) if (run := check_run(n, each))]
-        chosen = [run for run in chosen if run.phase == self.phase]
+        checked = [check_run(number, run) for number, run in enumerate(runs, 1)]
+        chosen = [run for run in checked if run.phase == self.phase]
         _check_comparable(chosen, self.phase, axis)
         one_gpu = len({run.gpu for run in chosen}) == 1
         settings = settings_of(chosen, one_gpu)
@@ -120,7 +125,7 @@ class ScalingModel:
     axis: Axis
     law: Law
     kept: tuple[int, ...]
-    """Which of the law's features the runs tell apart."""
+    """The positions of the law's features that the runs can separate."""
     fit: LinearFit
     trials: tuple[Trial, ...]
     runs: tuple[Run, ...]
@@ -128,12 +133,12 @@ class ScalingModel:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the prediction depends on."""
+        """The features on which the prediction depends."""
         return tuple(self.law.features[index] for index in self.kept)
 
     @property
     def trial(self) -> Trial:
-        """How the law did on the runs that were left out."""
+        """The error of the law on the runs that were left out."""
         return next(trial for trial in self.trials if trial.law == self.law)
 
     @property
@@ -151,7 +156,7 @@ class ScalingModel:
         if best.law != self.law:
             text += (
                 f"; the least is {best.error:.1%} ({best.law.name}), within {best.doubt:.1%} of "
-                "doubt, and this law is plainer"
+                "uncertainty, and this law is simpler"
             )
         worst = max(tried, key=_error)
         return f"{text}; the worst of {len(tried)} laws: {worst.error:.1%} ({worst.law.name})"
@@ -168,11 +173,11 @@ class ScalingModel:
         """The time of a run, with a 90% range.
 
         Args:
-            batch: samples in a batch, over all GPUs.
-            iterations: of the run.
-            gpus: how many GPUs; as many as the runs had if that is one number.
-            gpu: which GPU; that of the runs if they have one.
-            inner_modules: of the network; those of the runs if they have the same.
+            batch: Samples in a batch, over all GPUs.
+            iterations: Iterations of the run.
+            gpus: The number of GPUs; by default that of the runs, if all have the same.
+            gpu: The GPU; by default that of the runs, if all have the same.
+            inner_modules: Inner modules of the network; by default likewise.
         """
         if min(batch, iterations, 1 if gpus is None else gpus) < 1:
             raise InvalidInput("batch, iterations and gpus must be at least 1")
@@ -185,13 +190,12 @@ class ScalingModel:
         )
         one_gpu = len({run.gpu for run in self.runs}) == 1
         where = settings_of([asked], one_gpu)
-        # Also if something fixed is added: a law without it must not hide what nobody tried.
+        # The check includes a fixed time: a law without one must not hide what was never tried.
         fuller = Law("", ("1", *(name for name in self.law.features if name != "1")))
         if not determined(fuller.columns(self.settings), fuller.columns(where)):
             raise InvalidInput(
-                f"these runs do not tell apart what {', '.join(self.law.features)} take, and the "
-                "run that is asked for needs it; add runs that differ in batch, gpus or GPU one at "
-                "a time"
+                f"these runs do not separate the times of {', '.join(self.law.features)}, which "
+                "the prediction needs; add runs that differ in batch, gpus or GPU one at a time"
             )
         kept = self.law.columns(where)[:, list(self.kept)]
         seconds = float(self.fit.predict(kept)[0]) * iterations
@@ -204,7 +208,7 @@ class ScalingModel:
         )
 
     def _spread(self, kept: Array) -> float:
-        """Half the range of the fit itself, over the time: large when little was known."""
+        """Half the range of the fit relative to the time; large if the runs tell little."""
         if not self.fit.freedom:
             return 0.0
         low, high = self.fit.ranges(kept)
@@ -218,7 +222,7 @@ class ScalingModel:
             return known[0]
         if len(known) == 1 and value != known[0]:
             raise InvalidInput(
-                f"every run has {name} {known[0] or '(not said)'}, so nothing is known about "
+                f"every run has {name} {known[0] or '(unknown)'}, so nothing is known about "
                 f"{value}; add runs with another {name}"
             )
         return value
@@ -234,18 +238,18 @@ def _axis(name: Axis | str) -> Axis:
 def _check_comparable(runs: Sequence[Run], phase: str, axis: Axis) -> None:
     if not runs:
         raise InvalidInput(f"no run of {phase} to learn from")
-    # A family of networks has a name for each depth.
+    # Networks of different depths have different names.
     alike = {"model", "precision", "framework"} - ({"model"} if axis is Axis.MODULES else set())
     for name in sorted(alike):
         if len(values := {getattr(run, name) for run in runs}) > 1:
-            shown = ", ".join(sorted(str(value) or "(not said)" for value in values)[:5])
-            raise InvalidInput(f"these runs differ in {name}: {shown}; choose those of one")
+            shown = ", ".join(sorted(str(value) or "(unknown)" for value in values)[:5])
+            raise InvalidInput(f"these runs differ in {name}: {shown}; choose runs with one value")
     if axis is Axis.MODULES and any(run.inner_modules is None for run in runs):
         raise InvalidInput("some runs do not say how many inner modules their network has")
 
 
 def _levels(axis: Axis, runs: Sequence[Run], settings: Settings) -> Array:
-    """The place of each run along the axis; runs of one GPU are at one place."""
+    """The position of each run along the axis."""
     levels = {
         Axis.POWER: settings.power,
         Axis.GPUS: settings.gpus,
@@ -255,14 +259,14 @@ def _levels(axis: Axis, runs: Sequence[Run], settings: Settings) -> Array:
     if len(np.unique(levels)) < 2:
         only = runs[0].gpu if axis is Axis.POWER else f"{levels[0]:g}"
         raise InvalidInput(
-            f"every run has {'the GPU' if axis is Axis.POWER else axis} {only or '(not said)'}: "
+            f"every run has {'the GPU' if axis is Axis.POWER else axis} {only or '(unknown)'}: "
             f"add runs with {'a weaker or stronger one' if axis is Axis.POWER else 'another'}"
         )
     return levels
 
 
 def _splits(levels: Array) -> list[tuple[Mask, Mask]]:
-    """What to fit on and what to leave out: the extreme, and with enough levels the last two."""
+    """Pairs of runs to fit on and to leave out: the last level, and if possible the last two."""
     distinct = np.unique(levels)
     cuts = [distinct[-1]]
     if len(distinct) >= 2 * _UNSEEN:
@@ -271,7 +275,7 @@ def _splits(levels: Array) -> list[tuple[Mask, Mask]]:
 
 
 def _laws_for(axis: Axis, laws: Sequence[Law], settings: Settings) -> list[Law]:
-    """Those that have a meaning along the axis, and for networks of one depth or several."""
+    """The laws that make sense for the axis, and for networks of one depth or several."""
     useless = set(POWERLESS) if axis is Axis.POWER else set()
     if (settings.modules == settings.modules[0]).all():
         useless.add("M")
@@ -279,24 +283,24 @@ def _laws_for(axis: Axis, laws: Sequence[Law], settings: Settings) -> list[Law]:
 
 
 def _distinct(laws: Sequence[Law], settings: Settings) -> list[Law]:
-    """The first of laws that say the same about these runs."""
-    found: list[tuple[Law, Array]] = []
+    """The laws without those that are the same as an earlier one on these runs."""
+    kept: list[tuple[Law, Array]] = []
     for law in laws:
         columns = law.columns(settings)
         columns = columns[:, independent(columns)]
         columns = columns / np.abs(columns).max(axis=0)
         if not any(
-            columns.shape == other.shape and np.allclose(columns, other) for _, other in found
+            columns.shape == other.shape and np.allclose(columns, other) for _, other in kept
         ):
-            found.append((law, columns))
-    return [law for law, _ in found]
+            kept.append((law, columns))
+    return [law for law, _ in kept]
 
 
 def _try(law: Law, settings: Settings, times: Array, splits: Sequence[tuple[Mask, Mask]]) -> Trial:
     columns = law.columns(settings)
     errors = []
     for seen, left_out in splits:
-        # A coefficient that the seen runs do not determine counts as 0 here.
+        # A coefficient that the remaining runs do not determine counts as 0.
         kept = independent(columns[seen])
         if seen.sum() < len(kept):
             return Trial(law, None)

@@ -1,8 +1,9 @@
-"""Laws of how long an iteration takes on other GPUs, more GPUs, deeper networks, larger batches.
+"""Laws for the time of an iteration on other GPUs, more GPUs, deeper networks, larger batches.
 
-The slides of Gianniti et al. name what they extrapolate, but no features. Ours are physics: an
-iteration takes something fixed, work divided by the GPUs and their speed, and an exchange of
-gradients. Power and number of GPUs enter as 1/P and 1/g: plain P or g cannot extrapolate.
+The slides of Gianniti et al. name what they extrapolate, but not the features. Ours follow physics:
+an iteration takes a fixed time, the work divided by the number of GPUs and their speed, and the
+time to exchange gradients. The speed P and the number g of GPUs enter as 1/P and 1/g, because a
+linear term in P or g cannot extrapolate.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
     "bf16": ("bf16_tensor", "fp32"),
     "": ("fp32",),
 }
-"""By precision, the unit that computes: the first that a GPU has."""
+"""The arithmetic units for each precision; the first one that a GPU has is used."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What runs were made with, a column each; per-iteration times go with them."""
+    """The settings of runs, one column for each; laws predict an iteration's time from them."""
 
     batch: Array
     gpus: Array
     modules: Array
-    """Inner modules, 1 where nobody says."""
+    """Inner modules; 1 if the run does not say."""
     power: Array
-    """FLOP/s of one GPU in the runs' precision, 1 where all have the same GPU."""
+    """FLOP/s of one GPU in the run's precision; 1 if all runs have the same GPU."""
     bandwidth: Array
-    """Bytes/s of its memory, likewise."""
+    """Memory bandwidth in bytes/s; 1 if all runs have the same GPU."""
 
     def __len__(self) -> int:
         return len(self.batch)
 
 
 def settings_of(runs: Sequence[Run], one_gpu: bool) -> Settings:
-    """The columns of runs; GPUs are looked up unless all runs have the same one."""
-    found = [None if one_gpu else device(run.gpu) for run in runs]
+    """The settings of runs; GPUs are looked up unless all runs have the same one."""
+    gpus = [None if one_gpu else device(run.gpu) for run in runs]
     return Settings(
         batch=np.array([run.batch for run in runs], dtype=float),
         gpus=np.array([run.gpus for run in runs], dtype=float),
@@ -56,15 +57,15 @@ def settings_of(runs: Sequence[Run], one_gpu: bool) -> Settings:
         power=np.array(
             [
                 1.0 if gpu is None else power_of(gpu, run.precision)
-                for gpu, run in zip(found, runs, strict=True)
+                for gpu, run in zip(gpus, runs, strict=True)
             ]
         ),
-        bandwidth=np.array([1.0 if gpu is None else gpu.memory_bytes_per_s for gpu in found]),
+        bandwidth=np.array([1.0 if gpu is None else gpu.memory_bytes_per_s for gpu in gpus]),
     )
 
 
 def power_of(gpu: Device, precision: str) -> float:
-    """FLOP/s of the unit that computes in a precision."""
+    """FLOP/s of a GPU in a precision."""
     if precision not in _UNITS:
         raise InvalidInput(f'precision is {", ".join(filter(None, _UNITS))}, not "{precision}"')
     return next(rate for unit in _UNITS[precision] if (rate := gpu.rate(unit)) is not None)
@@ -92,7 +93,7 @@ _FEATURES: Mapping[str, Feature] = {
 
 @dataclass(frozen=True)
 class Law:
-    """A sum of features of an iteration, each with a coefficient not below 0."""
+    """The time of an iteration as a sum of features, with coefficients that are not negative."""
 
     name: str
     features: tuple[str, ...]
@@ -117,9 +118,10 @@ _EXCHANGE = {
 _FIXED = {"nothing fixed": (), "something fixed": ("1",)}
 _INTERACTIONS = ("1", "b", "1/g", "b/g", "b/P", "b/gP", "(g-1)/g")
 RING = Law("work over power, something fixed, a ring of exchanges", ("1", "bM/gP", "(g-1)/g"))
-"""The plainest law of an iteration on several GPUs."""
+"""The simplest law of an iteration on several GPUs."""
 POWERLESS = frozenset({"b", "bM", "b/g", "1/g"})
-"""What takes as long on a stronger GPU: from a few weaker GPUs it cannot be told from the rest."""
+"""Features that do not depend on the GPU's speed. Runs on a few weaker GPUs cannot separate them
+from those that do."""
 
 LAWS: tuple[Law, ...] = (
     *(
@@ -132,11 +134,11 @@ LAWS: tuple[Law, ...] = (
     Law("all interactions", _INTERACTIONS),
     Law("all interactions with depth", (*_INTERACTIONS, "M", "bM", "bM/gP")),
 )
-"""In the order of preference where nothing tells them apart: the plainest physics first."""
+"""All laws, the simplest first, which is preferred if the runs do not decide."""
 
 
 def independent(columns: Array) -> list[int]:
-    """The first columns that are no sum of those before them."""
+    """The columns that are not linear combinations of the columns before them."""
     kept: list[int] = []
     for index in range(columns.shape[1]):
         if rank(columns[:, [*kept, index]]) == len(kept) + 1:
@@ -145,5 +147,5 @@ def independent(columns: Array) -> list[int]:
 
 
 def determined(columns: Array, asked: Array) -> bool:
-    """Whether rows that are asked for depend on nothing but what these columns vary in."""
+    """Whether the rows to predict lie in the space that these columns span."""
     return rank(np.vstack([columns, asked])) == rank(columns)

@@ -1,4 +1,4 @@
-"""Times of layers: from a step measured on a GPU, or from the log of `caffe time`."""
+"""Times of layers, from a step measured on a GPU or from the log of `caffe time`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _PASSES = {Phase.FORWARD: Pass.FORWARD, Phase.BACKWARD: Pass.BACKWARD}
 _CAFFE_LINE = re.compile(r"\]\s+(?P<name>\S+)\s+(?P<which>forward|backward): (?P<time>\S+) ms\.")
 _CAFFE_BEGIN = "Average time per layer:"
 _CAFFE_END = {Pass.FORWARD: "Average Forward pass:", Pass.BACKWARD: "Average Backward pass:"}
-# What Caffe adds, or what is no work of the GPU's.
+# Layers that Caffe adds, or that do not run on the GPU.
 _CAFFE_OTHERS = re.compile(r"(_split(_\d+)?|^data|^label|^input)$")
 
 Seconds = Mapping[tuple[str, Pass], float]
-"""By layer and direction."""
+"""Seconds by layer and pass."""
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """The timed layers of a network at one batch, and the time that is in none of them."""
+    """The timed layers of a network at one batch, and the time outside of them."""
 
     times: tuple[LayerTime, ...]
     elsewhere_s: Mapping[Pass, float]
-    """Of each direction: losses, concatenations, functions that are no module."""
+    """Seconds of each pass outside of the layers: losses, concatenations, plain functions."""
     untimed: tuple[str, ...]
-    """Layers that have a coefficient but no time."""
+    """Layers that have a category but no time."""
 
     def __iter__(self) -> Iterator[LayerTime]:
         return iter(self.times)
@@ -44,16 +44,16 @@ class LayerTimes:
 def times_of_trace(
     trace: Trace, network: Network, batch: int | None = None, work: LayerWork | None = None
 ) -> LayerTimes:
-    """The time of each layer in a measured step: that of its kernels.
+    """The time of each layer in a measured step, which is the time of its kernels.
 
     Args:
-        trace: from `wavecast.measure`, or read from a profile that has modules.
-        network: the module that the step ran (`network_of`).
-        batch: samples of the step; what the trace says if not given.
-        work: of each layer (`predicted_work`), if not its operations.
+        trace: A step from `wavecast.measure`, or read from a profile that has modules.
+        network: The module that the step ran (`network_of`).
+        batch: The samples of the step; by default those of the trace.
+        work: The work of each layer (`predicted_work`), if it is not its operations.
 
     Raises:
-        InvalidInput: the step was not measured, or has none of the layers.
+        InvalidInput: The step was not measured, or has none of the layers.
     """
     size = _batch(trace, batch)
     if not any(call.kernels for call in trace):
@@ -61,7 +61,7 @@ def times_of_trace(
             "no kernel of this trace has a time: measure the step (wavecast.measure)"
         )
     measured = _summed(
-        trace, network, lambda call: sum(each.seconds for each in call.kernels) or None
+        trace, network, lambda call: sum(kernel.seconds for kernel in call.kernels) or None
     )
     return _matched(network, size, measured, work)
 
@@ -73,19 +73,19 @@ def predicted_work(
     predictor: Predictor,
     batch: int | None = None,
 ) -> LayerWork:
-    """What a predictor of ops says each layer takes on a GPU, as the work of a per-layer model.
+    """The predicted time of each layer on a GPU, to be used as the work of a per-layer model.
 
     Args:
-        trace: a step of the network, traced without a GPU or measured; only its ops are looked at.
-        network: the module that the step runs (`network_of`).
-        gpu: the GPU whose layers are, or were, timed.
-        predictor: of ops.
-        batch: samples of the step; what the trace says if not given.
+        trace: A step of the network, traced without a GPU or measured; only its ops count.
+        network: The module that the step runs (`network_of`).
+        gpu: The GPU on which the layers are, or were, timed.
+        predictor: The predictor of op times.
+        batch: The samples of the step; by default those of the trace.
     """
 
     def seconds(call: Call) -> float | None:
-        found = predictor.predict(call.op, gpu)
-        return None if found is None else found.seconds
+        estimate = predictor.predict(call.op, gpu)
+        return None if estimate is None else estimate.seconds
 
     amounts = _summed(trace, network, seconds)
     shares = {layer.name: _share(network, layer.name) for layer in network.layers}
@@ -104,33 +104,33 @@ def predicted_work(
 def _batch(trace: Trace, batch: int | None) -> int:
     size = batch if batch is not None else trace.samples
     if size is None or size < 1:
-        raise InvalidInput("this trace does not say its batch: give it")
+        raise InvalidInput("this trace does not say its batch: pass batch=...")
     return size
 
 
 def _summed(
     trace: Trace, network: Network, seconds_of: Callable[[Call], float | None]
 ) -> dict[tuple[str, Pass], float]:
-    """Times of calls, by layer and direction; what belongs to no layer is under an empty name."""
+    """Seconds of calls by layer and pass; calls outside of all layers have an empty name."""
     prefix = _prefix(trace, network)
-    found: dict[tuple[str, Pass], float] = defaultdict(float)
+    sums: dict[tuple[str, Pass], float] = defaultdict(float)
     for call in trace:
         if call.phase in _PASSES and (seconds := seconds_of(call)) is not None:
             name = call.module.removeprefix(prefix) if call.module.startswith(prefix) else ""
-            found[name, _PASSES[call.phase]] += seconds
-    return found
+            sums[name, _PASSES[call.phase]] += seconds
+    return sums
 
 
 def read_caffe_time(path: str | Path, network: Network, batch: int) -> LayerTimes:
-    """The time of each layer in the log that `caffe time` printed (its average over iterations).
+    """The time of each layer in a log of `caffe time`, which averages over iterations.
 
     Args:
-        path: the log.
-        network: the network it timed, with the names of its prototxt.
-        batch: samples in a batch; the log does not say.
+        path: The log.
+        network: The network that was timed, with the layer names of its prototxt.
+        batch: The samples in a batch, which the log does not contain.
 
     Raises:
-        InvalidInput: the log is not what it should be; says in which line.
+        InvalidInput: The file is not such a log; the message names the line.
     """
     if batch < 1:
         raise InvalidInput(f"batch must be at least 1, not {batch}")
@@ -142,39 +142,41 @@ def read_caffe_time(path: str | Path, network: Network, batch: int) -> LayerTime
 
 
 def _caffe_seconds(lines: Iterable[str], source: str) -> Seconds:
-    found: dict[tuple[str, Pass], float] = {}
+    seconds: dict[tuple[str, Pass], float] = {}
     begun, ended = False, set()
     for number, line in enumerate(lines, start=1):
         where = f"{source}, line {number}"
         if _CAFFE_BEGIN in line:
             if begun:
-                raise InvalidInput(f"{where}: a second list of layers; give each log by itself")
+                raise InvalidInput(
+                    f"{where}: a second list of layers; read each log from a file of its own"
+                )
             begun = True
         elif begun and (match := _CAFFE_LINE.search(line)):
             key = match["name"], Pass(match["which"])
-            if key in found:
-                raise InvalidInput(f"{where}: {key[0]} {key[1]} is there twice")
-            found[key] = _milliseconds(match["time"], where)
+            if key in seconds:
+                raise InvalidInput(f"{where}: {key[0]} {key[1]} is listed twice")
+            seconds[key] = _milliseconds(match["time"], where)
         ended |= {which for which, mark in _CAFFE_END.items() if begun and mark in line}
     if not begun:
-        raise InvalidInput(f'{source}: no "{_CAFFE_BEGIN}"; this is no log of `caffe time`')
+        raise InvalidInput(f'{source}: no "{_CAFFE_BEGIN}"; this is not a log of `caffe time`')
     if Pass.FORWARD not in ended:
         raise InvalidInput(f"{source}: the log ends before its sums: it was cut off")
-    return found
+    return seconds
 
 
 def _milliseconds(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InvalidInput(f"{where}: {text!r} is no time") from None
+        raise InvalidInput(f"{where}: {text!r} is not a time") from None
     if not (math.isfinite(value) and value >= 0):
-        raise InvalidInput(f"{where}: {text} ms is no time")
+        raise InvalidInput(f"{where}: {text} ms is not a time")
     return value * 1e-3
 
 
 def _prefix(trace: Trace, network: Network) -> str:
-    """What the trace puts before the names of the network's layers: its class, or a wrapper."""
+    """The text before the layer names in the trace's modules: a class name, or a wrapper's."""
     names = {layer.name for layer in network.layers}
     prefixes = Counter(
         module.removesuffix(name)
@@ -188,7 +190,7 @@ def _prefix(trace: Trace, network: Network) -> str:
             f"{', '.join(sorted({call.module for call in trace} - {''})[:4]) or 'none'}, the "
             f"network {', '.join(sorted(names)[:4])}"
         )
-    return max(prefixes, key=lambda each: (prefixes[each], -len(each)))
+    return max(prefixes, key=lambda prefix: (prefixes[prefix], -len(prefix)))
 
 
 def _matched(
@@ -211,8 +213,8 @@ def _matched(
     elsewhere = {
         which: sum(
             time
-            for (name, each), time in seconds.items()
-            if each is which and name not in repeated and not _CAFFE_OTHERS.search(name)
+            for (name, layer_pass), time in seconds.items()
+            if layer_pass is which and name not in repeated and not _CAFFE_OTHERS.search(name)
         )
         for which in Pass
     }
@@ -220,7 +222,7 @@ def _matched(
 
 
 def _share(network: Network, name: str) -> Mapping[tuple[NetworkLayer, Pass], float]:
-    """Of a module that runs several times in a step, how much of its time each run takes."""
+    """The share of each run in the time of a module that runs several times in a step."""
     layers = [layer for layer in network.layers if layer.name == name]
     shares = {}
     for which in Pass:

@@ -1,9 +1,9 @@
-"""The time of a network from the times of layers of another one (Gianniti et al., "Per Layer").
+"""The time of a network, from timed layers of another network (Gianniti et al., "Per Layer").
 
-A layer takes t = b0 + b1 * c, with c its operations at the batch at hand; b0 and b1 belong to its
-category and direction. A network takes the sum over its layers, times the iterations. On GPUs where
-an operation is faster in some layers than in others, c is better the time that the op models
-predict (`predicted_work`): the lines then learn what those miss.
+A layer takes t = b0 + b1 * c, where c is its number of operations at the given batch, and b0 and b1
+belong to its category and pass. A network takes the sum over its layers, times the iterations. On
+GPUs where operations are faster in some layers than in others, the time that op models predict is a
+better c (`predicted_work`): the lines then correct those predictions.
 
     model = PerLayer().fit(times)  # of one network
     model.predict(caffe_net("vgg16"), batch=32).forward_s
@@ -24,19 +24,20 @@ from wavecast.regression.least_squares import Method
 Key = tuple[Category, Pass]
 
 OPERATIONS = "operations"
+"""The unit of work if it is counted."""
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """How much each layer of a network has to do at one batch, other than by counting."""
+    """The work of each layer of a network at one batch, if it is not its number of operations."""
 
     unit: str
-    """What is counted."""
+    """The unit of the work."""
     batch: int
     amounts: Mapping[tuple[NetworkLayer, Pass], float]
 
     def amount(self, layer: NetworkLayer, which: Pass) -> float | None:
-        """Of one layer in one direction; None: nobody knows."""
+        """The work of one pass of a layer; None if it is not known."""
         return self.amounts.get((layer, which))
 
 
@@ -47,27 +48,28 @@ class LayerTime:
     layer: NetworkLayer
     batch: int
     forward_s: float | None
-    """None: not known."""
+    """None if not known."""
     backward_s: float | None
+    """None if not known."""
     work: LayerWork | None = None
-    """None: its operations are counted."""
+    """None to use its number of operations."""
 
     def seconds(self, which: Pass) -> float | None:
-        """The time of one direction."""
+        """The time of one pass."""
         return self.forward_s if which is Pass.FORWARD else self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a layer takes: `fixed_s`, and `per_unit_s` for each operation or other unit of work."""
+    """The time of a layer: `fixed_s`, and `per_unit_s` for each operation or unit of work."""
 
     fixed_s: float
     per_unit_s: float
     layers: int | None = None
-    """How many timed layers it went through."""
+    """How many timed layers it was fitted on."""
 
     def seconds(self, work: float) -> float:
-        """The time of a layer with so much to do."""
+        """The time of a layer with this amount of work."""
         return self.fixed_s + self.per_unit_s * work
 
 
@@ -79,58 +81,61 @@ class NetworkTime:
     batch: int
     iterations: int
     parts: Mapping[Key, float]
-    """Seconds of all iterations, by category and direction."""
+    """Seconds of all iterations, by category and pass."""
     unpredicted: tuple[str, ...]
-    """Layers with weights or work of which nothing is known: they are in no sum."""
+    """Layers without a line or a known amount of work, which are not in the sums."""
 
     @property
     def forward_s(self) -> float:
-        """The forward passes alone: classification."""
+        """The time of the forward passes, which is that of classification."""
         return self._sum(Pass.FORWARD)
 
     @property
     def backward_s(self) -> float:
-        """The backward passes."""
+        """The time of the backward passes."""
         return self._sum(Pass.BACKWARD)
 
     @property
     def seconds(self) -> float:
-        """Both."""
+        """The time of both passes."""
         return self.forward_s + self.backward_s
 
     def shares(self, which: Pass) -> dict[Category, float]:
-        """Of the time of one direction, how much each category takes."""
+        """The share of each category in the time of one pass."""
         whole = self._sum(which)
         return {
             category: seconds / whole
-            for (category, each), seconds in self.parts.items()
-            if each is which
+            for (category, part), seconds in self.parts.items()
+            if part is which
         }
 
     def _sum(self, which: Pass) -> float:
-        return sum(seconds for (_, each), seconds in self.parts.items() if each is which)
+        return sum(seconds for (_, part), seconds in self.parts.items() if part is which)
 
 
 @dataclass(frozen=True)
 class PerLayer:
-    """How to learn lines from timed layers.
+    """The model of layers; `fit` it on timed layers.
 
     Args:
-        method: what the fit makes small; `Method.ORDINARY` is the paper's own, under which the
-            predicted shares of the training set are the measured ones.
+        method: What the fit minimises. `Method.ORDINARY` is the method of the paper, with which the
+            predicted shares of the fitted network equal the measured ones.
+
+    Example:
+        >>> model = PerLayer().fit(times_of_trace(trace, network))
+        >>> model.predict(network, batch=64).forward_s
     """
 
     method: Method | str = Method.RELATIVE_NON_NEGATIVE
 
     def fit(self, times: Iterable[LayerTime]) -> LayerModel:
-        """Learn from timed layers, of one network or several, at one batch or several.
+        """The lines fitted on timed layers, of one or more networks at one or more batches.
 
-        Layers of no category (loss, concatenation) are left out, as are directions that were not
-        timed.
+        Layers without a category (loss, concatenation) and passes without a time are left out.
 
         Raises:
-            InvalidInput: a category of which all layers have the same number of operations, or
-                fewer than three times.
+            InvalidInput: A category has fewer than three times, or all its layers have the same
+                amount of work.
         """
         points: dict[Key, list[tuple[float, float]]] = {}
         units = set()
@@ -146,7 +151,7 @@ class PerLayer:
         if len(units) > 1:
             raise InvalidInput(f"work is counted in one unit, not in {', '.join(sorted(units))}")
         return LayerModel(
-            {key: self._line(key, np.array(found)) for key, found in points.items()},
+            {key: self._line(key, np.array(pairs)) for key, pairs in points.items()},
             source="timed layers",
             unit=units.pop(),
         )
@@ -161,10 +166,11 @@ class PerLayer:
             )
         if (work == work[0]).all():
             raise InvalidInput(
-                f"{name}: all {len(points)} timed layers have the same to do; time another batch"
+                f"{name}: all {len(points)} timed layers have the same amount of work; time "
+                "another batch"
             )
         if not (seconds > 0).all():
-            raise InvalidInput(f"{name}: a layer that takes {seconds.min()} s was not timed")
+            raise InvalidInput(f"{name}: a layer cannot take {seconds.min()} s")
         rows = np.stack([np.ones_like(work), work], axis=1)
         fixed, slope = least_squares.fit(rows, seconds, Method(self.method)).values
         return Line(float(fixed), float(slope), len(points))
@@ -172,24 +178,24 @@ class PerLayer:
 
 @dataclass(frozen=True)
 class LayerModel:
-    """A line for each category and direction."""
+    """A line for each category and pass."""
 
     lines: Mapping[Key, Line]
     source: str
-    """Where they come from."""
+    """Where the lines come from."""
     unit: str = OPERATIONS
-    """What work is counted in."""
+    """The unit of work."""
 
     def predict(
         self, network: Network, batch: int, iterations: int = 1, work: LayerWork | None = None
     ) -> NetworkTime:
-        """The time of a network, seen before or not.
+        """The time of a network, whether or not its layers were in the fit.
 
         Args:
-            network: its layers.
-            batch: samples in a batch.
-            iterations: how many batches.
-            work: of its layers at this batch, if the lines do not go through operations.
+            network: The network.
+            batch: Samples in a batch.
+            iterations: How many batches.
+            work: The work of its layers at this batch, if it is not their number of operations.
         """
         if self.unit != _unit(work) or (work is not None and work.batch != batch):
             raise InvalidInput(
@@ -212,15 +218,15 @@ class LayerModel:
                 key = (category, which)
                 seconds = iterations * line.seconds(amount)
                 parts[key] = parts.get(key, 0.0) + seconds
-        found = NetworkTime(network.name, batch, iterations, parts, tuple(missing))
-        for which, seconds in ((Pass.FORWARD, found.forward_s), (Pass.BACKWARD, found.backward_s)):
+        time = NetworkTime(network.name, batch, iterations, parts, tuple(missing))
+        for which, seconds in ((Pass.FORWARD, time.forward_s), (Pass.BACKWARD, time.backward_s)):
             if seconds < 0:
                 raise InvalidInput(
                     f"the lines give {network.name} at batch {batch} a {which} time below 0: its "
                     'layers are far smaller than those timed; fit with method="relative '
                     'non-negative", or time smaller layers'
                 )
-        return found
+        return time
 
 
 def _unit(work: LayerWork | None) -> str:
@@ -232,10 +238,10 @@ def _amount(work: LayerWork | None, layer: NetworkLayer, which: Pass, batch: int
 
 
 def timed_network(name: str, times: Sequence[LayerTime]) -> NetworkTime:
-    """The measured counterpart of a prediction: what these layers took, all at one batch."""
+    """The measured time of a network: the sum of its layers' times at one batch."""
     batches = {time.batch for time in times}
     if len(batches) != 1:
-        raise InvalidInput(f"layers timed at one batch make a network, not at {sorted(batches)}")
+        raise InvalidInput(f"the layers must be timed at one batch, not at {sorted(batches)}")
     parts: dict[Key, float] = {}
     for time in times:
         for which in Pass:
@@ -246,15 +252,15 @@ def timed_network(name: str, times: Sequence[LayerTime]) -> NetworkTime:
 
 
 def published(gpu: str) -> LayerModel:
-    """The coefficients that a paper prints for a GPU.
+    """The lines with the coefficients that a paper published for a GPU.
 
     Raises:
-        UnknownName: nobody printed any.
+        UnknownName: No coefficients are published for the GPU.
     """
     wanted = gpu.strip().lower().replace(" ", "-")
     if wanted not in _PUBLISHED:
         raise UnknownName(
-            f'no paper prints coefficients for "{gpu}"; known: {", ".join(_PUBLISHED)}'
+            f'no paper publishes coefficients for "{gpu}"; known: {", ".join(_PUBLISHED)}'
         )
     return _PUBLISHED[wanted]
 
@@ -279,4 +285,4 @@ _PUBLISHED = {
         source="Gianniti, Zhang and Ardagna, CLOSER 2019, slides: Quadro M6000, on GoogLeNet",
     )
 }
-"""Milliseconds and milliseconds an operation, as printed: forward, then backward."""
+"""Milliseconds, and milliseconds per operation, as published: forward, then backward."""

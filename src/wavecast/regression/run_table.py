@@ -1,4 +1,4 @@
-"""Runs as columns of numbers, which is what fits need and what a million of them fit in."""
+"""Runs as columns of numbers, so that a million runs fit into memory."""
 
 from __future__ import annotations
 
@@ -18,36 +18,40 @@ _MOST_LABELS = 1000
 
 @dataclass(frozen=True)
 class RunTable:
-    """Runs of one phase, a column for each number; and what they are runs of."""
+    """Runs of one phase, with a column for each number."""
 
     phase: str
     batch: Array
     iterations: Array
     seconds: Array
     labels: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Of each of these, the different values there are."""
+    """The distinct values of each property, such as "model" or "gpu"."""
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def require_one(self, *names: str) -> None:
-        """Refuse runs that differ in what one model cannot tell apart."""
+        """Check that all runs have the same value of each of these properties.
+
+        Raises:
+            InvalidInput: They differ.
+        """
         for name in names:
             values = self.labels.get(name, ())
             if len(values) > 1:
-                shown = ", ".join(str(value) or "(not said)" for value in values[:5])
+                shown = ", ".join(str(value) or "(unknown)" for value in values[:5])
                 more = f" and {len(values) - 5} more" if len(values) > 5 else ""
                 raise InvalidInput(
-                    f"these runs differ in {name}: {shown}{more}; choose those of one, or fit an "
-                    "Extrapolation if they are runs of one network"
+                    f"these runs differ in {name}: {shown}{more}; choose runs with one value, or "
+                    "fit an Extrapolation if they are runs of one network"
                 )
 
 
 def tabulate(runs: Iterable[Run], phase: str) -> RunTable:
-    """The runs of a phase as columns, read once from first to last.
+    """The runs of a phase as columns; the runs are read only once.
 
     Raises:
-        InvalidInput: there are none, or one is no run; says which.
+        InvalidInput: There are none, or one of them is not a valid run; the message says which.
     """
     if phase not in PHASES:
         raise InvalidInput(f'a phase is {" or ".join(PHASES)}, not "{phase}"')
@@ -69,22 +73,26 @@ def tabulate(runs: Iterable[Run], phase: str) -> RunTable:
 
 
 def check_run(number: int, run: Run) -> Run:
-    """The run itself, if it is one that can be learned from."""
+    """The run itself, if its numbers are valid.
+
+    Raises:
+        InvalidInput: They are not.
+    """
     if not isinstance(run, Run):
         raise InvalidInput(f"run {number} is a {type(run).__name__}, not a wavecast.runs.run.Run")
     where = run.source or f"run {number}"
     if run.batch < 1 or run.iterations < 1 or run.gpus < 1:
         raise InvalidInput(f"{where}: batch, iterations and gpus must be at least 1")
     if not 0 < run.seconds < math.inf:
-        raise InvalidInput(f"{where}: it took {run.seconds} s; that is no time")
+        raise InvalidInput(f"{where}: {run.seconds} s is not a time")
     return run
 
 
 def _of_phase(
     runs: Iterable[Run], phase: str, others: set[str], labels: dict[str, dict[object, None]]
 ) -> Iterable[tuple[float, float, float]]:
-    for number, each in enumerate(runs, start=1):
-        run = check_run(number, each)
+    for number, unchecked in enumerate(runs, start=1):
+        run = check_run(number, unchecked)
         if run.phase != phase:
             others.add(run.phase)
             continue

@@ -1,4 +1,4 @@
-"""Grouped products, as mixtures of experts have them: their parts, and what `learned` says."""
+"""Grouped products, as in mixtures of experts: their parts and their predicted times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.devices import device
 from wavecast.hardware.rates import available
 from wavecast.ops import matmul
-from wavecast.predictors.learned.physics.parts import COLUMNS, OF_K, OF_M, OF_N, parts_of
+from wavecast.predictors.learned.physics.columns import (
+    OF_K,
+    OF_M,
+    OF_N,
+    GroupedRow,
+    ProductRow,
+)
+from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.predictor import Learned, Spread
 from wavecast.traces.step import Op, TensorSpec
 
@@ -31,7 +38,7 @@ def grouped(a: TensorSpec, b: TensorSpec, *out: int, dtype: str = "bfloat16") ->
 
 
 def rows_split(rows: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> Op:
-    """As experts go forwards."""
+    """The forward product of a layer of experts."""
     a, b = tensor(rows, k, dtype=dtype), tensor(groups, k, n, dtype=dtype)
     return grouped(a, b, rows, n, dtype=dtype)
 
@@ -54,13 +61,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_whatever_is_split_is_split_evenly(form: str) -> None:
+def test_groups_have_equal_sizes(form: str) -> None:
     op, sizes, ragged = FORMS[form]
     assert matmul.groups(op) == sizes
     (part,) = parts_of(op)
-    found = dict(zip(COLUMNS[part.model], part.numbers, strict=True))
-    assert tuple(found[name] for name in ("batch", "m", "n", "k")) == sizes
-    assert found.get("ragged") == ragged
+    assert isinstance(part.row, ProductRow | GroupedRow)
+    assert (part.row.batch, part.row.m, part.row.n, part.row.k) == sizes
+    assert (part.row.ragged if isinstance(part.row, GroupedRow) else None) == ragged
     cost = ops.cost_of(op)
     assert cost is not None
     assert cost.flops == 2 * 8 * 80 * 32 * 16
@@ -112,7 +119,7 @@ def test_groups_of_whole_matrices_are_a_batch() -> None:
     assert seconds(op, HOPPER) == pytest.approx(seconds(same, HOPPER), rel=1e-4)
 
 
-def test_models_that_know_no_kernel_for_groups_take_them_for_a_batch() -> None:
+def test_without_a_model_of_the_kernel_groups_count_as_a_batch() -> None:
     others = {name: model for name, model in LEARNED.models.items() if name != "grouped"}
     plain = replace(LEARNED, models=others, _batches={}, _gpus={})
     op, same = rows_split(8192, 8, 4096, 4096), batched(8, 1024, 4096, 4096)
@@ -130,7 +137,7 @@ def test_an_expert_with_few_tokens_takes_a_whole_tile() -> None:
     assert seconds(few, HOPPER) > 0.8 * seconds(full, HOPPER)
 
 
-def test_the_range_is_that_of_whoever_answers() -> None:
+def test_the_range_is_that_of_the_model_that_answers() -> None:
     op = rows_split(65536, 64, 2048, 2816)
     for gpu, group in ((HOPPER, "grouped/tensor"), (AMPERE, "product/tensor")):
         answer = LEARNED.predict(op, gpu)
@@ -139,7 +146,7 @@ def test_the_range_is_that_of_whoever_answers() -> None:
         assert answer.high_s == pytest.approx(answer.seconds * LEARNED.spreads[group].high)
 
 
-def test_groups_in_fp8_were_in_no_fit_and_say_so() -> None:
+def test_groups_in_fp8_are_marked_as_unseen() -> None:
     a, b = tensor(8192, 2048, dtype="float8_e4m3fn"), tensor(64, 2048, 1024, dtype="float8_e4m3fn")
     scales = tensor(8192), tensor(64, 1024), TensorSpec((64,), "int32")
     answer = LEARNED.predict(
@@ -171,7 +178,7 @@ def test_the_shipped_constants_come_from_the_measurements() -> None:
     assert off.mean() < 0.1
 
 
-def test_a_profile_that_does_not_tell_the_output_gets_attainable_shares() -> None:
+def test_an_op_without_outputs_gets_attainable_shares() -> None:
     op = replace(FORMS["terms"][0], outputs=())
     answer = LEARNED.predict(op, HOPPER)
     assert answer is not None

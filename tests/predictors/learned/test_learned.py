@@ -18,11 +18,18 @@ from wavecast.hardware.devices import device
 from wavecast.ops import Unit
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned.batch import batch_of
+from wavecast.predictors.learned.file import restored, stored
 from wavecast.predictors.learned.gpus import CODES, gpu_of, joined
 from wavecast.predictors.learned.model import REACH
+from wavecast.predictors.learned.physics.columns import (
+    ROW_TYPES,
+    ProductRow,
+    RecurrentRow,
+    columns_of,
+)
 from wavecast.predictors.learned.physics.convolutions import WINOGRAD_GAIN
-from wavecast.predictors.learned.physics.parts import COLUMNS, parts_of
-from wavecast.predictors.learned.predictor import UNSEEN, Learned, restored, stored
+from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.predictor import UNSEEN, Learned
 from wavecast.predictors.learned.trees import NOTHING, Forest
 from wavecast.predictors.roofline import bound
 from wavecast.traces.step import Op, Scalar, TensorSpec
@@ -94,7 +101,7 @@ def test_convolutions_are_no_faster_than_winograd_allows(
     assert 0 < answer.low_s <= answer.seconds <= answer.high_s < math.inf
 
 
-def test_what_l2_cannot_hold_comes_from_memory() -> None:
+def test_bytes_beyond_the_size_of_l2_come_from_memory() -> None:
     gpu, op = device("rtx-3090"), relu(1 << 28)
     assert gpu.l2_bytes is not None
     assert seconds(op) >= (2 * (4 << 28) - gpu.l2_bytes) / gpu.memory_bytes_per_s
@@ -153,7 +160,7 @@ def test_kinds_without_a_model_get_attainable_shares_and_a_wide_range() -> None:
     assert answer.high_s == pytest.approx(UNSEEN * base.high_s)
 
 
-def test_an_op_whose_like_was_not_measured_says_so() -> None:
+def test_an_op_that_was_not_in_the_fit_is_marked_as_unseen() -> None:
     known, rare = (
         LEARNED.predict(Op(name, (t := tensor(1 << 20),), (t,)), GPUS[0])
         for name in ("aten.relu", "aten.i0")
@@ -191,7 +198,7 @@ def test_the_learned_factor_is_bounded() -> None:
         assert np.all(np.abs(np.log(ratio)) <= REACH + 1e-9)
 
 
-def test_what_was_learned_of_a_chip_counts_there_only_and_is_bounded() -> None:
+def test_a_chips_trees_count_on_that_chip_only_and_are_bounded() -> None:
     part = batch_of([mm(640, 640, 640)], {}).parts["product"]
     anywhere = np.full(14, np.inf)
     far = Forest(
@@ -210,9 +217,11 @@ def test_what_was_learned_of_a_chip_counts_there_only_and_is_bounded() -> None:
     assert other_units.seconds(part.columns, gpu) == bare.seconds(part.columns, gpu)
 
 
-def test_what_a_chip_does_with_known_filters_counts_little_for_others() -> None:
-    """Trees of a chip that saw 3 x 3 filters, worth a quarter for others; the rest is what whole
-    steps say of its generation."""
+def test_a_chips_trees_count_little_for_filters_they_were_not_fitted_on() -> None:
+    """The chip's trees were fitted on 3 x 3 filters and count a quarter for others.
+
+    The rest is the term of the chip's generation.
+    """
     anywhere = np.full(22, np.inf)
     seen = Forest(
         np.zeros((1, 1), np.int64),
@@ -220,8 +229,8 @@ def test_what_a_chip_does_with_known_filters_counts_little_for_others() -> None:
         np.full((1, 2), 0.4),
         -anywhere,
         anywhere,
-        sorts=np.array([[3.0, 0.0, 0.0]]),
-        worth=0.25,
+        families=np.array([[3.0, 0.0, 0.0]]),
+        trust=0.25,
     )
     bare = dataclasses.replace(LEARNED.models["convolution"], chips={}, steps={})
     known = dataclasses.replace(bare, chips={"cores.Volta.80": seen}, steps={"cores.7": -0.2})
@@ -236,7 +245,7 @@ def test_what_a_chip_does_with_known_filters_counts_little_for_others() -> None:
         assert np.log(ratio) == pytest.approx(offset)
 
 
-def test_a_chip_is_known_where_all_sorts_of_ops_were_measured_on_it() -> None:
+def test_a_chip_is_known_if_ops_of_all_kinds_were_measured_on_it() -> None:
     assert LEARNED.knows_chip(device("h200-sxm"))
     assert not LEARNED.knows_chip(device("v100-sxm-16gb"))  # neither attention nor depthwise
     assert not LEARNED.knows_chip(device("rtx-4090"))
@@ -244,7 +253,7 @@ def test_a_chip_is_known_where_all_sorts_of_ops_were_measured_on_it() -> None:
     assert not dataclasses.replace(LEARNED, models=models).knows_chip(device("h200-sxm"))
 
 
-def test_what_steps_say_of_a_generation_counts_on_chips_without_trees_of_their_own() -> None:
+def test_terms_of_a_generation_count_on_chips_without_trees() -> None:
     bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
     told = dataclasses.replace(
         bare, chips={"tensor.Turing.40": NOTHING}, steps={"tensor.7": 0.2, "cores.7": -0.1}
@@ -289,9 +298,9 @@ def test_cards_for_consumers_run_tensor_cores_at_half_rate_and_keep_them_busy() 
         assert (tensor_gain / plain_gain > 1.1) == half
 
 
-def test_rows_of_several_gpus_get_what_was_learned_of_their_own_chips() -> None:
+def test_rows_of_several_gpus_get_the_trees_of_their_chips() -> None:
     facts = [gpu_of(device(name)) for name in ("h200-sxm", "t4", "a100-sxm-80gb")]
-    known = [each for each in facts if each is not None]
+    known = [gpu_facts for gpu_facts in facts if gpu_facts is not None]
     part = batch_of([mm(640, 640, 640), mm(64, 64, 64), mm(4096, 4096, 64)], {}).parts["product"]
     model = LEARNED.models["product"]
     together = model.seconds(part.columns, joined(known, np.arange(3)))
@@ -311,7 +320,7 @@ def test_a_fit_is_stored_and_restored() -> None:
     assert any(model.chips for model in again.values())
 
 
-def test_every_part_has_all_its_numbers() -> None:
+def test_every_part_has_the_columns_of_its_model() -> None:
     for op in (
         mm(8, 8, 8),
         relu(8, 8),
@@ -319,7 +328,11 @@ def test_every_part_has_all_its_numbers() -> None:
         convolution(2, 8, 8, 8, 3, groups=8),
     ):
         for part in parts_of(op):
-            assert len(part.numbers) == len(COLUMNS[part.model])
+            assert type(part.row) is ROW_TYPES[part.model]
+            columns = columns_of([part.row, part.row])
+            assert {name: values.tolist() for name, values in columns.items()} == {
+                name: [float(value)] * 2 for name, value in part.row._asdict().items()
+            }
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -328,17 +341,16 @@ def test_a_recurrent_layer_is_its_steps_and_the_products_over_all_of_them(layers
     forward = recurrent(2, steps, batch, inputs, hidden, layers)
     backward = recurrent(2, steps, batch, inputs, hidden, layers, wanted=(True, True))
     data = recurrent(2, steps, batch, inputs, hidden, layers, wanted=(True, False))
-    found = [[part.model for part in parts_of(op)] for op in (forward, data, backward)]
-    assert found == [["recurrent", *["product"] * count] for count in (1, 1, 2)]
+    models = [[part.model for part in parts_of(op)] for op in (forward, data, backward)]
+    assert models == [["recurrent", *["product"] * count] for count in (1, 1, 2)]
     for op in (forward, backward):
         flops = 0.0
         for part in parts_of(op):
-            numbers = dict(zip(COLUMNS[part.model], part.numbers, strict=True))
-            if part.model == "product":
-                flops += 2 * math.prod(numbers[name] for name in ("batch", "m", "n", "k"))
-            else:  # a step multiplies the state, forwards and backwards
-                state = numbers["gates"] * numbers["hidden"] ** 2
-                flops += 2 * numbers["steps"] * numbers["batch"] * layers * state
+            row = part.row
+            if isinstance(row, ProductRow):
+                flops += 2 * row.batch * row.m * row.n * row.k
+            elif isinstance(row, RecurrentRow):  # each step multiplies the state
+                flops += 2 * row.steps * row.batch * layers * row.gates * row.hidden**2
         assert flops == pytest.approx(ops.cost_of(op).flops, rel=0.15)  # type: ignore[union-attr]
 
 
@@ -408,7 +420,7 @@ def test_measured_ops_are_met_roughly(name: str) -> None:
 
 @pytest.mark.parametrize("share", [0.6, 0.75, 0.9])
 def test_large_products_run_at_the_rate_that_was_measured_on_this_very_gpu(share: float) -> None:
-    """As `wavecast calibrate` writes it into a device file."""
+    """The rate is written into a device file by `wavecast calibrate`."""
     plain = device("v100-sxm-16gb")
     rate = share * plain.fp32_flops
     known = dataclasses.replace(plain, measured={"fp32_flops": Fact(rate, "calibrate")})
@@ -423,7 +435,7 @@ def test_large_products_run_at_the_rate_that_was_measured_on_this_very_gpu(share
 
 
 def test_where_the_gpu_of_the_fit_was_calibrated_a_rate_counts_relative_to_it() -> None:
-    """A second of nothing but products is slower than products in steps, on both alike."""
+    """Products alone run slower than products in steps, by the same factor on both cards."""
     ours = device("h200-sxm")
     others = {name: fact for name, fact in ours.measured.items() if not name.endswith("_flops")}
     plain = dataclasses.replace(ours, measured=others)
@@ -431,7 +443,7 @@ def test_where_the_gpu_of_the_fit_was_calibrated_a_rate_counts_relative_to_it() 
     slower = dataclasses.replace(ours, measured={"bf16_tensor_flops": Fact(0.8 * rate, "mine")})
     side = TensorSpec((8192, 8192), "bfloat16")
     product = Op("aten.mm", (side, side), (side,))
-    as_fitted, nominal, mine = (LEARNED.predict(product, each) for each in (ours, plain, slower))
+    as_fitted, nominal, mine = (LEARNED.predict(product, card) for card in (ours, plain, slower))
     assert as_fitted is not None
     assert nominal is not None
     assert mine is not None

@@ -1,32 +1,27 @@
-"""How ops that pass over memory are told apart, and what that costs."""
+"""Ops that pass over memory: their columns, and the time that physics gives them."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from made import tensor
 
 from wavecast.hardware.devices import device
 from wavecast.ops.kernel_counts import COUNTED, SORTING
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics.passes import CASTS, STREAM, STRIDES, VECTORS, numbers_of
+from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, columns_of
+from wavecast.predictors.learned.physics.passes import row_of
 from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}
-"""Physics as it is before any fit."""
+"""The constants before any fit."""
 BIG = (64, 2304, 768)
-
-
-def column(op: Op, name: str) -> float:
-    return numbers_of(op)[STREAM.index(name)]
 
 
 def physics_s(op: Op, gpu: str = "h200-sxm") -> float:
     facts = gpu_of(device(gpu))
     assert facts is not None
-    columns = {name: np.array([value]) for name, value in zip(STREAM, numbers_of(op), strict=True)}
-    return float(stream_limits(columns, facts, THETA).seconds()[0])
+    return float(stream_limits(columns_of([row_of(op)]), facts, THETA).seconds()[0])
 
 
 def added(one: TensorSpec, other: TensorSpec, out: TensorSpec) -> Op:
@@ -56,10 +51,10 @@ last = TensorSpec((8, 64, 32, 32), "float32", (65536, 1, 2048, 64))
     ],
 )
 def test_kernels_reach_operands_by_vectors_one_by_one_or_with_casts(op: Op, path: float) -> None:
-    assert column(op, "path") == path
+    assert row_of(op).access == path
 
 
-# Measured on our H200 (measurements/h200/population): what was 2 to 5 times too fast before.
+# Measured on our H200 (measurements/h200/population). Earlier models were 2 to 5 times too fast.
 MEASURED = {
     "clamp by tensors of another type": (
         Op("aten.clamp.Tensor", (half, tensor(), tensor()), (half,)),
@@ -82,7 +77,7 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_what_memory_does_not_bound_is_met_by_physics_alone(name: str) -> None:
+def test_physics_alone_predicts_kernels_that_memory_does_not_limit(name: str) -> None:
     op, seconds = MEASURED[name]
     assert physics_s(op) == pytest.approx(seconds, rel=0.3)
 
@@ -104,12 +99,12 @@ def norm(shape: tuple[int, ...], *, training: bool, channels_last: bool = False)
 def test_launches_are_counted() -> None:
     shape = (8, 64, 7, 7)
     many = COUNTED["aten.native_batch_norm"]
-    assert column(norm(shape, training=True), "kernels") == many
-    assert column(norm(shape, training=True, channels_last=True), "kernels") == many + 1
-    assert column(norm(shape, training=False), "kernels") == 1
+    assert row_of(norm(shape, training=True)).kernels == many
+    assert row_of(norm(shape, training=True, channels_last=True)).kernels == many + 1
+    assert row_of(norm(shape, training=False)).kernels == 1
     table, places = tensor(729, 12), tensor(38416, dtype="int64")
     for accumulates, kernels in ((True, SORTING), (False, 1)):
         given = (table, places, tensor(38416, 12))
         put = Op("aten.index_put", given, (table,), (("accumulate", accumulates),))
-        assert column(put, "kernels") == kernels
+        assert row_of(put).kernels == kernels
     assert physics_s(norm(shape, training=True)) > 2 * physics_s(norm(shape, training=False))

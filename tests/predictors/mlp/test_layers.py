@@ -1,8 +1,9 @@
-"""The four layers: their features, what cannot be, and samples that are the same everywhere."""
+"""The four layers: their features, impossible sizes, and samples that never change."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from itertools import islice
@@ -22,8 +23,8 @@ from wavecast.predictors.mlp.layers import (
     Lstm,
     layer,
     layer_type,
-    sample,
 )
+from wavecast.predictors.mlp.samples import sample
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 seeds = st.integers(0, 2**32)
@@ -52,41 +53,41 @@ def test_features_come_in_the_order_of_the_fields() -> None:
 @every_kind
 @given(seed=seeds)
 def test_a_layer_comes_back_from_its_features(kind: str, seed: int) -> None:
-    for each in first(kind, seed, 5):
-        assert layer(kind, each.features()) == each
+    for drawn in first(kind, seed, 5):
+        assert layer(kind, drawn.features()) == drawn
 
 
 @every_kind
 @given(seed=seeds)
 def test_samples_lie_within_the_published_ranges_without_duplicates(kind: str, seed: int) -> None:
-    found = first(kind, seed, 60)
-    assert len(set(found)) == len(found)
-    for each in found:
-        for value, (low, high) in zip(each.features(), each.RANGES.values(), strict=True):
+    layers = first(kind, seed, 60)
+    assert len(set(layers)) == len(layers)
+    for drawn in layers:
+        for value, (low, high) in zip(drawn.features(), drawn.RANGES.values(), strict=True):
             assert low <= value <= high
 
 
 @given(seeds)
 def test_convolutions_are_valid_and_not_too_large(seed: int) -> None:
-    for each in first("conv2d", seed, 50):
-        assert isinstance(each, Conv2d)
-        assert each.out_image >= 1
-        size = each.image**1.15 * each.in_channels * each.out_channels * each.kernel
+    for drawn in first("conv2d", seed, 50):
+        assert isinstance(drawn, Conv2d)
+        assert drawn.out_image >= 1
+        size = drawn.image**1.15 * drawn.in_channels * drawn.out_channels * drawn.kernel
         assert size <= 3.5e7 * (1 + 1e-9)
 
 
 @every_kind
 def test_both_ends_of_every_range_are_reached(kind: str) -> None:
-    found = [each.features() for each in first(kind, 1, 20_000)]
+    layers = [drawn.features() for drawn in first(kind, 1, 20_000)]
     for values, (low, high) in zip(
-        zip(*found, strict=True), layer_type(kind).RANGES.values(), strict=True
+        zip(*layers, strict=True), layer_type(kind).RANGES.values(), strict=True
     ):
         assert min(values) <= low + 0.02 * (high - low)
         # The largest convolutions are rejected, so the largest channels are rare.
         assert max(values) >= high - 0.05 * (high - low)
 
 
-# Written down once: another machine or Python that draws differently must fail here.
+# Fixed digests: a machine or Python version that draws differently must fail here.
 @pytest.mark.parametrize(
     ("kind", "digest"),
     [
@@ -97,19 +98,19 @@ def test_both_ends_of_every_range_are_reached(kind: str) -> None:
     ],
 )
 def test_a_seed_gives_the_same_layers_everywhere(kind: str, digest: str) -> None:
-    text = repr([each.features() for each in first(kind, 0, 1000)])
+    text = repr([drawn.features() for drawn in first(kind, 0, 1000)])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == digest
 
 
 def test_the_sample_does_not_depend_on_the_hash_seed() -> None:
     code = (
-        "from itertools import islice; from wavecast.predictors.mlp.layers import sample;"
+        "from itertools import islice; from wavecast.predictors.mlp.samples import sample;"
         "print([x.features() for x in islice(sample('conv2d', 3), 20)])"
     )
     runs = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed},
+            env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
             check=True,
@@ -134,13 +135,13 @@ def test_seeds_give_different_layers() -> None:
         ("conv2d", (0, 1, 4, 3, 16, 3, 1, -1)),
     ],
 )
-def test_layers_that_cannot_be_are_refused(kind: str, features: tuple[int, ...]) -> None:
+def test_impossible_layers_are_refused(kind: str, features: tuple[int, ...]) -> None:
     made: Any = KINDS[kind]
     with pytest.raises(InvalidInput):
         made(*features)
 
 
-def test_layers_beyond_the_sampled_ranges_can_be() -> None:
+def test_layers_outside_the_sampled_ranges_are_allowed() -> None:
     assert Linear(True, 100_000, 1, 50_000).batch == 100_000
     assert Conv2d(False, 1, 512, 1, 1, 1, 1, 0).out_image == 512
     assert Bmm(4096, 1, 1, 1).batch == 4096

@@ -1,4 +1,4 @@
-"""Habitat's networks: which ops they answer, what they promise, and their files."""
+"""Habitat's networks: the ops they answer, their answers, and their files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ from lab.measured.mlp_data import op_of
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
+from wavecast.predictors.mlp.features import (
+    DEVICE_FEATURES,
+    device_features,
+    features_of,
+    layer_of,
+)
+from wavecast.predictors.mlp.file import read_model, write_model
 from wavecast.predictors.mlp.layers import (
     KINDS,
     Bmm,
@@ -27,19 +34,10 @@ from wavecast.predictors.mlp.layers import (
     Linear,
     Lstm,
     layer_type,
-    sample,
 )
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
-    Mlp,
-    MlpModel,
-    MlpNetwork,
-    device_features,
-    features_of,
-    layer_of,
-    read_model,
-    write_model,
-)
+from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
+from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp.samples import sample
 from wavecast.predictors.roofline import bound
 from wavecast.traces.step import Op
 
@@ -50,7 +48,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def network(
     kind: str, width: int = 8, seed: int = 0, constant_ms: float | None = None
 ) -> MlpNetwork:
-    """Random weights; or none, so that the bias of the output is all there is."""
+    """Random weights, or zero weights with a constant output."""
     draw = np.random.default_rng(seed)
     inputs = len(layer_type(kind).names()) + len(DEVICE_FEATURES)
     sizes = [inputs, width, width, 1]
@@ -74,8 +72,8 @@ def ranges(kind: str) -> dict[str, tuple[float, float]]:
 def model(
     kind: str, target: str = "forward", ms: float | None = 1000.0, **changes: Any
 ) -> MlpModel:
-    found = MlpModel(kind, target, network(kind, constant_ms=ms), 0.5, 2.0, ranges(kind))
-    return dataclasses.replace(found, **changes)
+    made = MlpModel(kind, target, network(kind, constant_ms=ms), 0.5, 2.0, ranges(kind))
+    return dataclasses.replace(made, **changes)
 
 
 EVERY = Mlp.of([model(kind) for kind in KINDS])
@@ -84,8 +82,8 @@ EVERY = Mlp.of([model(kind) for kind in KINDS])
 @every_kind
 @pytest.mark.parametrize("target", ["forward", "backward"])
 def test_an_op_is_read_as_the_layer_that_it_runs(kind: str, target: str) -> None:
-    for each in islice(sample(kind, 0), 50):
-        assert layer_of(op_of(each, target)) == each
+    for layer in islice(sample(kind, 0), 50):
+        assert layer_of(op_of(layer, target)) == layer
 
 
 def test_products_of_backward_passes_are_linear_layers() -> None:
@@ -122,7 +120,7 @@ NO_LAYERS = {
 
 
 @pytest.mark.parametrize("op", NO_LAYERS.values(), ids=NO_LAYERS)
-def test_what_is_no_such_layer_is_not_read_as_one(op: Op) -> None:
+def test_other_ops_are_not_read_as_layers(op: Op) -> None:
     assert layer_of(op) is None
     assert EVERY.predict(op, V100) is None
 
@@ -134,7 +132,7 @@ def test_a_batch_first_lstm_is_the_same_layer() -> None:
 
 
 @every_kind
-def test_the_answer_is_the_networks(kind: str) -> None:
+def test_the_answer_is_that_of_the_network(kind: str) -> None:
     op = op_of(next(sample(kind, 0)))
     answer = Mlp.of([model(kind, ms=500.0)]).predict(op, V100)
     assert answer is not None
@@ -155,26 +153,26 @@ def test_no_answer_is_faster_than_physics_whatever_the_network_says(
 ) -> None:
     op, kind = op_of(layer), layer.KIND
     random = dataclasses.replace(model(kind), network=network(kind, seed=seed))
-    for each in (model(kind, ms=ms), random):
-        answer, least = Mlp.of([each]).predict(op, gpu), bound(op, gpu)
+    for network_model in (model(kind, ms=ms), random):
+        answer, least = Mlp.of([network_model]).predict(op, gpu), bound(op, gpu)
         assert least is not None
         if answer is not None:
             assert least.seconds <= answer.low_s <= answer.seconds <= answer.high_s < math.inf
 
 
-def test_an_answer_shorter_than_all_it_was_trained_on_is_none() -> None:
+def test_an_answer_shorter_than_all_training_times_does_not_count() -> None:
     op = op_of(Linear(True, 64, 64, 64))
     assert Mlp.of([model("linear", ms=0.03, least_s=2e-5)]).predict(op, V100) is not None
     assert Mlp.of([model("linear", ms=0.01, least_s=2e-5)]).predict(op, V100) is None
     assert Mlp.of([model("linear", ms=-1.0)]).predict(op, V100) is None
 
 
-def test_layers_beyond_what_it_was_trained_on_are_not_answered() -> None:
+def test_layers_outside_the_training_data_are_not_answered() -> None:
     assert EVERY.predict(op_of(Linear(True, 3500, 64, 64)), V100) is not None
     assert EVERY.predict(op_of(Linear(True, 3501, 64, 64)), V100) is None
 
 
-def test_gpus_far_beyond_those_it_was_trained_on_are_not_answered() -> None:
+def test_gpus_far_from_the_training_data_are_not_answered() -> None:
     op = op_of(Linear(True, 64, 64, 64))
     assert EVERY.predict(op, A100) is not None  # 1.7 times the bandwidth of the V100
     assert EVERY.predict(op, device("h200-sxm")) is None
@@ -191,7 +189,7 @@ def test_only_true_float32_is_answered() -> None:
     assert EVERY.predict(tf32, V100) is not None  # it has no TF32 and computes in float32
 
 
-def test_a_backward_pass_is_answered_by_its_own_network_and_only_whole() -> None:
+def test_a_backward_pass_has_a_network_that_answers_for_all_gradients_only() -> None:
     conv = Conv2d(False, 2, 8, 16, 16, 3, 1, 1)
     backward = op_of(conv, "backward")
     both = Mlp.of([model("conv2d"), model("conv2d", "backward", ms=700.0)])
@@ -204,17 +202,17 @@ def test_a_backward_pass_is_answered_by_its_own_network_and_only_whole() -> None
 
 
 @given(st.lists(layers, min_size=1, max_size=12), gpus)
-def test_many_at_once_are_answered_as_one_by_one(asked: list[Layer], gpu: Device) -> None:
+def test_many_ops_are_answered_as_single_ops(asked: list[Layer], gpu: Device) -> None:
     kinds = [dataclasses.replace(model(k), network=network(k, width=32)) for k in KINDS]
 
     def fresh() -> Mlp:
-        return Mlp.of([dataclasses.replace(each, _known={}) for each in kinds])
+        return Mlp.of([dataclasses.replace(network_model, _known={}) for network_model in kinds])
 
-    ops = [op_of(each) for each in asked]
+    ops = [op_of(layer) for layer in asked]
     assert fresh().predict_all(ops, gpu) == [fresh().predict(op, gpu) for op in ops]
 
 
-def test_a_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_computes_each_answer_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     answering = MlpNetwork.milliseconds
 
@@ -228,7 +226,7 @@ def test_a_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [1]
 
 
-def test_a_ratio_is_that_of_two_answers() -> None:
+def test_a_ratio_is_the_quotient_of_two_answers() -> None:
     """A network whose answer is the number of SMs."""
     sums = np.zeros((1, 8), np.float32)
     sums[0, 6] = 1
@@ -241,7 +239,7 @@ def test_a_ratio_is_that_of_two_answers() -> None:
     assert mlp.ratio(relu(8), T4, V100) is None
 
 
-def test_a_ratio_backwards_is_that_forwards_where_only_that_was_trained() -> None:
+def test_the_backward_ratio_is_the_forward_one_if_only_that_was_trained() -> None:
     backward = op_of(Conv2d(False, 2, 8, 16, 16, 3, 1, 1), "backward")
     assert EVERY.ratio(backward, T4, V100) == 1
 
@@ -259,25 +257,25 @@ def card(kind: str = "bmm") -> dict[str, Any]:
     }
 
 
-def test_a_model_comes_back_from_its_files(tmp_path: Path) -> None:
+def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, made = tmp_path / "mlp-bmm.npz", network("bmm")
     write_model(path, made, card())
     with path.open("rb") as file:
-        found = read_model(file, path.with_suffix(".toml").read_text())
-    assert (found.kind, found.target, found.least_s) == ("bmm", "forward", 2e-5)
-    assert (found.low, found.high) == (1.0, 3.0)  # the answer itself is within its range
-    assert found.ranges == ranges("bmm")
+        loaded = read_model(file, path.with_suffix(".toml").read_text())
+    assert (loaded.kind, loaded.target, loaded.least_s) == ("bmm", "forward", 2e-5)
+    assert (loaded.low, loaded.high) == (1.0, 3.0)  # the answer itself is within its range
+    assert loaded.ranges == ranges("bmm")
     numbers = device_features(V100)
     assert numbers is not None
-    rows = np.array([features_of(each, numbers) for each in islice(sample("bmm", 0), 20)])
-    assert found.network.milliseconds(rows) == pytest.approx(made.milliseconds(rows), rel=0.02)
+    rows = np.array([features_of(layer, numbers) for layer in islice(sample("bmm", 0), 20)])
+    assert loaded.network.milliseconds(rows) == pytest.approx(made.milliseconds(rows), rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [(b"", ""), (b"not a zip", 'kind = "bmm"'), (b"", "= ="), (b"\x80\x04K\x01.", "")],
 )
-def test_files_that_are_no_model_are_refused(arrays: bytes, text: str) -> None:
+def test_files_that_are_not_models_are_refused(arrays: bytes, text: str) -> None:
     with pytest.raises(InvalidInput, match="not a model"):
         read_model(io.BytesIO(arrays), text)
 
@@ -290,7 +288,7 @@ def test_objects_in_a_file_are_not_loaded() -> None:
         read_model(file, "")
 
 
-def test_what_is_shipped_is_small_and_says_where_it_comes_from() -> None:
+def test_shipped_networks_are_small_and_name_their_data() -> None:
     folder = Path(__file__).parents[3] / "src" / "wavecast" / "data" / "models"
     shipped = sorted(folder.glob("mlp-*.npz"))
     assert len(shipped) == len(Mlp.shipped().models) == 6
@@ -299,8 +297,8 @@ def test_what_is_shipped_is_small_and_says_where_it_comes_from() -> None:
         text = path.with_suffix(".toml").read_text()
         for key in ("fitted", "data_sha256", "rows", "gpus", "configuration_error", "[left_out]"):
             assert key in text
-    for (kind, target), each in Mlp.shipped().models.items():
-        assert (each.kind, each.target) == (kind, target)
+    for (kind, target), network_model in Mlp.shipped().models.items():
+        assert (network_model.kind, network_model.target) == (kind, target)
         names = (*layer_type(kind).names(), *DEVICE_FEATURES)
-        assert tuple(each.ranges) == names
-        assert each.network.weights[0][0].shape[1] == len(names)
+        assert tuple(network_model.ranges) == names
+        assert network_model.network.weights[0][0].shape[1] == len(names)

@@ -1,1 +1,5 @@
-"""Physics of each kind of op, times a learned efficiency that is bounded."""
+"""Physics of each kind of op, times a learned efficiency within bounds."""
+
+from wavecast.predictors.learned.predictor import Learned
+
+__all__ = ["Learned"]

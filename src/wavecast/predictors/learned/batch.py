@@ -1,4 +1,4 @@
-"""Many ops as arrays: made once, evaluated on every GPU."""
+"""Many ops as arrays, made once and evaluated on every GPU."""
 
 from __future__ import annotations
 
@@ -13,25 +13,34 @@ from wavecast.ops import Kind, matmul
 from wavecast.predictors.learned.gpus import CODES, Floats, GpuFacts
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics import groups
+from wavecast.predictors.learned.physics.columns import (
+    ROW_TYPES,
+    Columns,
+    GroupedRow,
+    Row,
+    columns_of,
+)
 from wavecast.predictors.learned.physics.convolutions import WINOGRAD_GAIN
-from wavecast.predictors.learned.physics.parts import COLUMNS, GROUPED, Part, parts_of
+from wavecast.predictors.learned.physics.parts import Part, parts_of
 from wavecast.traces.step import Op
 
 MOST_SHARE = 0.95
-"""Of the nominal bandwidth, that no kernel exceeds."""
+"""The share of the nominal bandwidth that no kernel exceeds."""
 UNMODELLED = "unmodelled"
+"""The main model of an op that no model knows."""
 CLASSED = ("product", "grouped", "convolution", "attention", "recurrent")
 """Models whose errors differ between tensor cores and plain ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartColumns:
-    """All parts of one model, and the op that each belongs to."""
+    """All parts of one model, and the op to which each belongs."""
 
-    columns: Mapping[str, Floats]
+    columns: Columns
     op: NDArray[np.int64]
+    """The position of each part's op in the batch."""
     added: Floats
-    """What the op's family adds to the logarithm of its time."""
+    """The term of the op's name in the logarithm of the learned factor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,21 +48,24 @@ class Batch:
     """Ops by columns, without anything that depends on a GPU."""
 
     parts: Mapping[str, PartColumns]
+    """The parts of all ops, by model."""
     main: tuple[str, ...]
-    """Of each op: its model, or of a stream its kind; `UNMODELLED` where no model fits."""
+    """The model of each op's first part, or the op's kind if it passes over memory; `UNMODELLED`
+    where no model fits."""
     seen: NDArray[np.bool_]
-    """Whether ops of that name were measured."""
+    """Whether ops of that name were in the fit."""
     unit: NDArray[np.int64]
+    """The arithmetic unit of each op, as its number in `CODES`."""
     flops: Floats
     gain: Floats
-    """By how much an algorithm may undercut the FLOPs."""
+    """The factor by which an algorithm may need fewer FLOPs."""
     nbytes: Floats
 
     def __len__(self) -> int:
         return len(self.main)
 
     def seconds(self, models: Mapping[str, OpModel], gpu: GpuFacts) -> Floats:
-        """Each op's time, not below what physics demands; zero where no model fits."""
+        """The time of each op, not below the physical bound; zero where no model fits."""
         total = np.zeros(len(self))
         for name, part in self.parts.items():
             if name == "grouped":
@@ -64,38 +76,39 @@ class Batch:
         return np.where(total > 0, np.maximum(total, self.least_s(gpu)), 0.0)
 
     def least_s(self, gpu: GpuFacts) -> Floats:
-        """What no kernel can undercut: FLOPs (less what Winograd saves) and what L2 cannot hold.
+        """The physical bound of each op: its FLOPs, and its bytes beyond the size of L2.
 
-        NaN: the GPU has no unit for the op.
+        Winograd's algorithm may save FLOPs. NaN if the GPU has no unit for the op.
         """
         rate = np.where(self.flops > 0, gpu.nominal_rates[self.unit], 1.0)
         moved = np.maximum(self.nbytes - gpu.l2_bytes, 0.0)
         memory_s = moved / (gpu.nominal_bytes_per_s * MOST_SHARE)
-        found: Floats = np.maximum(self.flops / (rate * self.gain), memory_s)
-        return found
+        bounds: Floats = np.maximum(self.flops / (rate * self.gain), memory_s)
+        return bounds
 
 
 def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
-    """The columns of ops."""
-    numbers: dict[str, list[tuple[float, ...]]] = {}
+    """The ops by columns.
+
+    Args:
+        given: The ops.
+        families: The terms of op names in the stream model, `OpModel.families`.
+    """
+    rows: dict[str, list[Row]] = {}
     owners: dict[str, list[int]] = {}
     added: dict[str, list[float]] = {}
     main: list[str] = []
     for position, op in enumerate(given):
-        found = parts_of(op) if ops.launches(op) else ()
-        for part in found:
-            numbers.setdefault(part.model, []).append(part.numbers)
+        op_parts = parts_of(op) if ops.launches(op) else ()
+        for part in op_parts:
+            rows.setdefault(part.model, []).append(part.row)
             owners.setdefault(part.model, []).append(position)
             known = families.get(op.base, 0.0) if part.model == "stream" else 0.0
             added.setdefault(part.model, []).append(known)
-        main.append(_main(op, found[0]) if found else UNMODELLED)
+        main.append(_main(op, op_parts[0]) if op_parts else UNMODELLED)
     parts = {
-        model: PartColumns(
-            dict(zip(COLUMNS[model], np.array(values).T.copy(), strict=True)),
-            np.array(owners[model]),
-            np.array(added[model]),
-        )
-        for model, values in numbers.items()
+        model: PartColumns(columns_of(model_rows), np.array(owners[model]), np.array(added[model]))
+        for model, model_rows in rows.items()
     }
     costs = [(ops.cost_of(op), ops.executed_flops(op) or 0) for op in given]
     return Batch(
@@ -112,22 +125,22 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
 
 
 def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
-    """Of the products in fp8 no groups were in the fit."""
+    """Whether the fit had ops of that name; for grouped products it had those in bfloat16 only."""
     if main == "product" and op.base in matmul.GROUPED:
         return op.base == "aten._grouped_mm"
-    return main in COLUMNS or op.base in families
+    return main in ROW_TYPES or op.base in families
 
 
 def _main(op: Op, part: Part) -> str:
-    """Groups that run one by one are products."""
+    """The main model of an op. Groups that run one after another are products."""
     kind, model = ops.kind(op), part.model
-    if model == "grouped" and not part.numbers[GROUPED.index("kernel")]:
+    if isinstance(part.row, GroupedRow) and not part.row.one_kernel:
         return "product"
     return str(kind) if model == "stream" and kind is not Kind.CONVOLUTION else model
 
 
 def group_of(main: str, unit: int, gpu: GpuFacts) -> str:
-    """The ops whose errors count together: `product/tensor`, `norm`."""
+    """The group of ops that share one range of errors: `product/tensor`, `norm`."""
     if main not in CLASSED:
         return main
     if main == "grouped" and not gpu.groups:

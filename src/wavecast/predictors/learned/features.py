@@ -1,6 +1,7 @@
-"""What the learned efficiencies look at: ratios and shapes, never a number that tells a GPU.
+"""The features of the learned trees: shapes and ratios, never a number that identifies a GPU.
 
-None depends on the GPU's rates or bandwidth, so a GPU that is better in these is never slower.
+No feature depends on the GPU's FLOP/s or bandwidth, so a GPU that is better in these is never
+predicted slower.
 """
 
 from __future__ import annotations
@@ -11,26 +12,27 @@ from typing import Any
 import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.tiles import Columns
+from wavecast.predictors.learned.physics.columns import Columns
 
 
 def _log(values: Floats) -> Floats:
-    found: Floats = np.log2(np.maximum(values, 2.0**-20))
-    return found
+    logarithms: Floats = np.log2(np.maximum(values, 2.0**-20))
+    return logarithms
 
 
 def _matrix(*columns: Any) -> Floats:
-    found: Floats = np.stack(columns, axis=1).astype(np.float64)
-    return found
+    matrix: Floats = np.stack(columns, axis=1).astype(np.float64)
+    return matrix
 
 
-TUNED = 0.4
-"""Below the margin of the trees' ranges: of many chips only convolutions after cuDNN's search were
-measured, and what is known of these holds well enough without it."""
+BENCHMARKED = 0.4
+"""The value of the feature "cuDNN searched for the fastest algorithm". It is so small that a chip's
+trees are trusted whether or not there was a search: on many chips only convolutions after a search
+were measured, and what they show also holds without one."""
 
 
 def product(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Sides, waves of 128 x 128 tiles, how full they are, and what lies in L2."""
+    """Features of a product: its sides, waves of 128 x 128 tiles, how full they are, L2's share."""
     batch, m, n, k = (columns[name] for name in ("batch", "m", "n", "k"))
     tiles = batch * np.ceil(m / 128) * np.ceil(n / 128)
     full = m * n / (np.ceil(m / 128) * np.ceil(n / 128) * 128**2)
@@ -42,59 +44,61 @@ def product(columns: Columns, gpu: GpuFacts) -> Floats:
         _log(np.minimum(m, n)),
         _log(tiles / gpu.sm),
         full,
-        _log(columns["bytes"] / gpu.l2_bytes),
-        columns["aligned"],
+        _log(columns["moved_bytes"] / gpu.l2_bytes),
+        columns["alignment"],
         k % 16,
-        columns["ta"],
-        columns["tb"],
+        columns["a_by_columns"],
+        columns["b_by_columns"],
         gpu.on_tensor_cores(columns["unit"].astype(np.int64)) + 0.0,
-        columns["item"],
+        columns["item_bytes"],
     )
 
 
 def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
-    """What an algorithm is chosen by: filters, channels, steps, points, and the product's shape;
-    and whether the GPU is one for which cuDNN has all its float32 algorithms."""
+    """Features of a convolution: what cuDNN chooses its algorithm by, and the product's shape.
+
+    One says whether cuDNN has all its float32 algorithms for the GPU.
+    """
     m, n = columns["m"], columns["n"]
     tiles = columns["groups"] * np.ceil(m / 128) * np.ceil(n / 128)
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
     return _matrix(
-        columns["which"],
+        columns["computes"],
         _log(columns["groups"]),
         _log(m),
         _log(n),
         _log(columns["k"]),
         _log(columns["taps"]),
-        _log(columns["steps"]),
+        _log(columns["stride_area"]),
         _log(columns["channels"]),
         _log(columns["filters"]),
-        _log(columns["points"]),
+        _log(columns["out_points"]),
         _log(columns["images"]),
         columns["channels"] % 8,
         columns["filters"] % 8,
         _log(tiles / gpu.sm),
         _log(nbytes / gpu.l2_bytes),
         gpu.on_tensor_cores(columns["unit"].astype(np.int64)) + 0.0,
-        columns["item"],
+        columns["item_bytes"],
         columns["converted"],
         np.zeros(len(m)) + gpu.winograd,
-        columns["last"],
-        TUNED * columns["tuned"],
+        columns["channels_last"],
+        BENCHMARKED * columns["benchmarked"],
         columns["dilated"],
     )
 
 
 def attention(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Lengths, widths, waves of blocks, and which kernel."""
+    """Features of attention: lengths, widths, waves of blocks, and which kernel runs."""
     blocks = columns["sequences"] * np.ceil(columns["q_len"] / 128)
     return _matrix(
         _log(columns["sequences"]),
         _log(columns["q_len"]),
         _log(columns["k_len"]),
-        columns["width"],
-        columns["share"] < 0.99,
+        columns["head_width"],
+        columns["attended_share"] < 0.99,
         _log(blocks / gpu.sm),
-        _log(columns["bytes"] / gpu.l2_bytes),
+        _log(columns["moved_bytes"] / gpu.l2_bytes),
         columns["backward"],
         columns["efficient"],
         columns["cudnn"],
@@ -103,8 +107,8 @@ def attention(columns: Columns, gpu: GpuFacts) -> Floats:
 
 
 def recurrent(columns: Columns, gpu: GpuFacts) -> Floats:
-    """The cell's sizes, how many follow each other, and whether its weights fit on the SMs."""
-    weights = columns["gates"] * columns["hidden"] ** 2 * columns["item"]
+    """Features of a recurrent layer: its sizes, its length, and whether weights fit on the SMs."""
+    weights = columns["gates"] * columns["hidden"] ** 2 * columns["item_bytes"]
     return _matrix(
         _log(columns["steps"]),
         _log(columns["batch"]),
@@ -118,31 +122,31 @@ def recurrent(columns: Columns, gpu: GpuFacts) -> Floats:
         _log(weights / gpu.l2_bytes),
         columns["batch"] % 8,
         columns["hidden"] % 8,
-        columns["item"],
+        columns["item_bytes"],
     )
 
 
 def stream(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Bytes over L2 and over SMs, the width of rows, and how memory is accessed."""
-    moved = columns["read"] + columns["written"]
-    rows = columns["elements"] / np.maximum(columns["width"], 1.0)
+    """Features of a pass over memory: bytes relative to L2 and SMs, row width, kind of access."""
+    moved = columns["read_bytes"] + columns["written_bytes"]
+    rows = columns["elements"] / np.maximum(columns["row_width"], 1.0)
     return _matrix(
         _log(moved / gpu.l2_bytes),
         _log(moved / gpu.sm),
-        _log(columns["again"] / np.maximum(moved, 1.0)),
+        _log(columns["reread_bytes"] / np.maximum(moved, 1.0)),
         _log(columns["flops"] / np.maximum(columns["elements"], 1.0)),
-        _log(columns["width"]),
+        _log(columns["row_width"]),
         _log(rows / gpu.sm),
-        columns["item"],
-        columns["twisted"] / np.maximum(moved, 1.0),
+        columns["item_bytes"],
+        columns["reordered_bytes"] / np.maximum(moved, 1.0),
         _log(moved / np.maximum(columns["elements"], 1.0)),
         columns["by_row"],
         _log(columns["tensors"]),
-        _log(columns["groups"] / gpu.sm),
-        columns["last"],
-        columns["sort"],
+        _log(columns["channel_blocks"] / gpu.sm),
+        columns["channels_last"],
+        columns["kind"],
         columns["backward"],
-        columns["path"],
+        columns["access"],
     )
 
 
@@ -157,9 +161,13 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
 }
 
 
-def sorts_of(name: str, features: Floats) -> Floats:
-    """What tells sorts of rows apart of which one says little of the other: for convolutions the
-    filter's points and steps, each to half a power of two, and whether it is in groups."""
+def filter_families(name: str, features: Floats) -> Floats:
+    """The filter family of each row; a chip's own trees are trusted only for families they saw.
+
+    A convolution's family is the number of points of its filter and its stride, both rounded to
+    half a power of two, and whether it has groups. Rows of other models have no family: the result
+    has no columns.
+    """
     if name != "convolution":
         return features[:, :0]
     groups, taps, steps = features[:, 1], features[:, 5], features[:, 6]

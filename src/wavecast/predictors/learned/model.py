@@ -1,4 +1,4 @@
-"""One op model: physics with fitted constants, times learned factors that are bounded."""
+"""One op model: physics with fitted constants, times learned factors within bounds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.predictors.learned.features import FEATURES, sorts_of
+from wavecast.predictors.learned.features import FEATURES, filter_families
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.predictors.learned.physics.columns import Columns
 from wavecast.predictors.learned.physics.convolutions import (
     CONVOLUTION_PARAMETERS,
     DEPTHWISE_PARAMETERS,
@@ -28,7 +29,6 @@ from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, strea
 from wavecast.predictors.learned.physics.tiles import (
     PRODUCT_PARAMETERS,
     Bounds,
-    Columns,
     Theta,
     TimeLimits,
     product_s,
@@ -36,10 +36,12 @@ from wavecast.predictors.learned.physics.tiles import (
 from wavecast.predictors.learned.trees import NOTHING, Forest
 
 Physics = Callable[[Columns, GpuFacts, Theta], TimeLimits]
+"""A physics model: the limits of each row's time on a GPU, given the fitted constants."""
+Strings = NDArray[np.str_]
 
 
 def _alone(seconds: Callable[[Columns, GpuFacts, Theta], Floats]) -> Physics:
-    """Physics whose learned factor is of all of it, memory and launch included."""
+    """A physics model whose learned factor applies to all of it, memory and launch included."""
 
     def limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
         return TimeLimits(0.0, 0.0, seconds(columns, gpu, theta))
@@ -56,31 +58,36 @@ PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "recurrent": (_alone(recurrent_s), RECURRENT_PARAMETERS),
     "grouped": (_alone(grouped_s), GROUPED_PARAMETERS),
 }
+"""The physics model of each kind of part, and the bounds of its constants."""
 REACH = 1.0
-"""The learned factor lies between exp(-REACH) and exp(REACH), and so does a chip's own."""
+"""The learned factor lies between exp(-REACH) and exp(REACH), and so does a chip's factor."""
 
 
 @dataclass(frozen=True, eq=False)
 class OpModel:
-    """The model of one sort of part."""
+    """The model of one kind of part.
+
+    The learned factor is exp(forest + family + architecture), within bounds. On top of it comes the
+    factor of the chip, or of its generation where the chip was not measured enough.
+    """
 
     name: str
+    """The kind of part, a key of `PHYSICS`."""
     theta: Theta
     forest: Forest = NOTHING
     families: Mapping[str, float] = field(default_factory=dict)
-    """By the op's name: what to add to the logarithm of the learned factor."""
+    """Terms that are added to the logarithm of the learned factor, by the op's name."""
     generations: Mapping[str, float] = field(default_factory=dict)
-    """By unit class and architecture ("cores.Pascal"): the same, where its GPUs have something in
-    common that physics does not say."""
+    """The same by unit class and architecture ("cores.Pascal"): what GPUs of an architecture have
+    in common that the physics model does not know."""
     chips: Mapping[str, Forest] = field(default_factory=dict)
-    """By unit class and chip ("tensor.Hopper.132"): the same, where enough ops were measured on the
-    very chip to know what its libraries do with which shapes."""
+    """Trees by unit class and chip ("tensor.Hopper.132"), for chips on which enough ops were
+    measured to know what their libraries do with which shapes."""
     steps: Mapping[str, float] = field(default_factory=dict)
-    """By unit class and generation ("cores.7"): the same on chips of which less is known, as whole
-    steps show it."""
+    """Terms for other chips, by unit class and generation ("cores.7"), fitted on whole steps."""
 
     def seconds(self, columns: Columns, gpu: GpuFacts, added: Floats | float = 0.0) -> Floats:
-        """The time of each part; `added` is its family's."""
+        """The time of each part; `added` is the term of its op's name."""
         physics, _ = PHYSICS[self.name]
         features = FEATURES[self.name](columns, gpu)
         classes = classes_of(columns, gpu)
@@ -88,55 +95,53 @@ class OpModel:
         learned = learned + _looked_up(self.generations, _joined(classes, gpu.architecture))
         factor = np.exp(np.clip(learned, -REACH, REACH))
         seconds = physics(columns, gpu, self.theta).seconds(factor)
-        found: Floats = seconds * np.exp(self.chip(features, classes, gpu))
-        return found
+        corrected: Floats = seconds * np.exp(self.chip(features, classes, gpu))
+        return corrected
 
     def chip(self, features: Floats, classes: Strings, gpu: GpuFacts) -> Floats:
-        """What each row's chip adds or, where too little is known of it, its generation.
+        """The logarithm of the factor of each row's chip or, if it is unknown, of its generation.
 
-        What a chip's libraries do with 3 x 3 filters says little of what they do with 4 x 4.
+        A chip's trees count less for filter families on which they were not fitted: what its
+        libraries do with 3 x 3 filters says little about 4 x 4 filters.
         """
-        found = _looked_up(self.steps, _joined(classes, gpu.generation))
+        terms = _looked_up(self.steps, _joined(classes, gpu.generation))
         keys = chips_of(classes, gpu)
         for key in np.unique(keys) if self.chips else ():
             if str(key) in self.chips:
                 here = keys == key
                 forest = self.chips[str(key)]
-                held = forest.holds(sorts_of(self.name, features[here]))
+                trust = forest.trust_in(filter_families(self.name, features[here]))
                 own = np.clip(forest(features[here]), -REACH, REACH)
-                found[here] = held * own + (1.0 - held) * found[here]
-        return found
-
-
-Strings = NDArray[np.str_]
+                terms[here] = trust * own + (1.0 - trust) * terms[here]
+        return terms
 
 
 def classes_of(columns: Columns, gpu: GpuFacts) -> Strings:
-    """Which of its units each row keeps busy: tensor cores, plain ones, or none but memory."""
+    """The unit class of each row: "tensor", "cores", or "memory" for passes over memory."""
     if "unit" not in columns:
         return np.full(len(next(iter(columns.values()))), "memory")
     return np.where(gpu.on_tensor_cores(columns["unit"].astype(np.int64)), "tensor", "cores")
 
 
 def chips_of(classes: Strings, gpu: GpuFacts) -> Strings:
-    """Each row's key in `OpModel.chips`."""
+    """The key of each row in `OpModel.chips`."""
     count = np.asarray(gpu.sm).astype(np.int64).astype(str)
     return _joined(_joined(classes, gpu.architecture), count)
 
 
 def _joined(classes: Strings, name: Any) -> Strings:
-    found: Strings = np.strings.add(np.strings.add(classes, "."), name)
-    return found
+    keys: Strings = np.strings.add(np.strings.add(classes, "."), name)
+    return keys
 
 
 def _looked_up(offsets: Mapping[str, float], keys: Strings) -> Floats:
     if not offsets:
         return np.zeros(len(keys))
     known, which = np.unique(keys, return_inverse=True)
-    found: Floats = np.array([offsets.get(str(key), 0.0) for key in known])[which]
-    return found
+    terms: Floats = np.array([offsets.get(str(key), 0.0) for key in known])[which]
+    return terms
 
 
 def generation_of(columns: Columns, gpu: GpuFacts) -> Strings:
-    """Each row's key in `OpModel.generations`."""
+    """The key of each row in `OpModel.generations`."""
     return _joined(classes_of(columns, gpu), gpu.architecture)

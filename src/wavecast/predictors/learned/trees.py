@@ -1,4 +1,4 @@
-"""Boosted oblivious trees: every node of a level asks the same question.
+"""Boosted oblivious trees: all nodes of a level ask the same question.
 
 A tree of depth d is d questions and 2^d answers (Prokhorenkova et al., "CatBoost", NeurIPS 2018),
 so that a whole forest is evaluated with a few array operations. `lab/fit/boosting.py` grows them.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wavecast.predictors.learned.gpus import Floats
 
 FOREST = ("feature", "threshold", "answer", "low", "high", "sorts", "worth")
-"""The arrays that a forest is kept in."""
+"""The arrays of a forest in the file of the shipped fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,32 +24,34 @@ class Forest:
     """Trees whose answers add up."""
 
     feature: NDArray[np.int64]
-    """Which feature each level of each tree asks for: (trees, depth)."""
+    """The feature that each level of each tree asks for: (trees, depth)."""
     threshold: Floats
-    """A level's bit is set where the feature is larger: (trees, depth)."""
+    """A level's bit is set where the feature is larger than this: (trees, depth)."""
     answer: Floats
-    """By the bits: (trees, 2^depth)."""
+    """The answer for each combination of bits: (trees, 2^depth)."""
     low: Floats
+    """The smallest value of each feature in the fit."""
     high: Floats
-    """The range of each feature in the fit; one that was always the same has none."""
-    sorts: Floats = field(default_factory=lambda: np.zeros((0, 1)))
-    """What sorts of rows were in the fit, where these are told apart: (sorts, features of it)."""
-    worth: float = 1.0
-    """How much of what the trees say holds for other sorts, as those left out of the fit show."""
+    """The largest value of each feature in the fit."""
+    families: Floats = field(default_factory=lambda: np.zeros((0, 1)))
+    """The filter families in the fit, one in each row; no rows where families do not matter."""
+    trust: float = 1.0
+    """The share of the answer that counts for other families; found by leaving families out."""
 
-    def holds(self, sorts: Floats) -> Floats:
-        """How much of the answer counts for each row, by its sort: all, or what it is worth."""
-        if not len(self.sorts):
-            return np.ones(len(sorts))
-        known = (sorts[:, None, :] == self.sorts[None, :, :]).all(axis=2).any(axis=1)
-        found: Floats = np.where(known, 1.0, self.worth)
-        return found
+    def trust_in(self, families: Floats) -> Floats:
+        """The share of the answer that counts for each row: 1 if its family was in the fit."""
+        if not len(self.families):
+            return np.ones(len(families))
+        known = (families[:, None, :] == self.families[None, :, :]).all(axis=2).any(axis=1)
+        shares: Floats = np.where(known, 1.0, self.trust)
+        return shares
 
     def __call__(self, features: Floats) -> Floats:
-        """The sum of all trees' answers, for each row.
+        """The sum of all trees' answers for each row.
 
-        Beyond the range of a feature they answer as at its edge, less by half for each power of two
-        (most features are logarithms): the further off, the less of what was seen holds.
+        Outside of a feature's range in the fit, trees answer as at its edge, halved for each unit
+        of distance (most features are logarithms to base 2): the farther away, the less of what
+        was measured applies.
         """
         if not len(self.feature) or not len(features):
             return np.zeros(len(features))
@@ -60,11 +62,11 @@ class Forest:
             leaf |= larger.astype(np.uint16) << level
         answers = np.take_along_axis(self.answer, leaf.astype(np.intp), axis=1).sum(axis=0)
         beyond = np.maximum(self.low - features, features - self.high).max(axis=1)
-        found: Floats = answers * 0.5 ** np.maximum(beyond, 0.0)
-        return found
+        damped: Floats = answers * 0.5 ** np.maximum(beyond, 0.0)
+        return damped
 
     def and_then(self, more: Forest) -> Forest:
-        """With more trees of the same depth, which were grown on the same rows."""
+        """This forest with more trees of the same depth, which were grown on the same rows."""
         if not len(more.feature) or not len(self.feature):
             return more if len(more.feature) else self
         return replace(
@@ -75,28 +77,32 @@ class Forest:
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What a file keeps of it."""
+        """The arrays that a file stores, by the names in `FOREST`."""
         return {
             "feature": self.feature.astype(np.int16),
             "threshold": self.threshold.astype(np.float32),
             "answer": self.answer.astype(np.float16),
             "low": self.low.astype(np.float32),
             "high": self.high.astype(np.float32),
-            "sorts": self.sorts.astype(np.float32),
-            "worth": np.array(self.worth, np.float32),
+            "sorts": self.families.astype(np.float32),
+            "worth": np.array(self.trust, np.float32),
         }
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Forest:
-        """The forest of what `arrays` gave."""
-        numbers = {
-            name: arrays[name].astype(np.float64)
-            for name in ("threshold", "answer", "low", "high", "sorts")
-        }
-        return cls(arrays["feature"].astype(np.int64), **numbers, worth=float(arrays["worth"]))
+        """The forest of the arrays that `arrays()` returned."""
+        return cls(
+            feature=arrays["feature"].astype(np.int64),
+            threshold=arrays["threshold"].astype(np.float64),
+            answer=arrays["answer"].astype(np.float64),
+            low=arrays["low"].astype(np.float64),
+            high=arrays["high"].astype(np.float64),
+            families=arrays["sorts"].astype(np.float64),
+            trust=float(arrays["worth"]),
+        )
 
 
 NOTHING = Forest(
     np.zeros((0, 1), np.int64), np.zeros((0, 1)), np.zeros((0, 2)), np.zeros(0), np.zeros(0)
 )
-"""Answers zero."""
+"""A forest without trees, which answers zero."""

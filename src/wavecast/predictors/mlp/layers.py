@@ -1,13 +1,12 @@
-"""The four layers whose kernels vary between GPUs (Habitat, section 3.2), and samples of them.
+"""The four layers whose kernels vary between GPUs (Habitat, section 3.2), and their measured times.
 
-A library chooses other kernels for these on other GPUs, so their times are learned from
-measurements: of the same layers, drawn from the same seed, on every GPU (section 4.3.1).
+Libraries choose different kernels for these on different GPUs, so their times are learned from
+measurements (section 4.3.1).
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -19,11 +18,15 @@ Ranges = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """Whole numbers that may be any from 1 up, unless their range begins at 0; and switches."""
+    """Checks the sizes of a layer: integers of at least 1 (or 0 if the range begins there).
+
+    Switches are 0 or 1. Sizes may exceed the range, which is only for sampling.
+    """
 
     KIND: ClassVar[str]
+    """The name of the kind of layer."""
     RANGES: ClassVar[Ranges]
-    """What is sampled (Habitat, section 4.3.1), ends included; switches are 0 or 1."""
+    """The range from which each size is sampled, ends included (Habitat, section 4.3.1)."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.RANGES.items():
@@ -34,17 +37,17 @@ class _Sized:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The dimensions, in the order of `features`."""
+        """The names of the sizes, in the order of `features`."""
         return tuple(field.name for field in fields(cls))
 
     def features(self) -> tuple[int, ...]:
-        """The dimensions as numbers, in the order of the fields; a switch is 0 or 1."""
+        """The sizes as integers, in the order of the fields; a switch is 0 or 1."""
         return tuple(int(getattr(self, name)) for name in self.names())
 
 
 @dataclass(frozen=True, slots=True)
 class Conv2d(_Sized):
-    """A convolution of square images by square filters, in one group and without dilation."""
+    """A convolution of square images with square filters, in one group and without dilation."""
 
     KIND = "conv2d"
     RANGES: ClassVar[Ranges] = {
@@ -78,13 +81,13 @@ class Conv2d(_Sized):
 
     @property
     def out_image(self) -> int:
-        """The side of the images that come out."""
+        """The side of the output images."""
         return (self.image + 2 * self.padding - self.kernel) // self.stride + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Lstm(_Sized):
-    """An LSTM over whole sequences, cuDNN's layout: sequence first."""
+    """An LSTM over whole sequences, in cuDNN's layout: sequence first."""
 
     KIND = "lstm"
     RANGES: ClassVar[Ranges] = {
@@ -143,18 +146,27 @@ class Linear(_Sized):
 
 
 Layer = Conv2d | Lstm | Bmm | Linear
-KINDS: Mapping[str, type[Layer]] = {each.KIND: each for each in (Conv2d, Lstm, Bmm, Linear)}
+KINDS: Mapping[str, type[Layer]] = {cls.KIND: cls for cls in (Conv2d, Lstm, Bmm, Linear)}
+"""The class of each kind of layer."""
 
 
 def layer_type(kind: str) -> type[Layer]:
-    """The class of the layers of a kind."""
+    """The class of a kind of layer.
+
+    Raises:
+        UnknownName: There is no such kind.
+    """
     if kind not in KINDS:
         raise UnknownName(f'unknown kind of layer "{kind}"; the kinds are {", ".join(KINDS)}')
     return KINDS[kind]
 
 
 def layer(kind: str, features: Sequence[float]) -> Layer:
-    """The layer of these features: what `features()` gave."""
+    """The layer with these sizes, as `features()` returned them.
+
+    Raises:
+        InvalidInput: Their number is wrong, or a layer cannot have such sizes.
+    """
     cls = layer_type(kind)
     names = cls.names()
     if len(features) != len(names):
@@ -167,57 +179,6 @@ def layer(kind: str, features: Sequence[float]) -> Layer:
     return cls(**values)
 
 
-def sample(kind: str, seed: int) -> Iterator[Layer]:
-    """Layers of a kind within their ranges, without end and without duplicates.
-
-    The same on every machine and Python: of `random.Random` only `random()` is used, whose
-    sequence Python guarantees, and all that follows is exact arithmetic. The paper gives ranges
-    but no distribution. Here each size is drawn from its whole range half of the time, and else
-    from a range whose high end is halved 0, 1, 2, ... times: uniform sizes alone would hardly
-    ever make a layer as small as those of real networks, and logarithmic ones hardly a large one.
-    """
-    cls = layer_type(kind)
-    draw = random.Random(seed)
-    seen: set[tuple[int, ...]] = set()
-    while True:
-        values = tuple(_size(draw, low, high) for low, high in cls.RANGES.values())
-        if values not in seen and _acceptable(kind, values):
-            seen.add(values)
-            yield layer(kind, values)
-
-
-def _whole(draw: random.Random, low: int, high: int) -> int:
-    return low + int(draw.random() * (high - low + 1))
-
-
-_WIDE = 32
-"""Ranges from here on are of sizes; the narrower are of strides, filters and switches."""
-
-
-def _size(draw: random.Random, low: int, high: int) -> int:
-    if high - low >= _WIDE and draw.random() < 0.5:
-        halvings = _whole(draw, 0, (high // low).bit_length() - 1)
-        high = max(low, high >> halvings)
-    return _whole(draw, low, high)
-
-
-def _acceptable(kind: str, values: tuple[int, ...]) -> bool:
-    """Whether a drawn layer exists and is not too large.
-
-    Habitat's code rejects convolutions of image^1.15 * in * out * kernel > 3.5e7; the same to the
-    20th power is in whole numbers, which no machine rounds.
-    """
-    if kind != Conv2d.KIND:
-        return True
-    _, _, image, inwards, out, kernel, _, padding = values
-    if kernel > image + 2 * padding:
-        return False
-    return bool(image**23 * (inwards * out * kernel) ** 20 <= 35_000_000**20)
-
-
-# What is measured of a layer.
-
-
 class LayerStatus(StrEnum):
     """How the measurement of a layer ended."""
 
@@ -228,7 +189,7 @@ class LayerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Mean times of a layer, forwards and backwards; None when the status is not ok."""
+    """The mean times of a layer's forward and backward pass; None if the status is not ok."""
 
     forward_s: float | None
     backward_s: float | None

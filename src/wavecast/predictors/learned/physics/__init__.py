@@ -1,1 +1,1 @@
-"""How long each kind of op takes by physics, in columns."""
+"""Physics models: the time of each kind of op on a GPU, for many ops at once."""

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.parts import OF_IMAGE, OF_WEIGHT
+from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT, Columns
 from wavecast.predictors.learned.physics.tiles import (
     Bounds,
-    Columns,
     Theta,
     TimeLimits,
     class_parameters,
@@ -21,22 +20,22 @@ from wavecast.predictors.learned.physics.tiles import (
 )
 
 WINOGRAD_GAIN = 2.25
-"""F(2x2, 3x3) takes 16 products for 36 (Lavin and Gray, CVPR 2016): no answer is below the
-direct FLOPs' time by more."""
+"""F(2x2, 3x3) needs 16 products instead of 36 (Lavin and Gray, CVPR 2016). No answer is faster than
+the direct FLOPs' time by more than this factor."""
 PADDED_CHANNELS = 8.0
-"""cuDNN fills up the channels to this for tensor cores."""
+"""cuDNN pads channels to a multiple of this for tensor cores."""
 
 CONVOLUTION_PARAMETERS: dict[str, Bounds] = class_parameters() | {
-    "cores.of_image": (0.9, 0.3, 1.5),  # rate of the image's gradient, relative to forwards
+    "cores.of_image": (0.9, 0.3, 1.5),  # rate of the image's gradient, relative to the forward pass
     "cores.of_weight": (0.8, 0.3, 1.5),
     "tensor.of_image": (0.9, 0.3, 1.5),
     "tensor.of_weight": (0.8, 0.3, 1.5),
-    "cores.strided": (0.2, 0.0, 1.0),  # loss in a strided gradient of the image: a power
+    "cores.strided": (0.2, 0.0, 1.0),  # loss in a strided image gradient: a power
     "tensor.strided": (0.2, 0.0, 1.0),
     "winograd": (0.7, 0.3, 1.0),  # efficiency of its products, relative to direct ones
-    "transforms": (1.0, 0.0, 8.0),  # its traffic for transformed tiles, in tensors
+    "transforms": (1.0, 0.0, 8.0),  # its traffic for transformed tiles, relative to the tensors
     "convert": (0.6, 0.2, 1.0),  # share of the bandwidth when the layout is converted
-    "convert_us": (4.0, 1.0, 15.0),  # kernels for it
+    "convert_us": (4.0, 1.0, 15.0),  # microseconds of the kernels that convert
 }
 DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
     "floor_us": (3.0, 0.5, 20.0),
@@ -48,21 +47,21 @@ DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
 
 
 def convolution_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """Seconds of convolutions with a product in them."""
+    """Seconds of convolutions that are computed as products."""
     unit = columns["unit"].astype(np.int64)
-    tensor, which = gpu.on_tensor_cores(unit), columns["which"]
+    tensor, computes = gpu.on_tensor_cores(unit), columns["computes"]
     rate = sustained(gpu.rate(unit), gpu, picked(theta, tensor, "picojoules"))
-    rate = rate * np.where(which == OF_IMAGE, picked(theta, tensor, "of_image"), 1.0)
-    rate = rate * np.where(which == OF_WEIGHT, picked(theta, tensor, "of_weight"), 1.0)
-    lost = columns["steps"] ** -picked(theta, tensor, "strided")
-    rate = rate * np.where(which == OF_IMAGE, lost, 1.0)
+    rate = rate * np.where(computes == OF_IMAGE, picked(theta, tensor, "of_image"), 1.0)
+    rate = rate * np.where(computes == OF_WEIGHT, picked(theta, tensor, "of_weight"), 1.0)
+    lost = columns["stride_area"] ** -picked(theta, tensor, "strided")
+    rate = rate * np.where(computes == OF_IMAGE, lost, 1.0)
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
     dram = from_memory(nbytes, gpu, picked(theta, tensor, "resident"))
     sizes = _padded(columns, tensor)
-    direct = tiled_s(sizes, columns["item"], dram, rate, tensor, gpu, theta)
+    direct = tiled_s(sizes, columns["item_bytes"], dram, rate, tensor, gpu, theta)
     direct = _winograd(columns, gpu, theta, direct, dram, rate, tensor)
-    # Tensor cores want channels last, plain ones do not.
-    converted = np.where(tensor, columns["converted"], columns["last"])
+    # Tensor cores need channels last, plain cores need them first.
+    converted = np.where(tensor, columns["converted"], columns["channels_last"])
     moved = 2.0 * (columns["image_bytes"] * _fill(columns["channels"]) + columns["out_bytes"])
     convert_s = moved / (gpu.bytes_per_s * theta["convert"]) + theta["convert_us"] * 1e-6
     floor_s = picked(theta, tensor, "floor_us") * 1e-6
@@ -71,17 +70,17 @@ def convolution_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 def _fill(channels: Floats) -> Floats:
-    """By how much channels grow when they are filled up."""
-    filled: Floats = np.ceil(channels / PADDED_CHANNELS) * PADDED_CHANNELS / channels
-    return filled
+    """The factor by which padding increases the channels."""
+    factors: Floats = np.ceil(channels / PADDED_CHANNELS) * PADDED_CHANNELS / channels
+    return factors
 
 
 def _padded(columns: Columns, tensor: Any) -> tuple[Floats, Floats, Floats, Floats]:
-    """The product's sizes, with few channels filled up for tensor cores."""
+    """The product's sizes, with channels padded for tensor cores."""
     fill = np.where(tensor, _fill(columns["channels"]), 1.0)
-    which = columns["which"]
-    n = columns["n"] * np.where(which == OF_WEIGHT, fill, 1.0)
-    k = columns["k"] * np.where(which == 0.0, fill, 1.0)
+    computes = columns["computes"]
+    n = columns["n"] * np.where(computes == OF_WEIGHT, fill, 1.0)
+    k = columns["k"] * np.where(computes == FORWARD, fill, 1.0)
     return columns["groups"], columns["m"], n, k
 
 
@@ -94,26 +93,33 @@ def _winograd(
     rate: Floats,
     tensor: Any,
 ) -> Floats:
-    """The faster of the two where filters are 3 x 3, dense and without steps, on plain cores."""
-    fits = (columns["taps"] == 9) & (columns["steps"] < 1.5) & (columns["groups"] == 1)
+    """The faster of the direct and Winograd's algorithm; it is for dense, unstrided 3 x 3 filters.
+
+    Only on plain cores.
+    """
+    fits = (columns["taps"] == 9) & (columns["stride_area"] < 1.5) & (columns["groups"] == 1)
     fits = fits & ~(columns["dilated"] > 0) & ~tensor
-    fits = np.flatnonzero(fits & (gpu.winograd | (columns["which"] == OF_WEIGHT)))
+    fits = np.flatnonzero(fits & (gpu.winograd | (columns["computes"] == OF_WEIGHT)))
     if not len(fits):
         return direct
     few = {name: values[fits] for name, values in columns.items()}
     part = _rows(gpu, fits)
-    tiles = few["images"] * few["points"] / 4.0
-    whole = few["which"] == OF_WEIGHT
+    tiles = few["images"] * few["out_points"] / 4.0
+    whole = few["computes"] == OF_WEIGHT
     m = np.where(whole, few["filters"], tiles)
     n = np.where(
-        whole, few["channels"], np.where(few["which"] == OF_IMAGE, few["channels"], few["filters"])
+        whole,
+        few["channels"],
+        np.where(few["computes"] == OF_IMAGE, few["channels"], few["filters"]),
     )
-    k = np.where(whole, tiles, np.where(few["which"] == OF_IMAGE, few["filters"], few["channels"]))
+    k = np.where(
+        whole, tiles, np.where(few["computes"] == OF_IMAGE, few["filters"], few["channels"])
+    )
     sizes = (np.full(len(fits), 16.0), m, n, k)
     moved = dram[fits] * (1.0 + theta["transforms"])
-    found = tiled_s(
+    winograd_s = tiled_s(
         sizes,
-        few["item"],
+        few["item_bytes"],
         moved,
         rate[fits] * theta["winograd"],
         np.asarray(tensor)[fits],
@@ -121,23 +127,23 @@ def _winograd(
         theta,
     )
     best = direct.copy()
-    best[fits] = np.minimum(found, direct[fits])
+    best[fits] = np.minimum(winograd_s, direct[fits])
     return best
 
 
 def _rows(gpu: GpuFacts, rows: Any) -> GpuFacts:
-    """The facts of some rows' GPUs."""
+    """The facts of the GPUs of some rows."""
     if not isinstance(gpu.sm, np.ndarray):
         return gpu
     return GpuFacts(*(getattr(gpu, name)[rows] for name in gpu.__dataclass_fields__))
 
 
 def depthwise_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
-    """Of convolutions of each channel by itself: memory, and arithmetic on plain cores."""
-    which = columns["which"]
+    """The limits of depthwise convolutions: memory, and arithmetic on plain cores."""
+    computes = columns["computes"]
     flops = 2.0 * columns["groups"] * columns["m"] * columns["n"] * columns["k"]
-    share = np.where(which == OF_IMAGE, theta["of_image"], theta["forward"])
-    share = np.where(which == OF_WEIGHT, theta["of_weight"], share)
+    share = np.where(computes == OF_IMAGE, theta["of_image"], theta["forward"])
+    share = np.where(computes == OF_WEIGHT, theta["of_weight"], share)
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
     memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
     compute_s = flops / (gpu.fp32 * share)

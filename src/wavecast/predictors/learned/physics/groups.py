@@ -1,8 +1,8 @@
-"""The time of grouped products: one kernel where torch has it, elsewhere one product by one.
+"""The time of grouped products: in one kernel where torch has it, else one product after another.
 
-The kernel (CUTLASS's, of compute capability 9 and 10) has one shape of tile for all: two SMs take
-256 x 256 of a group together, and SMs go on from group to group. Where groups end is data: one
-that ends within a tile leaves the rest of it empty.
+The kernel (CUTLASS's, for compute capability 9 and 10) has one tile shape: two SMs together compute
+256 x 256 of a group, and SMs go on from group to group. Where groups end depends on the data. A
+group that ends within a tile leaves the rest of the tile empty.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.parts import OF_K, OF_M, OF_N
-from wavecast.predictors.learned.physics.tiles import Bounds, Columns, Theta, overlapped, sustained
+from wavecast.predictors.learned.physics.columns import OF_K, OF_M, OF_N, Columns
+from wavecast.predictors.learned.physics.tiles import Bounds, Theta, overlapped, sustained
 
 if TYPE_CHECKING:
     from wavecast.predictors.learned.model import OpModel
 
 SIDE, DEPTH = 256.0, 64.0
-"""Of the tile of two SMs, and of the terms it takes at once."""
+"""Elements of a side of the tile of two SMs, and of the sums that it takes at once."""
 GROUPED_PARAMETERS: dict[str, Bounds] = {
-    "efficiency": (0.8, 0.4, 1.0),
-    "prologue": (3000.0, 0.0, 20000.0),  # clocks that a tile takes to begin and to end
-    "quantised": (0.7, 0.0, 1.0),  # how much of the last partial wave is waited for
+    "efficiency": (0.8, 0.4, 1.0),  # share of the peak rate
+    "prologue": (3000.0, 0.0, 20000.0),  # clocks to begin and end a tile
+    "quantised": (0.7, 0.0, 1.0),  # share of the last, partial wave that counts as a whole one
     "dram": (0.8, 0.4, 1.0),  # share of the bandwidth
     "floor_us": (8.0, 1.0, 40.0),  # two kernels: the first makes a list of the groups
-    "anywhere": (0.5, 0.0, 1.0),  # 0: groups are of one size; 1: they end anywhere
-    "picojoules": (2.76, 0.01, 6.0),  # of a FLOP at 12 nm, as other products have it
+    "anywhere": (0.5, 0.0, 1.0),  # 0: groups have equal sizes; 1: they end anywhere
+    "picojoules": (2.76, 0.01, 6.0),  # energy of a FLOP at 12 nm, as in other products
 }
 
 
@@ -36,23 +36,23 @@ def grouped_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """Seconds of the kernel for all groups."""
 
     def blocks(name: str, share: float, side: float) -> Floats:
-        """How many a dimension takes; where groups end anywhere, half a one is empty."""
+        """Blocks along a dimension; where groups end anywhere, half a block is empty on average."""
         many = columns[name] / side
         ended = np.maximum(many, 0.5) + 0.5
         mixed = np.ceil(many) + theta["anywhere"] * (ended - np.ceil(many))
-        found: Floats = np.where(columns["ragged"] == share, mixed, np.ceil(many))
-        return found
+        counts: Floats = np.where(columns["ragged"] == share, mixed, np.ceil(many))
+        return counts
 
     rate = _rate(columns, gpu, theta)
     pairs = columns["batch"] * blocks("m", OF_M, SIDE) * blocks("n", OF_N, SIDE)
     waves = 2.0 * pairs / gpu.sm
     whole = np.maximum(np.ceil(waves - 1e-9), 1.0)
     waves = whole - (1.0 - theta["quantised"]) * np.where(waves > 1, whole - waves, 0.0)
-    work = SIDE * SIDE * DEPTH * blocks("k", OF_K, DEPTH)  # of one SM: half of two FLOPs each
+    work = SIDE * SIDE * DEPTH * blocks("k", OF_K, DEPTH)  # of one SM: half a tile, two FLOPs each
     compute_s = waves * (work * gpu.sm / rate + theta["prologue"] / gpu.clock_hz)
-    memory_s = columns["bytes"] / (gpu.bytes_per_s * theta["dram"])
-    found: Floats = theta["floor_us"] * 1e-6 + overlapped(compute_s, memory_s)
-    return found
+    memory_s = columns["moved_bytes"] / (gpu.bytes_per_s * theta["dram"])
+    kernel_s: Floats = theta["floor_us"] * 1e-6 + overlapped(compute_s, memory_s)
+    return kernel_s
 
 
 def _rate(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
@@ -62,13 +62,15 @@ def _rate(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 def seconds(columns: Columns, gpu: GpuFacts, models: Mapping[str, OpModel]) -> Floats:
-    """Of each grouped product on one GPU, in a kernel or one by one.
+    """Seconds of each grouped product on one GPU, in one kernel or one product after another.
 
-    Models that know nothing of the kernel take it for a batch of products.
+    Without a model of the kernel it counts as a batch of products.
     """
-    together = columns["kernel"].astype(bool) & gpu.groups
+    together = columns["one_kernel"].astype(bool) & gpu.groups
     kernel_s = models.get("grouped", models["product"]).seconds(columns, gpu)
-    each = {name: columns[name] / np.maximum(columns["batch"], 1.0) for name in ("batch", "bytes")}
-    loop_s = columns["batch"] * models["product"].seconds({**columns, **each}, gpu)
-    found: Floats = np.where(together, kernel_s, loop_s)
-    return found
+    one_group = {
+        name: columns[name] / np.maximum(columns["batch"], 1.0) for name in ("batch", "moved_bytes")
+    }
+    loop_s = columns["batch"] * models["product"].seconds({**columns, **one_group}, gpu)
+    grouped: Floats = np.where(together, kernel_s, loop_s)
+    return grouped

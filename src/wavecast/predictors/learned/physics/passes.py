@@ -1,4 +1,4 @@
-"""Ops that pass over memory, as numbers that know nothing of the GPU."""
+"""Ops that pass over memory, as rows of the stream model."""
 
 from __future__ import annotations
 
@@ -7,76 +7,103 @@ import math
 from wavecast import ops
 from wavecast.ops import Kind
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
+from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
-Numbers = tuple[float, ...]
-STREAM = (
-    *("read", "written", "again", "elements", "flops", "width", "tensors", "twisted", "by_row"),
-    *("item", "atomic", "groups", "footprint", "last", "sort", "backward"),
-    *("path", "rows", "serial", "kernels"),
-)
-SORTS = (
+STREAM_KINDS = (
     *(Kind.FILL, Kind.RANDOM, Kind.COPY, Kind.ELEMENTWISE, Kind.OPTIMIZER),
     *(Kind.REDUCTION, Kind.LOSS, Kind.SOFTMAX, Kind.NORM),
     *(Kind.POOLING, Kind.RESAMPLING, Kind.INDEXING, Kind.EMBEDDING),
 )
-"""Of passes over memory: those that are alike are neighbours, since trees ask for larger ones."""
-VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
-"""How torch's elementwise kernels reach their operands, the `path`: several elements at once where
-all are stored alike; one by one where some are stored in another order, are repeated
-(TensorIterator's offsets) or come in another type."""
+"""The kinds of ops that pass over memory. Similar kinds are neighbours, because trees split this
+column by comparing it with a threshold."""
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
 _PLACES = ("backward", "scatter", "index_put", "index_add")
 _ATOMIC = ("index_add", "scatter_add", "scatter_reduce")
-"""The others sort first."""
+"""Ops that add with atomic operations. Other ops that add into places sort first."""
 _NEIGHBOURS = {"trilinear": 8, "bilinear": 4, "bicubic": 16}
-"""Places that a gradient goes to when it is interpolated."""
+"""How many places the gradient of one interpolated point goes to."""
 
 
-def numbers_of(op: Op) -> Numbers:
-    """Of an op, in the order of the columns."""
+def row_of(op: Op) -> StreamRow:
+    """The columns of an op that passes over memory."""
     cost = ops.cost_of(op)
     assert cost is not None
     kind = ops.kind(op)
     outputs = [t for t in op.outputs if t.device != "cpu"]
     whole = _whole(op, outputs)
     by_row = (kind is Kind.SOFTMAX) or "layer_norm" in op.base or "rms_norm" in op.base
-    again = 0
-    if kind is Kind.NORM and not by_row:  # the formula has counted every pass
-        data = 2 if "backward" in op.base else 1
-        again = max(cost.read_bytes - sum(map(stored, op.inputs)), 0)
-        again = min(again, sum(map(stored, op.inputs[:data])))
-    elif by_row:
-        first = sum(map(stored, op.inputs[: 2 if "backward" in op.base else 1]))
-        again = first if "backward" not in op.base or kind is Kind.SOFTMAX else first // 2
-    counted = again if kind is Kind.NORM and (not by_row or "backward" in op.base) else 0
-    numbers = (
-        *(cost.read_bytes - counted, cost.written_bytes, again, _accesses(op, whole), cost.flops),
-        *(_width(op, whole, kind), _lists(op), _twisted(op, outputs), by_row),
-        *(DTYPE_BYTES[whole.dtype], _added(op), _blocks(op, whole, again, by_row)),
-        *(_footprint(op, cost), whole.channels_last, _sort(kind), "backward" in op.base),
-        *(_path(op, kind, outputs), _rows(op, whole, kind), _serial(op), ops.kernels(op)),
+    reread = _reread_bytes(op, kind, cost, by_row)
+    # The formulas of norms count every pass; what is read again has a column of its own.
+    counted = reread if kind is Kind.NORM and (not by_row or "backward" in op.base) else 0
+    return StreamRow(
+        read_bytes=cost.read_bytes - counted,
+        written_bytes=cost.written_bytes,
+        reread_bytes=reread,
+        elements=_accesses(op, whole),
+        flops=cost.flops,
+        row_width=_row_width(op, whole, kind),
+        tensors=_tensors(op),
+        reordered_bytes=_reordered_bytes(op, outputs),
+        by_row=by_row,
+        item_bytes=DTYPE_BYTES[whole.dtype],
+        atomic_adds=_atomic_adds(op),
+        channel_blocks=_channel_blocks(op, whole, reread, by_row),
+        footprint_bytes=_footprint_bytes(op, cost),
+        channels_last=whole.channels_last,
+        kind=_position(kind),
+        backward="backward" in op.base,
+        access=_access(op, kind, outputs),
+        rows=_rows(op, whole, kind),
+        serial_elements=_serial_elements(op),
+        kernels=ops.kernels(op),
     )
-    return tuple(map(float, numbers))
 
 
-def over(whole: TensorSpec, written: int, width: int) -> Numbers:
-    """A pass over a tensor, as a convolution's bias is added (in place) or summed."""
-    read = stored(whole)
-    numbers = {
-        **{"read": read, "written": written, "elements": whole.numel, "flops": whole.numel},
-        **{"width": width, "tensors": 1, "item": item_bytes(whole), "footprint": read},
-        **{"last": whole.channels_last, "sort": SORTS.index(Kind.ELEMENTWISE), "kernels": 1},
-    }
-    return tuple(float(numbers.get(name, 0)) for name in STREAM)
+def row_over(whole: TensorSpec, written_bytes: int, row_width: int) -> StreamRow:
+    """The columns of one pass over a tensor, such as adding or summing a convolution's bias."""
+    return StreamRow(
+        read_bytes=stored(whole),
+        written_bytes=written_bytes,
+        reread_bytes=0,
+        elements=whole.numel,
+        flops=whole.numel,
+        row_width=row_width,
+        tensors=1,
+        reordered_bytes=0,
+        by_row=False,
+        item_bytes=item_bytes(whole),
+        atomic_adds=0,
+        channel_blocks=0,
+        footprint_bytes=stored(whole),
+        channels_last=whole.channels_last,
+        kind=_position(Kind.ELEMENTWISE),
+        backward=False,
+        access=VECTORS,
+        rows=0,
+        serial_elements=0,
+        kernels=1,
+    )
 
 
-def _sort(kind: Kind | None) -> int:
-    return SORTS.index(kind) if kind in SORTS else SORTS.index(Kind.ELEMENTWISE)
+def _reread_bytes(op: Op, kind: Kind | None, cost: Cost, by_row: bool) -> int:
+    """Bytes that norms and softmax read a second time."""
+    backward = "backward" in op.base
+    data_bytes = sum(map(stored, op.inputs[: 2 if backward else 1]))
+    if by_row:
+        return data_bytes if not backward or kind is Kind.SOFTMAX else data_bytes // 2
+    if kind is Kind.NORM:  # the formula has counted every pass
+        return min(max(cost.read_bytes - sum(map(stored, op.inputs)), 0), data_bytes)
+    return 0
+
+
+def _position(kind: Kind | None) -> int:
+    """The position of a kind in STREAM_KINDS; others count as elementwise."""
+    return STREAM_KINDS.index(kind if kind in STREAM_KINDS else Kind.ELEMENTWISE)
 
 
 def _whole(op: Op, outputs: list[TensorSpec]) -> TensorSpec:
-    """The tensor whose elements are handled: of a lookup or a fill, what comes out."""
+    """The tensor whose elements are handled: the output of a lookup or fill, else the largest."""
     tensors = [t for t in op.inputs if t.device != "cpu"] + outputs
     if outputs and (ops.kind(op) is Kind.FILL or (_looks_up(op) and not _adds_up(op))):
         tensors = outputs
@@ -92,7 +119,7 @@ def _adds_up(op: Op) -> bool:
     return _looks_up(op) and any(name in op.base for name in _PLACES)
 
 
-def _added(op: Op) -> int:
+def _atomic_adds(op: Op) -> int:
     """How many elements are added into places, one atomic operation each."""
     if ops.kind(op) is Kind.RESAMPLING and "backward" in op.base:
         near = next((n for name, n in _NEIGHBOURS.items() if name in op.base), 0)
@@ -103,27 +130,27 @@ def _added(op: Op) -> int:
     return max((t.numel for t in op.inputs if t.shape != place and "int" not in t.dtype), default=0)
 
 
-def _blocks(op: Op, whole: TensorSpec, again: int, by_row: bool) -> int:
-    """How many blocks share the work where each takes a whole channel, as batch norm does; 0: any.
+def _channel_blocks(op: Op, whole: TensorSpec, reread: int, by_row: bool) -> int:
+    """How many blocks share the work where each takes a whole channel, as in batch norm; else 0.
 
     Where channels are the fastest dimension, all blocks share every channel. Group norm has a
     block for each group of each image.
     """
-    if by_row or not again or len(whole.shape) < 2 or whole.channels_last:
+    if by_row or not reread or len(whole.shape) < 2 or whole.channels_last:
         return 0
     if "group_norm" in op.base:
         return whole.shape[0] * max(integer(op, "group", 1), 1)
     return whole.shape[1]
 
 
-def _footprint(op: Op, cost: Cost) -> int:
-    """Bytes of the tensors that are touched: what is updated in place is there once."""
+def _footprint_bytes(op: Op, cost: Cost) -> int:
+    """Bytes of the tensors that are touched; a tensor that is updated in place counts once."""
     in_place = op.base.endswith("_") and op.inputs[:1] == op.outputs[:1]
     return cost.bytes - (stored(op.outputs[0]) if in_place else 0)
 
 
 def _accesses(op: Op, whole: TensorSpec) -> int:
-    """Elements to handle: a pooling window's as often as windows have them."""
+    """Elements to handle; in pooling, an element counts once for each window that contains it."""
     sides = integers(op, "kernel_size")
     if ops.kind(op) is not Kind.POOLING or not sides:
         return whole.numel
@@ -133,14 +160,14 @@ def _accesses(op: Op, whole: TensorSpec) -> int:
     return max(whole.numel, pooled.numel * window)
 
 
-def _lists(op: Op) -> int:
+def _tensors(op: Op) -> int:
     """How many tensors a fused op on lists works on; 1 for others."""
     lists = "_foreach" in op.base or "_fused_" in op.base or "_amp_foreach" in op.base
     return max(len(op.outputs), 1) if lists else 1
 
 
-def _width(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
-    """How many elements are reduced to one, where that is what the op does."""
+def _row_width(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
+    """Elements that are reduced to one; for ops that reduce nothing, the last dimension."""
     if kind is Kind.REDUCTION or kind is Kind.LOSS:
         out = max((t.numel for t in op.outputs), default=1)
         return whole.numel / max(out, 1)
@@ -151,8 +178,8 @@ def _width(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
     return whole.shape[-1] if whole.shape else 1
 
 
-def _twisted(op: Op, outputs: list[TensorSpec]) -> int:
-    """Bytes of inputs that are stored in another order than the output: access in strides."""
+def _reordered_bytes(op: Op, outputs: list[TensorSpec]) -> int:
+    """Bytes of inputs that are stored in another order than the output, and read in strides."""
     if not outputs or not outputs[0].numel:
         return 0
     order = _fastest(outputs[0])
@@ -161,7 +188,7 @@ def _twisted(op: Op, outputs: list[TensorSpec]) -> int:
 
 
 def _fastest(t: TensorSpec) -> int:
-    """The dimension whose neighbours are neighbours in memory."""
+    """The dimension along which elements are neighbours in memory; -1 if all have length 1."""
     real = [i for i, n in enumerate(t.shape) if n > 1]
     if not real:
         return -1
@@ -171,8 +198,8 @@ def _fastest(t: TensorSpec) -> int:
     return min(stored_dims, key=lambda i: t.strides[i]) if stored_dims else real[-1]  # type: ignore[index]
 
 
-def _path(op: Op, kind: Kind | None, outputs: list[TensorSpec]) -> float:
-    """How operands are reached; only elementwise ops and copies differ in it."""
+def _access(op: Op, kind: Kind | None, outputs: list[TensorSpec]) -> float:
+    """How a kernel reaches its operands; only elementwise ops and copies differ here."""
     if kind not in (Kind.ELEMENTWISE, Kind.COPY) or not outputs:
         return VECTORS
     out = outputs[0]
@@ -187,7 +214,7 @@ def _path(op: Op, kind: Kind | None, outputs: list[TensorSpec]) -> float:
 
 
 def _strides(t: TensorSpec) -> tuple[int, ...]:
-    """Of the dimensions that have more than one element."""
+    """The strides of the dimensions that have more than one element."""
     strides = t.strides
     if strides is None:
         strides = tuple(math.prod(t.shape[i + 1 :]) for i in range(len(t.shape)))
@@ -195,15 +222,18 @@ def _strides(t: TensorSpec) -> tuple[int, ...]:
 
 
 def _rows(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
-    """Rows that take a block each, in as many kernels as go row by row."""
+    """Rows that take a block each, counted once for each kernel that goes row by row."""
     if kind is not Kind.NORM or not ("layer_norm" in op.base or "rms_norm" in op.base):
         return 0
-    return whole.numel / max(_width(op, whole, kind), 1) * (2 if "backward" in op.base else 1)
+    return whole.numel / max(_row_width(op, whole, kind), 1) * (2 if "backward" in op.base else 1)
 
 
-def _serial(op: Op) -> int:
-    """Elements that a thread makes one after the other: interpolation has a thread for each place
-    of an image, whatever the images and channels are (UpSampleBilinear2d.cu)."""
+def _serial_elements(op: Op) -> int:
+    """Elements that one thread computes one after the other.
+
+    Interpolation has one thread for each point of an image; it loops over images and channels
+    (UpSampleBilinear2d.cu).
+    """
     smooth = "linear" in op.base or "bicubic" in op.base
     if ops.kind(op) is not Kind.RESAMPLING or not smooth or "backward" in op.base:
         return 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.predictors.learned.physics.columns import Columns
 from wavecast.predictors.learned.physics.tiles import (
+    CLASSES,
     Bounds,
-    Columns,
     Theta,
     class_parameters,
     from_memory,
@@ -18,30 +19,31 @@ from wavecast.predictors.learned.physics.tiles import (
 )
 
 QUERIES = 128.0
-"""That a block of flash attention takes at a time (Dao, "FlashAttention-2", 2023, section 3.3)."""
+"""Queries that a block of flash attention takes at a time (Dao, "FlashAttention-2", 2023,
+section 3.3)."""
 
 _ATTENTION: dict[str, Bounds] = {
-    "efficiency": (0.6, 0.1, 1.0),
-    "backward": (0.7, 0.1, 1.5),  # relative to forwards
+    "efficiency": (0.6, 0.1, 1.0),  # share of the peak rate
+    "backward": (0.7, 0.1, 1.5),  # rate of the backward pass, relative to the forward pass
     "efficient": (0.6, 0.1, 1.5),  # torch's memory-efficient kernels, relative to flash attention
     "cudnn": (1.0, 0.3, 1.5),
     "narrow": (0.3, 0.0, 1.5),  # loss with heads narrower than 128: a power
-    "prologue": (2000.0, 0.0, 20000.0),  # clocks that a block takes to begin and to end
+    "prologue": (2000.0, 0.0, 20000.0),  # clocks to begin and end a block
     "quantised": (0.5, 0.0, 1.0),
     "dram": (0.7, 0.2, 1.0),
     "floor_us": (6.0, 0.5, 15.0),
     "causal": (0.2, -0.5, 1.5),  # loss with a causal mask: blocks on the diagonal, uneven work
 }
 ATTENTION_PARAMETERS: dict[str, Bounds] = {
-    f"{kind}.{name}": bounds for kind in ("cores", "tensor") for name, bounds in _ATTENTION.items()
+    f"{kind}.{name}": bounds for kind in CLASSES for name, bounds in _ATTENTION.items()
 } | {"cores.picojoules": (20.0, 0.01, 40.0), "tensor.picojoules": (2.0, 0.01, 6.0)}
 
 RECURRENT_PARAMETERS: dict[str, Bounds] = class_parameters() | {
     "floor_us": (20.0, 1.0, 100.0),
     "cores.step_us": (5.0, 0.2, 20.0),  # a step of a cell, however small
     "tensor.step_us": (3.0, 0.2, 20.0),
-    "backward_us": (1.3, 0.5, 4.0),  # the same backwards, relative
-    "backward": (0.9, 0.3, 1.5),  # rate of a step backwards, relative
+    "backward_us": (1.3, 0.5, 4.0),  # the same in the backward pass, relative
+    "backward": (0.9, 0.3, 1.5),  # rate of a step in the backward pass, relative
     "cell": (1.0, 0.3, 4.0),  # rate at which cells read and write, relative to the bandwidth
     "together": (0.3, 0.0, 1.0),  # how far layers and directions run at the same time: a power
 }
@@ -59,8 +61,8 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     rate = rate * np.where(columns["backward"] > 0, pick("backward"), 1.0)
     rate = rate * np.where(columns["efficient"] > 0, pick("efficient"), 1.0)
     rate = rate * np.where(columns["cudnn"] > 0, pick("cudnn"), 1.0)
-    rate = rate * np.minimum(columns["width"] / 128.0, 1.0) ** pick("narrow")
-    rate = rate / (1.0 + pick("causal") * (columns["share"] < 0.99))
+    rate = rate * np.minimum(columns["head_width"] / 128.0, 1.0) ** pick("narrow")
+    rate = rate / (1.0 + pick("causal") * (columns["attended_share"] < 0.99))
     along = np.where(columns["backward"] > 0, columns["k_len"], columns["q_len"])
     across = np.where(columns["backward"] > 0, columns["q_len"], columns["k_len"])
     blocks = np.ceil(along / QUERIES)
@@ -68,19 +70,19 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     whole = np.maximum(np.ceil(waves - 1e-9), 1.0)
     waves = whole - (1.0 - pick("quantised")) * np.where(waves > 1, whole - waves, 0.0)
     per_pair = columns["flops"] / np.maximum(
-        columns["sequences"] * columns["q_len"] * columns["k_len"] * columns["share"], 1.0
+        columns["sequences"] * columns["q_len"] * columns["k_len"] * columns["attended_share"], 1.0
     )
-    work = QUERIES * across * columns["share"] * per_pair
+    work = QUERIES * across * columns["attended_share"] * per_pair
     compute_s = waves * (work * gpu.sm / rate + pick("prologue") / gpu.clock_hz)
-    memory_s = columns["bytes"] / (gpu.bytes_per_s * pick("dram"))
+    memory_s = columns["moved_bytes"] / (gpu.bytes_per_s * pick("dram"))
     seconds: Floats = pick("floor_us") * 1e-6 + overlapped(compute_s, memory_s)
     return seconds
 
 
 def recurrent_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """Seconds of the steps of cuDNN's recurrent layers, without the products over all of them.
+    """Seconds of the steps of cuDNN's recurrent layers, without the products over all steps.
 
-    A step is a narrow product, whose weights come from L2 again and again as far as they fit.
+    A step is a narrow product. Its weights come from L2 at every step, as far as they fit.
     """
     unit = columns["unit"].astype(np.int64)
     tensor, rate = gpu.on_tensor_cores(unit), gpu.rate(unit)
@@ -88,16 +90,18 @@ def recurrent_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     beside = columns["layers"] * columns["directions"]
     width, hidden = columns["gates"] * columns["hidden"], columns["hidden"]
     n, k = np.where(backward, hidden, width), np.where(backward, width, hidden)
-    weights = from_memory(width * hidden * columns["item"], gpu, picked(theta, tensor, "resident"))
+    weights = from_memory(
+        width * hidden * columns["item_bytes"], gpu, picked(theta, tensor, "resident")
+    )
     step_rate = rate * np.where(backward, theta["backward"], 1.0)
     sizes = (np.ones(len(n)), columns["batch"], n, k)
-    product_s = tiled_s(sizes, columns["item"], weights, step_rate, tensor, gpu, theta)
+    product_s = tiled_s(sizes, columns["item_bytes"], weights, step_rate, tensor, gpu, theta)
     step_s = picked(theta, tensor, "step_us") * 1e-6 * np.where(backward, theta["backward_us"], 1.0)
-    # What a cell reads and writes beside the product: gates twice, once more for the backward pass,
-    # states and outputs. It was there a moment ago, and part of it still is.
-    cell = columns["batch"] * hidden * (3.0 * columns["gates"] + 4.0) * columns["item"]
+    # Besides the product, a cell reads and writes the gates (twice, and once more for the backward
+    # pass), states and outputs. L2 still holds part of them.
+    cell = columns["batch"] * hidden * (3.0 * columns["gates"] + 4.0) * columns["item_bytes"]
     step_s = step_s + cell / (gpu.bytes_per_s * theta["cell"])
     steps_s = columns["steps"] * beside ** (1.0 - theta["together"]) * (product_s + step_s)
-    memory_s = columns["bytes"] / (gpu.bytes_per_s * 0.8)
+    memory_s = columns["moved_bytes"] / (gpu.bytes_per_s * 0.8)
     seconds: Floats = theta["floor_us"] * 1e-6 + np.maximum(steps_s, memory_s)
     return seconds

@@ -2,9 +2,9 @@
 
 A product is cut into tiles, each computed by one thread block, and blocks run in waves over
 the SMs (Osama et al., "Stream-K", PPoPP 2023, section 3; NVIDIA, "Matrix Multiplication
-Background User's Guide"). A library has kernels for a dozen tiles and may split the inner
-dimension; the fastest choice counts. Each choice has three limits, which overlap: arithmetic,
-what the SMs read through L2, and memory.
+Background User's Guide"). A library has kernels for about a dozen tile shapes and may split the
+inner dimension. The fastest choice counts. Each choice has three limits, which overlap:
+arithmetic, reads of the SMs through L2, and memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.predictors.learned.physics.columns import Columns
 
-Columns = Mapping[str, Floats]
 Theta = Mapping[str, float]
+"""The fitted constants of a model, by their names."""
 Bounds = tuple[float, float, float]
-"""Where a fit begins, and the least and the most that a parameter may be."""
+"""A constant's value at the start of the fit, its smallest value and its largest."""
 
 _SIDES: tuple[tuple[int, int], ...] = (
     *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128)),
@@ -31,42 +32,42 @@ TILE_M, TILE_N, SPLIT = _CHOICES.T
 AREA = np.minimum(TILE_M * TILE_N / (128.0 * 128.0), 1.0)
 
 _ONE: dict[str, Bounds] = {
-    "efficiency": (0.8, 0.3, 1.0),  # of the peak rate, in a large tile's inner loop
-    "small_tile": (0.15, 0.0, 0.8),  # how much less of it small tiles reach: a power of the area
-    "prologue": (1200.0, 0.0, 8000.0),  # clocks that a tile takes to begin and to end
-    "quantised": (0.7, 0.0, 1.0),  # how much of the last partial wave is waited for
-    "l2_bytes": (40.0, 8.0, 200.0),  # that an SM reads through L2 in a clock
+    "efficiency": (0.8, 0.3, 1.0),  # share of the peak rate in a large tile's inner loop
+    "small_tile": (0.15, 0.0, 0.8),  # loss of small tiles: a power of the area
+    "prologue": (1200.0, 0.0, 8000.0),  # clocks to begin and end a tile
+    "quantised": (0.7, 0.0, 1.0),  # share of the last, partial wave that counts as a whole one
+    "l2_bytes": (40.0, 8.0, 200.0),  # bytes that an SM reads through L2 in a clock
     "dram": (0.8, 0.4, 1.0),  # share of the bandwidth
-    "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the call before
-    "floor_us": (2.5, 0.5, 12.0),
-    "split_us": (2.0, 0.0, 12.0),  # one more kernel, or a barrier, that adds up what was split
-    "picojoules": (20.0, 0.01, 40.0),  # of a FLOP at 12 nm: what boards with power enough may draw
+    "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the previous call
+    "floor_us": (2.5, 0.5, 12.0),  # microseconds of the smallest kernel
+    "split_us": (2.0, 0.0, 12.0),  # a kernel or barrier that adds up what was split
+    "picojoules": (20.0, 0.01, 40.0),  # energy of a FLOP at 12 nm, on boards with enough power
 }
 IDLE_WATTS = 25.0
-"""What a board draws beside its cores: memory, converters, fans. Of the 70 W of a T4 that is much,
-and it tells cards with little power from others: with 15 W a fit that has not seen the T4 lets its
-products run a quarter too fast."""
+"""Power that a board draws besides its cores: memory, converters, fans. This is much of the 70 W of
+a T4. With 15 W instead, a fit that has not seen the T4 predicts its products a quarter too fast."""
 VECTOR_BYTES = 16.0
-"""The most that one load of a thread takes."""
+"""The largest load of a thread."""
 CLASSES = ("cores", "tensor")
+"""The unit classes: plain cores and tensor cores. Each has constants of its own."""
 
 
 def class_parameters(which: Mapping[str, Bounds] = _ONE) -> dict[str, Bounds]:
-    """Each parameter for products on plain cores and for those on tensor cores."""
-    found = {f"{kind}.{name}": bounds for kind in CLASSES for name, bounds in which.items()}
-    return found | {"tensor.picojoules": (2.0, 0.01, 6.0)}
+    """Bounds of each constant, once for plain cores and once for tensor cores."""
+    both = {f"{kind}.{name}": bounds for kind in CLASSES for name, bounds in which.items()}
+    return both | {"tensor.picojoules": (2.0, 0.01, 6.0)}
 
 
 LOADS: Bounds = (5.0, 1.0, 32.0)
-"""Loads that an SM issues in a clock. Where rows do not begin at multiples of 16 bytes, each loads
-fewer elements, one at worst: that bounds fast tensor cores, and hardly slow ones."""
+"""Loads that an SM issues in a clock. Where rows do not begin at multiples of 16 bytes, each load
+takes fewer elements, in the worst case one. This limits fast tensor cores but hardly slow ones."""
 PRODUCT_PARAMETERS = class_parameters(_ONE | {"loads": LOADS})
 
 
 def picked(theta: Theta, tensor: Any, name: str) -> Floats:
-    """Each row's value of a parameter."""
-    found: Floats = np.where(tensor, theta[f"tensor.{name}"], theta[f"cores.{name}"])
-    return found
+    """The value of a constant for each row: that of tensor cores or that of plain cores."""
+    values: Floats = np.where(tensor, theta[f"tensor.{name}"], theta[f"cores.{name}"])
+    return values
 
 
 def tiled_s(
@@ -79,9 +80,17 @@ def tiled_s(
     theta: Theta,
     per_load: Floats | None = None,
 ) -> Floats:
-    """The fastest choice for `batch` products (m, k) @ (k, n), without the floor.
+    """Seconds of the fastest choice for each row of products, without the floor.
 
-    `per_load`: elements that one load may take, where that is known.
+    Args:
+        sizes: batch, m, n and k of `batch` products (m, k) @ (k, n).
+        item: Bytes of one element.
+        dram_bytes: Bytes that come from memory.
+        rate: FLOP/s.
+        tensor: Whether the row runs on tensor cores.
+        gpu: The GPU, or the GPU of each row.
+        theta: The fitted constants.
+        per_load: Elements that one load may take; None if loads do not limit.
     """
     batch, m, n, k = sizes
 
@@ -104,19 +113,19 @@ def tiled_s(
     flops = [2.0 * TILE_M * TILE_N / _efficiency(theta, kind) for kind in CLASSES]
     table = np.broadcast_arrays(*rows)
     blocks = [
-        _fastest_s(_Rows(*(each[start : start + _BLOCK, None] for each in table)), *flops)
+        _fastest_s(_Rows(*(column[start : start + _BLOCK, None] for column in table)), *flops)
         for start in range(0, len(table[0]), _BLOCK)
     ]
     return np.concatenate(blocks) if blocks else np.zeros(0)
 
 
 _BLOCK = 96
-"""Rows at once: with the choices beside them an array fits a core's cache, and takes a third of
-the time."""
+"""Rows that are computed at once. An array of so many rows and all choices fits into a core's
+cache, which takes a third of the time."""
 
 
 class _Rows(NamedTuple):
-    """What a choice needs to know of each row."""
+    """The numbers of each row from which the time of every choice follows."""
 
     batch: Any
     m: Any
@@ -126,19 +135,27 @@ class _Rows(NamedTuple):
     sm: Any
     quantised: Any
     flop_s: Any
-    """Of an SM at its peak."""
+    """Seconds of a FLOP on one SM at its peak."""
     tile_s: Any
-    """To begin and to end one."""
+    """Seconds to begin and end a tile."""
     load_s: Any
-    """Of an element, by an SM."""
+    """Seconds of an SM to load an element."""
     split_s: Any
+    """Seconds of the kernel that adds up a split product, without its traffic."""
     added_s: Any
-    """Of the result once, in float32, by all SMs."""
+    """Seconds of all SMs to write the result once in float32."""
     memory_s: Any
+    """Seconds of the traffic with memory."""
 
 
 def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
-    """Of each row the fastest choice, given what a step of k takes each tile: FLOP at its peak."""
+    """Seconds of each row's fastest choice.
+
+    Args:
+        row: The numbers of each row.
+        on_cores: FLOPs of one step of k for each choice on plain cores, divided by the efficiency.
+        on_tensor: The same on tensor cores.
+    """
     depth = np.where(row.tensor, 32.0, 8.0)
     k_part = np.maximum(np.ceil(row.k / SPLIT / depth), 1.0) * depth
     waves = row.batch * np.ceil(row.m / TILE_M) * np.ceil(row.n / TILE_N) * SPLIT / row.sm
@@ -153,61 +170,63 @@ def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
 
 
 def _efficiency(theta: Theta, kind: str) -> Floats:
-    found: Floats = theta[f"{kind}.efficiency"] * AREA ** theta[f"{kind}.small_tile"]
-    return found
+    """The share of the peak rate that each choice reaches."""
+    shares: Floats = theta[f"{kind}.efficiency"] * AREA ** theta[f"{kind}.small_tile"]
+    return shares
 
 
 def overlapped(*limits: Any) -> Any:
-    """What limits that overlap take together: the largest, and more where others are near it."""
+    """Seconds of limits that overlap: the largest, and somewhat more if others are close to it."""
     total: Any = 0.0
     for limit in limits:
         squared = limit * limit
         total = total + squared * squared
-    return np.sqrt(np.sqrt(total))  # many times as fast as a power
+    return np.sqrt(np.sqrt(total))  # many times faster than a power
 
 
 class TimeLimits(NamedTuple):
-    """What bounds an op: each in seconds."""
+    """The limits of an op's time, each in seconds."""
 
     apart_s: Floats | float
-    """What adds to the others: launches."""
+    """Launches, which do not overlap with the rest."""
     memory_s: Floats | float
+    """Traffic with memory."""
     chip_s: Floats
-    """What goes on in the SMs and through L2, at the rates that physics gives them."""
+    """Work of the SMs and L2, at the rates that the physics model gives them."""
 
     def seconds(self, factor: Floats | float = 1.0) -> Floats:
-        """All together, where the chip takes `factor` times as long as physics says.
+        """The total, where the chip takes `factor` times as long as the physics model says.
 
-        What is learned of one GPU's kernels is how they use its SMs; on a GPU with less bandwidth
-        for each of them, memory hides it.
+        The factor describes how kernels use the SMs. On a GPU with less bandwidth for each SM,
+        memory hides it.
         """
-        found: Floats = self.apart_s + overlapped(self.memory_s, factor * self.chip_s)
-        return found
+        total_s: Floats = self.apart_s + overlapped(self.memory_s, factor * self.chip_s)
+        return total_s
 
     def factor(self, seconds: Floats, least: float) -> Floats:
-        """By what the chip's time must be multiplied to take these seconds altogether."""
+        """The factor, at least `least`, with which the total is these seconds."""
         own = np.maximum(seconds - self.apart_s, 0.0) ** 4 - self.memory_s**4
-        found: Floats = np.maximum(own, (least * self.chip_s) ** 4) ** 0.25 / self.chip_s
-        return found
+        factors: Floats = np.maximum(own, (least * self.chip_s) ** 4) ** 0.25 / self.chip_s
+        return factors
 
     def share(self) -> Floats:
-        """By what part the whole grows when the chip's time does."""
+        """How much the total grows with the chip's time: the derivative of their logarithms."""
         together = overlapped(self.memory_s, self.chip_s)
-        found: Floats = (self.chip_s / together) ** 4 * together / (self.apart_s + together)
-        return found
+        shares: Floats = (self.chip_s / together) ** 4 * together / (self.apart_s + together)
+        return shares
 
 
 def sustained(rate: Floats, gpu: GpuFacts, picojoules: Any) -> Floats:
-    """The rate that the card's power allows: below full load clocks fall with the root of it."""
+    """The rate that the card's power allows: clocks fall with the square root of the overload."""
     load = picojoules * 1e-12 * gpu.node * rate / np.maximum(gpu.watts - IDLE_WATTS, 20.0)
-    found: Floats = rate / np.sqrt(np.maximum(load, 1.0))
-    return found
+    allowed: Floats = rate / np.sqrt(np.maximum(load, 1.0))
+    return allowed
 
 
 def from_memory(nbytes: Floats, gpu: GpuFacts, resident: Any) -> Floats:
-    """Bytes that come from memory when part of L2 holds what was there before."""
-    found: Floats = np.maximum(nbytes - resident * gpu.l2_bytes, 0.1 * nbytes)
-    return found
+    """Bytes that come from memory when a share of L2 still holds operands."""
+    loaded: Floats = np.maximum(nbytes - resident * gpu.l2_bytes, 0.1 * nbytes)
+    return loaded
 
 
 def product_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
@@ -215,8 +234,8 @@ def product_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     unit = columns["unit"].astype(np.int64)
     rate, tensor = gpu.rate(unit), gpu.on_tensor_cores(unit)
     rate = sustained(rate, gpu, picked(theta, tensor, "picojoules"))
-    dram = from_memory(columns["bytes"], gpu, picked(theta, tensor, "resident"))
-    per_load = np.minimum(columns["aligned"], VECTOR_BYTES / columns["item"])
+    dram = from_memory(columns["moved_bytes"], gpu, picked(theta, tensor, "resident"))
+    per_load = np.minimum(columns["alignment"], VECTOR_BYTES / columns["item_bytes"])
     sizes = (columns["batch"], columns["m"], columns["n"], columns["k"])
-    seconds = tiled_s(sizes, columns["item"], dram, rate, tensor, gpu, theta, per_load)
+    seconds = tiled_s(sizes, columns["item_bytes"], dram, rate, tensor, gpu, theta, per_load)
     return picked(theta, tensor, "floor_us") * 1e-6 + seconds

@@ -1,0 +1,249 @@
+"""The columns of the op models: what is known about each part of an op, whatever the GPU.
+
+One class per kind of part. A row is an instance of it. Many rows become arrays, one for each field,
+under the field's name (`columns_of`). A truth value is 1 or 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = Mapping[str, NDArray[np.float64]]
+"""The columns of many rows, by their names."""
+
+
+class ProductRow(NamedTuple):
+    """A batch of equal matrix products, (m, k) @ (k, n)."""
+
+    batch: float
+    """How many products."""
+    m: float
+    """Rows of the result."""
+    n: float
+    """Columns of the result."""
+    k: float
+    """Length of the sums."""
+    item_bytes: float
+    """Bytes of one element of the operands."""
+    moved_bytes: float
+    """Bytes of all operands and results, each counted once."""
+    unit: float
+    """The arithmetic unit, as its number in `gpus.CODES`."""
+    alignment: float
+    """Elements, at most 16, whose multiples all rows of the three matrices begin at."""
+    a_by_columns: float
+    """Whether the left matrix is stored by columns."""
+    b_by_columns: float
+    """Whether the right matrix is stored by columns."""
+
+
+class GroupedRow(NamedTuple):
+    """Products whose sizes differ by group: a ProductRow of the mean group, and how they differ."""
+
+    batch: float
+    """How many groups."""
+    m: float
+    """Rows of the result of a group, on average."""
+    n: float
+    """Columns of the result of a group, on average."""
+    k: float
+    """Length of the sums of a group, on average."""
+    item_bytes: float
+    """Bytes of one element of the operands."""
+    moved_bytes: float
+    """Bytes of all operands and results, each counted once."""
+    unit: float
+    """The arithmetic unit, as its number in `gpus.CODES`."""
+    alignment: float
+    """Elements, at most 16, whose multiples all rows of the three matrices begin at."""
+    a_by_columns: float
+    """Whether the left matrix is stored by columns."""
+    b_by_columns: float
+    """Whether the right matrix is stored by columns."""
+    ragged: float
+    """The dimension that the groups divide among them: OF_M, OF_N or OF_K."""
+    one_kernel: float
+    """Whether torch has one kernel for all groups, on GPUs that support it."""
+
+
+OF_M, OF_N, OF_K = 0.0, 1.0, 2.0
+"""Values of `GroupedRow.ragged`."""
+
+
+class ConvolutionRow(NamedTuple):
+    """One pass of a convolution, as an implicit matrix product (Chetlur et al., 2014)."""
+
+    computes: float
+    """What the pass computes: FORWARD, OF_IMAGE or OF_WEIGHT."""
+    groups: float
+    """Groups of channels, which are products of their own."""
+    m: float
+    """Rows of a group's product."""
+    n: float
+    """Columns of a group's product."""
+    k: float
+    """Length of its sums."""
+    item_bytes: float
+    """Bytes of one element of the image."""
+    unit: float
+    """The arithmetic unit, as its number in `gpus.CODES`."""
+    converted: float
+    """Whether tensor cores need the layout converted to channels-last and back."""
+    image_bytes: float
+    """Bytes of the images."""
+    out_bytes: float
+    """Bytes of the outputs."""
+    weight_bytes: float
+    """Bytes of the filters."""
+    taps: float
+    """Points of a filter: 9 for 3 x 3."""
+    stride_area: float
+    """Points of the image for each point of the output, at least 1."""
+    channels: float
+    """Channels of the image in a group."""
+    filters: float
+    """Channels of the output in a group."""
+    out_points: float
+    """Points of one output image."""
+    dilated: float
+    """Whether the filter is dilated."""
+    images: float
+    """Images in the batch."""
+    channels_last: float
+    """Whether a tensor is stored with channels as the fastest dimension."""
+    benchmarked: float
+    """Whether cuDNN tried its algorithms and took the fastest."""
+
+
+FORWARD, OF_IMAGE, OF_WEIGHT = 0.0, 1.0, 2.0
+"""Values of `ConvolutionRow.computes`: the output, or the gradient of the image or the filters."""
+
+
+class AttentionRow(NamedTuple):
+    """Fused attention, forward or backward."""
+
+    sequences: float
+    """Sequences times heads."""
+    q_len: float
+    """Queries of a sequence."""
+    k_len: float
+    """Keys of a sequence."""
+    head_width: float
+    """Elements of a head: the mean of keys and values."""
+    attended_share: float
+    """Share of all pairs of query and key that the mask leaves."""
+    flops: float
+    """FLOPs that are executed."""
+    moved_bytes: float
+    """Bytes of all inputs and outputs, each counted once."""
+    unit: float
+    """The arithmetic unit, as its number in `gpus.CODES`."""
+    backward: float
+    """Whether it is the backward pass."""
+    efficient: float
+    """Whether torch's memory-efficient kernels run."""
+    cudnn: float
+    """Whether cuDNN's kernels run."""
+    biased: float
+    """Whether a mask is read from memory."""
+
+
+class RecurrentRow(NamedTuple):
+    """The steps of a recurrent layer that must follow each other."""
+
+    steps: float
+    """Length of the sequence, on average."""
+    batch: float
+    """Sequences that run at the same time, on average."""
+    inputs: float
+    """Width of the first layer's input."""
+    hidden: float
+    """Width of the state."""
+    gates: float
+    """Gates of a cell: 4 for an LSTM."""
+    layers: float
+    """Layers on top of each other."""
+    directions: float
+    """2 if the sequence is also read backwards in time."""
+    item_bytes: float
+    """Bytes of one element."""
+    unit: float
+    """The arithmetic unit, as its number in `gpus.CODES`."""
+    backward: float
+    """Whether it is the backward pass."""
+    moved_bytes: float
+    """Bytes of all inputs and outputs, each counted once."""
+
+
+class StreamRow(NamedTuple):
+    """A pass over memory: elementwise, norm, softmax, reduction, copy, optimizer, ..."""
+
+    read_bytes: float
+    """Bytes that are read, each counted once."""
+    written_bytes: float
+    """Bytes that are written."""
+    reread_bytes: float
+    """Bytes that are read a second time, from L2 if it still holds them."""
+    elements: float
+    """Elements to handle; a pooled element counts once for each window."""
+    flops: float
+    """FLOPs."""
+    row_width: float
+    """Elements that are reduced to one, or the length of the last dimension."""
+    tensors: float
+    """Tensors in the list of a fused op; 1 for others."""
+    reordered_bytes: float
+    """Bytes of inputs that are stored in another order than the output."""
+    by_row: float
+    """Whether rows are read twice one after the other: softmax, layer norm, RMS norm."""
+    item_bytes: float
+    """Bytes of one element."""
+    atomic_adds: float
+    """Elements that are added into places with atomic operations."""
+    channel_blocks: float
+    """Blocks that share the work where each takes a whole channel; 0 without such a limit."""
+    footprint_bytes: float
+    """Bytes of the tensors that are touched; one that is updated in place counts once."""
+    channels_last: float
+    """Whether the tensor is stored with channels as the fastest dimension."""
+    kind: float
+    """The kind of op, as its position in `STREAM_KINDS`."""
+    backward: float
+    """Whether it is a backward op."""
+    access: float
+    """How elementwise kernels reach their operands: VECTORS, STRIDES or CASTS."""
+    rows: float
+    """Rows that take a thread block each, counted once for each kernel that goes row by row."""
+    serial_elements: float
+    """Elements that one thread computes one after the other."""
+    kernels: float
+    """Kernels that the op launches."""
+
+
+VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
+"""Values of `StreamRow.access`. torch's elementwise kernels load several elements at once where all
+operands are stored alike. They load one by one where some are stored in another order or are
+repeated (TensorIterator's offsets), or come in another type."""
+
+Row = ProductRow | GroupedRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow
+
+ROW_TYPES: Mapping[str, type[Row]] = {
+    "product": ProductRow,
+    "grouped": GroupedRow,
+    "convolution": ConvolutionRow,
+    "depthwise": ConvolutionRow,
+    "attention": AttentionRow,
+    "recurrent": RecurrentRow,
+    "stream": StreamRow,
+}
+"""The columns of each op model."""
+
+
+def columns_of(rows: Sequence[Row]) -> Columns:
+    """The columns of rows of one kind, of which there is at least one."""
+    table = np.array(rows, dtype=np.float64).T.copy()
+    return dict(zip(rows[0]._fields, table, strict=True))

@@ -1,0 +1,82 @@
+"""The networks as published: sizes of a layer and numbers of a GPU go in, milliseconds come out.
+
+Each has nine ReLU layers of one width (Habitat, section 4.3) and is trained by `lab/fit/mlp.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast.predictors.mlp.features import DEVICE_FEATURES, Features
+
+Floats = NDArray[np.float64]
+
+DEVICE_MARGIN = 2.0
+"""How far beyond the GPUs of its training a network is asked, as a factor. Every new GPU exceeds
+them in some number, while at several times their numbers a network's answer is arbitrary."""
+
+
+@dataclass(frozen=True, eq=False)
+class MlpNetwork:
+    """The weights of a trained network, and how its inputs are standardised."""
+
+    mean: Floats
+    """The mean of each feature in the training data."""
+    scale: Floats
+    """The factor of each feature after its mean is subtracted; 0 if it never varied."""
+    weights: tuple[tuple[NDArray[Any], NDArray[Any]], ...]
+    """Matrix (out, in) and bias of each layer."""
+
+    def milliseconds(self, features: Floats) -> Floats:
+        """The output for each row of features, independent of the other rows."""
+        # One matrix with one row for each: a product of all rows at once is rounded differently
+        # depending on how many rows there are.
+        rows = ((features - self.mean) * self.scale).astype(np.float32)[:, None, :]
+        last = len(self.weights) - 1
+        for number, (matrix, bias) in enumerate(self.weights):
+            rows = rows @ matrix.T + bias
+            if number < last:
+                rows = np.maximum(rows, 0)
+        outputs: Floats = rows[:, 0, 0].astype(np.float64)
+        return outputs
+
+
+@dataclass(frozen=True, eq=False)
+class MlpModel:
+    """A network with the facts of its card: what it predicts, and on what it was trained."""
+
+    kind: str
+    """The kind of layer, such as "conv2d"."""
+    target: str
+    """The pass it predicts: "forward", "backward" or "forward+backward"."""
+    network: MlpNetwork
+    low: float
+    """On GPUs left out of the fit, most layers took `low` to `high` times the answer."""
+    high: float
+    ranges: Mapping[str, tuple[float, float]]
+    """The range of each feature in the training data, in the order of the network's inputs."""
+    least_s: float = 0.0
+    """The shortest time in the training data. A shorter answer does not count."""
+    vendors: tuple[str, ...] = ("NVIDIA",)
+    _known: dict[Features, float] = field(default_factory=dict, repr=False)
+
+    def covers(self, features: Features) -> bool:
+        """Whether the network was trained on such layers and such GPUs."""
+        for value, (name, (low, high)) in zip(features, self.ranges.items(), strict=True):
+            margin = DEVICE_MARGIN if name in DEVICE_FEATURES else 1.0
+            if not low / margin <= value <= high * margin:
+                return False
+        return True
+
+    def seconds(self, rows: Sequence[Features]) -> list[float]:
+        """The network's raw answers, which may even be negative. Each row is computed once."""
+        new = [row for row in dict.fromkeys(rows) if row not in self._known]
+        if new:
+            answers = self.network.milliseconds(np.array(new, dtype=np.float64)) * 1e-3
+            self._known.update(zip(new, answers.tolist(), strict=True))
+        return [self._known[row] for row in rows]

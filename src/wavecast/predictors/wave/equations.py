@@ -1,0 +1,47 @@
+"""Habitat's equations 2 and 3 (Yu et al., ATC 2021, section 3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """How a GPU runs a kernel: W, D and C of Habitat's equations."""
+
+    size: float
+    """W, the blocks of one wave."""
+    bytes_per_s: float
+    """D, the memory bandwidth."""
+    clock_hz: float
+    """C, the clock."""
+
+
+def wave_size(blocks_per_sm: int, sm_count: int) -> int:
+    """W, the blocks of a kernel that a GPU runs at a time (Habitat, section 3.3)."""
+    return blocks_per_sm * sm_count
+
+
+def gamma(intensity: float, ridge: float) -> float:
+    """The share of a kernel's time that is memory, from 1 to 0 (Habitat, Eq. 3).
+
+    Args:
+        intensity: x, FLOPs per byte of DRAM.
+        ridge: R, peak FLOP/s over bandwidth of the target, where gamma is one half.
+    """
+    if intensity < ridge:
+        return 1 - 0.5 * intensity / ridge
+    return 0.5 * ridge / intensity
+
+
+def wave_ratio(origin: Waves, target: Waves, gamma: float) -> float:
+    """Td / To, the time on the target over that on the origin, for many waves (Habitat, Eq. 2)."""
+    memory = origin.bytes_per_s / target.bytes_per_s
+    compute = origin.size / target.size * (origin.clock_hz / target.clock_hz)
+    return mixed_ratio(memory, compute, gamma)
+
+
+def mixed_ratio(memory: float, compute: float, gamma: float) -> float:
+    """The right side of Eq. 2: memory^gamma * compute^(1 - gamma)."""
+    mixed: float = memory**gamma * compute ** (1 - gamma)
+    return mixed
