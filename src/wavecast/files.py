@@ -169,13 +169,23 @@ class GrowingTable(Generic[Row]):
             InvalidInput: the file cannot be read or is of something else; says which line and why.
         """
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"{path}: cannot be read ({error})") from None
-        # Line by line: no value of ours has a line end, so a damaged line spoils no other.
-        lines = text.split("\n")[:-1]
-        if lines and next(csv.reader(lines[:1]), []) != list(self.columns):
-            raise InvalidInput(f"{path}: has no {self.what}; its columns are others")
+            content = path.read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
+        return self._rows(path, content)
+
+    def _rows(self, path: Path, content: bytes) -> tuple[Row, ...]:
+        # A writer that was killed may have left only a part of the header.
+        header = csv_line(self.columns)
+        if not content.startswith(header) and not header.startswith(content):
+            raise InvalidInput(
+                f"{path} has no {self.what}: its first line does not name their columns; "
+                "choose another file"
+            )
+        # An incomplete last line may hold any bytes, so it is cut off before decoding.
+        whole = content[: content.rfind(b"\n") + 1].decode(errors="replace")
+        # No value contains a line end, so a damaged line does not affect the others.
+        lines = whole.split("\n")[:-1]
         return tuple(self._row(line, f"{path}: line {n}") for n, line in enumerate(lines[1:], 2))
 
     def _row(self, line: str, where: str) -> Row:
@@ -183,7 +193,7 @@ class GrowingTable(Generic[Row]):
             values = next(csv.reader([line]), [])
             return self.from_texts(dict(zip(self.columns, values, strict=True)))
         except (KeyError, ValueError, InvalidInput) as error:
-            raise InvalidInput(f"{where} is not one of {self.what}: {error}") from None
+            raise InvalidInput(f"{where} is not a row of {self.what}: {error}") from None
 
     @contextmanager
     def growing(
@@ -198,15 +208,12 @@ class GrowingTable(Generic[Row]):
         """
         with appending(path) as file:
             content = path.read_bytes()
-            header = csv_line(self.columns)
-            whole = content.rfind(b"\n") + 1
-            if not whole and not header.startswith(content):
-                raise InvalidInput(f"{path}: has no {self.what}; choose another file")
-            rows = self.read(path) if whole else ()
+            rows = self._rows(path, content)
             check(rows)
-            os.ftruncate(file, whole)
-            if not whole:
-                append(file, header)
+            whole_bytes = content.rfind(b"\n") + 1
+            os.ftruncate(file, whole_bytes)
+            if not whole_bytes:
+                append(file, csv_line(self.columns))
 
             def add(row: Row) -> None:
                 texts = self.to_texts(row)

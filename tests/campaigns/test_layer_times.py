@@ -1,4 +1,4 @@
-"""Collections outlive kills and torn lines, and mix with nothing else."""
+"""Collections of layer times survive kills and incomplete lines, and never mix with others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavecast.campaigns.layer_times import LayerRow, Progress, collect, join, read_rows
+from wavecast.campaigns.layer_times import LayerRow, collect, join, read_rows
+from wavecast.campaigns.progress import Progress
 from wavecast.errors import InvalidInput
 from wavecast.predictors.mlp.layers import KINDS, Bmm, Layer, LayerStatus, Linear, PassTimes, sample
 
@@ -86,16 +87,17 @@ def test_a_file_cut_anywhere_is_completed_as_if_nothing_had_happened(
     content = whole.read_bytes()
     keep = content[: cut % (len(content) + 1)]
     torn.write_bytes(keep)
-    if junk and b"\n" in keep:  # what a disk may leave of a line
+    if junk and b"\n" in keep:  # a torn line may hold bytes that were never written
         torn.write_bytes(keep[: keep.rfind(b"\n") + 1] + b"7,bmm,\x00\xff")
     run(torn)
     assert torn.read_bytes() == content
 
 
-def test_a_torn_last_line_is_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("junk", [b"", b"\x00\xff"])
+def test_an_incomplete_last_line_is_not_read(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "rows.csv"
     run(path)
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-1] + junk)
     assert [row.index for row in read_rows(path)] == list(range(COUNT - 1))
 
 
@@ -142,11 +144,11 @@ def test_files_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> N
     path = tmp_path / "rows.csv"
     run(path)
     before = path.read_bytes()
-    with pytest.raises(InvalidInput, match="seed 0 measured on t4, not of seed 1 on t4"):
+    with pytest.raises(InvalidInput, match="has layers of seed 0, and seed 1 was asked for"):
         run(path, seed=1)
-    with pytest.raises(InvalidInput, match="not of seed 0 on l4"):
+    with pytest.raises(InvalidInput, match="has results of t4, and this GPU is l4"):
         run(path, gpu="l4")
-    with pytest.raises(InvalidInput, match="not a collection of linear layers"):
+    with pytest.raises(InvalidInput, match="has no measured linear layers: its first line"):
         run(path, kind="linear")
     assert path.read_bytes() == before
 
@@ -170,7 +172,7 @@ def test_a_file_that_is_no_collection_is_refused_and_left_alone(
     [
         ("\n3,bmm", "\n2,bmm", "repeats index 2"),
         ("\n3,bmm", "\nx,bmm", "line 5"),
-        (",ok,", ",fine,", "not a measured layer"),
+        (",ok,", ",fine,", "line 2 is not a row of measured bmm layers: 'fine'"),
         ("\n3,bmm,", "\n3,", "line 5"),
     ],
 )
@@ -240,7 +242,7 @@ def test_a_list_of_layers_can_stand_for_a_sample(tmp_path: Path) -> None:
     layers = [Linear(True, 2, 3, 4), Linear(False, 5, 6, 7)]
     collect("linear", "mine", 10, path, fake, gpu="t4", layers=layers)
     assert [row.layer for row in read_rows(path)] == layers
-    with pytest.raises(InvalidInput, match='"mine" is the name of no sample'):
+    with pytest.raises(InvalidInput, match='there is no sample named "mine"'):
         collect("linear", "mine", 10, path, fake, gpu="t4")
 
 

@@ -1,4 +1,4 @@
-"""Results of the suite: one row each, none lost and none twice, whatever happens."""
+"""Results of the suite: one row per step, none lost and none measured twice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wavecast import device
+from wavecast.campaigns.progress import Progress
 from wavecast.campaigns.suite_runs import configurations, predict_there, run, run_apart, time_again
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.runs.suite_results import COLUMNS, SuiteResult, SuiteStep, read_results
@@ -69,10 +70,10 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
         again.append(each)
         return measured(each)
 
-    told: list[tuple[int, int]] = []
-    run(WANTED, path, counted, gpu="t4", progress=lambda done, total, _: told.append((done, total)))
+    reports: list[Progress] = []
+    run(WANTED, path, counted, gpu="t4", progress=reports.append)
     assert again == list(WANTED[2:])
-    assert told == [(3, 4), (4, 4)]
+    assert [(report.done, report.total) for report in reports] == [(3, 4), (4, 4)]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -90,16 +91,16 @@ def test_a_file_cut_anywhere_is_completed(tmp_path: Path, data: st.DataObject) -
 def test_results_of_another_gpu_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "suite.csv"
     run(WANTED[:1], path, measured, gpu="t4")
-    with pytest.raises(InvalidInput, match="results of t4, not of l4"):
+    with pytest.raises(InvalidInput, match="has results of t4, and this GPU is l4"):
         run(WANTED, path, measured, gpu="l4")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("model,seconds\nresnet50,1\n", "not a file of suite results"),
-        ("some notes", "not a file of suite results"),
-        ("a,b\n1,2\n3", "not a file of suite results"),
+        ("model,seconds\nresnet50,1\n", "has no suite results: its first line"),
+        ("some notes", "has no suite results: its first line"),
+        ("a,b\n1,2\n3", "has no suite results: its first line"),
         (",".join(COLUMNS) + "\nresnet50,many" + "," * (len(COLUMNS) - 2) + "\n", "line 2"),
         (",".join(COLUMNS) + "\nresnet50,8\n", "line 2"),
     ],

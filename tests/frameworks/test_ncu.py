@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import sys
@@ -292,10 +293,10 @@ def test_a_write_that_fails_leaves_what_was_there(
     save(SOME, path)
 
     def full(*_: object) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="no space"):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InvalidInput, match=r"cannot write .*h200\.json: No space left"):
         save({}, path)
     assert load(path) == SOME
 

@@ -45,20 +45,20 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "make_step returns a model": (lambda: 3, "make_step returned int, not a function"),
     "make_step raises": (
         lambda: _raise(ValueError("no data")),
-        r"ValueError at tests/frameworks/test_failures\.py:\d+: no data",
+        r"ValueError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: no data",
     ),
     "make_step wants arguments": (lambda batch: None, r"TypeError.*missing 1 required"),
     "the step raises": (
         _on_gpu(lambda x: _raise(RuntimeError("bad batch"))),
-        r"RuntimeError at tests/frameworks/test_failures\.py:\d+: bad batch",
+        r"RuntimeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: bad batch",
     ),
     "the step raises without a message": (
         _on_gpu(lambda x: _raise(KeyError())),
-        r"KeyError at tests/frameworks/test_failures\.py:\d+: KeyError",
+        r"KeyError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: KeyError",
     ),
     "shapes do not fit": (
         _on_gpu(lambda x: x @ x),
-        r"RuntimeError at tests/frameworks/test_failures\.py:\d+: .*same reduction dim",
+        r"RuntimeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: .*same reduction dim",
     ),
     "no op on the GPU": (
         lambda: lambda: torch.ones(3) + 1,
@@ -75,23 +75,23 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a CUDA graph": (
         _on_gpu(_graph),
-        r"CUDA graph at tests/frameworks/test_failures\.py:\d+.* graphed=True",
+        r"CUDA graph at tests/frameworks/pytorch/capture/test_failures\.py:\d+.* graphed=True",
     ),
     "an extension that wants the data": (
         _on_gpu(_extension),
-        r"RuntimeError at tests/frameworks/test_failures\.py:\d+",
+        r"RuntimeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+",
     ),
     "an array of a GPU tensor": (
         _on_gpu(lambda x: (x + 1).numpy()),
-        r"TypeError at tests/frameworks/test_failures\.py:\d+: can't convert cuda:0",
+        r"TypeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: can't convert cuda:0",
     ),
     "a missing file": (
         _on_gpu(lambda x: torch.load("no-such-file.pt")),
-        r"FileNotFoundError at tests/frameworks/test_failures\.py:\d+",
+        r"FileNotFoundError at tests/frameworks/pytorch/capture/test_failures\.py:\d+",
     ),
     "a GPU that is not there": (
         _on_gpu(lambda x: x.to("cuda:1") + 1),
-        r"cuda:1 at tests/frameworks/test_failures\.py:\d+; steps of one GPU",
+        r"cuda:1 at tests/frameworks/pytorch/capture/test_failures\.py:\d+; steps of one GPU",
     ),
     "backward twice": (
         _on_gpu(lambda x: [y.backward() for y in [x.requires_grad_().exp().sum()] * 2]),
@@ -99,7 +99,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "recursion without end": (
         _on_gpu(lambda x: _forever(x)),
-        r"RecursionError at tests/frameworks/test_failures\.py:\d+",
+        r"RecursionError at tests/frameworks/pytorch/capture/test_failures\.py:\d+",
     ),
 }
 
