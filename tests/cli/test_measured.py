@@ -19,7 +19,7 @@ from wavecast.campaigns.layer_times import read_rows
 from wavecast.cli import measuring
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import ncu
-from wavecast.frameworks.pytorch.measurement import calibration, issuing, iteration
+from wavecast.frameworks.pytorch.measurement import calibration, host_benchmark, iteration
 from wavecast.frameworks.targets import resolve
 from wavecast.hardware import device_files
 from wavecast.hardware.device import Fact
@@ -232,8 +232,8 @@ def a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def time_host(device: str = "cpu") -> dict[str, float]:
         return {name: 2 * seconds for name, seconds in reference_times()[device].items()}
 
-    monkeypatch.setattr(issuing, "time_host", time_host)
-    monkeypatch.setattr(issuing, "processor", lambda: "a processor")
+    monkeypatch.setattr(host_benchmark, "time_host", time_host)
+    monkeypatch.setattr(host_benchmark, "processor", lambda: "a processor")
 
 
 @pytest.fixture
@@ -242,8 +242,8 @@ def a_known_gpu(a_gpu: str, a_host: None, monkeypatch: pytest.MonkeyPatch) -> di
     facts = {"memory_bytes_per_s": Fact(2.4e11, "me"), "tf32_tensor_flops": Fact(1e13, "me")}
     direct = {"launch_s": 3e-6, "sync_s": 4e-6, "graph_s": 5e-6, "node_s": 6e-8}
     monkeypatch.setattr(calibration, "calibrate", lambda seconds: ("Tesla T4", facts))
-    monkeypatch.setattr(issuing, "time_gpu", lambda: direct)
-    monkeypatch.setattr(issuing, "gpu_name", lambda: "Tesla T4")
+    monkeypatch.setattr(host_benchmark, "time_gpu", lambda: direct)
+    monkeypatch.setattr(host_benchmark, "gpu_name", lambda: "Tesla T4")
     return facts
 
 

@@ -157,7 +157,7 @@ def time_again(row: SuiteResult, limit_s: float = 20.0) -> SuiteResult:
     benchmark = suite.benchmark(row.model)
     try:
         sample = sampling.sample(
-            lambda: benchmark.make_step(row.batch, row.precision), is_enough, limit_s, look=False
+            lambda: benchmark.make_step(row.batch, row.precision), is_enough, limit_s, record=False
         )
     except sampling.OutOfMemory:
         return row  # it fitted before, so something else fills the GPU's memory now

@@ -133,20 +133,20 @@ def calibrate(
 
 
 def _calibrated_host() -> HostFile:
-    from wavecast.frameworks.pytorch.measurement import issuing
+    from wavecast.frameworks.pytorch.measurement import host_benchmark
     from wavecast.hardware import host_files
 
-    times = {"cpu": issuing.time_host()}
+    times = {"cpu": host_benchmark.time_host()}
     direct: dict[str, float] = {}
     with_gpu = "without a GPU"
     if has_gpu():
-        times["cuda"], direct = issuing.time_host("cuda"), issuing.time_gpu()
-        with_gpu = f"with {issuing.gpu_name()}"
+        times["cuda"], direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
+        with_gpu = f"with {host_benchmark.gpu_name()}"
     return host_files.calibrated(
-        issuing.processor(),
+        host_benchmark.processor(),
         times,
         direct,
-        software=issuing.versions("cuda" if direct else "cpu"),
+        software=host_benchmark.versions("cuda" if direct else "cpu"),
         source=f"wavecast calibrate, {with_gpu}",
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wavecast.integrations.recording import TrainingRecorder, gpu_name, precision_of
+from wavecast.integrations.training_recorder import TrainingRecorder, gpu_name, precision_of
 from wavecast.runs.readers.facts import Facts
 
 

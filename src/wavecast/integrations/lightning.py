@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from wavecast.errors import MissingExtra
-from wavecast.integrations.recording import TrainingRecorder, gpu_name, precision_of
+from wavecast.integrations.training_recorder import TrainingRecorder, gpu_name, precision_of
 from wavecast.runs.readers.facts import Facts, Given, find_facts
 
 

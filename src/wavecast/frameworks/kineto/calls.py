@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wavecast.frameworks.kineto import naming
-from wavecast.frameworks.kineto.describing import collective, describe
+from wavecast.frameworks.kineto import op_names
+from wavecast.frameworks.kineto.event_tree import Node
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
-from wavecast.frameworks.kineto.nesting import Node
-from wavecast.frameworks.kineto.placing import places_of, settle
-from wavecast.frameworks.kineto.recording import KernelRun, ProfileRecording
-from wavecast.frameworks.kineto.waiting import shares_s, synchronizes
+from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
+from wavecast.frameworks.kineto.op_description import collective, describe
+from wavecast.frameworks.kineto.phases_and_modules import places_of, settle
+from wavecast.frameworks.kineto.recorded_step import KernelRun, ProfileRecording
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Call, Op, Phase
 
@@ -81,7 +81,7 @@ def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
     """The ops that ran something on the GPU."""
     drafts: dict[Node, _Draft] = {}
     for launch, runs in recording.launched.items():
-        owner = naming.owner_of(launch, runs[0].kernel.name)
+        owner = op_names.owner_of(launch, runs[0].kernel.name)
         drafts.setdefault(owner, _Draft()).runs.extend(runs)
     for draft in drafts.values():
         draft.runs.sort(key=lambda run: run.begin_us)
@@ -98,9 +98,9 @@ def _add_silent(
     for node in nodes:
         if node not in known or node in busy:
             continue
-        if naming.is_split(naming.op_name(node), always=node not in splitting):
+        if op_names.is_split(op_names.op_name(node), always=node not in splitting):
             continue
-        outermost = naming.communication_of(node.path())
+        outermost = op_names.communication_of(node.path())
         if outermost is not None and not (node is outermost and _is_annotated(node, exchanges)):
             continue
         if not any(parent in drafts for parent in node.path()):
@@ -108,9 +108,9 @@ def _add_silent(
 
 
 def _is_known(node: Node) -> bool:
-    if naming.communication_of([node]) is not None:
+    if op_names.communication_of([node]) is not None:
         return True
-    return node.span.category == "cpu_op" and naming.kind_of(naming.op_name(node)) is not None
+    return node.span.category == "cpu_op" and op_names.kind_of(op_names.op_name(node)) is not None
 
 
 def _is_annotated(node: Node, exchanges: Mapping[Node, _Exchange]) -> bool:
@@ -123,7 +123,7 @@ def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) ->
         if node.span.category not in RUNTIME_CATEGORIES or not synchronizes(node.name):
             continue
         owner = next((each for each in node.path() if each in drafts), None)
-        if owner is None and naming.synchronization_name(node.name) is not None:
+        if owner is None and op_names.synchronization_name(node.name) is not None:
             owner = node
             drafts[node] = _Draft()
         if owner is not None:
@@ -136,7 +136,7 @@ def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
     records: dict[Node, Mapping[str, Any]] = {}
     annotated: set[Node] = set()
     for node in nodes:
-        outermost = naming.communication_of(node.path())
+        outermost = op_names.communication_of(node.path())
         if outermost is None:
             continue
         named = node.span.arguments.get("Collective name")
@@ -148,18 +148,18 @@ def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
         elif node is outermost or outermost not in annotated:
             names[outermost] = named if isinstance(named, str) else names.get(outermost, node.name)
     return {
-        node: _Exchange(naming.collective_name(name), records.get(node, {}), node in annotated)
+        node: _Exchange(op_names.collective_name(name), records.get(node, {}), node in annotated)
         for node, name in names.items()
     }
 
 
 def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
     if node.span.category in RUNTIME_CATEGORIES:
-        waiting = naming.synchronization_name(node.name)
-        return Op(waiting or naming.launch_name(node.name, kernels), (), ())
+        waiting = op_names.synchronization_name(node.name)
+        return Op(waiting or op_names.launch_name(node.name, kernels), (), ())
     if exchange is not None:
         return collective(exchange.name, exchange.recorded)
-    name = naming.op_name(node)
+    name = op_names.op_name(node)
     if name.startswith("triton_"):
         name = f"triton.{name}"
     return describe(name, node.span.arguments, kernels)
@@ -168,7 +168,7 @@ def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
 def _orphan(run: KernelRun, streams: Mapping[int, int]) -> Call:
     """A call for what the GPU ran without a launch in the file."""
     return Call(
-        op=Op(naming.launch_name("", (run.kernel.name,)), (), ()),
+        op=Op(op_names.launch_name("", (run.kernel.name,)), (), ()),
         phase=Phase.OTHER,
         stream=streams[run.kernel.stream],
         kernels=(run.kernel,),

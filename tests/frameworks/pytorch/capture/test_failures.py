@@ -1,4 +1,4 @@
-"""What cannot be traced fails with one line that says what and where, and never takes us down."""
+"""A step that cannot be traced fails with one line that says what is wrong, and where."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ def _extension(x: Any) -> None:
     torch.utils.dlpack.to_dlpack(x)
 
 
+HERE = r"tests/frameworks/pytorch/capture/test_failures\.py:\d+"
 FAILURES: dict[str, tuple[Any, str]] = {
     "make_step returns nothing": (lambda: None, "make_step returned NoneType, not a function"),
     "make_step returns a model": (lambda: 3, "make_step returned int, not a function"),
     "make_step raises": (
         lambda: _raise(ValueError("no data")),
-        r"ValueError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: no data",
+        rf"ValueError at {HERE}: no data",
     ),
     "make_step wants arguments": (lambda batch: None, r"TypeError.*missing 1 required"),
     "the step raises": (
         _on_gpu(lambda x: _raise(RuntimeError("bad batch"))),
-        r"RuntimeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: bad batch",
+        rf"RuntimeError at {HERE}: bad batch",
     ),
     "the step raises without a message": (
         _on_gpu(lambda x: _raise(KeyError())),
-        r"KeyError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: KeyError",
+        rf"KeyError at {HERE}: KeyError",
     ),
     "shapes do not fit": (
         _on_gpu(lambda x: x @ x),
-        r"RuntimeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: .*same reduction dim",
+        rf"RuntimeError at {HERE}: .*same reduction dim",
     ),
     "no op on the GPU": (
         lambda: lambda: torch.ones(3) + 1,
@@ -75,23 +76,23 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a CUDA graph": (
         _on_gpu(_graph),
-        r"CUDA graph at tests/frameworks/pytorch/capture/test_failures\.py:\d+.* graphed=True",
+        rf"CUDA graph at {HERE}.* graphed=True",
     ),
     "an extension that wants the data": (
         _on_gpu(_extension),
-        r"RuntimeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+",
+        rf"RuntimeError at {HERE}",
     ),
     "an array of a GPU tensor": (
         _on_gpu(lambda x: (x + 1).numpy()),
-        r"TypeError at tests/frameworks/pytorch/capture/test_failures\.py:\d+: can't convert cuda:0",
+        rf"TypeError at {HERE}: can't convert cuda:0",
     ),
     "a missing file": (
         _on_gpu(lambda x: torch.load("no-such-file.pt")),
-        r"FileNotFoundError at tests/frameworks/pytorch/capture/test_failures\.py:\d+",
+        rf"FileNotFoundError at {HERE}",
     ),
     "a GPU that is not there": (
         _on_gpu(lambda x: x.to("cuda:1") + 1),
-        r"cuda:1 at tests/frameworks/pytorch/capture/test_failures\.py:\d+; steps of one GPU",
+        rf"cuda:1 at {HERE}; steps of one GPU",
     ),
     "backward twice": (
         _on_gpu(lambda x: [y.backward() for y in [x.requires_grad_().exp().sum()] * 2]),
@@ -99,7 +100,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "recursion without end": (
         _on_gpu(lambda x: _forever(x)),
-        r"RecursionError at tests/frameworks/pytorch/capture/test_failures\.py:\d+",
+        rf"RecursionError at {HERE}",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Layers are timed forwards and backwards, and what cannot run says so."""
+"""Single layers are timed forwards and backwards; a layer that cannot run gets a status."""
 
 from __future__ import annotations
 

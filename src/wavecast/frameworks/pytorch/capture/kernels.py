@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.attention import AttentionCall
-from wavecast.frameworks.pytorch.capture.flattening import CUDNN_MODES
-from wavecast.frameworks.pytorch.capture.layout import suggested
-from wavecast.frameworks.pytorch.capture.recurrence import RecurrentLayer, gru_cell, lstm_cell
+from wavecast.frameworks.pytorch.capture.memory_format import suggested
+from wavecast.frameworks.pytorch.capture.rnn import RecurrentLayer, gru_cell, lstm_cell
+from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES
 from wavecast.frameworks.pytorch.capture.sequences import sequence_kernels
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
@@ -33,7 +33,7 @@ _CUDNN_BATCH_NORM_EPSILON = 1e-5
 
 @contextmanager
 def cuda_kernels(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
     """Let composite operators choose the kernels of a GPU of this compute capability."""
     library = torch.library.Library("aten", "IMPL")
@@ -41,7 +41,7 @@ def cuda_kernels(
         with warnings.catch_warnings():
             # Replacing an implementation is announced by a warning; here it is the purpose.
             warnings.simplefilter("ignore", UserWarning)
-            for name, implementation in _implementations(capability, recorder, answers):
+            for name, implementation in _implementations(capability, recorder, assumptions):
                 library.impl(name, implementation, "CompositeImplicitAutograd")
         yield
     finally:
@@ -49,7 +49,7 @@ def cuda_kernels(
 
 
 def _implementations(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "dropout", dropout
     yield "batch_norm", batch_norm
@@ -60,7 +60,7 @@ def _implementations(
     yield "log_softmax.int", Softmax(_aten._log_softmax)
     yield "lstm_cell", lstm_cell
     yield "gru_cell", gru_cell
-    yield from sequence_kernels(answers)
+    yield from sequence_kernels(assumptions)
     for name in CUDNN_MODES:
         layer = RecurrentLayer(name, recorder)
         yield f"{name}.input", layer.run_padded

@@ -18,17 +18,17 @@ from torch.utils import _foreach_utils as foreach
 from torch.utils._device import DeviceContext, _device_constructors
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.blame import user_line
-from wavecast.frameworks.pytorch.capture.answers import Answers
-from wavecast.frameworks.pytorch.capture.flattening import flatten_parameters
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.placement import GPU, LARGEST_CONSTANT, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.user_lines import user_line
 
 
 @contextmanager
 def cuda_machine(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
     """Let torch say that one GPU of this capability is there."""
     with ExitStack() as stack:
@@ -47,12 +47,12 @@ def cuda_machine(
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
         replace(torch.nn.RNNBase, flatten_parameters=flatten_parameters)
-        replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(answers))
+        replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(assumptions))
         replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
         replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
-        replace(torch, Generator=_Generator, compile=_eager(answers))
+        replace(torch, Generator=_Generator, compile=_eager(assumptions))
         replace(torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder))
         replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
         # Libraries take other branches for fake tensors; here they should do what they do for real.
@@ -69,7 +69,7 @@ def cuda_machine(
             stack.callback(types.remove, FakeTensor)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if hasattr(eval_frame, "_callback_from_stance"):
-            noticing = _noticing(eval_frame._callback_from_stance, answers)
+            noticing = _noticing(eval_frame._callback_from_stance, assumptions)
             replace(eval_frame, _callback_from_stance=noticing)
         yield
 
@@ -180,11 +180,11 @@ class _Generator(torch._C.Generator):
         return super().__new__(cls, "cpu")
 
 
-def _unchecked_step(answers: Answers) -> Any:
+def _unchecked_step(assumptions: Assumptions) -> Any:
     """GradScaler reads back whether a gradient overflowed; in the step that counts none did."""
 
     def step(scaler: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        with answers.unnoted():
+        with assumptions.unnoted():
             for found_inf in state["found_inf_per_device"].values():
                 found_inf.item()
         return optimizer.step(*args, **kwargs)
@@ -275,20 +275,20 @@ def _legacy_type(dtype: Any) -> Any:
     return make
 
 
-def _eager(answers: Answers) -> Any:
+def _eager(assumptions: Assumptions) -> Any:
     def compile_nothing(model: Any = None, **_: Any) -> Any:
-        answers.compiled = True
+        assumptions.compiled = True
         return model if model is not None else (lambda function: function)
 
     return compile_nothing
 
 
-def _noticing(callback_from_stance: Any, answers: Answers) -> Any:
+def _noticing(callback_from_stance: Any, assumptions: Assumptions) -> Any:
     """What torch calls whenever something compiled runs, made to tell us."""
 
     def callback(compiler: Any) -> Any:
         # None and False: torch itself asks for code that is not compiled.
-        answers.compiled = answers.compiled or callable(compiler)
+        assumptions.compiled = assumptions.compiled or callable(compiler)
         return callback_from_stance(compiler)
 
     return callback

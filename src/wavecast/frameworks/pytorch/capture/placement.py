@@ -2,7 +2,7 @@
 
 Every tensor of a traced step is a `FakeTensor` on the CPU: torch's CPU build can run autograd
 on nothing else. Which of them the user put on the GPU is a mark on the tensor, set by the
-dispatch mode `Placement`; `wavecast.frameworks.pytorch.capture.tensors` lets Python code see it.
+dispatch mode `Placement`; `wavecast.frameworks.pytorch.capture.tensor_methods` lets Python code see it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.blame import user_line
-from wavecast.frameworks.pytorch.capture.answers import Answers
-from wavecast.frameworks.pytorch.capture.memo import Entry, Memo
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.result_cache import Entry, ResultCache
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.signature import is_composite
+from wavecast.frameworks.pytorch.user_lines import user_line
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -113,13 +113,13 @@ def mark(tensor: Any, is_on_gpu: bool) -> None:
 class Placement(TorchDispatchMode):
     """Runs ops on fake tensors, marks what they make on the GPU, and has them written down."""
 
-    def __init__(self, answers: Answers, recorder: OpRecorder) -> None:
+    def __init__(self, assumptions: Assumptions, recorder: OpRecorder) -> None:
         super().__init__()
-        self.answers = answers
+        self.assumptions = assumptions
         self.recorder = recorder
         self.moving = False
         """Set while Python code, not C++, moves a tensor."""
-        self._memo = Memo(_MARK)
+        self._cache = ResultCache(_MARK)
         self._promotions = 0
         self._depth = 0
 
@@ -141,10 +141,10 @@ class Placement(TorchDispatchMode):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        key = self._memo.key((func, self.moving), args, kwargs)
-        entry = self._memo.get(key) if key is not None else None
+        key = self._cache.key((func, self.moving), args, kwargs)
+        entry = self._cache.get(key) if key is not None else None
         if entry is not None:
-            out = self._memo.make(entry, args, kwargs)
+            out = self._cache.make(entry, args, kwargs)
         else:
             out, entry = self._run_and_learn(key, func, args, kwargs)
         op = self.recorder.write_down(func, args, kwargs, out, entry.op if entry else None)
@@ -177,14 +177,14 @@ class Placement(TorchDispatchMode):
         elif func is _aten.scalar_tensor.default:
             setattr(out, _FROM_SCALAR, True)
         if func in _CHECKS:
-            self.answers.assume_true(out)
+            self.assumptions.assume_true(out)
         repeatable = (
             key is not None
             and promoted == self._promotions
             and func not in _NEVER_REPEATED
-            and not self.answers.knows(func)
+            and not self.assumptions.knows(func)
         )
-        return out, self._memo.learn(key, args, kwargs, out, gpu) if repeatable else None
+        return out, self._cache.learn(key, args, kwargs, out, gpu) if repeatable else None
 
     @property
     def inside(self) -> bool:
@@ -194,7 +194,7 @@ class Placement(TorchDispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _OF_ONE_DTYPE:
             _refuse_mixed_dtypes(func, args)
-        answer = self.answers.find(func)
+        answer = self.assumptions.find(func)
         if answer is not None:
             return answer(*args, **kwargs)
         if func in _CONSTANTS:
@@ -204,7 +204,7 @@ class Placement(TorchDispatchMode):
         try:
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            return self.answers.bound(func, args, kwargs)
+            return self.assumptions.bound(func, args, kwargs)
 
     def _make_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tensor that keeps its values if it is small.

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 
 _aten = torch.ops.aten
 
 
-def sequence_kernels(answers: Answers) -> Iterator[tuple[str, Callable[..., Any]]]:
+def sequence_kernels(assumptions: Assumptions) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Implementations, by the name of the operator."""
-    yield "ctc_loss.IntList", CtcLoss(answers)
-    yield "ctc_loss.Tensor", CtcLoss(answers)
+    yield "ctc_loss.IntList", CtcLoss(assumptions)
+    yield "ctc_loss.Tensor", CtcLoss(assumptions)
     yield "_pad_packed_sequence", pad_packed_sequence
     yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
 
@@ -30,7 +30,7 @@ class CtcLoss:
     length of the longest. It is left out, and a note says so.
     """
 
-    answers: Answers
+    assumptions: Assumptions
 
     def __call__(
         self,
@@ -44,7 +44,7 @@ class CtcLoss:
     ) -> Any:
         """Call it as torch does: lengths are read back to the host, targets sent to the GPU."""
         if targets.dtype is torch.int32 and blank == 0:
-            self.answers.note("assumed: CTC loss runs torch's own kernel, not cuDNN's")
+            self.assumptions.note("assumed: CTC loss runs torch's own kernel, not cuDNN's")
         if isinstance(input_lengths, torch.Tensor):
             longest = targets.shape[-1]
             input_lengths = self._to_list(input_lengths, log_probs.shape[0], "CTC inputs")
@@ -64,7 +64,7 @@ class CtcLoss:
         return loss.sum() if reduction == 2 else loss
 
     def _to_list(self, lengths: Any, bound: int, what: str) -> list[int]:
-        return self.answers.lengths(lengths.to("cpu", torch.int64), bound, what)
+        return self.assumptions.lengths(lengths.to("cpu", torch.int64), bound, what)
 
 
 def pad_packed_sequence(

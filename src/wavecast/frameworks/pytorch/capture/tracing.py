@@ -17,17 +17,17 @@ from torch._subclasses.fake_tensor import (
 )
 
 from wavecast.errors import CaptureError, InvalidInput, WavecastError
-from wavecast.frameworks.pytorch.blame import failing_line
-from wavecast.frameworks.pytorch.capture.adoption import Adoption
-from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.autocast import cuda_autocast
 from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.capture.machine import cuda_machine
+from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import LARGEST_CONSTANT, Placement
-from wavecast.frameworks.pytorch.capture.tensors import gpu_tensors
+from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.frameworks.pytorch.user_lines import failing_line
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -58,20 +58,20 @@ def capture(
     """
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
-    answers, structure = Answers(), Structure()
+    assumptions, structure = Assumptions(), Structure()
     recorder = OpRecorder(structure)
-    with _pretending(capability, recorder, answers), _explaining():
+    with _pretending(capability, recorder, assumptions), _explaining():
         step = _made(make_step)
         for _ in range(warm_up):
             with structure.watch():
                 step()
-        answers.notes.clear()
+        assumptions.notes.clear()
         recorder.on_call = progress
         with recorder.step():
             step()
         recording = _not_empty(recorder.recording())
-        if answers.compiled:
-            answers.note("eager: what torch.compile would compile is traced as eager PyTorch")
+        if assumptions.compiled:
+            assumptions.note("eager: what torch.compile would compile is traced as eager PyTorch")
         del step
     return Trace(
         calls=recording.calls,
@@ -80,7 +80,7 @@ def capture(
         capability=capability,
         samples=samples,
         unit=unit,
-        notes=tuple(answers.notes),
+        notes=tuple(assumptions.notes),
     )
 
 
@@ -120,22 +120,22 @@ def _not_empty(recording: Recording) -> Recording:
 
 @contextmanager
 def _pretending(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
     """Fake tensors, CUDA's choice of kernels, and a CUDA machine around them."""
-    placement = Placement(answers, recorder)
+    placement = Placement(assumptions, recorder)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False  # Placement has its own, which is quicker
     fake._allow_unsafe_data_ptr_access = False  # there is no data: an error, not a null pointer
-    adoption = Adoption(fake, LARGEST_CONSTANT)
-    recorder.structure.adopt = adoption.optimizer
+    outside = OutsideTensors(fake, LARGEST_CONSTANT)
+    recorder.structure.adopt = outside.optimizer
     with ExitStack() as stack:
         # torch keeps replaced kernels, and so the recorder, until it gets other ones.
         stack.callback(recorder.structure.forget)
         stack.enter_context(switches_restored())
-        stack.enter_context(cuda_kernels(capability, recorder, answers))
+        stack.enter_context(cuda_kernels(capability, recorder, assumptions))
         stack.enter_context(cuda_autocast())
-        stack.enter_context(cuda_machine(capability, recorder, answers))
+        stack.enter_context(cuda_machine(capability, recorder, assumptions))
         # torch warns that global hooks also see the wrapper of a compiled module; they may.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
@@ -144,7 +144,7 @@ def _pretending(
         _FAKE_LOG.setLevel(logging.CRITICAL)
         stack.enter_context(fake)
         stack.enter_context(placement)
-        stack.enter_context(gpu_tensors(placement, adoption))
+        stack.enter_context(gpu_tensors(placement, outside))
         yield
 
 

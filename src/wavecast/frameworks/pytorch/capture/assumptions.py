@@ -15,17 +15,17 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.blame import user_line
-from wavecast.frameworks.pytorch.capture.flattening import flat_numel, flatten_weight, parts_of
-from wavecast.frameworks.pytorch.capture.layout import suggested
-from wavecast.frameworks.pytorch.capture.recurrence import fused_gru_cell, fused_gru_cell_backward
+from wavecast.frameworks.pytorch.capture.memory_format import suggested
+from wavecast.frameworks.pytorch.capture.rnn import fused_gru_cell, fused_gru_cell_backward
+from wavecast.frameworks.pytorch.capture.rnn_weights import flat_numel, flatten_weight, parts_of
+from wavecast.frameworks.pytorch.user_lines import user_line
 
 _aten = torch.ops.aten
 _BAG_MAX = 2
 _TRUE = "_wavecast_true"
 
 
-class Answers:
+class Assumptions:
     """Stand-ins for results that only data could give."""
 
     def __init__(self) -> None:

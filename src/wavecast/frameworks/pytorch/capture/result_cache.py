@@ -39,7 +39,7 @@ class Entry:
     op: Op | None = None
 
 
-class Memo:
+class ResultCache:
     """Learnt results. `prototype` is what torch writes into a new FakeTensor's attributes."""
 
     def __init__(self, mark: str) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wavecast.frameworks.kineto.nesting import Node
-from wavecast.frameworks.kineto.recording import MODULE
+from wavecast.frameworks.kineto.event_tree import Node
+from wavecast.frameworks.kineto.recorded_step import MODULE
 from wavecast.traces.kernel_names import copies_to_gpu
 from wavecast.traces.step import Call, Phase
 

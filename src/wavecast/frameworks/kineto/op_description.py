@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from wavecast.frameworks.kineto.arguments import arguments_in
-from wavecast.frameworks.kineto.naming import kind_of
+from wavecast.frameworks.kineto.op_names import kind_of
 from wavecast.frameworks.kineto.schema import op_of
 from wavecast.ops import Kind, cost_of, executed_flops
 from wavecast.traces import kernel_names

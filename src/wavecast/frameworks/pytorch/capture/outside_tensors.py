@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.blame import user_line
+from wavecast.frameworks.pytorch.user_lines import user_line
 
 
-class Adoption:
+class OutsideTensors:
     """The stand-ins of one trace, and how to undo them."""
 
     def __init__(self, mode: FakeTensorMode, largest_constant: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.flattening import CUDNN_MODES, flat_weights
+from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES, flat_weights
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
 _aten = torch.ops.aten

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from wavecast import ops
-from wavecast.frameworks.kineto.nesting import Node
+from wavecast.frameworks.kineto.event_tree import Node
 from wavecast.ops import Kind
 from wavecast.traces import kernel_names
 from wavecast.traces.step import Op

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from wavecast.frameworks.kineto.naming import is_communication
-from wavecast.frameworks.kineto.recording import ProfileRecording
+from wavecast.frameworks.kineto.op_names import is_communication
+from wavecast.frameworks.kineto.recorded_step import ProfileRecording
 from wavecast.frameworks.kineto.survey import Survey, named
 from wavecast.traces.step import Call
 

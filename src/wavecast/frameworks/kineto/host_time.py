@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from wavecast.frameworks.kineto.naming import synchronization_name
-from wavecast.frameworks.kineto.nesting import Node
+from wavecast.frameworks.kineto.event_tree import Node
+from wavecast.frameworks.kineto.op_names import synchronization_name
 from wavecast.traces.overlap import Interval, union
 
 # A function that returns only when its copy is done.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from wavecast.frameworks.kineto.about import capability_of, notes_of, properties_of, software_in
 from wavecast.frameworks.kineto.calls import calls_of
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
-from wavecast.frameworks.kineto.recording import ProfileRecording, record
+from wavecast.frameworks.kineto.host_time import waits
+from wavecast.frameworks.kineto.metadata import capability_of, notes_of, properties_of, software_in
+from wavecast.frameworks.kineto.recorded_step import ProfileRecording, record
 from wavecast.frameworks.kineto.survey import Survey, choose, steady_s, survey_of
-from wavecast.frameworks.kineto.waiting import waits
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Measurement, Trace
 

@@ -16,9 +16,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from wavecast.frameworks.pytorch.capture.adoption import Adoption
-from wavecast.frameworks.pytorch.capture.answers import Answers
-from wavecast.frameworks.pytorch.capture.layout import suggested
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.memory_format import suggested
+from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import CPU, GPU, Placement, is_gpu, mark, on_gpu
 
 _aten = torch.ops.aten
@@ -26,15 +26,15 @@ _NOT_AN_ADDRESS = 1 << 62
 
 
 @contextmanager
-def gpu_tensors(placement: Placement, adoption: Adoption) -> Iterator[None]:
+def gpu_tensors(placement: Placement, outside: OutsideTensors) -> Iterator[None]:
     """Make tensors tell and change their place as they do on a CUDA machine."""
     mover = _Mover(placement)
     with ExitStack() as stack:
-        stack.callback(adoption.undo)
+        stack.callback(outside.undo)
         for owner, methods in (
             (FakeTensor, _of_fake_tensors(placement, mover)),
-            (torch.Tensor, _of_real_tensors(placement, mover, adoption)),
-            (torch.nn.Module, {"_apply": _applying(adoption)}),
+            (torch.Tensor, _of_real_tensors(placement, mover, outside)),
+            (torch.nn.Module, {"_apply": _applying(outside)}),
         ):
             for name, value in methods.items():
                 if name in owner.__dict__:
@@ -65,26 +65,26 @@ def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
         "record_stream": lambda self, stream: None,
         "data_ptr": _address,
         "__format__": _format,
-        "numpy": lambda self, *, force=False: _numpy(self, placement.answers, force),
-        "__array__": lambda self, dtype=None: _array(_numpy(self, placement.answers), dtype),
-        "tolist": lambda self: _read_back(self, placement.answers, lambda t: t.tolist()),
+        "numpy": lambda self, *, force=False: _numpy(self, placement.assumptions, force),
+        "__array__": lambda self, dtype=None: _array(_numpy(self, placement.assumptions), dtype),
+        "tolist": lambda self: _read_back(self, placement.assumptions, lambda t: t.tolist()),
         "__deepcopy__": _deep_copy,
     }
 
 
 def _of_real_tensors(
-    placement: Placement, mover: _Mover, adoption: Adoption
+    placement: Placement, mover: _Mover, outside: OutsideTensors
 ) -> dict[str, Callable[..., Any]]:
     """Real tensors, made before tracing, become fake ones when they are put on the GPU."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if placement.inside or not _names_gpu((*args, *kwargs.values())):
             return torch._C.TensorBase.to(self, *args, **kwargs)
-        return mover.to(adoption.tensor(self), *args, **kwargs)
+        return mover.to(outside.tensor(self), *args, **kwargs)
 
     return {
         "to": to,
-        "cuda": lambda self, *args, **kwargs: mover.cuda(adoption.tensor(self), *args, **kwargs),
+        "cuda": lambda self, *args, **kwargs: mover.cuda(outside.tensor(self), *args, **kwargs),
         "pin_memory": lambda self, device=None: self,
     }
 
@@ -98,9 +98,9 @@ def _names_gpu(arguments: tuple[Any, ...]) -> bool:
     )
 
 
-def _applying(adoption: Adoption) -> Callable[..., Any]:
+def _applying(outside: OutsideTensors) -> Callable[..., Any]:
     def apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        adoption.module(module)
+        outside.module(module)
         return _apply_to_tensors(module, fn, recurse)
 
     return apply
@@ -154,25 +154,25 @@ def _format(tensor: Any, specification: str) -> str:
     return object.__format__(tensor, specification)
 
 
-def _numpy(tensor: Any, answers: Answers, force: bool = False) -> Any:
+def _numpy(tensor: Any, assumptions: Assumptions, force: bool = False) -> Any:
     """An array on the host, as only tensors of the host can become one."""
     if on_gpu(tensor) and not force:
         raise TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
             "tensor to host memory first."
         )
-    return _read_back(tensor, answers, lambda real: real.numpy())
+    return _read_back(tensor, assumptions, lambda real: real.numpy())
 
 
 def _array(array: Any, dtype: Any) -> Any:
     return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def _read_back(tensor: Any, answers: Answers, convert: Callable[[Any], Any]) -> Any:
+def _read_back(tensor: Any, assumptions: Assumptions, convert: Callable[[Any], Any]) -> Any:
     """A tensor's values as something of Python: those it has if known, else assumed ones."""
     host = tensor.detach().cpu()
     known = host.constant if host.constant is not None else tensor.constant
-    value = answers.assume_value(host.dtype) if known is None else None
+    value = assumptions.assume_value(host.dtype) if known is None else None
     with no_dispatch():
         if known is None:
             return convert(torch.full(host.shape, value, dtype=host.dtype))

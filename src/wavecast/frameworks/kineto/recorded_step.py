@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wavecast.frameworks.kineto.event_tree import Node, Span, nest
 from wavecast.frameworks.kineto.events import (
     GPU_CATEGORIES,
     RUNTIME_CATEGORIES,
@@ -14,7 +15,6 @@ from wavecast.frameworks.kineto.events import (
     number,
     read_events,
 )
-from wavecast.frameworks.kineto.nesting import Node, Span, nest
 from wavecast.frameworks.kineto.survey import ProfiledStep, Survey, correlation_of
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Kernel
