@@ -106,7 +106,7 @@ def test_a_model_that_does_not_run_on_the_sample_is_refused() -> None:
         CaptureError, match=r"Small does not run on a sample of shape \(4, 16, 16\)"
     ):
         network_of(Small(), (4, 16, 16))
-    with pytest.raises(InvalidInput, match="channels, height and width"):
+    with pytest.raises(InvalidInput, match="it must be .channels, height, width."):
         network_of(Small(), (16, 16))
 
 

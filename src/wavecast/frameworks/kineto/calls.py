@@ -1,4 +1,4 @@
-"""The calls of a step: each op once, with what it ran on the GPU and what it cost the host."""
+"""The calls of a recorded step: each op with its kernels and the host's time for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wavecast.traces.step import Call, Op, Phase
 
 @dataclass
 class _Draft:
-    """A call that is being put together."""
+    """A call under construction."""
 
     runs: list[KernelRun] = field(default_factory=list)
     syncs: bool = False
@@ -31,24 +31,24 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """What is known of a communication between GPUs."""
+    """A communication between GPUs."""
 
     name: str
-    """As in `nccl.all_reduce`."""
+    """Its name in a trace, such as `nccl.all_reduce`."""
     recorded: Mapping[str, Any]
     annotated: bool
-    """Whether a range of the profiler named it, which begins when something is sent."""
+    """Whether an `nccl:` range of the profiler named it, which shows that data was sent."""
 
 
 def calls_of(
     recording: ProfileRecording, window: Interval | None, waits: list[Interval]
 ) -> tuple[Call, ...]:
-    """The calls of a step in the order in which the host issued them.
+    """The calls of a step, in the order in which the host issued them.
 
     Args:
-        recording: the step.
-        window: the step on the host; None where the file does not show the host.
-        waits: when the host waited, disjoint and in order.
+        recording: the recorded step.
+        window: when the host worked on the step. None if the file has no events of the host.
+        waits: when the host waited: intervals in order that do not overlap.
     """
     exchanges = _exchanges(recording.nodes)
     drafts = _with_kernels(recording)
@@ -78,7 +78,7 @@ def calls_of(
 
 
 def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
-    """The ops that ran something on the GPU."""
+    """The ops that launched kernels, each with its kernels in order of time."""
     drafts: dict[Node, _Draft] = {}
     for launch, runs in recording.launched.items():
         owner = op_names.owner_of(launch, runs[0].kernel.name)
@@ -91,7 +91,7 @@ def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
 def _add_silent(
     nodes: Sequence[Node], exchanges: Mapping[Node, _Exchange], drafts: dict[Node, _Draft]
 ) -> None:
-    """Add the ops that ran nothing: views, memory, the host's own; they cost the host time."""
+    """Add the ops that launched nothing, such as views and allocations: they take host time."""
     known = {node for node in nodes if _is_known(node)}
     busy = {parent for node in drafts for parent in node.path()}
     splitting = {parent for node in known for parent in node.path() if parent is not node}
@@ -118,11 +118,11 @@ def _is_annotated(node: Node, exchanges: Mapping[Node, _Exchange]) -> bool:
 
 
 def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) -> None:
-    """Mark the ops in which the host waits; one outside of all ops is an op of its own."""
+    """Mark the ops in which the host waits. A synchronisation outside any op becomes a call."""
     for node in nodes:
         if node.span.category not in RUNTIME_CATEGORIES or not synchronizes(node.name):
             continue
-        owner = next((each for each in node.path() if each in drafts), None)
+        owner = next((outer for outer in node.path() if outer in drafts), None)
         if owner is None and op_names.synchronization_name(node.name) is not None:
             owner = node
             drafts[node] = _Draft()
@@ -131,7 +131,7 @@ def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) ->
 
 
 def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
-    """What the profiler says of each communication, by its outermost node."""
+    """The communications of a step, keyed by their outermost node."""
     names: dict[Node, str] = {}
     records: dict[Node, Mapping[str, Any]] = {}
     annotated: set[Node] = set()
@@ -166,7 +166,7 @@ def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
 
 
 def _orphan(run: KernelRun, streams: Mapping[int, int]) -> Call:
-    """A call for what the GPU ran without a launch in the file."""
+    """The call for a kernel whose launch is not in the file."""
     return Call(
         op=Op(op_names.launch_name("", (run.kernel.name,)), (), ()),
         phase=Phase.OTHER,
@@ -177,7 +177,7 @@ def _orphan(run: KernelRun, streams: Mapping[int, int]) -> Call:
 
 
 def _stream_numbers(runs: Iterable[KernelRun]) -> dict[int, int]:
-    """0 for the busiest stream, then 1, 2, ... in order of time spent on them."""
+    """New numbers for the streams: 0 for the busiest one, then 1, 2, ... by descending time."""
     spent: dict[int, float] = {}
     for run in runs:
         spent[run.kernel.stream] = spent.get(run.kernel.stream, 0.0) + run.kernel.seconds

@@ -1,8 +1,8 @@
-"""How a tensor tells and changes its place, on a machine that has a GPU.
+"""The methods of tensors that show or change their device, as on a machine with a GPU.
 
-While tracing, the methods that do so (`device`, `is_cuda`, `to`, `cuda`, `cpu`, ...) are
-replaced on the FakeTensor class, so that all Python code, the user's and torch's own, sees
-`cuda:0`. C++ code sees the CPU.
+While tracing, these methods (`device`, `is_cuda`, `to`, `cuda`, `cpu`, ...) are replaced on the
+FakeTensor class, so that all Python code, the user's and torch's, sees `cuda:0`. C++ code sees the
+CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_AN_ADDRESS = 1 << 62
 
 @contextmanager
 def gpu_tensors(placement: Placement, outside: OutsideTensors) -> Iterator[None]:
-    """Make tensors tell and change their place as they do on a CUDA machine."""
+    """Make tensors show and change their device as on a CUDA machine."""
     mover = _Mover(placement)
     with ExitStack() as stack:
         stack.callback(outside.undo)
@@ -75,7 +75,7 @@ def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
 def _of_real_tensors(
     placement: Placement, mover: _Mover, outside: OutsideTensors
 ) -> dict[str, Callable[..., Any]]:
-    """Real tensors, made before tracing, become fake ones when they are put on the GPU."""
+    """Methods of real tensors, made before tracing: moved to the GPU, they become fake ones."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if placement.inside or not _names_gpu((*args, *kwargs.values())):
@@ -90,7 +90,7 @@ def _of_real_tensors(
 
 
 def _names_gpu(arguments: tuple[Any, ...]) -> bool:
-    """Whether the arguments of `to` say GPU: by name, as a device, or by a tensor that is there."""
+    """Whether the arguments of `to` mean the GPU: by name, as a device, or as a GPU tensor."""
     return any(
         on_gpu(a) if isinstance(a, torch.Tensor) else torch.device(a).type == "cuda"
         for a in arguments
@@ -107,7 +107,7 @@ def _applying(outside: OutsideTensors) -> Callable[..., Any]:
 
 
 def _apply_to_tensors(module: Any, fn: Callable[[Any], Any], recurse: bool) -> Any:
-    """What `nn.Module._apply` does, for fake tensors: parameters keep their identity."""
+    """`nn.Module._apply` for fake tensors, with which parameters keep their identity."""
     if recurse:
         for child in module.children():
             child._apply(fn)
@@ -132,30 +132,31 @@ def _replace(tensor: Any, changed: Any) -> None:
 
 
 def _set_data(tensor: Any, changed: Any) -> None:
-    """What torch replaces of a tensor, and what it does not know of: its place and its values."""
+    """Set `tensor.data` as torch does, and our marks, too: its device and its known values."""
     torch.Tensor.data.__set__(tensor, changed)
     mark(tensor, on_gpu(changed))
     tensor.constant = getattr(changed, "constant", None)
 
 
 def _address(tensor: Any) -> int:
-    """A number that is equal for tensors that share memory: code asks for nothing else of it.
+    """A number that is equal for tensors that share memory, which is all that code uses it for.
 
-    No address: code that writes to it must fault before it spoils the memory of this process.
+    It is not a valid address, so code that writes there crashes instead of damaging this process's
+    memory.
     """
     offset = tensor.storage_offset() * tensor.element_size()
     return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
 
 
 def _format(tensor: Any, specification: str) -> str:
-    """A number is read back to be shown; torch does so for plain tensors only."""
+    """A tensor as formatted text. A single number is read, as torch does for plain tensors."""
     if tensor.dim() == 0:
         return format(tensor.item(), specification)
     return object.__format__(tensor, specification)
 
 
 def _numpy(tensor: Any, assumptions: Assumptions, force: bool = False) -> Any:
-    """An array on the host, as only tensors of the host can become one."""
+    """The tensor as a numpy array. Tensors on the GPU are refused, as torch does."""
     if on_gpu(tensor) and not force:
         raise TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
@@ -169,7 +170,7 @@ def _array(array: Any, dtype: Any) -> Any:
 
 
 def _read_back(tensor: Any, assumptions: Assumptions, convert: Callable[[Any], Any]) -> Any:
-    """A tensor's values as something of Python: those it has if known, else assumed ones."""
+    """A tensor's values as a Python object: the real ones if known, assumed ones otherwise."""
     host = tensor.detach().cpu()
     known = host.constant if host.constant is not None else tensor.constant
     value = assumptions.assume_value(host.dtype) if known is None else None
@@ -195,18 +196,18 @@ def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _gpu(device: Any) -> Any:
-    """The argument of `cuda()`: a number, a device or nothing."""
+    """The device that the argument of `cuda()` means: a number, a device or None."""
     return torch.device("cuda", device) if isinstance(device, int) else device or GPU
 
 
 class _Mover:
-    """The methods of a tensor that change its place, in all their spellings."""
+    """The methods that change a tensor's device, in all their forms."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """Functions, not bound methods: on a class they become methods of the tensor."""
+        """The methods by name, as functions: set on a class, they get the tensor as argument."""
         return {
             "to": lambda tensor, *args, **kwargs: self.to(tensor, *args, **kwargs),
             "cuda": lambda tensor, *args, **kwargs: self.cuda(tensor, *args, **kwargs),
