@@ -1,4 +1,4 @@
-"""Hardware counters: what ncu prints becomes FLOPs and bytes of the kernels that were asked for."""
+"""Hardware counters: ncu's output becomes FLOPs and bytes of the kernels that were asked for."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def table(*launches: Launch) -> str:
 
 @pytest.fixture
 def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts an `ncu` on the PATH that prints a text each time, and logs what it is asked."""
+    """Puts an `ncu` on the PATH that prints a given text each time, and logs its arguments."""
     log = tmp_path / "asked.jsonl"
 
     def put(*prints: str, code: int = 0) -> Path:
@@ -215,7 +215,7 @@ def test_why_nothing_was_counted_is_said(fake_ncu: Callable[..., Path]) -> None:
 
 def test_a_program_that_fails_without_a_word_is_an_error(fake_ncu: Callable[..., Path]) -> None:
     fake_ncu("", "", code=3)
-    with pytest.raises(InvalidInput, match="exited with 3 and counted nothing"):
+    with pytest.raises(InvalidInput, match="exited with status 3 and counted nothing"):
         count([in_kineto(SGEMM)], ["train"])
 
 
@@ -271,7 +271,7 @@ def test_counts_are_written_onto_the_kernels_that_have_one() -> None:
     assert trace.calls[0].kernels[0].flops is None
 
 
-# What is remembered.
+# The file of counts.
 
 SOME = {("b", 1, 32): Counted(1.0, 2.5), ("a<int>", 128, 256): Counted(3e12, 0.0)}
 

@@ -82,9 +82,9 @@ def test_it_reads_the_time_and_the_words() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"latent": 9}, "halved 1 times cannot be 9 wide"),
-        ({"width": 48}, "a multiple of 32 groups and 2 heads, not 48"),
-        ({"heads": 3}, "a multiple of 32 groups and 3 heads, not 32"),
+        ({"latent": 9}, "halved 1 times, so its side must be a multiple of 2, not 9"),
+        ({"width": 48}, r"a multiple of 32 \(groups\) and 2 \(heads\), not 48"),
+        ({"heads": 3}, r"a multiple of 32 \(groups\) and 3 \(heads\), not 32"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], message: str) -> None:

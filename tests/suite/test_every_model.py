@@ -78,7 +78,7 @@ def test_sizes_that_do_not_fit_the_model_are_refused() -> None:
         benchmark("dcgan").make_step(device="cpu", image=48)
     with pytest.raises(InvalidInput, match="at least 2 layers, not 1"):
         benchmark("gnmt").make_step(device="cpu", layers=1)
-    with pytest.raises(InvalidInput, match="a multiple of 8 heads, not 100"):
+    with pytest.raises(InvalidInput, match="a multiple of the 8 heads, not 100"):
         benchmark("transformer").make_step(device="cpu", width=100)
     with pytest.raises(InvalidInput, match="not 64 of 224"):
         benchmark("inception-v3").make_step(device="cpu", image=224)

@@ -1,4 +1,4 @@
-"""Layers of modules, and their times in steps measured on our GPU."""
+"""The layers of modules, and their times in steps measured on our GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Small(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.norm(self.conv(x)))
         x = self.pool(self.relu(x))
-        x = F.relu(x)  # no module: in no layer
+        x = F.relu(x)  # a function, not a module, so it is not a layer
         return self.head(self.drop(self.last(x).flatten(1)))
 
 
@@ -106,7 +106,7 @@ def test_a_model_that_does_not_run_on_the_sample_is_refused() -> None:
         CaptureError, match=r"Small does not run on a sample of shape \(4, 16, 16\)"
     ):
         network_of(Small(), (4, 16, 16))
-    with pytest.raises(InvalidInput, match="it must be .channels, height, width."):
+    with pytest.raises(InvalidInput, match=r"it must be \(channels, height, width\)"):
         network_of(Small(), (16, 16))
 
 

@@ -1,4 +1,4 @@
-"""Which attention kernel a GPU runs: against choices recorded on an H200, and torch's rules."""
+"""The attention kernel that a GPU runs, compared with choices on an H200 and with torch's rules."""
 
 from __future__ import annotations
 

@@ -42,8 +42,14 @@ def _extension(x: Any) -> None:
 
 HERE = r"tests/frameworks/pytorch/capture/test_failures\.py:\d+"
 FAILURES: dict[str, tuple[Any, str]] = {
-    "make_step returns nothing": (lambda: None, "make_step returned NoneType, not a function"),
-    "make_step returns a model": (lambda: 3, "make_step returned int, not a function"),
+    "make_step returns nothing": (
+        lambda: None,
+        "make_step returned an object of type NoneType, not a function",
+    ),
+    "make_step returns a model": (
+        lambda: 3,
+        "make_step returned an object of type int, not a function",
+    ),
     "make_step raises": (
         lambda: _raise(ValueError("no data")),
         rf"ValueError at {HERE}: no data",
@@ -68,7 +74,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "a step that does nothing": (lambda: lambda: None, "ran no op on the GPU"),
     "a custom op without a fake implementation": (
         _on_gpu(_no_fake),
-        r"no_fake.*\(at .*test_failures\.py:\d+\): this op cannot be traced",
+        r"no_fake.*\(at .*test_failures\.py:\d+\), so it cannot be traced without a GPU",
     ),
     "an attention that only compiles": (
         _on_gpu(lambda x: flex_attention(*[x.view(1, 1, 4, 8)] * 3)),
@@ -92,7 +98,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a GPU that is not there": (
         _on_gpu(lambda x: x.to("cuda:1") + 1),
-        rf"cuda:1 at {HERE}; steps of one GPU",
+        rf"cuda:1 at {HERE}; only steps that use one GPU",
     ),
     "backward twice": (
         _on_gpu(lambda x: [y.backward() for y in [x.requires_grad_().exp().sum()] * 2]),
@@ -116,7 +122,7 @@ def test_failures_are_one_clear_line(case: str) -> None:
     with pytest.raises(CaptureError, match=message) as caught:
         capture(make_step)
     assert "\n" not in str(caught.value)
-    assert len(capture(training(mlp))) > 0  # and the next one traces
+    assert len(capture(training(mlp))) > 0  # the next step can be traced
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -1,4 +1,4 @@
-"""What torch.cuda says and does while a step is traced, and that nothing of it stays."""
+"""torch.cuda while a step is traced, and that everything is restored afterwards."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_a_value_read_back_synchronises_and_is_noted_with_its_line() -> None:
     trace = _trace(read)
     assert [c.op.base for c in trace if c.syncs] == ["aten._local_scalar_dense"]
     assert len(trace.notes) == 1
-    assert trace.notes[0].startswith("assumed: a value read back is 1.0 at ")
+    assert trace.notes[0].startswith("the step reads a GPU value at ")
+    assert trace.notes[0].endswith("; 1.0 was assumed")
     assert "test_machine.py" in trace.notes[0]
 
 

@@ -70,7 +70,7 @@ def test_the_fused_form_is_one_op(name: str) -> None:
 
 
 class _Lamb(torch.optim.Optimizer):
-    """You et al. 2020, as people write it: a loop, a norm per layer, a ratio by `where`."""
+    """LAMB (You et al. 2020) in its usual form: a loop, a norm per layer, a ratio by `where`."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 1e-3})

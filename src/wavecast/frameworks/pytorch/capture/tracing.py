@@ -104,8 +104,8 @@ def _made(make_step: Callable[[], Any]) -> Any:
     step = make_step()
     if not callable(step):
         raise CaptureError(
-            f"make_step returned a {type(step).__name__}, not a function; it must build model, "
-            "optimizer and inputs and return the function that runs one step"
+            f"make_step returned an object of type {type(step).__name__}, not a function; it must "
+            "build model, optimizer and inputs and return the function that runs one step"
         )
     return step
 
