@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavecast.campaigns.layer_times import LayerRow, collect, join, read_rows
+from wavecast.campaigns.layer_times import LayerRow, collect, read_rows
 from wavecast.campaigns.progress import Progress
 from wavecast.errors import InvalidInput
-from wavecast.predictors.mlp.layers import KINDS, Bmm, Layer, LayerStatus, Linear, PassTimes, sample
+from wavecast.predictors.mlp.layers import KINDS, Layer, LayerStatus, Linear, PassTimes, sample
 
 COUNT = 12
 
@@ -244,18 +244,6 @@ def test_a_list_of_layers_can_stand_for_a_sample(tmp_path: Path) -> None:
     assert [row.layer for row in read_rows(path)] == layers
     with pytest.raises(InvalidInput, match='there is no sample named "mine"'):
         collect("linear", "mine", 10, path, fake, gpu="t4")
-
-
-def test_join_keeps_the_layers_that_every_table_measured() -> None:
-    a, b, c = Bmm(1, 2, 3, 4), Bmm(2, 2, 2, 2), Bmm(3, 3, 3, 3)
-    one, none = PassTimes(1.0, 2.0), PassTimes(None, None, LayerStatus.OOM)
-
-    def rows(gpu: str, times: dict[Layer, PassTimes]) -> list[LayerRow]:
-        return [LayerRow(i, each, gpu, t, "0") for i, (each, t) in enumerate(times.items())]
-
-    tables = rows("t4", {a: one, b: one, c: none}), rows("l4", {c: one, b: one, a: one})
-    assert join(tables) == {a: {"t4": one, "l4": one}, b: {"t4": one, "l4": one}}
-    assert join([]) == {}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

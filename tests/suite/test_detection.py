@@ -1,4 +1,4 @@
-"""Faster R-CNN selects as the paper does, in shapes that do not depend on the data, and learns."""
+"""Faster R-CNN selects boxes as in the paper, in shapes that do not depend on data, and learns."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_what_is_drawn_is_random() -> None:
 
 
 def test_regions_are_means_of_interpolated_points() -> None:
-    # Features that rise evenly: each point of a region has the value of its own centre.
+    # The features are linear, so each point of a region has the value at its centre.
     y, x = torch.meshgrid(torch.arange(6.0), torch.arange(8.0), indexing="ij")
     features = torch.stack([x, y]).expand(2, 2, 6, 8)
     boxes = torch.tensor(
@@ -204,7 +204,7 @@ def test_it_learns_where_an_object_is_and_whether_it_is_bright_or_dark() -> None
         return images, boxes, labels
 
     def found() -> tuple[float, float]:
-        """How well the best proposal overlaps the object, and how often its kind is known."""
+        """How well the best proposal overlaps the object, and how often its class is right."""
         images, boxes, labels = refill()
         with torch.no_grad():
             features = model.body(images)

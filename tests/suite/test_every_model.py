@@ -140,7 +140,7 @@ def test_a_full_step_runs_on_a_gpu(each: Benchmark, precision: str) -> None:
     assert all(loss.is_cuda and loss.isfinite() for loss in (step(), step()))
 
 
-# Against other people's models
+# Comparison with models of other authors
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_dcgan_makes_images_of_the_size_it_judges() -> None:
     assert step.model["discriminator"](made).shape == (2, 1, 1, 1)
 
 
-# What they can see
+# Which inputs an output depends on
 
 
 def test_gpt2_sees_the_past_only() -> None:
@@ -356,8 +356,8 @@ def test_a_translator_sees_all_of_the_source_and_the_past_of_the_target(name: st
     assert same.tolist() == [True] * 3 + [False] * 2
 
 
-# What they learn: each from fresh data with a rule in it. Who guesses pays log(choices); the bar is
-# half of that, which seeds other than ours also pass.
+# Learning: each model trains on fresh data that follow a rule. Guessing has a loss of log(choices).
+# The loss must fall below half of that, which it also does with other seeds than ours.
 
 
 def test_resnet_learns_which_colour_is_brightest() -> None:
@@ -375,7 +375,7 @@ def test_resnet_learns_which_colour_is_brightest() -> None:
 
 def test_inception_learns_which_colour_is_brightest_with_both_heads() -> None:
     step = small("inception-v3", batch=9, dropout=0.0)
-    # As many of each colour in every batch: the norms see nothing but the batch.
+    # Every batch has as many images of each colour, because the norms see only the batch.
     colours = torch.arange(9) % 3
 
     def refill() -> tuple[Any, ...]:

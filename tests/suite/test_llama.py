@@ -1,4 +1,4 @@
-"""Llama is the published one, computes what transformers computes, sees the past, and counts."""
+"""Llama is the published model, agrees with transformers', sees only the past, and can count."""
 
 from __future__ import annotations
 

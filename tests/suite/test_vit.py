@@ -1,4 +1,4 @@
-"""ViT computes what torch computes, and learns where the light is."""
+"""ViT agrees with torch's layers, and learns where an image is bright."""
 
 from __future__ import annotations
 

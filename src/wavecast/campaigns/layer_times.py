@@ -99,25 +99,6 @@ def read_rows(path: Path) -> tuple[LayerRow, ...]:
     return tuple(sorted(rows, key=lambda row: row.index))
 
 
-def join(tables: Iterable[Sequence[LayerRow]]) -> dict[Layer, dict[str, PassTimes]]:
-    """The times of each layer by GPU, for the layers that were measured in every table."""
-    by_table: list[dict[Layer, dict[str, PassTimes]]] = []
-    for rows in tables:
-        measured: dict[Layer, dict[str, PassTimes]] = {}
-        for row in rows:
-            if row.time.status is LayerStatus.OK:
-                measured.setdefault(row.layer, {})[row.gpu] = row.time
-        by_table.append(measured)
-    if not by_table:
-        return {}
-    first, *others = by_table
-    common = [layer for layer in first if all(layer in other for other in others)]
-    return {
-        layer: {gpu: time for table in by_table for gpu, time in table[layer].items()}
-        for layer in common
-    }
-
-
 # The file.
 
 

@@ -12,7 +12,7 @@ import pytest
 from kineto_file import File
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto.events import kernel_of, read_events, read_fields
+from wavecast.frameworks.kineto.events import kernel_of, read_events
 from wavecast.traces.step import Kernel
 
 
@@ -28,8 +28,9 @@ def test_events_come_in_their_order_and_fields_from_before_and_after(
 ) -> None:
     file = small()
     path = file.write(tmp_path, name)
-    assert list(read_events(path)) == file.events
-    assert read_fields(path) == {**file.fields, "traceName": "x.json"}
+    fields: dict[str, Any] = {}
+    assert list(read_events(path, fields)) == file.events
+    assert fields == {**file.fields, "traceName": "x.json"}
 
 
 def test_packing_is_seen_in_the_content_not_in_the_name(tmp_path: Path) -> None:

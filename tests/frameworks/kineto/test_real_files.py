@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto import read_events, read_kineto
-from wavecast.frameworks.kineto.events import GPU_CATEGORIES
+from wavecast.frameworks.kineto import read_kineto
+from wavecast.frameworks.kineto.events import GPU_CATEGORIES, read_events
 from wavecast.traces.step import Phase, Trace, load_trace
 
 SHARED = Path(os.environ.get("WAVECAST_SHARED", Path(__file__).parents[4] / "shared"))

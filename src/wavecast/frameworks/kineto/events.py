@@ -75,14 +75,6 @@ def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None)
         _refuse(path, f"{error.strerror or error}; {_WANTED}")
 
 
-def read_fields(path: str | PathLike[str]) -> dict[str, Any]:
-    """The fields of a profiler file beside its events: deviceProperties, distributedInfo, ..."""
-    fields: dict[str, Any] = {}
-    for _ in read_events(path, fields):
-        pass
-    return fields
-
-
 def category_of(event: Event) -> str:
     """The category of an event, by its present name; "" if it has none."""
     category = event.get("cat")
