@@ -41,7 +41,7 @@ def test_what_is_collected_is_read_back(kind: str, tmp_path: Path) -> None:
     assert run(path, kind) == COUNT
     layers = list(islice(sample(kind, 0), COUNT))
     expected = [
-        LayerRow(i, each, "t4", fake(each), "0", "torch 0") for i, each in enumerate(layers)
+        LayerRow(i, layer, "t4", fake(layer), "0", "torch 0") for i, layer in enumerate(layers)
     ]
     rows = read_rows(path)
     assert [(r.index, r.layer, r.gpu, r.seed, r.software) for r in rows] == [

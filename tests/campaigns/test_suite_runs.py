@@ -19,16 +19,16 @@ from wavecast.suite import benchmark, benchmarks
 WANTED = tuple(SuiteStep("resnet50", batch, "fp32") for batch in (8, 16, 32, 64))
 
 
-def measured(each: SuiteStep) -> SuiteResult:
-    if each.batch == 64:
-        return SuiteResult(each.model, each.batch, each.precision, "t4", "oom")
+def measured(step: SuiteStep) -> SuiteResult:
+    if step.batch == 64:
+        return SuiteResult(step.model, step.batch, step.precision, "t4", "oom")
     return SuiteResult(
-        model=each.model,
-        batch=each.batch,
-        precision=each.precision,
+        model=step.model,
+        batch=step.batch,
+        precision=step.precision,
         gpu="t4",
         status="ok",
-        seconds=each.batch / 100,
+        seconds=step.batch / 100,
         throughput_per_s=100.0,
         peak_bytes=1 << 30,
         software="torch, CUDA",
@@ -36,17 +36,17 @@ def measured(each: SuiteStep) -> SuiteResult:
 
 
 def test_every_model_is_run_at_parts_of_its_batch_in_each_precision() -> None:
-    found = configurations((), ("fp32", "bf16"), (0.5, 1.0))
-    assert {each.model for each in found} == {each.name for each in benchmarks()}
+    steps = configurations((), ("fp32", "bf16"), (0.5, 1.0))
+    assert {step.model for step in steps} == {model.name for model in benchmarks()}
     default = benchmark("resnet50").default_batch
-    own = [each for each in found if each.model == "resnet50"]
+    own = [step for step in steps if step.model == "resnet50"]
     assert own == [
         SuiteStep("resnet50", batch, precision)
         for precision in ("fp32", "bf16")
         for batch in (default // 2, default)
     ]
     smallest = configurations((), ("fp32",), (1e-9,))
-    assert all(each.batch == benchmark(each.model).smallest_batch for each in smallest)
+    assert all(step.batch == benchmark(step.model).smallest_batch for step in smallest)
 
 
 def test_an_unknown_model_is_refused() -> None:
@@ -56,9 +56,9 @@ def test_an_unknown_model_is_refused() -> None:
 
 def test_results_are_read_as_they_were_measured(tmp_path: Path) -> None:
     path = tmp_path / "suite.csv"
-    found = run(WANTED, path, measured, gpu="t4")
-    assert found == tuple(map(measured, WANTED)) == read_results(path)
-    assert found[-1].seconds is None
+    rows = run(WANTED, path, measured, gpu="t4")
+    assert rows == tuple(map(measured, WANTED)) == read_results(path)
+    assert rows[-1].seconds is None
 
 
 def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
     run(WANTED[:2], path, measured, gpu="t4")
     again: list[SuiteStep] = []
 
-    def counted(each: SuiteStep) -> SuiteResult:
-        again.append(each)
-        return measured(each)
+    def counted(step: SuiteStep) -> SuiteResult:
+        again.append(step)
+        return measured(step)
 
     reports: list[Progress] = []
     run(WANTED, path, counted, gpu="t4", progress=reports.append)
@@ -118,22 +118,22 @@ def test_a_step_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "suite.csv"
     told: list[tuple[int, str]] = []
 
-    def sometimes(each: SuiteStep) -> SuiteResult:
-        if each.batch == 16:
+    def sometimes(step: SuiteStep) -> SuiteResult:
+        if step.batch == 16:
             raise RuntimeError("CUDA error")
-        return measured(each)
+        return measured(step)
 
     with pytest.raises(RuntimeError):
         run(WANTED, path, sometimes, gpu="t4")
-    found = run(
+    rows = run(
         WANTED,
         path,
         sometimes,
         gpu="t4",
-        failed=lambda each, error: told.append((each.batch, str(error))),
+        failed=lambda step, error: told.append((step.batch, str(error))),
     )
     assert told == [(16, "CUDA error")]
-    assert [row.batch for row in found] == [8, 32, 64]
+    assert [row.batch for row in rows] == [8, 32, 64]
     assert {row.batch for row in run(WANTED, path, measured, gpu="t4")} == {8, 16, 32, 64}
 
 
@@ -141,8 +141,8 @@ def test_steps_of_too_few_stable_iterations_are_timed_again(tmp_path: Path) -> N
     path = tmp_path / "suite.csv"
     counts = {8: 49, 16: 50, 32: 7}
 
-    def sampled(each: SuiteStep) -> SuiteResult:
-        return replace(measured(each), iterations=counts.get(each.batch))
+    def sampled(step: SuiteStep) -> SuiteResult:
+        return replace(measured(step), iterations=counts.get(step.batch))
 
     first = run(WANTED, path, sampled, gpu="t4")
     assert run(WANTED, path, sampled, gpu="t4") == first
@@ -152,17 +152,17 @@ def test_steps_of_too_few_stable_iterations_are_timed_again(tmp_path: Path) -> N
         timed.append(row.batch)
         return replace(row, seconds=1.0, iterations=60)
 
-    found = run(WANTED, path, sampled, gpu="t4", again=longer)
+    rows = run(WANTED, path, sampled, gpu="t4", again=longer)
     assert timed == [8, 32]  # not what has enough, nor what did not fit
-    assert [each.seconds for each in found] == [1.0, 0.16, 1.0, None]
-    assert found == read_results(path)
-    assert run(WANTED, path, sampled, gpu="t4", again=longer) == found
+    assert [row.seconds for row in rows] == [1.0, 0.16, 1.0, None]
+    assert rows == read_results(path)
+    assert run(WANTED, path, sampled, gpu="t4", again=longer) == rows
     assert timed == [8, 32]
 
 
 def test_a_step_in_a_process_of_its_own_gives_the_same() -> None:
-    each, gpu = SuiteStep("alexnet", 32, "fp32"), device("t4")
-    assert run_apart(predict_there, each, gpu) == predict_there(each, gpu)
+    step, gpu = SuiteStep("alexnet", 32, "fp32"), device("t4")
+    assert run_apart(predict_there, step, gpu) == predict_there(step, gpu)
 
 
 def test_what_fails_in_a_process_of_its_own_says_why() -> None:

@@ -145,10 +145,10 @@ def test_the_host_benchmark_runs_on_the_gpu() -> None:
 def test_a_calibration_is_below_the_nominal_numbers() -> None:
     name, facts = calibrate(0.2)
     gpu = wc.device(name)
-    for fact, found in facts.items():
-        nominal = getattr(gpu, fact)
+    for field, fact in facts.items():
+        nominal = getattr(gpu, field)
         if nominal is not None:
-            assert 0.2 * nominal < found.value <= 1.02 * nominal, fact
+            assert 0.2 * nominal < fact.value <= 1.02 * nominal, field
 
 
 def test_a_measured_trace_has_the_weights_that_were_made_before() -> None:
@@ -182,9 +182,9 @@ def test_a_step_that_waits_for_its_data_idles_for_its_input() -> None:
         net(batch).sum().backward()
 
     trace = wc.measure(step)
-    found = profile_measured("waiting", trace, own_gpu())
-    assert found.idle_s["input"] > 0.7 * sum(found.idle_s.values())
-    assert found.gpu_utilisation < 0.2
+    profile = profile_measured("waiting", trace, own_gpu())
+    assert profile.idle_s["input"] > 0.7 * sum(profile.idle_s.values())
+    assert profile.gpu_utilisation < 0.2
 
 
 @pytest.mark.parametrize(("name", "batch"), [("resnet50", 16), ("bert-base", 16)])

@@ -88,7 +88,7 @@ def test_any_module_of_such_layers_works_and_others_are_named() -> None:
 def test_dropout_that_does_nothing_is_no_layer() -> None:
     net = network_of(Small().eval(), (3, 16, 16))
     assert "drop" not in [layer.name for layer in net.layers]
-    assert not [each for each in net.unknown if "Dropout" in each]
+    assert not [name for name in net.unknown if "Dropout" in name]
 
 
 def test_a_linear_layer_at_several_positions_counts_them_all() -> None:
@@ -114,13 +114,13 @@ def test_a_model_that_does_not_run_on_the_sample_is_refused() -> None:
 @pytest.mark.parametrize("batch", [16, 64])
 def test_every_layer_of_a_measured_step_has_its_time(name: str, batch: int) -> None:
     trace = MEASURED[f"{name}-b{batch}-tf32"]
-    found = times_of_trace(trace, made(name.removesuffix("-ungrouped")))
-    assert found.untimed == ()
-    assert all(time.batch == batch for time in found)
-    layers_s = timed_network(name, found.times).seconds
+    timed = times_of_trace(trace, made(name.removesuffix("-ungrouped")))
+    assert timed.untimed == ()
+    assert all(time.batch == batch for time in timed)
+    layers_s = timed_network(name, timed.times).seconds
     both = {"forward", "backward"}
     whole_s = sum(k.seconds for call in trace if call.phase in both for k in call.kernels)
-    assert layers_s + sum(found.elsewhere_s.values()) == pytest.approx(whole_s)
+    assert layers_s + sum(timed.elsewhere_s.values()) == pytest.approx(whole_s)
     assert layers_s > 0.97 * whole_s
 
 
@@ -135,9 +135,9 @@ def test_predicted_work_makes_layers_of_one_net_predict_another() -> None:
             times[name, batch] = times_of_trace(trace, made(name), work=works[name, batch])
     model = PerLayer().fit([*times["googlenet", 16], *times["googlenet", 64]])
     for batch in (16, 64):
-        found = model.predict(made("vgg16"), batch, work=works["vgg16", batch])
+        predicted = model.predict(made("vgg16"), batch, work=works["vgg16", batch])
         actual = timed_network("vgg16", times["vgg16", batch].times)
-        errors[batch] = found.seconds / actual.seconds - 1
+        errors[batch] = predicted.seconds / actual.seconds - 1
     assert max(map(abs, errors.values())) < 0.23
 
 

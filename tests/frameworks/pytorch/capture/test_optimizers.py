@@ -133,9 +133,9 @@ def test_clipping_by_norm(foreach: bool | None) -> None:
         return step
 
     trace = capture(make_step)
-    found = names(trace)
-    assert found["aten._foreach_norm"] == (1 if foreach is None else 0)
-    assert found["aten.linalg_vector_norm"] == (1 if foreach is None else 1 + PARAMETERS)
+    counts = names(trace)
+    assert counts["aten._foreach_norm"] == (1 if foreach is None else 0)
+    assert counts["aten.linalg_vector_norm"] == (1 if foreach is None else 1 + PARAMETERS)
     assert not any(call.syncs for call in trace)
 
 

@@ -19,11 +19,11 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_benchmark_runs_without_a_gpu_and_has_what_the_reference_has() -> None:
-    found = host_benchmark.time_host()
-    assert found.keys() == reference_times()["cpu"].keys()
-    assert all(0 < seconds < 1 for seconds in found.values())
+    times = host_benchmark.time_host()
+    assert times.keys() == reference_times()["cpu"].keys()
+    assert all(0 < seconds < 1 for seconds in times.values())
     host = calibrated(
-        "here", {"cpu": found}, {}, software=host_benchmark.versions(), source="a test"
+        "here", {"cpu": times}, {}, software=host_benchmark.versions(), source="a test"
     ).host
     assert host.known
 
