@@ -246,6 +246,20 @@ def test_a_list_of_layers_can_stand_for_a_sample(tmp_path: Path) -> None:
         collect("linear", "mine", 10, path, fake, gpu="t4")
 
 
+def test_a_file_of_something_else_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\nof today\n")
+    with pytest.raises(InvalidInput, match=r"notes\.txt has no measured layers: its first line"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("content", ["", "index,kind,batch"])
+def test_a_file_with_an_incomplete_header_has_no_rows(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    assert read_rows(path) == ()
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="nowhere"):
         read_rows(tmp_path / "nowhere.csv")

@@ -45,7 +45,7 @@ def fit(
     recipe: Recipe | None = None,
     *,
     on: str = "cpu",
-    told: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> FittedNetwork:
     """Fit a network as Habitat does (section 4.3), and measure its errors.
 
@@ -58,7 +58,7 @@ def fit(
         target: the time to predict, one of `TARGETS`.
         recipe: width, number of epochs and so on. None for Habitat's published values.
         on: where to train, "cpu" or "cuda".
-        told: called with a line of text when each fit begins.
+        progress: called with a line of text when each fit begins.
     """
     from wavecast.frameworks.pytorch import mlp_fit
 
@@ -74,14 +74,14 @@ def fit(
 
     layers = table.features[:, : -len(DEVICE_FEATURES)]
     seen = mlp_fit.split_by_configuration(layers)
-    told(f"{len(layers)} {table.kind} layers, a fifth of them left out")
+    progress(f"{len(layers)} {table.kind} layers, a fifth of them left out")
     held_out = error(trained(seen), ~seen)
     left_out = {}
     for gpu in table.gpus if len(table.gpus) > 1 else ():
-        told(f"{gpu} left out")
+        progress(f"{gpu} left out")
         own = table.gpu == gpu
         left_out[gpu] = error(trained(~own), own)
-    told("all rows")
+    progress("all rows")
     everything = np.ones(len(layers), dtype=bool)
     kept = trained(everything)
     network = MlpNetwork(kept.mean, kept.scale, kept.weights)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
 from wavecast.errors import InvalidInput
-from wavecast.files import GrowingTable
+from wavecast.files import GrowingTable, csv_line
 from wavecast.predictors.mlp.layers import (
     KINDS,
     Layer,
@@ -110,14 +110,19 @@ def table_of(kind: str) -> GrowingTable[LayerRow]:
 
 
 def _table_in(path: Path) -> GrowingTable[LayerRow]:
-    """The format whose columns the first line of a file names; the first kind's if none fits."""
+    """The format of a file, by the columns in its first line, which may be incomplete."""
     try:
         with path.open("rb") as file:
-            header = file.readline().decode(errors="replace").rstrip("\n").split(",")
+            first_line = file.readline()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
-    tables = [table_of(kind) for kind in KINDS]
-    return next((table for table in tables if list(table.columns) == header), tables[0])
+    for table in map(table_of, KINDS):
+        if csv_line(table.columns).startswith(first_line):
+            return table
+    raise InvalidInput(
+        f"{path} has no measured layers: its first line does not name the columns of "
+        f"{', '.join(KINDS)} layers; wavecast collect writes such files"
+    )
 
 
 def _sampled(kind: str, seed: int | str) -> Iterator[Layer]:
