@@ -212,8 +212,8 @@ def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
         raise UnknownName(f"{text}: there is no function {name!r}; it has {known}")
     if not callable(value):
         raise InvalidInput(
-            f"{text} is not a function but a {type(value).__name__}; name one that builds model, "
-            "optimizer and inputs and returns the function that runs one step"
+            f"{text} is not a function but of type {type(value).__name__}; name one that builds "
+            "model, optimizer and inputs and returns the function that runs one step"
         )
     _refuse_async(value, text)
     make: Callable[..., Any] = value
