@@ -1,4 +1,4 @@
-"""Small networks and steps that the tests of capture share."""
+"""Small networks and training steps for the tests of tracing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Step = Callable[[], Any]
 
 
 def mlp() -> Any:
-    """Three layers."""
+    """A network of three layers."""
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def minimize(loss: Step, optimizer: Any) -> Step:
-    """The usual step."""
+    """The usual training step of a model."""
 
     def step() -> None:
         optimizer.zero_grad()
@@ -37,7 +37,7 @@ def training(
     make_optimizer: Callable[[Any], Any] = lambda p: torch.optim.SGD(p, lr=0.1),
     dtype: Any = None,
 ) -> Callable[[], Step]:
-    """`make_step` of a model trained on random input, under autocast if a dtype is given."""
+    """A `make_step` that trains a model on random input, under autocast if a dtype is given."""
 
     def make_step() -> Step:
         model = make_model().cuda()
@@ -55,7 +55,7 @@ def training(
 
 
 def forward(run: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> Trace:
-    """The trace of a function of tensors that need gradients, and of its backward pass."""
+    """The trace of a function of tensors that need gradients, with its backward pass."""
 
     def make_step() -> Step:
         tensors = [torch.randn(s, device="cuda", requires_grad=True) for s in shapes]
@@ -71,7 +71,7 @@ def forward(run: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -
 
 
 def names(trace: Trace, phase: Phase | None = None) -> Counter[str]:
-    """How often each op is called, in a phase or in all."""
+    """How often each op is called, in one phase or in all."""
     return Counter(call.op.base for call in trace if phase is None or call.phase is phase)
 
 

@@ -1,4 +1,4 @@
-"""The models of the suite, small enough to train on a CPU within a test."""
+"""Variants of the suite's models that are small enough to train on a CPU in a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from wavecast.suite import benchmark
 from wavecast.suite.training import TrainingStep
 
-# Variants small enough for a CPU, one for each model.
+# The options of the small variant of each model.
 SMALL: dict[str, dict[str, Any]] = {
     "resnet50": {"image": 32, "classes": 3, "layers": (1, 1, 1, 1), "width": 8},
     "inception-v3": {"classes": 3, "width": 2},

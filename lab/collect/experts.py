@@ -244,12 +244,12 @@ def by_kernels(run: Callable[[], Any], flushed: Any) -> tuple[float, tuple[str, 
     """The kernels of one call: a loop over groups waits for the host, its kernels do not."""
     import torch
 
-    from wavecast.frameworks.pytorch.measurement.profiling import untouched
+    from wavecast.frameworks.pytorch.measurement.profiling import gpu_activity
 
     run()
     flushed.zero_()
     torch.cuda.synchronize()
-    seen = untouched(run, 1)
+    seen = gpu_activity(run, 1)
     return _short(seen.busy_s), tuple(f"{n} x {name[:60]}" for name, n in seen.names.items())
 
 

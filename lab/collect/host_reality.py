@@ -38,7 +38,7 @@ import torch
 from lab.collect.reality import time_issue
 from lab.steps.reality import STEPS
 from wavecast import suite
-from wavecast.frameworks.pytorch.measurement import issuing, profiling
+from wavecast.frameworks.pytorch.measurement import host_benchmark, profiling
 from wavecast.frameworks.pytorch.measurement.iteration import measure
 
 HOST_BOUND = (
@@ -105,7 +105,7 @@ def clock(step: Step, warm_up: int = 4, repeats: int = REPEATS) -> dict[str, flo
 
 def busy(step: Step) -> dict[str, float]:
     """The GPU's time of a step, and how many kernels it runs."""
-    seen = profiling.untouched(step, 2)
+    seen = profiling.gpu_activity(step, 2)
     return {"gpu_s": seen.busy_s, "kernels": seen.names.total()}
 
 
@@ -197,9 +197,9 @@ def about() -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(),
         "python": platform.python_version(),
-        "software": issuing.versions("cuda"),
+        "software": host_benchmark.versions("cuda"),
         "cores": len(os_cores()),
-        "processor": issuing.processor(),
+        "processor": host_benchmark.processor(),
     }
 
 
@@ -227,8 +227,8 @@ def slowed(record: Record, steps: dict[Key, Step]) -> None:
     """The same steps on slower hosts."""
     for name, slower in (("slow python", slow_python), ("busy cores", busy_cores)):
         with slower():
-            record.add(name, "cpu", issuing.time_host)
-            record.add(name, "cuda", partial(issuing.time_host, "cuda"))
+            record.add(name, "cpu", host_benchmark.time_host)
+            record.add(name, "cuda", partial(host_benchmark.time_host, "cuda"))
             for key, step in steps.items():
                 record.add(name, named(key), partial(clock, step, warm_up=1))
 
@@ -278,17 +278,17 @@ def seen(replay: Step) -> dict[str, Any]:
 
 def hosts(record: Record) -> None:
     """The host benchmark."""
-    record.add("host", "cpu", issuing.time_host)
+    record.add("host", "cpu", host_benchmark.time_host)
     record.add("host", "about", about)
-    record.add("host", "cuda", partial(issuing.time_host, "cuda"))
-    record.add("host", "gpu", issuing.time_gpu)
+    record.add("host", "cuda", partial(host_benchmark.time_host, "cuda"))
+    record.add("host", "gpu", host_benchmark.time_gpu)
     record.add("host", "probe", time_issue)
 
 
 def again(record: Record) -> None:
     """The host benchmark once more: how far do two runs differ?"""
-    record.add("again", "cpu", issuing.time_host)
-    record.add("again", "cuda", partial(issuing.time_host, "cuda"))
+    record.add("again", "cpu", host_benchmark.time_host)
+    record.add("again", "cuda", partial(host_benchmark.time_host, "cuda"))
 
 
 PARTS: dict[str, Callable[[Record], None]] = {

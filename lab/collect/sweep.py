@@ -25,7 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wavecast.frameworks.pytorch.measurement.iteration import software, taking_apart, trace_of
+from wavecast.frameworks.pytorch.measurement.iteration import (
+    recording_iteration,
+    software,
+    trace_of,
+)
 from wavecast.frameworks.pytorch.recorder import OpRecorder, RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.traces.step import Measurement
@@ -413,11 +417,11 @@ def record(number: int, path: Path, *, tuned: bool = False) -> None:
     layers = list(chunk(number, tuned=tuned))
     torch.cuda.synchronize()
     recorder = OpRecorder(Structure())
-    with RecordingMode(recorder), taking_apart(recorder) as take:
+    with RecordingMode(recorder), recording_iteration(recorder) as recorded:
         for layer in layers:
             layer()
     measurement = Measurement(gpu=torch.cuda.get_device_name(), software=software())
-    trace = replace(trace_of(take(), measurement), allocations=())
+    trace = replace(trace_of(recorded(), measurement), allocations=())
     trace.save(path)
 
 

@@ -44,7 +44,8 @@ def to_toml(measured: Sequence[Machine]) -> str:
     software = {machine.software for machine in measured}
     lines = [
         "# Written by python -m lab.fit.host_reference: seconds of the host benchmark's patterns",
-        "# (wavecast.frameworks.pytorch.measurement.issuing), as the reference host would take them.",
+        "# (wavecast.frameworks.pytorch.measurement.host_benchmark), "
+        "as the reference host would take them.",
         f"# Measured on {len(measured)} machine(s) of our H200 with {', '.join(sorted(software))}.",
     ]
     for sort, times in reference_of(measured).items():

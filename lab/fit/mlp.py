@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.measured.mlp_data import Table, collected, joined, op_of, prepare, public, shared_layers
-from wavecast.campaigns.layer_times import Progress, collect
+from wavecast.campaigns.layer_times import collect
+from wavecast.campaigns.progress import Progress
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.base import Predictor

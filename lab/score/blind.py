@@ -62,14 +62,14 @@ def measure(out: Path, seconds: float, some: Iterable[tuple[str, MakeStep]]) -> 
     """
     import torch
 
-    from wavecast.frameworks.pytorch.measurement import issuing
+    from wavecast.frameworks.pytorch.measurement import host_benchmark
 
     until = time.monotonic() + seconds
     (out / "traces").mkdir(parents=True, exist_ok=True)
     rows: dict[str, Any] = {}
-    host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
-    about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
-    direct = issuing.time_gpu()
+    host = {"cpu": host_benchmark.time_host("cpu"), "cuda": host_benchmark.time_host("cuda")}
+    about = {"software": host_benchmark.versions("cuda"), "processor": host_benchmark.processor()}
+    direct = host_benchmark.time_gpu()
     for name, make in some:
         if time.monotonic() > until:
             print(f"time is up before {name}", flush=True)

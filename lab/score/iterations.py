@@ -82,20 +82,20 @@ def known_steps(seed: int) -> list[tuple[str, MakeStep]]:
 
 def measure(out: Path, seconds: float, seed: int) -> None:
     """Time steps, and the host between them, into `machine.json`."""
-    from wavecast.frameworks.pytorch.measurement import issuing, profiling
+    from wavecast.frameworks.pytorch.measurement import host_benchmark, profiling
 
     out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds
-    about = {"software": issuing.versions("cuda"), "processor": issuing.processor()}
-    host = {"cpu": issuing.time_host("cpu"), "cuda": issuing.time_host("cuda")}
+    about = {"software": host_benchmark.versions("cuda"), "processor": host_benchmark.processor()}
+    host = {"cpu": host_benchmark.time_host("cpu"), "cuda": host_benchmark.time_host("cuda")}
     document: dict[str, Any] = {"about": about, "host": host, "steps": {}}
     waiting = known_steps(seed)
     while waiting and time.monotonic() < until:
         document["steps"] |= _timings(_held(waiting), until)
         (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
     print(f"{len(waiting)} steps are left", flush=True)
-    document["profiled"] = profiling.has_looked()
-    document["gpu"] = issuing.time_gpu()  # last, because a profiler looks
+    document["profiled"] = profiling.has_profiled_gpu()
+    document["gpu"] = host_benchmark.time_gpu()  # last, because a profiler looks
     (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
 
 
@@ -119,7 +119,7 @@ def _held(waiting: list[tuple[str, MakeStep]]) -> dict[str, Step]:
 def _timings(held: Mapping[str, Step], until: float) -> dict[str, dict[str, list[Any]]]:
     """Iterations in the steady state, of one step after the other and again, and the host's times
     after each `PROBED`-th; steps without all their timings are left out."""
-    from wavecast.frameworks.pytorch.measurement import issuing
+    from wavecast.frameworks.pytorch.measurement import host_benchmark
 
     found: dict[str, dict[str, list[Any]]] = {name: {"timings_s": [], "hosts": []} for name in held}
     for timing in range(TIMINGS):
@@ -130,7 +130,7 @@ def _timings(held: Mapping[str, Step], until: float) -> dict[str, dict[str, list
                 step()
             found[name]["timings_s"].append(iteration_s(step, TIMED_S))
             if (place + timing) % PROBED == 0:
-                found[name]["hosts"].append(issuing.time_host("cuda", rounds=PROBES))
+                found[name]["hosts"].append(host_benchmark.time_host("cuda", rounds=PROBES))
     for name, each in found.items():
         print(name, *(f"{1e3 * seconds:.2f} ms" for seconds in each["timings_s"]), flush=True)
     return {name: each for name, each in found.items() if len(each["timings_s"]) == TIMINGS}

@@ -1,4 +1,4 @@
-"""Collections outlive kills and torn lines, and mix with nothing else."""
+"""Collections of layer times survive kills and incomplete lines, and never mix with others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wavecast.campaigns.layer_times import LayerRow, Progress, collect, join, read_rows
+from wavecast.campaigns.layer_times import LayerRow, collect, read_rows
+from wavecast.campaigns.progress import Progress
 from wavecast.errors import InvalidInput
-from wavecast.predictors.mlp.layers import KINDS, Bmm, Layer, LayerStatus, Linear, PassTimes
+from wavecast.predictors.mlp.layers import KINDS, Layer, LayerStatus, Linear, PassTimes
 from wavecast.predictors.mlp.samples import sample
 
 COUNT = 12
@@ -41,7 +42,7 @@ def test_what_is_collected_is_read_back(kind: str, tmp_path: Path) -> None:
     assert run(path, kind) == COUNT
     layers = list(islice(sample(kind, 0), COUNT))
     expected = [
-        LayerRow(i, each, "t4", fake(each), "0", "torch 0") for i, each in enumerate(layers)
+        LayerRow(i, layer, "t4", fake(layer), "0", "torch 0") for i, layer in enumerate(layers)
     ]
     rows = read_rows(path)
     assert [(r.index, r.layer, r.gpu, r.seed, r.software) for r in rows] == [
@@ -87,16 +88,17 @@ def test_a_file_cut_anywhere_is_completed_as_if_nothing_had_happened(
     content = whole.read_bytes()
     keep = content[: cut % (len(content) + 1)]
     torn.write_bytes(keep)
-    if junk and b"\n" in keep:  # what a disk may leave of a line
+    if junk and b"\n" in keep:  # a torn line may hold bytes that were never written
         torn.write_bytes(keep[: keep.rfind(b"\n") + 1] + b"7,bmm,\x00\xff")
     run(torn)
     assert torn.read_bytes() == content
 
 
-def test_a_torn_last_line_is_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("junk", [b"", b"\x00\xff"])
+def test_an_incomplete_last_line_is_not_read(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "rows.csv"
     run(path)
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-1] + junk)
     assert [row.index for row in read_rows(path)] == list(range(COUNT - 1))
 
 
@@ -143,11 +145,11 @@ def test_files_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> N
     path = tmp_path / "rows.csv"
     run(path)
     before = path.read_bytes()
-    with pytest.raises(InvalidInput, match="seed 0 measured on t4, not of seed 1 on t4"):
+    with pytest.raises(InvalidInput, match="has layers of seed 0, and seed 1 was asked for"):
         run(path, seed=1)
-    with pytest.raises(InvalidInput, match="not of seed 0 on l4"):
+    with pytest.raises(InvalidInput, match="has results of t4, and this GPU is l4"):
         run(path, gpu="l4")
-    with pytest.raises(InvalidInput, match="not a collection of linear layers"):
+    with pytest.raises(InvalidInput, match="has no measured linear layers: its first line"):
         run(path, kind="linear")
     assert path.read_bytes() == before
 
@@ -171,7 +173,7 @@ def test_a_file_that_is_no_collection_is_refused_and_left_alone(
     [
         ("\n3,bmm", "\n2,bmm", "repeats index 2"),
         ("\n3,bmm", "\nx,bmm", "line 5"),
-        (",ok,", ",fine,", "not a measured layer"),
+        (",ok,", ",fine,", "line 2 is not a row of measured bmm layers: 'fine'"),
         ("\n3,bmm,", "\n3,", "line 5"),
     ],
 )
@@ -241,20 +243,22 @@ def test_a_list_of_layers_can_stand_for_a_sample(tmp_path: Path) -> None:
     layers = [Linear(True, 2, 3, 4), Linear(False, 5, 6, 7)]
     collect("linear", "mine", 10, path, fake, gpu="t4", layers=layers)
     assert [row.layer for row in read_rows(path)] == layers
-    with pytest.raises(InvalidInput, match='"mine" is the name of no sample'):
+    with pytest.raises(InvalidInput, match='there is no sample named "mine"'):
         collect("linear", "mine", 10, path, fake, gpu="t4")
 
 
-def test_join_keeps_the_layers_that_every_table_measured() -> None:
-    a, b, c = Bmm(1, 2, 3, 4), Bmm(2, 2, 2, 2), Bmm(3, 3, 3, 3)
-    one, none = PassTimes(1.0, 2.0), PassTimes(None, None, LayerStatus.OOM)
+def test_a_file_of_something_else_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\nof today\n")
+    with pytest.raises(InvalidInput, match=r"notes\.txt has no measured layers: its first line"):
+        read_rows(path)
 
-    def rows(gpu: str, times: dict[Layer, PassTimes]) -> list[LayerRow]:
-        return [LayerRow(i, each, gpu, t, "0") for i, (each, t) in enumerate(times.items())]
 
-    tables = rows("t4", {a: one, b: one, c: none}), rows("l4", {c: one, b: one, a: one})
-    assert join(tables) == {a: {"t4": one, "l4": one}, b: {"t4": one, "l4": one}}
-    assert join([]) == {}
+@pytest.mark.parametrize("content", ["", "index,kind,batch"])
+def test_a_file_with_an_incomplete_header_has_no_rows(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    assert read_rows(path) == ()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

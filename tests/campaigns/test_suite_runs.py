@@ -1,4 +1,4 @@
-"""Results of the suite: one row each, none lost and none twice, whatever happens."""
+"""Results of the suite: one row per step, none lost and none measured twice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wavecast import device
+from wavecast.campaigns.progress import Progress
 from wavecast.campaigns.suite_runs import configurations, predict_there, run, run_apart, time_again
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.runs.suite_results import COLUMNS, SuiteResult, SuiteStep, read_results
@@ -18,16 +19,16 @@ from wavecast.suite import benchmark, benchmarks
 WANTED = tuple(SuiteStep("resnet50", batch, "fp32") for batch in (8, 16, 32, 64))
 
 
-def measured(each: SuiteStep) -> SuiteResult:
-    if each.batch == 64:
-        return SuiteResult(each.model, each.batch, each.precision, "t4", "oom")
+def measured(step: SuiteStep) -> SuiteResult:
+    if step.batch == 64:
+        return SuiteResult(step.model, step.batch, step.precision, "t4", "oom")
     return SuiteResult(
-        model=each.model,
-        batch=each.batch,
-        precision=each.precision,
+        model=step.model,
+        batch=step.batch,
+        precision=step.precision,
         gpu="t4",
         status="ok",
-        seconds=each.batch / 100,
+        seconds=step.batch / 100,
         throughput_per_s=100.0,
         peak_bytes=1 << 30,
         software="torch, CUDA",
@@ -35,17 +36,17 @@ def measured(each: SuiteStep) -> SuiteResult:
 
 
 def test_every_model_is_run_at_parts_of_its_batch_in_each_precision() -> None:
-    found = configurations((), ("fp32", "bf16"), (0.5, 1.0))
-    assert {each.model for each in found} == {each.name for each in benchmarks()}
+    steps = configurations((), ("fp32", "bf16"), (0.5, 1.0))
+    assert {step.model for step in steps} == {model.name for model in benchmarks()}
     default = benchmark("resnet50").default_batch
-    own = [each for each in found if each.model == "resnet50"]
+    own = [step for step in steps if step.model == "resnet50"]
     assert own == [
         SuiteStep("resnet50", batch, precision)
         for precision in ("fp32", "bf16")
         for batch in (default // 2, default)
     ]
     smallest = configurations((), ("fp32",), (1e-9,))
-    assert all(each.batch == benchmark(each.model).smallest_batch for each in smallest)
+    assert all(step.batch == benchmark(step.model).smallest_batch for step in smallest)
 
 
 def test_an_unknown_model_is_refused() -> None:
@@ -55,9 +56,9 @@ def test_an_unknown_model_is_refused() -> None:
 
 def test_results_are_read_as_they_were_measured(tmp_path: Path) -> None:
     path = tmp_path / "suite.csv"
-    found = run(WANTED, path, measured, gpu="t4")
-    assert found == tuple(map(measured, WANTED)) == read_results(path)
-    assert found[-1].seconds is None
+    rows = run(WANTED, path, measured, gpu="t4")
+    assert rows == tuple(map(measured, WANTED)) == read_results(path)
+    assert rows[-1].seconds is None
 
 
 def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
@@ -65,14 +66,14 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
     run(WANTED[:2], path, measured, gpu="t4")
     again: list[SuiteStep] = []
 
-    def counted(each: SuiteStep) -> SuiteResult:
-        again.append(each)
-        return measured(each)
+    def counted(step: SuiteStep) -> SuiteResult:
+        again.append(step)
+        return measured(step)
 
-    told: list[tuple[int, int]] = []
-    run(WANTED, path, counted, gpu="t4", progress=lambda done, total, _: told.append((done, total)))
+    reports: list[Progress] = []
+    run(WANTED, path, counted, gpu="t4", progress=reports.append)
     assert again == list(WANTED[2:])
-    assert told == [(3, 4), (4, 4)]
+    assert [(report.done, report.total) for report in reports] == [(3, 4), (4, 4)]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -90,16 +91,16 @@ def test_a_file_cut_anywhere_is_completed(tmp_path: Path, data: st.DataObject) -
 def test_results_of_another_gpu_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "suite.csv"
     run(WANTED[:1], path, measured, gpu="t4")
-    with pytest.raises(InvalidInput, match="results of t4, not of l4"):
+    with pytest.raises(InvalidInput, match="has results of t4, and this GPU is l4"):
         run(WANTED, path, measured, gpu="l4")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("model,seconds\nresnet50,1\n", "not a file of suite results"),
-        ("some notes", "not a file of suite results"),
-        ("a,b\n1,2\n3", "not a file of suite results"),
+        ("model,seconds\nresnet50,1\n", "has no suite results: its first line"),
+        ("some notes", "has no suite results: its first line"),
+        ("a,b\n1,2\n3", "has no suite results: its first line"),
         (",".join(COLUMNS) + "\nresnet50,many" + "," * (len(COLUMNS) - 2) + "\n", "line 2"),
         (",".join(COLUMNS) + "\nresnet50,8\n", "line 2"),
     ],
@@ -117,22 +118,22 @@ def test_a_step_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "suite.csv"
     told: list[tuple[int, str]] = []
 
-    def sometimes(each: SuiteStep) -> SuiteResult:
-        if each.batch == 16:
+    def sometimes(step: SuiteStep) -> SuiteResult:
+        if step.batch == 16:
             raise RuntimeError("CUDA error")
-        return measured(each)
+        return measured(step)
 
     with pytest.raises(RuntimeError):
         run(WANTED, path, sometimes, gpu="t4")
-    found = run(
+    rows = run(
         WANTED,
         path,
         sometimes,
         gpu="t4",
-        failed=lambda each, error: told.append((each.batch, str(error))),
+        failed=lambda step, error: told.append((step.batch, str(error))),
     )
     assert told == [(16, "CUDA error")]
-    assert [row.batch for row in found] == [8, 32, 64]
+    assert [row.batch for row in rows] == [8, 32, 64]
     assert {row.batch for row in run(WANTED, path, measured, gpu="t4")} == {8, 16, 32, 64}
 
 
@@ -140,8 +141,8 @@ def test_steps_of_too_few_stable_iterations_are_timed_again(tmp_path: Path) -> N
     path = tmp_path / "suite.csv"
     counts = {8: 49, 16: 50, 32: 7}
 
-    def sampled(each: SuiteStep) -> SuiteResult:
-        return replace(measured(each), iterations=counts.get(each.batch))
+    def sampled(step: SuiteStep) -> SuiteResult:
+        return replace(measured(step), iterations=counts.get(step.batch))
 
     first = run(WANTED, path, sampled, gpu="t4")
     assert run(WANTED, path, sampled, gpu="t4") == first
@@ -151,17 +152,17 @@ def test_steps_of_too_few_stable_iterations_are_timed_again(tmp_path: Path) -> N
         timed.append(row.batch)
         return replace(row, seconds=1.0, iterations=60)
 
-    found = run(WANTED, path, sampled, gpu="t4", again=longer)
+    rows = run(WANTED, path, sampled, gpu="t4", again=longer)
     assert timed == [8, 32]  # not what has enough, nor what did not fit
-    assert [each.seconds for each in found] == [1.0, 0.16, 1.0, None]
-    assert found == read_results(path)
-    assert run(WANTED, path, sampled, gpu="t4", again=longer) == found
+    assert [row.seconds for row in rows] == [1.0, 0.16, 1.0, None]
+    assert rows == read_results(path)
+    assert run(WANTED, path, sampled, gpu="t4", again=longer) == rows
     assert timed == [8, 32]
 
 
 def test_a_step_in_a_process_of_its_own_gives_the_same() -> None:
-    each, gpu = SuiteStep("alexnet", 32, "fp32"), device("t4")
-    assert run_apart(predict_there, each, gpu) == predict_there(each, gpu)
+    step, gpu = SuiteStep("alexnet", 32, "fp32"), device("t4")
+    assert run_apart(predict_there, step, gpu) == predict_there(step, gpu)
 
 
 def test_what_fails_in_a_process_of_its_own_says_why() -> None:

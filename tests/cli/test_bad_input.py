@@ -192,10 +192,14 @@ WRONG = [
     Wrong("unlike any model", f"predict xyzzy {L4}", ("'xyzzy'", "known: resnet50", "A target is")),
     Wrong("directory", f"predict a_directory {L4}", ("is a directory", "FILE.py:FUNCTION")),
     Wrong("no such file", f"predict gone.py:make {L4}", ("no file gone.py", "looked in")),
-    Wrong("file alone", f"predict steps.py {L4}", ("which function", "steps.py:make_step")),
-    Wrong("file and colon", f"predict steps.py: {L4}", ("names no function", "FILE.py:FUNCTION")),
-    Wrong("colon alone", f"predict : {L4}", ("names no function", "FILE.py:FUNCTION")),
-    Wrong("relative module", f"predict .steps:fine {L4}", ("names no function",)),
+    Wrong("file alone", f"predict steps.py {L4}", ("no function", "steps.py:make_step")),
+    Wrong(
+        "file and colon",
+        f"predict steps.py: {L4}",
+        ("does not name a function", "FILE.py:FUNCTION"),
+    ),
+    Wrong("colon alone", f"predict : {L4}", ("does not name a function", "FILE.py:FUNCTION")),
+    Wrong("relative module", f"predict .steps:fine {L4}", ("does not name a function",)),
     Wrong("two colons", f"predict steps:fine:fine {L4}", ("no module steps:fine", "a target is")),
     Wrong("no such module", f"predict gone.away:make {L4}", ("no module gone.away", "'gone'")),
     Wrong("no such submodule", f"predict json.gone:make {L4}", ("no module json.gone",)),
@@ -204,7 +208,9 @@ WRONG = [
         "no function", f"predict empty.py:make {L4}", ("no function 'make'", "no function at all")
     ),
     Wrong(
-        "not callable", f"predict steps.py:NUMBER {L4}", ("no function but of type int", "name one")
+        "not callable",
+        f"predict steps.py:NUMBER {L4}",
+        ("not a function but of type int", "name one"),
     ),
     Wrong("import fails", f"predict broken.py:make {L4}", ("fails on import", "no licence", ":2")),
     Wrong("syntax error", f"predict syntax.py:make {L4}", ("fails on import", "syntax.py:1")),
@@ -216,8 +222,16 @@ WRONG = [
     # Arguments
     Wrong("needs arguments", f"predict steps.py:needs {L4}", ("needs a value for learning_rate",)),
     Wrong("needs batch", f"predict steps.py:needs_batch {L4}", ("for batch", "use --batch")),
-    Wrong("takes no batch", f"predict steps.py:no_batch -b 4 {L4}", ("takes no 'batch'", "leave")),
-    Wrong("takes no precision", f"predict steps.py:fine -p bf16 {L4}", ("takes no 'precision'",)),
+    Wrong(
+        "takes no batch",
+        f"predict steps.py:no_batch -b 4 {L4}",
+        ("has no parameter 'batch'", "leave"),
+    ),
+    Wrong(
+        "takes no precision",
+        f"predict steps.py:fine -p bf16 {L4}",
+        ("has no parameter 'precision'",),
+    ),
     Wrong("zero batch", f"predict resnet50 --batch 0 {L4}", ("at least 1, not 0",)),
     Wrong("negative batch", f"predict resnet50 --batch -3 {L4}", ("at least 1, not -3",)),
     Wrong("batch no number", f"predict resnet50 --batch abc {L4}", ("--batch", "integer"), code=2),
@@ -233,9 +247,11 @@ WRONG = [
     Wrong("step raises", f"predict steps.py:raises {L4}", ("RuntimeError", "steps.py:", "is gone")),
     Wrong("build raises", f"predict steps.py:fails_to_build {L4}", ("ValueError", "no such data")),
     Wrong("wrong shapes", f"predict steps.py:wrong_shape {L4}", ("RuntimeError", "steps.py:")),
-    Wrong("makes None", f"predict steps.py:returns_none {L4}", ("NoneType", "return step()")),
+    Wrong("makes None", f"predict steps.py:returns_none {L4}", ("NoneType", "return the function")),
     Wrong(
-        "makes a number", f"predict steps.py:returns_int {L4}", ("returned int", "return step()")
+        "makes a number",
+        f"predict steps.py:returns_int {L4}",
+        ("of type int", "return the function"),
     ),
     Wrong("runs on the CPU", f"predict steps.py:on_cpu {L4}", ("no op on the GPU", ".cuda()")),
     Wrong("does nothing", f"predict steps.py:does_nothing {L4}", ("no op on the GPU", ".cuda()")),
@@ -257,7 +273,7 @@ WRONG = [
     Wrong("trace of the future", f"predict future.json.gz {L4}", ("version 99", "trace the step")),
     Wrong("altered trace", f"predict altered.json.gz {L4}", ("checksum", "altered")),
     Wrong("not a trace", f"predict other.json.gz {L4}", ("not a wavecast trace",)),
-    Wrong("empty trace", f"predict nothing.json.gz {L4}", ("is empty", "trace the step again")),
+    Wrong("empty trace", f"predict nothing.json.gz {L4}", ("has no ops", "trace the step again")),
     Wrong("trace and batch", f"predict good.json.gz --batch 4 {L4}", ("fixed", "trace the step")),
     Wrong("trace for a GPU", "trace good.json.gz --gpu l4", ("kernels are chosen", "step itself")),
     # Output

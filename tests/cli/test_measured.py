@@ -19,7 +19,7 @@ from wavecast.campaigns.layer_times import read_rows
 from wavecast.cli import measuring
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import ncu
-from wavecast.frameworks.pytorch.measurement import calibration, issuing, iteration
+from wavecast.frameworks.pytorch.measurement import calibration, host_benchmark, iteration
 from wavecast.frameworks.targets import resolve
 from wavecast.hardware import device_files
 from wavecast.hardware.calibration import reference_times
@@ -233,8 +233,8 @@ def a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def time_host(device: str = "cpu") -> dict[str, float]:
         return {name: 2 * seconds for name, seconds in reference_times()[device].items()}
 
-    monkeypatch.setattr(issuing, "time_host", time_host)
-    monkeypatch.setattr(issuing, "processor", lambda: "a processor")
+    monkeypatch.setattr(host_benchmark, "time_host", time_host)
+    monkeypatch.setattr(host_benchmark, "processor", lambda: "a processor")
 
 
 @pytest.fixture
@@ -243,8 +243,8 @@ def a_known_gpu(a_gpu: str, a_host: None, monkeypatch: pytest.MonkeyPatch) -> di
     facts = {"memory_bytes_per_s": Fact(2.4e11, "me"), "tf32_tensor_flops": Fact(1e13, "me")}
     direct = {"launch_s": 3e-6, "sync_s": 4e-6, "graph_s": 5e-6, "node_s": 6e-8}
     monkeypatch.setattr(calibration, "calibrate", lambda seconds: ("Tesla T4", facts))
-    monkeypatch.setattr(issuing, "time_gpu", lambda: direct)
-    monkeypatch.setattr(issuing, "gpu_name", lambda: "Tesla T4")
+    monkeypatch.setattr(host_benchmark, "time_gpu", lambda: direct)
+    monkeypatch.setattr(host_benchmark, "gpu_name", lambda: "Tesla T4")
     return facts
 
 
@@ -350,7 +350,7 @@ def test_an_import_as_json(tmp_path: Path) -> None:
 
 def test_a_file_without_shapes_is_imported_all_the_same(tmp_path: Path) -> None:
     path = profile(tmp_path / "rank0.json", shapes=False)
-    assert "no shapes were recorded" in run("import", path).out
+    assert "the file has no shapes" in run("import", path).out
     assert set(json.loads(run("import", path, "--json").out)["unknown_ops"]) == {
         *("aten.mm", "aten.relu")
     }
@@ -362,7 +362,7 @@ def test_a_file_without_shapes_is_imported_all_the_same(tmp_path: Path) -> None:
     [
         pytest.param(None, "there is no profiler file", id="missing"),
         pytest.param("{}", "no traceEvents", id="no profile"),
-        pytest.param("loss 0.5", "no valid JSON", id="no JSON"),
+        pytest.param("loss 0.5", "not a valid JSON", id="no JSON"),
     ],
 )
 def test_what_is_no_profiler_file_is_refused(
@@ -407,7 +407,7 @@ def test_a_file_that_is_neither_is_refused_as_a_trace(tmp_path: Path) -> None:
 def test_only_a_measured_trace_can_change_its_precision(tmp_path: Path, saved: Path) -> None:
     traced = tmp_path / "traced.json.gz"
     step().save(traced)
-    with pytest.raises(InvalidInput, match="its precision is fixed"):
+    with pytest.raises(InvalidInput, match="whose precision is fixed"):
         resolve(str(traced), precision="bf16")
     assert resolve(str(saved), precision="bf16").trace == measured()
 
@@ -498,7 +498,7 @@ def test_a_measurement_is_taken_to_half_precision(saved: Path) -> None:
         (["--precision", "fp32"], "can become bf16, fp16, not 'fp32'"),
         (["--precision", "bf16", "--predictor", "wave"], "has its own predictor"),
         (["--precision", "fp9"], "unknown precision 'fp9'"),
-        (["--batch", "4"], "its batch is fixed"),
+        (["--batch", "4"], "whose batch is fixed"),
     ],
 )
 def test_what_a_measurement_cannot_become_is_refused(

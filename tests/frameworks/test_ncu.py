@@ -1,8 +1,9 @@
-"""Hardware counters: what ncu prints becomes FLOPs and bytes of the kernels that were asked for."""
+"""Hardware counters: ncu's output becomes FLOPs and bytes of the kernels that were asked for."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import sys
@@ -74,7 +75,7 @@ def table(*launches: Launch) -> str:
 
 @pytest.fixture
 def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts an `ncu` on the PATH that prints a text each time, and logs what it is asked."""
+    """Puts an `ncu` on the PATH that prints a given text each time, and logs its arguments."""
     log = tmp_path / "asked.jsonl"
 
     def put(*prints: str, code: int = 0) -> Path:
@@ -131,21 +132,21 @@ def test_ncu_is_asked_for_the_wanted_functions_only(fake_ncu: Callable[..., Path
 def test_flops_are_instructions_by_what_each_does(fake_ncu: Callable[..., Path]) -> None:
     metrics = {READ: "1", WRITE: "0", FADD: "1", FMUL: "10", FFMA: "100", HFMA: "1,000"}
     fake_ncu(table(Launch(in_ncu(SGEMM), metrics | {TENSOR: "1,000,000"})))
-    [found] = count([in_kineto(SGEMM)], ["train"]).values()
-    assert found == Counted(1 + 10 + 200 + 4_000 + 1_000_000, 1)
+    [counted] = count([in_kineto(SGEMM)], ["train"]).values()
+    assert counted == Counted(1 + 10 + 200 + 4_000 + 1_000_000, 1)
 
 
 def test_several_launches_of_a_kernel_are_averaged(fake_ncu: Callable[..., Path]) -> None:
     fake_ncu(table(counts(**{READ: "100", WRITE: "0"}), counts(**{READ: "300", WRITE: "0"})))
-    [found] = count([in_kineto(SGEMM)], ["train"]).values()
-    assert found.dram_bytes == 200
+    [counted] = count([in_kineto(SGEMM)], ["train"]).values()
+    assert counted.dram_bytes == 200
 
 
 def test_kernels_of_one_template_are_kept_apart(fake_ncu: Callable[..., Path]) -> None:
     small = counts(SMALLER, **{READ: "8", WRITE: "0"})
     fake_ncu(table(counts(**{READ: "100", WRITE: "0"}), small))
-    found = count([in_kineto(SGEMM), in_kineto(SMALLER)], ["train"])
-    assert [each.dram_bytes for each in found.values()] == [100, 8]
+    counted = count([in_kineto(SGEMM), in_kineto(SMALLER)], ["train"])
+    assert [kernel.dram_bytes for kernel in counted.values()] == [100, 8]
 
 
 def test_numbers_in_templates_are_the_same_however_they_are_written(
@@ -159,8 +160,8 @@ def test_numbers_in_templates_are_the_same_however_they_are_written(
     fake_ncu(table(elementwise("Add", "3"), elementwise("Relu", "2")))
     arguments = "4, Relu<float>, true, std::array<char*, 3ul> "
     name = f"void at::native::vectorized_elementwise_kernel<{arguments}>(int, Relu<float>)"
-    [found] = count([Kernel(name, 1.0, (128, 1, 1), (256, 1, 1))], ["train"]).values()
-    assert found.dram_bytes == 2
+    [counted] = count([Kernel(name, 1.0, (128, 1, 1), (256, 1, 1))], ["train"]).values()
+    assert counted.dram_bytes == 2
 
 
 def test_a_template_written_in_another_way_takes_all_of_its_function(
@@ -170,8 +171,8 @@ def test_a_template_written_in_another_way_takes_all_of_its_function(
         table(Launch("void softmax<[lambda(float) (instance 1)]>(T1)", {READ: "6", WRITE: "0"}))
     )
     kernel = Kernel("void softmax<{lambda(float)#1}>(float*)", 1.0, (128, 1, 1), (256, 1, 1))
-    [found] = count([kernel], ["train"]).values()
-    assert found.dram_bytes == 6
+    [counted] = count([kernel], ["train"]).values()
+    assert counted.dram_bytes == 6
 
 
 @pytest.mark.parametrize(
@@ -198,8 +199,8 @@ def test_what_the_program_prints_is_no_count(fake_ncu: Callable[..., Path]) -> N
 
 def test_older_gpus_are_asked_again_without_tensor_cores(fake_ncu: Callable[..., Path]) -> None:
     log = fake_ncu("==ERROR== Failed to find metric sm__ops_path_tensor", table(counts()))
-    [found] = count([in_kineto(SGEMM)], ["train"]).values()
-    assert found.flops == 2007
+    [counted] = count([in_kineto(SGEMM)], ["train"]).values()
+    assert counted.flops == 2007
     first, second = (ask[ask.index("--metrics") + 1] for ask in asked(log))
     assert TENSOR in first
     assert TENSOR not in second
@@ -214,7 +215,7 @@ def test_why_nothing_was_counted_is_said(fake_ncu: Callable[..., Path]) -> None:
 
 def test_a_program_that_fails_without_a_word_is_an_error(fake_ncu: Callable[..., Path]) -> None:
     fake_ncu("", "", code=3)
-    with pytest.raises(InvalidInput, match="exited with 3 and counted nothing"):
+    with pytest.raises(InvalidInput, match="exited with status 3 and counted nothing"):
         count([in_kineto(SGEMM)], ["train"])
 
 
@@ -262,15 +263,15 @@ def test_counts_are_written_onto_the_kernels_that_have_one() -> None:
     known, other, copy = in_kineto(SGEMM), in_kineto(SMALLER), Kernel("Memset (Device)", 1e-6)
     call = Call(mm(), Phase.FORWARD, module="net", kernels=(known, other, copy), host_s=1e-5)
     trace = Trace((call,), measurement=Measurement("NVIDIA H200"))
-    found = filled(trace, {(known.name, 128, 256): Counted(5.0, 7.0)})
-    kernels = found.calls[0].kernels
+    counted = filled(trace, {(known.name, 128, 256): Counted(5.0, 7.0)})
+    kernels = counted.calls[0].kernels
     assert [(k.flops, k.dram_bytes) for k in kernels] == [(5.0, 7.0), (None, None), (None, None)]
     assert [k.name for k in kernels] == [known.name, other.name, copy.name]
-    assert (found.calls[0].module, found.calls[0].host_s) == ("net", 1e-5)
+    assert (counted.calls[0].module, counted.calls[0].host_s) == ("net", 1e-5)
     assert trace.calls[0].kernels[0].flops is None
 
 
-# What is remembered.
+# The file of counts.
 
 SOME = {("b", 1, 32): Counted(1.0, 2.5), ("a<int>", 128, 256): Counted(3e12, 0.0)}
 
@@ -282,7 +283,7 @@ def test_counts_are_read_back(tmp_path: Path) -> None:
     assert load(path) == SOME
     save({("c", 1, 1): Counted(1.0, 1.0)}, path)
     assert set(load(path)) == {("c", 1, 1)}
-    assert [each.name for each in path.parent.iterdir()] == ["h200.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["h200.json"]
 
 
 def test_a_write_that_fails_leaves_what_was_there(
@@ -292,10 +293,10 @@ def test_a_write_that_fails_leaves_what_was_there(
     save(SOME, path)
 
     def full(*_: object) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="no space"):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InvalidInput, match=r"cannot write .*h200\.json: No space left"):
         save({}, path)
     assert load(path) == SOME
 

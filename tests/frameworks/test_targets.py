@@ -1,4 +1,4 @@
-"""What a command works on: every form of a target, and what is passed to it."""
+"""Every form of a command's target, and the arguments that it is given."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch import nn
 import wavecast as wc
 from wavecast import suite
 from wavecast.footprint.kinds import peak_bytes
-from wavecast.frameworks.pytorch.measurement import issuing
+from wavecast.frameworks.pytorch.measurement import host_benchmark
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.hardware.calibration import reference_times
 from wavecast.steps.profiling import profile_measured
@@ -135,9 +135,9 @@ def test_a_step_that_replays_a_graph_is_measured_by_its_kernels() -> None:
 
 
 def test_the_host_benchmark_runs_on_the_gpu() -> None:
-    on_gpu, direct = issuing.time_host("cuda"), issuing.time_gpu()
+    on_gpu, direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
     assert on_gpu.keys() == reference_times()["cuda"].keys()
-    assert on_gpu["forward_s"] > issuing.time_host()["forward_s"] > 0
+    assert on_gpu["forward_s"] > host_benchmark.time_host()["forward_s"] > 0
     assert direct.keys() == {"launch_s", "sync_s", "graph_s", "node_s"}
     assert all(0 <= seconds < 1e-3 for seconds in direct.values())
 
@@ -145,10 +145,10 @@ def test_the_host_benchmark_runs_on_the_gpu() -> None:
 def test_a_calibration_is_below_the_nominal_numbers() -> None:
     name, facts = calibrate(0.2)
     gpu = wc.device(name)
-    for fact, found in facts.items():
-        nominal = getattr(gpu, fact)
+    for field, fact in facts.items():
+        nominal = getattr(gpu, field)
         if nominal is not None:
-            assert 0.2 * nominal < found.value <= 1.02 * nominal, fact
+            assert 0.2 * nominal < fact.value <= 1.02 * nominal, field
 
 
 def test_a_measured_trace_has_the_weights_that_were_made_before() -> None:
@@ -182,14 +182,14 @@ def test_a_step_that_waits_for_its_data_idles_for_its_input() -> None:
         net(batch).sum().backward()
 
     trace = wc.measure(step)
-    found = profile_measured("waiting", trace, own_gpu())
-    assert found.idle_s["input"] > 0.7 * sum(found.idle_s.values())
-    assert found.gpu_utilisation < 0.2
+    profile = profile_measured("waiting", trace, own_gpu())
+    assert profile.idle_s["input"] > 0.7 * sum(profile.idle_s.values())
+    assert profile.gpu_utilisation < 0.2
 
 
 @pytest.mark.parametrize(("name", "batch"), [("resnet50", 16), ("bert-base", 16)])
 def test_predicted_memory_lies_beside_the_measured_one(name: str, batch: int) -> None:
-    """In a process of its own: what tests before have left is not the step's."""
+    """In a new process, so that memory left by earlier tests does not count."""
     command = [sys.executable, "-m", "wavecast", "memory", name, "--batch", str(batch)]
     done = subprocess.run(
         [*command, "--precision", "bf16", "--measure", "--json"],

@@ -1,4 +1,4 @@
-"""WGAN-GP bounds the slope of its critic, and its generator learns to look real."""
+"""WGAN-GP bounds the gradient of its critic, and its generator learns to imitate real images."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def test_the_gradient_of_the_gradient_is_in_the_trace() -> None:
         traced = wavecast.trace(lambda: benchmark("wgan-gp").make_step(2, "fp32", **sizes))
         return sum(call.op.base == "aten.convolution" for call in traced.calls)
 
-    # The critic has 4 convolutions, the generator as many and reads noise in a linear layer. A
-    # critic's step makes images once and judges three times; the penalty's second gradient goes
-    # through each convolution of the critic forward again.
+    # The critic has 4 convolutions, the generator 4 and a linear layer for the noise. A critic step
+    # runs the generator once and the critic three times. The second gradient of the penalty goes
+    # forward through each convolution of the critic once more.
     assert convolutions(2) - convolutions(1) > 4 + 3 * 4
 
 

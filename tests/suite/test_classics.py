@@ -50,7 +50,7 @@ fc8,1000,1,4097000
 
 
 def published(name: str, **options: Any) -> tuple[Any, Any]:
-    """The model, without the groups that the papers did not count, and one image."""
+    """The model without groups, which the papers did not count, and one image."""
     if name == "alexnet":
         options.setdefault("groups", 1)
     with torch.device("meta"):
@@ -88,7 +88,7 @@ def test_they_have_the_sizes_of_the_per_layer_papers(
     def store(layer: Any, inputs: Any, output: Any) -> None:
         stored.append(output.numel())
 
-    # Rectifiers and dropout of Caffe write over their inputs; an Inception's output is its Concat.
+    # Caffe's ReLU and dropout overwrite their inputs; an Inception's output is its Concat.
     kinds = (nn.Conv2d, nn.LocalResponseNorm, nn.MaxPool2d, nn.AvgPool2d, nn.Linear, Inception)
     for layer in model.modules():
         if isinstance(layer, kinds):

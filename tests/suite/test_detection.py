@@ -1,4 +1,4 @@
-"""Faster R-CNN selects as the paper does, in shapes that do not depend on the data, and learns."""
+"""Faster R-CNN selects boxes as in the paper, in shapes that do not depend on data, and learns."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def suppress_one_by_one(boxes: Any, threshold: float) -> Any:
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7])
 def test_suppression_in_rounds_is_suppression_box_by_box(threshold: float) -> None:
     boxes = random_boxes(3, 300)
-    found = find_distinct(boxes, threshold)
-    for mine, each in zip(found, boxes, strict=True):
-        expected = suppress_one_by_one(each, threshold)
+    distinct = find_distinct(boxes, threshold)
+    for mine, candidates in zip(distinct, boxes, strict=True):
+        expected = suppress_one_by_one(candidates, threshold)
         assert 1 < expected.sum() < 300
         assert torch.equal(mine, expected)
 
@@ -167,7 +167,7 @@ def test_what_is_drawn_is_random() -> None:
 
 
 def test_regions_are_means_of_interpolated_points() -> None:
-    # Features that rise evenly: each point of a region has the value of its own centre.
+    # The features are linear, so each point of a region has the value at its centre.
     y, x = torch.meshgrid(torch.arange(6.0), torch.arange(8.0), indexing="ij")
     features = torch.stack([x, y]).expand(2, 2, 6, 8)
     boxes = torch.tensor(
@@ -203,8 +203,8 @@ def test_it_learns_where_an_object_is_and_whether_it_is_bright_or_dark() -> None
             box[:] = torch.tensor([x, y, right, bottom])
         return images, boxes, labels
 
-    def found() -> tuple[float, float]:
-        """How well the best proposal overlaps the object, and how often its kind is known."""
+    def detected() -> tuple[float, float]:
+        """How well the best proposal overlaps the object, and how often its class is right."""
         images, boxes, labels = refill()
         with torch.no_grad():
             features = model.body(images)
@@ -214,9 +214,9 @@ def test_it_learns_where_an_object_is_and_whether_it_is_bright_or_dark() -> None
         overlaps = overlap(proposals[:, :1], boxes[:, :1])
         return float(overlaps.mean()), float((kinds == labels[:, 0]).float().mean())
 
-    assert found()[0] < 0.4
+    assert detected()[0] < 0.4
     losses = losses_of(step, 100, refill)
     assert sum(losses[-10:]) / 10 < 0.6 * losses[0]
-    overlaps, known = zip(*(found() for _ in range(5)), strict=True)
+    overlaps, known = zip(*(detected() for _ in range(5)), strict=True)
     assert sum(overlaps) / 5 > 0.5
     assert sum(known) / 5 > 0.9

@@ -1,4 +1,4 @@
-"""Latent diffusion is the published network, reads times and words, and learns to see noise."""
+"""Latent diffusion is the published network, reads times and words, and learns to predict noise."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_it_multiplies_as_often_as_published() -> None:
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         UNet().eval()(*published_inputs())
     flops = {op.__name__: number for op, number in counter.get_flop_counts()["Global"].items()}
-    # Kim et al., BK-SDM, 2023: 339 G in a call, by a tool that counts layers, not attention's own.
+    # Kim et al., BK-SDM, 2023: 339 G per call, by a tool that counts layers but not the products
+    # inside attention.
     layers = flops["convolution"] + flops["addmm"] + flops["mm"]
     assert layers / 2 == pytest.approx(339e9, rel=2e-3)
 
@@ -82,9 +83,9 @@ def test_it_reads_the_time_and_the_words() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"latent": 9}, "halved 1 times cannot be 9 wide"),
-        ({"width": 48}, "a multiple of 32 groups and 2 heads, not 48"),
-        ({"heads": 3}, "a multiple of 32 groups and 3 heads, not 32"),
+        ({"latent": 9}, "halved 1 times, so its side must be a multiple of 2, not 9"),
+        ({"width": 48}, r"a multiple of 32 \(groups\) and 2 \(heads\), not 48"),
+        ({"heads": 3}, r"a multiple of 32 \(groups\) and 3 \(heads\), not 32"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], message: str) -> None:
@@ -100,5 +101,5 @@ def test_it_learns_to_tell_noise_from_even_latents() -> None:
         sign = torch.randint(2, (8, 1, 1, 1)) * 2.0 - 1
         return sign.expand(8, 4, 4, 4), torch.randn(8, 4, 16)
 
-    # Who sees no noise pays its variance.
+    # A network that predicts no noise has a loss equal to the noise's variance.
     assert_learned(losses_of(step, 40, refill), guessing=1.0)

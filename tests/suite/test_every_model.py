@@ -24,7 +24,7 @@ from wavecast.suite.translation import sinusoids  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
-every_benchmark = pytest.mark.parametrize("each", benchmarks(), ids=lambda each: each.name)
+every_benchmark = pytest.mark.parametrize("model", benchmarks(), ids=lambda model: model.name)
 
 
 # The registry
@@ -39,7 +39,7 @@ def test_listing_the_suite_does_not_import_torch() -> None:
 
 
 def test_names_are_unique_and_found() -> None:
-    names = [each.name for each in benchmarks()]
+    names = [model.name for model in benchmarks()]
     assert len(set(names)) == len(names)
     assert [benchmark(name).name for name in names] == names
 
@@ -78,7 +78,7 @@ def test_sizes_that_do_not_fit_the_model_are_refused() -> None:
         benchmark("dcgan").make_step(device="cpu", image=48)
     with pytest.raises(InvalidInput, match="at least 2 layers, not 1"):
         benchmark("gnmt").make_step(device="cpu", layers=1)
-    with pytest.raises(InvalidInput, match="a multiple of 8 heads, not 100"):
+    with pytest.raises(InvalidInput, match="a multiple of the 8 heads, not 100"):
         benchmark("transformer").make_step(device="cpu", width=100)
     with pytest.raises(InvalidInput, match="not 64 of 224"):
         benchmark("inception-v3").make_step(device="cpu", image=224)
@@ -97,26 +97,26 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 @every_benchmark
-def test_it_has_the_published_parameters(each: Benchmark) -> None:
+def test_it_has_the_published_parameters(model: Benchmark) -> None:
     with torch.device("meta"):
-        step = each.make_step(batch=2, device="meta")
-    assert count(step.model) == each.published_parameters
+        step = model.make_step(batch=2, device="meta")
+    assert count(step.model) == model.published_parameters
 
 
 @every_benchmark
-def test_its_tokens_are_those_of_its_default_sequence(each: Benchmark) -> None:
-    if each.unit == "tokens":
+def test_its_tokens_are_those_of_its_default_sequence(model: Benchmark) -> None:
+    if model.unit == "tokens":
         with torch.device("meta"):
-            step = each.make_step(batch=1, device="meta")
-        assert step.inputs[0].numel() == each.units_per_sample
-    elif each.unit == "samples":
-        assert each.units_per_sample == 1
+            step = model.make_step(batch=1, device="meta")
+        assert step.inputs[0].numel() == model.units_per_sample
+    elif model.unit == "samples":
+        assert model.units_per_sample == 1
 
 
 @every_benchmark
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])  # not every CPU has fp16
-def test_a_step_trains_every_parameter_in_each_precision(each: Benchmark, precision: str) -> None:
-    step = small(each.name, batch=4, precision=precision)
+def test_a_step_trains_every_parameter_in_each_precision(model: Benchmark, precision: str) -> None:
+    step = small(model.name, batch=4, precision=precision)
     before = {name: value.clone() for name, value in step.model.named_parameters()}
     losses = [step(), step()]
     assert all(loss.shape == () and loss.isfinite() for loss in losses)
@@ -127,20 +127,20 @@ def test_a_step_trains_every_parameter_in_each_precision(each: Benchmark, precis
 
 @every_benchmark
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_it_traces_without_a_gpu_and_every_op_has_a_cost(each: Benchmark, precision: str) -> None:
-    traced = wavecast.trace(lambda: each.make_step(2, precision, **SMALL[each.name]))
+def test_it_traces_without_a_gpu_and_every_op_has_a_cost(model: Benchmark, precision: str) -> None:
+    traced = wavecast.trace(lambda: model.make_step(2, precision, **SMALL[model.name]))
     assert [call.op.name for call in traced.calls if cost_of(call.op) is None] == []
 
 
 @pytest.mark.gpu
 @every_benchmark
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_full_step_runs_on_a_gpu(each: Benchmark, precision: str) -> None:
-    step = each.make_step(precision=precision)
+def test_a_full_step_runs_on_a_gpu(model: Benchmark, precision: str) -> None:
+    step = model.make_step(precision=precision)
     assert all(loss.is_cuda and loss.isfinite() for loss in (step(), step()))
 
 
-# Against other people's models
+# Comparison with models of other authors
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_the_transformer_computes_what_torch_computes() -> None:
     causal = nn.Transformer.generate_square_subsequent_mask(5)
     with torch.no_grad():
         memory = encoder.eval()(ours._embed(source))
-        found = decoder.eval()(ours._embed(target), memory, tgt_mask=causal, tgt_is_causal=True)
-        expected = found @ ours.words.weight.T
+        decoded = decoder.eval()(ours._embed(target), memory, tgt_mask=causal, tgt_is_causal=True)
+        expected = decoded @ ours.words.weight.T
         torch.testing.assert_close(ours(source, target), expected)
 
 
@@ -321,7 +321,7 @@ def test_dcgan_makes_images_of_the_size_it_judges() -> None:
     assert step.model["discriminator"](made).shape == (2, 1, 1, 1)
 
 
-# What they can see
+# Which inputs an output depends on
 
 
 def test_gpt2_sees_the_past_only() -> None:
@@ -356,8 +356,8 @@ def test_a_translator_sees_all_of_the_source_and_the_past_of_the_target(name: st
     assert same.tolist() == [True] * 3 + [False] * 2
 
 
-# What they learn: each from fresh data with a rule in it. Who guesses pays log(choices); the bar is
-# half of that, which seeds other than ours also pass.
+# Learning: each model trains on fresh data that follow a rule. Guessing has a loss of log(choices).
+# The loss must fall below half of that, which it also does with other seeds than ours.
 
 
 def test_resnet_learns_which_colour_is_brightest() -> None:
@@ -375,7 +375,7 @@ def test_resnet_learns_which_colour_is_brightest() -> None:
 
 def test_inception_learns_which_colour_is_brightest_with_both_heads() -> None:
     step = small("inception-v3", batch=9, dropout=0.0)
-    # As many of each colour in every batch: the norms see nothing but the batch.
+    # Every batch has as many images of each colour, because the norms see only the batch.
     colours = torch.arange(9) % 3
 
     def refill() -> tuple[Any, ...]:
@@ -472,6 +472,6 @@ def test_gradients_are_clipped_after_they_are_unscaled() -> None:
 
 
 def test_every_function_takes_the_batch_and_the_precision_first() -> None:
-    for each in benchmarks():
-        parameters = inspect.signature(each._function()).parameters
+    for model in benchmarks():
+        parameters = inspect.signature(model._function()).parameters
         assert list(parameters)[:3] == ["batch", "precision", "device"]

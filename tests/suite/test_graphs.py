@@ -45,7 +45,7 @@ def test_it_takes_the_mean_of_the_neighbours() -> None:
 
 
 def test_a_single_node_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="at least 2, not 1"):
+    with pytest.raises(InvalidInput, match="at least 2 nodes, because of the batch norm, not 1"):
         small("graphsage", batch=1)
 
 

@@ -1,4 +1,4 @@
-"""Llama is the published one, computes what transformers computes, sees the past, and counts."""
+"""Llama is the published model, agrees with transformers', sees only the past, and can count."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_vectors_are_turned_in_their_own_precision() -> None:
 
 @pytest.mark.parametrize("sizes", [{"heads": 5}, {"key_value_heads": 3}, {"heads": 32}])
 def test_heads_that_do_not_fit_are_refused(sizes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match="needs an even part of the width, not of 32"):
+    with pytest.raises(InvalidInput, match="the width, 32, must divide into"):
         small("llama-1b", **sizes)
 
 

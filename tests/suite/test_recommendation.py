@@ -1,4 +1,4 @@
-"""DLRM has the published tables, multiplies every pair of features, and learns from pairs."""
+"""DLRM has the published tables, multiplies every pair of features, and learns from the pairs."""
 
 from __future__ import annotations
 

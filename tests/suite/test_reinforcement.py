@@ -1,4 +1,4 @@
-"""A3C's actors see four pictures, play, and learn which action is paid."""
+"""A3C's actors see four pictures, play, and learn which action is rewarded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_returns_reach_back_to_the_end_of_an_episode() -> None:
         return Moment(half, torch.zeros(1), action, rewards, lives)
 
     moments = [moment(1.0, 1.0), moment(2.0, 0.0), moment(4.0, 1.0)]
-    # Behind the last step 8 is expected: 4 + 0.5 · 8 = 8; the episode ends before it: 2; 1 + 1 = 2.
+    # The value after the last step is 8, so the last return is 4 + 0.5 · 8 = 8. The episode ends
+    # before that step, so the returns before it are 2 and 1 + 1 = 2.
     gains = [2.0, 2.0, 8.0]
     log2 = float(torch.tensor(2.0).log())
     expected = sum(gain * log2 + gain**2 - 0.01 * log2 for gain in gains)

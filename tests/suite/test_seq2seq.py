@@ -36,7 +36,7 @@ def test_sentences_have_20_to_30_words_and_are_the_same_each_time() -> None:
 
 @pytest.mark.parametrize(("shortest", "longest"), [(0, 3), (4, 3)])
 def test_sentences_that_cannot_be_are_refused(shortest: int, longest: int) -> None:
-    with pytest.raises(InvalidInput, match=f"no sentence has {shortest} to {longest} words"):
+    with pytest.raises(InvalidInput, match=f"sentences cannot have {shortest} to {longest} words"):
         small("nmt", shortest=shortest, longest=longest)
 
 

@@ -1,4 +1,4 @@
-"""Deep Speech 2 hears utterances as long as LibriSpeech's, and learns to spell what it hears."""
+"""Deep Speech 2 gets utterances as long as LibriSpeech's, and learns to spell them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_it_learns_to_spell_the_bands_that_it_hears() -> None:
     def refill() -> tuple[Any, ...]:
         said = torch.randint(1, 4, text.shape) * (text > 0)
         heard = said[:, place] * (frames < 7 * (text > 0).sum(dim=1, keepdim=True))
-        # A letter sounds for five frames of seven: twice the same letter has a pause in it.
+        # A letter lasts five of seven frames, so there is a pause between two equal letters.
         loud = (band[:, None] == heard[:, None] - 1) & (frames % 7 < 5)
         return 2.0 * loud[:, None] + 0.1 * torch.randn_like(spectrograms), said
 

@@ -1,4 +1,4 @@
-"""ViT computes what torch computes, and learns where the light is."""
+"""ViT agrees with torch's layers, and learns where an image is bright."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_dropout_is_behind_every_dense_layer_but_not_in_the_attention() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="a multiple of 16 pixels, not 230"):
+    with pytest.raises(InvalidInput, match="a multiple of 16 pixels wide, not 230"):
         benchmark("vit").make_step(device="cpu", image=230)
-    with pytest.raises(InvalidInput, match="a multiple of 12 heads, not 100"):
+    with pytest.raises(InvalidInput, match=r"a multiple of 12 \(heads\), not 100"):
         benchmark("vit").make_step(device="cpu", width=100)
 
 

@@ -1,1 +1,1 @@
-"""Many measurements in one go, resumable after an interruption."""
+"""Many measurements in one run, which can be interrupted and continued."""

@@ -1,4 +1,4 @@
-"""Habitat's networks fitted on what you collected: rows in, a model file with its card out."""
+"""Habitat's networks, fitted on collected layer times, each with a card of its errors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Floats = NDArray[np.float64]
 
 TARGETS = ("forward", "backward", "forward+backward")
 FEWEST = 50
-"""Rows below which a network of a thousand neurons learns them by heart and nothing else."""
+"""The fewest rows to fit on. A network of a thousand neurons would only memorise fewer."""
 
 
 @dataclass(frozen=True)
 class FittedNetwork:
-    """A network, and the errors that its card says."""
+    """A fitted network, and the card that says on what it was fitted and how wrong it is."""
 
     network: MlpNetwork
     card: Mapping[str, Any]
@@ -41,19 +41,20 @@ def fit(
     recipe: Recipe | None = None,
     *,
     on: str = "cpu",
-    told: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> FittedNetwork:
-    """Fit a network of Habitat's kind (section 4.3), and say how far it can be trusted.
+    """Fit a network as Habitat does (section 4.3), and measure its errors.
 
-    One fit leaves out a fifth of the configurations, one more each GPU in turn; the network that
-    is kept has seen all rows.
+    The errors come from fits that leave data out: one leaves out a fifth of the configurations,
+    and if there are several GPUs, one fit each leaves out one GPU. The network that is returned
+    was trained on all rows.
 
     Args:
         rows: measured layers of one kind, from `wavecast collect` on one or several GPUs.
-        target: what to predict, one of `TARGETS`.
-        recipe: width, epochs and so on; the published ones if not given.
+        target: the time to predict, one of `TARGETS`.
+        recipe: width, number of epochs and so on. None for Habitat's published values.
         on: where to train, "cpu" or "cuda".
-        told: gets a line about each fit as it begins.
+        progress: called with a line of text when each fit begins.
     """
     from wavecast.frameworks.pytorch import mlp_fit
 
@@ -64,26 +65,26 @@ def fit(
         return mlp_fit.fit(table.features[chosen], table.milliseconds[chosen], recipe, device=on)
 
     def error(fitted: Any, chosen: NDArray[np.bool_]) -> float:
-        said = mlp_fit.milliseconds(fitted, table.features[chosen], on)
-        return float(np.abs(said / table.milliseconds[chosen] - 1).mean() * 100)
+        predicted = mlp_fit.milliseconds(fitted, table.features[chosen], on)
+        return float(np.abs(predicted / table.milliseconds[chosen] - 1).mean() * 100)
 
     layers = table.features[:, : -len(DEVICE_FEATURES)]
     seen = mlp_fit.split_by_configuration(layers)
-    told(f"{len(layers)} {table.kind} layers, a fifth of them left out")
+    progress(f"{len(layers)} {table.kind} layers, a fifth of them left out")
     held_out = error(trained(seen), ~seen)
     left_out = {}
     for gpu in table.gpus if len(table.gpus) > 1 else ():
-        told(f"{gpu} left out")
+        progress(f"{gpu} left out")
         own = table.gpu == gpu
         left_out[gpu] = error(trained(~own), own)
-    told("all rows")
+    progress("all rows")
     everything = np.ones(len(layers), dtype=bool)
     kept = trained(everything)
     network = MlpNetwork(kept.mean, kept.scale, kept.weights)
     scores = {
         "train_error": round(error(kept, everything), 2),
         "configuration_error": round(held_out, 2),
-        "left_out": {gpu: round(each, 2) for gpu, each in left_out.items()},
+        "left_out": {gpu: round(percent, 2) for gpu, percent in left_out.items()},
     }
     return FittedNetwork(network, _card(table, target, recipe, scores))
 
@@ -107,17 +108,20 @@ def _table(rows: Sequence[LayerRow], target: str) -> _LayerTable:
     kinds = {row.layer.KIND for row in rows}
     if len(kinds) > 1:
         raise InvalidInput(
-            f"these files have layers of several kinds ({', '.join(sorted(kinds))}); fit one kind "
-            "at a time"
+            f"these files have layers of several kinds ({', '.join(sorted(kinds))}); give files of "
+            "one kind"
         )
     measured = [row for row in rows if row.time.status is LayerStatus.OK]
     if len(measured) < FEWEST:
         raise InvalidInput(
-            f"{len(measured)} measured layers are too few to fit; collect {FEWEST} or more"
+            f"{len(measured)} measured layers are too few to fit a network; collect {FEWEST} or "
+            "more"
         )
     numbers = {gpu: device_features(device(gpu)) for gpu in {row.gpu for row in measured}}
     if unknown := [gpu for gpu, known in numbers.items() if known is None]:
-        raise InvalidInput(f"the number of SMs of {', '.join(unknown)} is not known")
+        raise InvalidInput(
+            f"the number of SMs of {', '.join(unknown)} is not known; leave out its rows"
+        )
     features = [features_of(row.layer, numbers[row.gpu] or ()) for row in measured]
     return _LayerTable(
         kind=kinds.pop(),
@@ -136,7 +140,8 @@ def _seconds(row: LayerRow, target: str) -> float:
 def _card(
     table: _LayerTable, target: str, recipe: Recipe, scores: Mapping[str, Any]
 ) -> dict[str, Any]:
-    # On a GPU left out, answers were off by about this much either way.
+    # The range of the predictions: the worst mean error on data that was left out, in both
+    # directions.
     worst = max(scores["left_out"].values(), default=scores["configuration_error"]) / 100
     ends = zip(table.features.min(0).tolist(), table.features.max(0).tolist(), strict=True)
     return {
@@ -152,5 +157,7 @@ def _card(
         "low": round(1 / (1 + worst), 3),
         "high": round(1 + worst, 3),
         **scores,
-        "ranges": {name: list(each) for name, each in zip(table.names, ends, strict=True)},
+        "ranges": {
+            name: list(least_most) for name, least_most in zip(table.names, ends, strict=True)
+        },
     }

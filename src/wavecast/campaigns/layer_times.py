@@ -1,21 +1,22 @@
-"""Times of sampled layers in a CSV file that outlives any interruption.
+"""Measured times of sampled layers, in a CSV file that survives any interruption.
 
-One row is one write of one whole line at the end of the file, so a killed collector leaves at
-most one torn line, which the next one cuts off. The index of a row in the sample says what is
-done: nothing is lost and nothing is measured twice, not even what did not fit into memory.
+Each row is appended in one write. A collector that is killed leaves at most one incomplete line,
+which the next run cuts off. Each row has the layer's index in the sample, so the next run knows
+which layers are done. No layer is lost and none is measured twice, not even one that did not fit
+into memory.
 """
 
 from __future__ import annotations
 
-import time as clock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
 from wavecast.errors import InvalidInput
-from wavecast.files import GrowingTable
+from wavecast.files import GrowingTable, csv_line
 from wavecast.predictors.mlp.layers import (
     KINDS,
     Layer,
@@ -29,7 +30,7 @@ from wavecast.predictors.mlp.samples import sample
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """One measured layer: `index` is its place in the sample of its seed."""
+    """One measured layer. `index` is its position in the sample of its seed."""
 
     index: int
     layer: Layer
@@ -37,15 +38,6 @@ class LayerRow:
     time: PassTimes
     seed: str
     software: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a collection is."""
-
-    done: int
-    total: int
-    remaining_s: float
 
 
 def collect(
@@ -61,110 +53,94 @@ def collect(
     limit_s: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Measure the first `count` layers of a sample, those that the file does not have yet.
+    """Measure those of the first `count` layers of a sample that the file does not have yet.
 
     Args:
-        kind: of the layers.
-        seed: of the sample, or the name of the list of `layers`.
+        kind: the kind of the layers, one of `KINDS`.
+        seed: the seed of the sample, or a name for the list of `layers`.
         count: how many layers the file should have in the end.
-        path: the CSV file; made when missing, continued when it is of this kind, seed and GPU.
-        time: measures a layer.
+        path: the CSV file. It is created if missing, and continued if it has the same kind of
+            layers, the same seed and the same GPU.
+        time: measures one layer.
         gpu: the id of the GPU that measures.
-        software: what measures: versions and settings.
-        layers: what to measure instead of the sample of a seed; the same at each call.
-        limit_s: begin no further layer after so many seconds.
-        progress: told after each layer.
+        software: versions and settings of the software that measures.
+        layers: layers to measure instead of a sample. Pass the same list at each call.
+        limit_s: start no layer after this many seconds.
+        progress: called after each layer.
 
     Returns:
-        How many rows the file has now.
+        The number of rows that the file has now.
 
     Raises:
-        InvalidInput: the file is of something else, or another process is writing it.
+        InvalidInput: the file holds something else, or another process is writing it.
     """
     wanted = islice(_sampled(kind, seed) if layers is None else layers, count)
-    began = clock.monotonic()
     check = partial(_refuse_another_campaign, path, str(seed), gpu)
     with table_of(kind).growing(path, check) as (known, add):
         done = {row.index for row in known}
-        measured, rows = 0, len(done)
-        total = max(count, rows)
-        for index, each in enumerate(wanted):
-            if index in done:
-                continue
-            if limit_s is not None and clock.monotonic() - began >= limit_s:
-                break
-            add(LayerRow(index, each, gpu, time(each), str(seed), software))
-            measured, rows = measured + 1, rows + 1
-            if progress is not None:
-                spent_s = clock.monotonic() - began
-                progress(Progress(rows, total, spent_s / measured * (total - rows)))
+        missing = [(index, layer) for index, layer in enumerate(wanted) if index not in done]
+        rows = len(done)
+        for index, layer in with_progress(
+            missing, already_done=len(done), report=progress, limit_s=limit_s
+        ):
+            add(LayerRow(index, layer, gpu, time(layer), str(seed), software))
+            rows += 1
     return rows
 
 
 def read_rows(path: Path) -> tuple[LayerRow, ...]:
-    """The rows of a file in the order of their index; a torn last line does not count.
+    """The rows of a file, ordered by index. An incomplete last line is ignored.
 
     Raises:
-        InvalidInput: the file is not one that `collect` wrote; says which line and why.
+        InvalidInput: `collect` did not write this file. The message says which line is wrong.
     """
     rows = _table_in(path).read(path)
     _refuse_repeated(path, rows)
     return tuple(sorted(rows, key=lambda row: row.index))
 
 
-def join(tables: Iterable[Sequence[LayerRow]]) -> dict[Layer, dict[str, PassTimes]]:
-    """The times of each layer by GPU, of the layers that all the tables have measured."""
-    by_table: list[dict[Layer, dict[str, PassTimes]]] = []
-    for rows in tables:
-        measured: dict[Layer, dict[str, PassTimes]] = {}
-        for row in rows:
-            if row.time.status is LayerStatus.OK:
-                measured.setdefault(row.layer, {})[row.gpu] = row.time
-        by_table.append(measured)
-    if not by_table:
-        return {}
-    first, *others = by_table
-    common = [each for each in first if all(each in other for other in others)]
-    return {
-        each: {gpu: time for table in by_table for gpu, time in table[each].items()}
-        for each in common
-    }
-
-
 # The file.
 
 
 def table_of(kind: str) -> GrowingTable[LayerRow]:
-    """The table of measured layers of a kind."""
+    """The format of a file of measured layers of one kind."""
     measured = ("gpu", "forward_s", "backward_s", "status", "seed", "software")
     columns = ("index", "kind", *layer_type(kind).names(), *measured)
     return GrowingTable(f"measured {kind} layers", columns, _to_texts, _from_texts)
 
 
 def _table_in(path: Path) -> GrowingTable[LayerRow]:
-    """The table that a file begins as; that of the first kind if it begins as none."""
+    """The format of a file, by the columns in its first line, which may be incomplete."""
     try:
-        with path.open(encoding="utf-8") as file:
-            header = file.readline().rstrip("\n").split(",")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: cannot be read ({error})") from None
-    tables = [table_of(kind) for kind in KINDS]
-    return next((table for table in tables if list(table.columns) == header), tables[0])
+        with path.open("rb") as file:
+            first_line = file.readline()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
+    for table in map(table_of, KINDS):
+        if csv_line(table.columns).startswith(first_line):
+            return table
+    raise InvalidInput(
+        f"{path} has no measured layers: its first line does not name the columns of "
+        f"{', '.join(KINDS)} layers; wavecast collect writes such files"
+    )
 
 
 def _sampled(kind: str, seed: int | str) -> Iterator[Layer]:
     if not isinstance(seed, int):
-        raise InvalidInput(f'"{seed}" is the name of no sample; give the layers, or a whole number')
+        raise InvalidInput(
+            f'there is no sample named "{seed}"; give a whole number as seed, or the layers'
+        )
     return sample(kind, seed)
 
 
 def _refuse_another_campaign(path: Path, seed: str, gpu: str, rows: Sequence[LayerRow]) -> None:
     _refuse_repeated(path, rows)
+    refuse_another_gpu(path, gpu, rows)
     for row in rows:
-        if (row.seed, row.gpu) != (seed, gpu):
+        if row.seed != seed:
             raise InvalidInput(
-                f"{path}: has layers of seed {row.seed} measured on {row.gpu}, "
-                f"not of seed {seed} on {gpu}; choose another file"
+                f"{path} has layers of seed {row.seed}, and seed {seed} was asked for; "
+                "choose another file"
             )
 
 
@@ -172,7 +148,7 @@ def _refuse_repeated(path: Path, rows: Sequence[LayerRow]) -> None:
     seen: set[int] = set()
     for line, row in enumerate(rows, start=2):
         if row.index in seen:
-            raise InvalidInput(f"{path}: line {line} repeats index {row.index}")
+            raise InvalidInput(f"{path}: line {line} repeats index {row.index}; remove one of them")
         seen.add(row.index)
 
 

@@ -1,13 +1,13 @@
-"""The suite measured on this machine's GPU: many steps, one row each, resumable.
+"""The benchmark suite, measured on this machine's GPU: one row of results for each step.
 
-Each step runs until it is stable and is sampled then (TBD, section III-D2); one more look at it
-gives utilisation and memory. The file grows by whole rows: what it has is not measured again.
+Each step runs until its time is stable, and is sampled from then on (TBD, section III-D2). One
+profiled iteration more gives utilisation and memory. The file grows by whole rows, and a step that
+has a row is not measured again.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from wavecast import suite
-from wavecast.errors import InvalidInput
+from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
@@ -32,21 +32,21 @@ from wavecast.steps.profiling import profile_measured, profile_predicted
 def configurations(
     models: Sequence[str], precisions: Sequence[str], scales: Sequence[float] = (0.25, 0.5, 1.0)
 ) -> tuple[SuiteStep, ...]:
-    """Each model at several batches, parts of its default one, in each precision.
+    """The steps of a campaign: each model in each precision, at several batch sizes.
 
     Args:
-        models: names of the suite; all of it if empty.
-        precisions: of `suite.PRECISIONS`.
-        scales: of the default batch.
+        models: names of models of the suite; empty for all of them.
+        precisions: precisions of `suite.PRECISIONS`.
+        scales: the batch sizes, as fractions of the model's default batch.
     """
     chosen = [suite.benchmark(name) for name in models] or list(suite.benchmarks())
-    found = (
-        SuiteStep(each.name, max(each.smallest_batch, round(each.default_batch * scale)), p)
-        for each in chosen
+    steps = (
+        SuiteStep(model.name, max(model.smallest_batch, round(model.default_batch * scale)), p)
+        for model in chosen
         for p in precisions
         for scale in scales
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(steps))
 
 
 def run(
@@ -56,76 +56,72 @@ def run(
     *,
     gpu: str,
     again: Callable[[SuiteResult], SuiteResult] | None = None,
-    progress: Callable[[int, int, float], None] = lambda done, total, remaining_s: None,
+    progress: Callable[[Progress], None] | None = None,
     failed: Callable[[SuiteStep, Exception], None] | None = None,
 ) -> tuple[SuiteResult, ...]:
-    """Measure what the file does not have yet; gives all its rows.
+    """Measure the steps that a file does not have yet, and return all its rows.
 
     Args:
         wanted: the steps.
-        path: the CSV file, made when missing, continued when it is of this GPU.
-        measure: measures a step.
+        path: the CSV file. It is created if missing, and continued if it is of the same GPU.
+        measure: measures one step.
         gpu: the id of the GPU that measures.
-        again: samples once more a step whose row has fewer than `ENOUGH` stable iterations; the
-            new row counts.
-        progress: told how many are done, how many there are, and how long the rest takes.
-        failed: told of a step that could not be measured, which then has no row, so that the next
-            run tries again; without it the error ends the run.
+        again: samples a step once more whose row has fewer than `ENOUGH` stable iterations. The
+            new row replaces the old one.
+        progress: called after each step.
+        failed: called with a step that could not be measured, and the error. The step gets no row,
+            so the next run tries it again. If None, the error ends the run.
     """
     asked = tuple(wanted)
-    began = time.monotonic()
-    with TABLE.growing(path, partial(_refuse_another_gpu, path, gpu)) as (rows, add):
+    with TABLE.growing(path, partial(refuse_another_gpu, path, gpu)) as (rows, add):
         known = {row.configuration: row for row in rows}
         missing = [
-            each for each in asked if each not in known or (again and _is_short(known[each]))
+            step for step in asked if step not in known or (again and _is_short(known[step]))
         ]
-        for number, each in enumerate(missing, start=1):
+        done = len(asked) - len(missing)
+        for step in with_progress(missing, already_done=done, report=progress):
             try:
-                found = again(known[each]) if again and each in known else measure(each)
-                add(found)
-            except Exception as error:  # hours of other steps must not be lost to one
+                add(again(known[step]) if again and step in known else measure(step))
+            except Exception as error:  # one failing step must not cost hours of others
                 if failed is None:
                     raise
-                failed(each, error)
-            spent_s = time.monotonic() - began
-            done = len(asked) - len(missing) + number
-            progress(done, len(asked), spent_s / number * (len(missing) - number))
+                failed(step, error)
     return read_results(path)
 
 
 def measure_here(
-    each: SuiteStep, device: Device, limit_s: float = 20.0, traces: Path | None = None
+    step: SuiteStep, device: Device, limit_s: float = 20.0, traces: Path | None = None
 ) -> SuiteResult:
     """Measure a step of the suite on this machine's GPU.
 
     Args:
-        each: the step.
-        device: the GPU's facts.
-        limit_s: how long to sample iterations at most.
-        traces: a folder in which to keep the measured traces, too.
+        step: the step.
+        device: the data sheet of this machine's GPU.
+        limit_s: stop sampling iterations after this many seconds.
+        traces: a folder in which to save the measured traces. None to save none.
     """
     from wavecast.frameworks.pytorch.measurement import sampling
 
-    benchmark = suite.benchmark(each.model)
+    benchmark = suite.benchmark(step.model)
     try:
         sample = sampling.sample(
-            lambda: benchmark.make_step(each.batch, each.precision),
+            lambda: benchmark.make_step(step.batch, step.precision),
             is_enough,
             limit_s,
-            samples=round(each.batch * benchmark.units_per_sample),
+            samples=round(step.batch * benchmark.units_per_sample),
             unit=benchmark.unit,
         )
     except sampling.OutOfMemory:
-        return SuiteResult(each.model, each.batch, each.precision, device.id, "oom", benchmark.unit)
+        return SuiteResult(step.model, step.batch, step.precision, device.id, "oom", benchmark.unit)
     assert sample.trace is not None
     if traces is not None:
         traces.mkdir(parents=True, exist_ok=True)
-        sample.trace.save(traces / f"{each.model}-b{each.batch}-{each.precision}.json.gz")
-    profile = profile_measured(each.model, sample.trace, device)
-    whole = sample.trace.measurement
-    assert whole is not None
+        sample.trace.save(traces / f"{step.model}-b{step.batch}-{step.precision}.json.gz")
+    profile = profile_measured(step.model, sample.trace, device)
+    measurement = sample.trace.measurement
+    assert measurement is not None
     row = SuiteResult(
-        **asdict(each),
+        **asdict(step),
         gpu=device.id,
         status="ok",
         unit=benchmark.unit,
@@ -134,56 +130,57 @@ def measure_here(
         cpu_utilisation=profile.cpu_utilisation,
         gpu_s=profile.gpu_s,
         host_s=profile.host_s,
-        software=f"{sample.trace.framework}, {whole.software}",
+        software=f"{sample.trace.framework}, {measurement.software}",
         **_memory(profile),
     )
     return _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
 
 
-def run_apart(work: Callable[..., SuiteResult], *given: Any) -> SuiteResult:
-    """What a function gives in a process of its own.
+def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
+    """Run a function in a new process, and return its result.
 
-    Once a profiler has looked at the GPU in a process, launches there take longer ever after: steps
-    that wait for the host by a quarter (docs/adr/0018). Each step must be the first.
+    Once a profiler has run in a process, every later launch in that process takes longer; steps
+    that wait for the host become a quarter slower (docs/adr/0018). So each step gets a process
+    in which no profiler has run yet.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *given).result()
+        return pool.submit(work, *arguments).result()
 
 
 def time_again(row: SuiteResult, limit_s: float = 20.0) -> SuiteResult:
-    """Sample the iterations of a step once more; what was seen of its parts stays.
+    """Sample the iterations of a step once more, and keep the profile of its kernels.
 
-    As TBD has it, one short profile says what a step consists of and a longer sample how fast it
-    runs: kernels take the same time again, iterations need many samples.
+    As in TBD, a short profile shows what a step consists of, and a longer sample how fast it
+    runs. Kernel times repeat well; iteration times need many samples.
     """
     from wavecast.frameworks.pytorch.measurement import sampling
 
     benchmark = suite.benchmark(row.model)
     try:
         sample = sampling.sample(
-            lambda: benchmark.make_step(row.batch, row.precision), is_enough, limit_s, look=False
+            lambda: benchmark.make_step(row.batch, row.precision), is_enough, limit_s, record=False
         )
     except sampling.OutOfMemory:
-        return row  # it ran before: what else is in the GPU's memory now is not the step's doing
+        return row  # it fitted before, so something else fills the GPU's memory now
     return _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
 
 
-def predict_there(each: SuiteStep, device: Device) -> SuiteResult:
-    """Predict a step of the suite on a GPU that nobody has."""
+def predict_there(step: SuiteStep, device: Device) -> SuiteResult:
+    """Predict a step of the suite on any GPU; this machine needs none."""
     from wavecast.frameworks.pytorch.capture import capture
 
-    benchmark = suite.benchmark(each.model)
+    benchmark = suite.benchmark(step.model)
     trace = capture(
-        lambda: benchmark.make_step(each.batch, each.precision), capability=family(device)
+        lambda: benchmark.make_step(step.batch, step.precision), capability=family(device)
     )
-    profile = profile_predicted(each.model, predict(trace, device))
+    profile = profile_predicted(step.model, predict(trace, device))
     return SuiteResult(
-        **asdict(each),
+        **asdict(step),
         gpu=device.id,
         status="predicted",
         unit=benchmark.unit,
         seconds=profile.seconds,
-        throughput_per_s=each.batch * benchmark.units_per_sample / profile.seconds,
+        throughput_per_s=step.batch * benchmark.units_per_sample / profile.seconds,
         gpu_utilisation=profile.gpu_utilisation,
         fp32_utilisation=profile.utilisation["fp32"],
         tensor_utilisation=profile.utilisation["tensor"],
@@ -196,14 +193,14 @@ def predict_there(each: SuiteStep, device: Device) -> SuiteResult:
 
 
 def _memory(profile: Profile) -> dict[str, Any]:
-    """Memory by kind under the names of the columns."""
+    """The memory of each kind, keyed by the column's name."""
     return {f"{kind.replace(' ', '_')}_bytes": n for kind, n in profile.memory_bytes.items()}
 
 
 def _timed(
     row: SuiteResult, seconds: Sequence[float], peak_bytes: int, reserved_bytes: int
 ) -> SuiteResult:
-    """The row with what a sample of iterations says."""
+    """The row with the times and the memory of a sample of iterations filled in."""
     start = settled_from(seconds)
     median_s = statistics.median(seconds[start:])
     return replace(
@@ -220,9 +217,3 @@ def _timed(
 
 def _is_short(row: SuiteResult) -> bool:
     return row.status == "ok" and (row.iterations or 0) < ENOUGH
-
-
-def _refuse_another_gpu(path: Path, gpu: str, rows: Sequence[SuiteResult]) -> None:
-    for row in rows:
-        if row.gpu != gpu:
-            raise InvalidInput(f"{path}: has results of {row.gpu}, not of {gpu}; choose another")

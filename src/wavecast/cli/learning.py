@@ -133,7 +133,7 @@ def _fit_layers(
     rows = [row for path in files for row in read_rows(path)]
     recipe = Recipe(width=width, epochs=epochs, late_after=epochs // 2)
     with telling() as told:
-        found = layer_fits.fit(rows, target, recipe, on=device, told=told)
+        found = layer_fits.fit(rows, target, recipe, on=device, progress=told)
     write_model(out, found.network, found.card)
     if as_json:
         print_json(dict(found.card))

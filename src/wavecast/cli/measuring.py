@@ -108,7 +108,7 @@ def calibrate(
     bandwidth of a copy and the rates of large matrix products, written into a device file apart
     from the nominal numbers. Both are in your configuration folder. Nothing else should run.
     """
-    from wavecast.hardware import host_files
+    from wavecast.hardware.calibration import calibrated
 
     has_gpu()  # says what to install where torch is missing
     with waiting("calibrating the host"):
@@ -133,20 +133,20 @@ def calibrate(
 
 
 def _calibrated_host() -> HostFile:
-    from wavecast.frameworks.pytorch.measurement import issuing
+    from wavecast.frameworks.pytorch.measurement import host_benchmark
     from wavecast.hardware.calibration import calibrated
 
-    times = {"cpu": issuing.time_host()}
+    times = {"cpu": host_benchmark.time_host()}
     direct: dict[str, float] = {}
     with_gpu = "without a GPU"
     if has_gpu():
-        times["cuda"], direct = issuing.time_host("cuda"), issuing.time_gpu()
-        with_gpu = f"with {issuing.gpu_name()}"
+        times["cuda"], direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
+        with_gpu = f"with {host_benchmark.gpu_name()}"
     return calibrated(
-        issuing.processor(),
+        host_benchmark.processor(),
         times,
         direct,
-        software=issuing.versions("cuda" if direct else "cpu"),
+        software=host_benchmark.versions("cuda" if direct else "cpu"),
         source=f"wavecast calibrate, {with_gpu}",
     )
 

@@ -93,7 +93,7 @@ def run(
             ),
             gpu=device.id,
             again=again_apart if again else None,
-            progress=lambda done, total, remaining_s: update(done, remaining_s),
+            progress=lambda now: update(now.done, now.remaining_s),
             failed=lambda each, error: failures.append(
                 f"{each.model}, batch {each.batch}, {each.precision}: {error}"
             ),

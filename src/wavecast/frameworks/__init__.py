@@ -1,1 +1,1 @@
-"""Ways to get a Trace, one file or folder each, and callbacks that record runs."""
+"""The ways to get a Trace of a training step: traced, measured, or from a profiler file."""

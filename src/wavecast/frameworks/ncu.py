@@ -1,9 +1,9 @@
-"""FLOPs and DRAM bytes of kernels, as the hardware counts them.
+"""FLOPs and DRAM bytes of kernels from the GPU's hardware counters, read by NVIDIA's `ncu`.
 
-NVIDIA's `ncu` runs a program again and counts; PyTorch's own profiler cannot in its public builds
-(tried on an H200 with torch 2.11: no counter range is ever recorded). Counting replays each kernel
-several times, so only kernels that matter are counted, once for each name and launch
-configuration, and remembered (Habitat, section 4.2).
+PyTorch's profiler cannot read them in its public builds (tried on an H200 with torch 2.11: no
+counter range is ever recorded). So `ncu` runs the program once more and counts. Counting replays
+each kernel several times, so only important kernels are counted, once for each name and launch
+configuration, and the counts are kept in a file (Habitat, section 4.2).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from wavecast.traces.counters import Counted, KernelKey, key_of
 from wavecast.traces.kernel_names import function_name, template_words
 from wavecast.traces.step import Kernel
 
-# How many FLOPs one count of each metric is.
+# How many FLOPs one count of each metric stands for.
 _PER_INSTRUCTION = {
     f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum": flops
     for op, flops in (
         *(("fadd", 1), ("fmul", 1), ("ffma", 2)),
-        *(("hadd", 2), ("hmul", 2), ("hfma", 4)),  # on pairs of halves
+        *(("hadd", 2), ("hmul", 2), ("hfma", 4)),  # on pairs of float16 numbers
         *(("dadd", 1), ("dmul", 1), ("dfma", 2)),
     )
 }
@@ -43,11 +43,11 @@ _BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 
 
 def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, Counted]:
-    """Count kernels that a program launches between cudaProfilerStart and Stop.
+    """The counts of kernels that a program launches between cudaProfilerStart and -Stop.
 
     Args:
-        kernels: those to count, as a profiler named them.
-        command: runs the program.
+        kernels: the kernels to count, as a profiler recorded them.
+        command: the command that runs the program.
     """
     wanted = {key: function_name(key[0]) for kernel in kernels if (key := key_of(kernel))}
     if not wanted:
@@ -56,21 +56,21 @@ def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, 
     if tool is None:
         raise MissingExtra("hardware counters need NVIDIA's ncu (Nsight Compute) on the PATH")
     rows = _run(tool, sorted(set(wanted.values())), command)
-    found: dict[tuple[str, int, int], list[_Row]] = {}
+    launches: dict[tuple[str, int, int], list[_Row]] = {}
     for row in rows:
-        found.setdefault((function_name(row.name), row.blocks, row.threads), []).append(row)
+        launches.setdefault((function_name(row.name), row.blocks, row.threads), []).append(row)
     return {
-        key: _mean(_alike(key[0], found[name, key[1], key[2]]))
+        key: _mean(_alike(key[0], launches[name, key[1], key[2]]))
         for key, name in wanted.items()
-        if (name, key[1], key[2]) in found
+        if (name, key[1], key[2]) in launches
     }
 
 
 def _alike(name: str, rows: Sequence[_Row]) -> list[Counted]:
-    """Of launches of a function, those of the same template; all where none is known to be.
+    """The counts of launches of the same template instance; of all launches if none matches.
 
-    ncu and the profiler write C++ names differently; the function's own name is the same, and
-    what is in <> is so but for casts and suffixes of numbers.
+    ncu and the profiler write C++ names differently. The function's name is the same in both, and
+    the template arguments differ only in casts and suffixes of numbers.
     """
     wanted = template_words(name)
     same = [row for row in rows if template_words(row.name) == wanted]
@@ -89,7 +89,7 @@ def _run(tool: str, names: Sequence[str], command: Sequence[str]) -> list[_Row]:
     pattern = "|".join(map(re.escape, names))
     for metrics in (
         [*_BYTES, *_PER_INSTRUCTION, *_TENSOR],
-        [*_BYTES, *_PER_INSTRUCTION],  # GPUs before Ampere do not count tensor cores' work
+        [*_BYTES, *_PER_INSTRUCTION],  # GPUs before Ampere do not count tensor-core ops
     ):
         ask = [
             *(tool, "--csv", "--print-units", "base", "--clock-control", "none"),
@@ -102,13 +102,13 @@ def _run(tool: str, names: Sequence[str], command: Sequence[str]) -> list[_Row]:
             return rows
     reason = next(
         (line for line in (done.stdout + done.stderr).splitlines() if "==ERROR==" in line),
-        f"it exited with {done.returncode} and counted nothing",
+        f"it exited with status {done.returncode} and counted nothing",
     )
     raise InvalidInput(f"ncu counted no kernel: {reason}")
 
 
 def _parse(text: str) -> list[_Row]:
-    # The program's own output and ncu's remarks come before the table and between its lines.
+    # The program's output and ncu's messages come before the table and between its lines.
     lines = dropwhile(lambda line: not line.startswith('"ID",'), text.splitlines())
     launches: dict[str, dict[str, Any]] = {}
     for row in csv.DictReader(line for line in lines if line.startswith('"')):
@@ -125,7 +125,8 @@ def _parse(text: str) -> list[_Row]:
 
 def _row(row: Mapping[str, str], metrics: Mapping[str, float]) -> _Row:
     flops = sum(
-        each * metrics.get(name, 0.0) for name, each in (_PER_INSTRUCTION | _TENSOR).items()
+        per_count * metrics.get(name, 0.0)
+        for name, per_count in (_PER_INSTRUCTION | _TENSOR).items()
     )
     dram_bytes = sum(metrics.get(name, 0.0) for name in _BYTES)
     return _Row(
@@ -152,13 +153,13 @@ def _mean(runs: Sequence[Counted]) -> Counted:
 
 
 def cache_path(gpu: str) -> Path:
-    """Where counts of a GPU's kernels are remembered."""
+    """The file that keeps the counts of a GPU's kernels."""
     name = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     return cache_folder() / "counters" / f"{name}.json"
 
 
 def load(path: Path) -> dict[KernelKey, Counted]:
-    """The counts in a file; none if there is no such file."""
+    """The counts in a file; empty if there is no such file."""
     try:
         rows = json.loads(path.read_text())
         return {
@@ -174,7 +175,7 @@ def load(path: Path) -> dict[KernelKey, Counted]:
 
 
 def save(counted: Mapping[KernelKey, Counted], path: Path) -> None:
-    """Write counts, all or nothing."""
-    rows = [[*key, each.flops, each.dram_bytes] for key, each in sorted(counted.items())]
+    """Write counts to a file. If that fails, the old file stays as it was."""
+    rows = [[*key, counts.flops, counts.dram_bytes] for key, counts in sorted(counted.items())]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(rows))

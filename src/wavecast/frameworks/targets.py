@@ -1,4 +1,4 @@
-"""What a command works on: a step in a file or module, a suite model, timm, or a saved trace."""
+"""The target of a command: a function in a file or module, a suite or timm model, or a trace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Target:
-    """A step to trace, or the trace of one."""
+    """A step to trace, or a trace."""
 
     name: str
     make_step: MakeStep | None = None
@@ -43,9 +43,9 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
     """The target that a text names.
 
     Args:
-        text: one of `FORMS`.
-        batch: samples in a batch; the target's own if not given.
-        precision: one of `wavecast.suite.PRECISIONS`; float32 if not given.
+        text: the target, in one of the `FORMS`.
+        batch: the number of samples in a batch. None for the target's default.
+        precision: one of `wavecast.suite.PRECISIONS`. None for float32.
     """
     if batch is not None and batch < 1:
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
@@ -60,7 +60,7 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
     if not text.strip():
         raise InvalidInput(f"the target is empty; a target is {FORMS}")
     if text.endswith(".py"):
-        raise InvalidInput(f"which function of {text}? write {text}:make_step")
+        raise InvalidInput(f"{text} names a file but no function; write {text}:make_step")
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
     return _suite_model(text, batch, precision or "fp32")
@@ -69,23 +69,23 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
 def _saved(path: str, batch: int | None, precision: str | None) -> Target:
     trace = _read_trace(path)
     if not trace.calls:
-        raise InvalidInput(f"the trace {path} is empty: no op ran in it; trace the step again")
+        raise InvalidInput(f"the trace {path} has no ops; trace the step again")
     if batch is not None and trace.samples is None and trace.measurement is not None:
-        trace = replace(trace, samples=batch)  # a profiler does not know it
+        trace = replace(trace, samples=batch)  # a profiler file does not have it
     elif batch is not None:
         raise InvalidInput(
-            f"{path} is a trace: its batch is fixed; trace the step again to change it, or give "
+            f"{path} is a trace, whose batch is fixed; trace the step again to change it, or give "
             "traces of three batches to wavecast extrapolate"
         )
     if precision is not None and trace.measurement is None:
         raise InvalidInput(
-            f"{path} is a trace: its precision is fixed; trace the step again to change it"
+            f"{path} is a trace, whose precision is fixed; trace the step again to change it"
         )
     return Target(Path(path).name, trace=trace, samples=trace.samples, unit=trace.unit)
 
 
 def _read_trace(path: str) -> Trace:
-    """A trace of ours, or what torch.profiler wrote; both are JSON."""
+    """The trace in a file: one of our own, or a torch.profiler file. Both are JSON."""
     if _is_profile(Path(path)):
         from wavecast.frameworks.kineto import read_kineto
 
@@ -97,13 +97,13 @@ _PROFILE_FIELDS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
 
 
 def _is_profile(path: Path) -> bool:
-    if path.suffix == ".json":  # our own traces are always compressed
+    if path.suffix == ".json":  # traces of our own are always compressed
         return True
     try:
         with gzip.open(path) as file:
             beginning = file.read(1 << 16)
     except (OSError, EOFError, zlib.error):
-        return False  # load_trace says what is wrong
+        return False  # load_trace will say what is wrong
     return any(field in beginning for field in _PROFILE_FIELDS)
 
 
@@ -134,12 +134,14 @@ def _function(text: str, batch: int | None, precision: str | None) -> Target:
     place, _, name = text.rpartition(":")
     is_file = place.endswith(".py")
     if not place or not name or (place.startswith(".") and not is_file):
-        raise InvalidInput(f"{text!r} names no function of a file or module; a target is {FORMS}")
+        raise InvalidInput(
+            f"{text!r} does not name a function of a file or module; a target is {FORMS}"
+        )
     if is_file and not Path(place).is_file():
         raise InvalidInput(f"there is no file {place} (looked in {Path.cwd()})")
 
     def make_step() -> Callable[[], Any]:
-        # Imported while tracing: the file may put tensors on the GPU as it is read.
+        # Imported while tracing, because the file may put tensors on the GPU when it is imported.
         make = _attribute(_import(place), name, text)
         step: Callable[[], Any] = make(**_arguments(make, text, batch, precision))
         _refuse_async(step, f"the step that {text} returned")
@@ -156,7 +158,9 @@ def _import(place: str) -> Any:
         return _import_file(place) if is_file else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if is_file or error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise InvalidInput(f"{place} fails on import: {error}; install it first") from error
+            raise InvalidInput(
+                f"{place} fails on import: {error}; install that module first"
+            ) from error
         raise InvalidInput(
             f"there is no module {place} (no {error.name!r} here or installed); a target is {FORMS}"
         ) from error
@@ -165,7 +169,7 @@ def _import(place: str) -> Any:
     except SystemExit as error:
         raise InvalidInput(
             f"{place} fails on import: it calls sys.exit({error.code!r}); a target is imported, so "
-            "put what the script runs under: if __name__ == '__main__'"
+            "put the script's main part under: if __name__ == '__main__'"
         ) from error
     except Exception as error:
         raise InvalidInput(
@@ -191,7 +195,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _where(error: Exception, folder: str) -> str:
-    """The innermost line of the user's own code that an error went through."""
+    """The innermost line of the user's code in the traceback of an error."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -201,50 +205,48 @@ def _where(error: Exception, folder: str) -> str:
 
 
 def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if found is None:
+    value = getattr(module, name, None)
+    if value is None:
         functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
         known = ", ".join(sorted(functions)) if functions else "no function at all"
         raise UnknownName(f"{text}: there is no function {name!r}; it has {known}")
-    if not callable(found):
+    if not callable(value):
         raise InvalidInput(
-            f"{text} is no function but of type {type(found).__name__}; name one that builds "
-            "model, optimizer and inputs and returns the function of one step"
+            f"{text} is not a function but of type {type(value).__name__}; name one that builds "
+            "model, optimizer and inputs and returns the function that runs one step"
         )
-    _refuse_async(found, text)
-    make: Callable[..., Any] = found
+    _refuse_async(value, text)
+    make: Callable[..., Any] = value
     return make
 
 
 def _refuse_async(function: Any, text: str) -> None:
-    """Functions whose body does not run when they are called would trace as nothing."""
-    sorts = {
+    """Refuse functions whose body does not run when they are called: nothing would be traced."""
+    kinds = {
         "an async function": inspect.iscoroutinefunction,
         "a generator": inspect.isgeneratorfunction,
         "an async generator": inspect.isasyncgenfunction,
     }
-    for sort, is_that in sorts.items():
-        if is_that(function):
-            raise InvalidInput(f"{text} is {sort}; write a plain function: def, return, no yield")
+    for kind, is_of_kind in kinds.items():
+        if is_of_kind(function):
+            raise InvalidInput(f"{text} is {kind}; write a plain function, without async and yield")
 
 
 def _arguments(
     make: Callable[..., Any], text: str, batch: int | None, precision: str | None
 ) -> dict[str, Any]:
-    """Batch and precision, if the function takes them."""
+    """The arguments for the function: batch and precision, as far as they are given."""
     try:
         known = inspect.signature(make).parameters
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{text}: cannot tell which arguments it takes; wrap it in a def") from (
-            error
-        )
+        raise InvalidInput(
+            f"{text}: Python does not know which arguments it takes; wrap it in a function (def)"
+        ) from error
     given = {"batch": batch, "precision": precision}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for name, value in given.items():
         if value is not None and name not in known and not takes_any:
-            raise InvalidInput(
-                f"{text} takes no {name!r}: give it a parameter of that name, or leave --{name} out"
-            )
+            raise InvalidInput(f"{text} has no parameter {name!r}; add one, or leave out --{name}")
     missing = [
         name
         for name, p in known.items()
@@ -256,7 +258,7 @@ def _arguments(
         hint = (
             "use --batch and --precision"
             if set(missing) <= set(given)
-            else "a target may only need batch and precision; give the others a default"
+            else "only batch and precision can be given; give the others a default value"
         )
         raise InvalidInput(f"{text} needs a value for {', '.join(missing)}; {hint}")
     return {name: value for name, value in given.items() if value is not None}

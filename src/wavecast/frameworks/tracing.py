@@ -1,4 +1,4 @@
-"""Tracing without a GPU: one step for one GPU, for several families of GPUs, or at many batches."""
+"""Traces made without a GPU: for one GPU, for several GPU families, or at several batch sizes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,38 @@ def trace(
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
-    """The trace of one training step: no GPU, no arithmetic, no weights in memory.
+    """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
+
+    Example:
+        ```python
+        def make_step():
+            model = torch.nn.Linear(512, 10).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            x = torch.randn(64, 512, device="cuda")
+
+            def step():
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+
+            return step
+
+        trace = wavecast.trace(make_step, samples=64)
+        wavecast.predict(trace, "h100-sxm-80gb").seconds
+        ```
 
     Args:
         make_step: builds model, optimizer and inputs as for CUDA, and returns the function that
             runs one training step.
-        gpu: the GPU for which kernels are chosen; a recent data-centre GPU if not given. It
-            matters for attention, of which older GPUs have other kernels.
-        capability: the same by compute capability alone.
+        gpu: the GPU whose kernels to choose; a recent data-centre GPU if None. It matters only for
+            attention, for which older GPUs have other kernels.
+        capability: the compute capability of the GPU, instead of `gpu`.
         samples: how many samples (or other `unit`) one step consumes, for throughput.
         unit: what `samples` counts.
-        progress: called now and then with the number of ops traced so far.
+        progress: called from time to time with the number of ops traced so far.
+
+    Raises:
+        CaptureError: the step cannot be traced. The message names the line of your code.
     """
     with needing_extra("tracing"):
         from wavecast.frameworks.pytorch.capture import capture
@@ -51,10 +72,10 @@ def trace(
 
 
 class FamilyTraces:
-    """The traces of one step for several families of GPUs, each made when first asked for.
+    """The traces of one step for several GPU families, each made when it is first needed.
 
-    GPUs of different families choose different kernels for attention. A step without attention is
-    traced once for all of them.
+    GPU families have different kernels for attention. A step without attention is traced once for
+    all of them.
     """
 
     def __init__(self, trace_for: Callable[[Family], Trace]) -> None:
@@ -62,7 +83,7 @@ class FamilyTraces:
         self._traces: dict[Family, Trace] = {}
 
     def on(self, gpu: Device) -> Trace:
-        """The trace of the step as a GPU runs it."""
+        """The trace of the step with the kernels of this GPU's family."""
         wanted = family(gpu)
         if wanted not in self._traces:
             first = next(iter(self._traces.values()), None)
@@ -72,8 +93,8 @@ class FamilyTraces:
 
 
 def depends_on_family(trace: Trace) -> bool:
-    """Whether a step has attention, whose kernels depend on the family of the GPU."""
-    # `_safe_softmax` is what attention is made of where a GPU has no kernel for it.
+    """Whether a step has attention, whose kernels depend on the GPU family."""
+    # A GPU without a kernel for attention runs several ops instead, `_safe_softmax` among them.
     return any("attention" in op.name or op.base == "aten._safe_softmax" for op in trace.counts)
 
 
@@ -85,16 +106,21 @@ def max_batch(
     start: int = 8,
     expandable_segments: bool = False,
 ) -> LargestBatch:
-    """The largest batch whose training step fits on a GPU.
+    """The largest batch whose training step fits into a GPU's memory.
+
+    Example:
+        ```python
+        wavecast.max_batch(make_step_of_batch, "l4").batch  # make_step_of_batch(16) -> step
+        ```
 
     Args:
-        make_step_of_batch: builds model, optimizer and inputs for so many samples, as for CUDA,
-            and returns the function that runs one step.
-        gpu: where it should run.
-        limit_bytes: what the allocator may reserve; all of the GPU's memory but the context and
-            the libraries if not given.
-        start: a batch that is likely to fit, to begin with.
-        expandable_segments: as torch's allocator has it with `expandable_segments:True`.
+        make_step_of_batch: builds model, optimizer and inputs for a batch of that many samples, as
+            for CUDA, and returns the function that runs one step.
+        gpu: the GPU.
+        limit_bytes: how much the allocator may reserve. None for the GPU's whole memory without
+            the CUDA context and the libraries.
+        start: a batch that is likely to fit, where the search begins.
+        expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
     """
     target = device(gpu) if isinstance(gpu, str) else gpu
 

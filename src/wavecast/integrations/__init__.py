@@ -1,1 +1,1 @@
-"""Callbacks for the tools people train with."""
+"""Callbacks for training tools, which record trainings in the run store."""

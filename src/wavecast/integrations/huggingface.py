@@ -1,5 +1,7 @@
 """A callback for Hugging Face's Trainer that records its trainings in the run store.
 
+from wavecast.integrations.huggingface import RunRecorder
+
 trainer = Trainer(..., callbacks=[RunRecorder()])
 """
 
@@ -10,7 +12,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wavecast.integrations.recording import TrainingRecorder, gpu_name, precision_of
+from wavecast.integrations.training_recorder import TrainingRecorder, gpu_name, precision_of
 from wavecast.runs.readers.facts import Facts
 
 
@@ -19,7 +21,7 @@ class TrainerRunRecorder(TrainerCallback):
 
     Args:
         store: a file for SQLite or the URL of a PostgreSQL database, as for `wavecast.RunStore`.
-        given: what the Trainer does not say or says wrongly, as for `wavecast.read_runs`:
+        given: facts that the Trainer does not have or has wrong, as for `wavecast.read_runs`:
             `model`, `gpu`, `warm_up`, ...
     """
 
@@ -27,26 +29,30 @@ class TrainerRunRecorder(TrainerCallback):
         self.recorder = TrainingRecorder(store, "transformers.Trainer", **given)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget the training before."""
+        """Start a new record."""
         self.recorder.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note when a step ended."""
+        """Record the time at which a step ended."""
         if state.is_world_process_zero:
             self.recorder.step(state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the evaluation out of the time."""
+        """Exclude the time of the evaluation."""
         self.recorder.interrupt()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the checkpoint out of the time."""
+        """Exclude the time of the checkpoint."""
         self.recorder.interrupt()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the training, in one process of many."""
+        """Store the training, in the first process only."""
         if state.is_world_process_zero:
             self.recorder.end(_facts(args, kwargs.get("model")))
+
+
+RunRecorder = TrainerRunRecorder
+"""The name under which users import it."""
 
 
 def _facts(args: Any, model: Any) -> Facts:
@@ -54,7 +60,7 @@ def _facts(args: Any, model: Any) -> Facts:
     autocast = "bf16" if args.bf16 else "fp16" if args.fp16 else None
     return Facts(
         model=getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__,
-        # Of one process, which may have several GPUs.
+        # `train_batch_size` is that of one process, which may have several GPUs.
         batch=args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
         gpu=gpu_name(args.device),
         gpus=gpus,

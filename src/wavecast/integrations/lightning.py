@@ -1,5 +1,7 @@
 """A callback for Lightning's Trainer that records its trainings in the run store.
 
+from wavecast.integrations.lightning import RunRecorder
+
 trainer = Trainer(..., callbacks=[RunRecorder()])
 """
 
@@ -11,20 +13,20 @@ import sys
 from typing import Any
 
 from wavecast.errors import MissingExtra
-from wavecast.integrations.recording import TrainingRecorder, gpu_name, precision_of
+from wavecast.integrations.training_recorder import TrainingRecorder, gpu_name, precision_of
 from wavecast.runs.readers.facts import Facts, Given, find_facts
 
 
 def _callback() -> Any:
-    """Lightning's base class, from whichever of its two packages is in use."""
+    """Lightning's base class for callbacks, from that of its two packages which is in use."""
     names = ("lightning.pytorch", "pytorch_lightning")
-    for name in sorted(names, key=lambda each: each not in sys.modules):
+    for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
         except ModuleNotFoundError as error:
             if error.name not in ("lightning", "pytorch_lightning"):
                 raise
-    raise MissingExtra("recording Lightning's trainings needs it: pip install lightning")
+    raise MissingExtra("recording Lightning's trainings needs Lightning: pip install lightning")
 
 
 class LightningRunRecorder(_callback()):  # type: ignore[misc]
@@ -32,7 +34,7 @@ class LightningRunRecorder(_callback()):  # type: ignore[misc]
 
     Args:
         store: a file for SQLite or the URL of a PostgreSQL database, as for `wavecast.RunStore`.
-        given: what the Trainer does not say or says wrongly, as for `wavecast.read_runs`:
+        given: facts that the Trainer does not have or has wrong, as for `wavecast.read_runs`:
             `model`, `batch`, `gpu`, `warm_up`, ...
     """
 
@@ -41,38 +43,42 @@ class LightningRunRecorder(_callback()):  # type: ignore[misc]
         self._step = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forget the training before."""
+        """Start a new record."""
         self.recorder.begin()
         self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Note when a step ended; a batch whose gradients are kept for the next is not one."""
+        """Record the time at which a step ended. Batches of an accumulation are not steps."""
         if trainer.is_global_zero and trainer.global_step > self._step:
             self._step = trainer.global_step
             self.recorder.step(self._step)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the validation out of the time."""
+        """Exclude the time of the validation."""
         self.recorder.interrupt()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Leave the checkpoint out of the time."""
+        """Exclude the time of the checkpoint."""
         self.recorder.interrupt()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Record the training, in one process of many."""
+        """Store the training, in the first process only."""
         if trainer.is_global_zero:
             self.recorder.end(_facts(trainer, pl_module))
 
 
+RunRecorder = LightningRunRecorder
+"""The name under which users import it."""
+
+
 def _facts(trainer: Any, module: Any) -> Facts:
     batch = getattr(trainer.train_dataloader, "batch_size", None)
-    told = find_facts({"precision": trainer.precision}, Given(), None).precision
+    precision = find_facts({"precision": trainer.precision}, Given(), None).precision
     return Facts(
         model=type(module).__name__,
         batch=batch and batch * trainer.world_size * trainer.accumulate_grad_batches,
         gpu=gpu_name(trainer.strategy.root_device),
         gpus=trainer.world_size,
-        precision=precision_of(module) if told == "fp32" else told,
+        precision=precision_of(module) if precision == "fp32" else precision,
         framework="pytorch",
     )

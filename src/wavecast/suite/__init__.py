@@ -1,8 +1,8 @@
-"""The benchmark suite: published models, trained as published, to predict and to measure.
+"""The benchmark suite: published models with their published training, to predict and measure.
 
-One file is one application domain, or one long model; one line of `_BENCHMARKS` is one model. To
-add a model, write a function `name_of_the_model(batch, precision, *, device="cuda", ...)` that
-returns a `TrainingStep` in its domain's file, and add its line here.
+Each file has the models of one application domain, or one long model. Each entry of `_BENCHMARKS`
+is one model. To add a model, write a function `name_of_the_model(batch, precision, *,
+device="cuda", ...)` that returns a `TrainingStep` in the file of its domain, and add its entry.
 
     step = benchmark("resnet50").make_step(batch=32, precision="bf16")
     loss = step()
@@ -27,39 +27,40 @@ if TYPE_CHECKING:
 __all__ = ["PRECISIONS", "Benchmark", "benchmark", "benchmarks"]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-"""Plain float32, float32 with TF32 products, and autocast to bfloat16 or (with scaling) float16."""
+"""Float32, float32 with TF32 products, autocast to bfloat16, and to float16 with loss scaling."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A model of the suite: what it is, where it comes from, and how to make its training step."""
+    """A model of the suite: its name, its source, and how to make its training step."""
 
     name: str
     title: str
     domain: str
     module: str
-    """The file of this folder that defines it, in a function of the same name."""
+    """The file of this folder that defines the model, in a function of the same name."""
     reference: str
     published_parameters: int
-    """As published; where the papers give no count, by the formula in the model's docstring."""
+    """The published number of parameters; if the papers give none, that of the formula in the
+    model's docstring."""
     default_batch: int
     unit: str
-    """What its throughput is counted in: "samples", "tokens", "seconds of audio" ..."""
+    """The unit of its throughput: "samples", "tokens", "seconds of audio" ..."""
     units_per_sample: float = 1
-    """How many of them one sample of the batch has on average, at the default options."""
+    """How many units one sample has on average, with the default options."""
     smallest_batch: int = 1
-    """With fewer samples it does not train."""
+    """The smallest batch with which it can train."""
 
     def make_step(
         self, batch: int | None = None, precision: str = "fp32", **options: object
     ) -> TrainingStep:
-        """Build the model, its optimizer and a synthetic batch; return the step that trains it.
+        """Build the model, its optimizer and a synthetic batch, and return the training step.
 
         Args:
-            batch: samples in a batch; `default_batch` if not given.
+            batch: the number of samples in a batch. None for `default_batch`.
             precision: one of `PRECISIONS`.
-            options: `device` ("cuda" by default) and what else the model's function takes, such
-                as `image` or `sequence`.
+            options: `device` ("cuda" by default) and other parameters of the model's function,
+                such as `image` or `sequence`.
         """
         batch = self.default_batch if batch is None else batch
         if batch < 1:
@@ -88,13 +89,17 @@ class Benchmark:
 
 
 def benchmarks() -> tuple[Benchmark, ...]:
-    """Every model of the suite, by domain."""
+    """All models of the suite."""
     return _BENCHMARKS
 
 
 def benchmark(name: str) -> Benchmark:
-    """The model of that name; raises `UnknownName` with the nearest names if there is none."""
-    known = {each.name: each for each in _BENCHMARKS}
+    """The model of that name.
+
+    Raises:
+        UnknownName: there is none. The message has the nearest names.
+    """
+    known = {model.name: model for model in _BENCHMARKS}
     wanted = name.strip().lower().replace("_", "-")
     wanted = _ALIASES.get(wanted, wanted)
     if wanted in known:

@@ -1,4 +1,4 @@
-"""Adversarial learning: WGAN-GP, a critic with a bounded slope and a generator."""
+"""Adversarial learning: WGAN-GP, a generator and a critic with a gradient penalty."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def wgan_gp(
     penalty: float = 10.0,
     learning_rate: float = 1e-4,
 ) -> TrainingStep:
-    """WGAN with gradient penalty: algorithm 1 of Gulrajani et al., a generator's step of it.
+    """WGAN with gradient penalty: one generator step of algorithm 1 of Gulrajani et al.
 
-    The step's input is the real images of all critic's steps, between -1 and 1: (critic steps,
-    batch, 3, image, image); they are what its throughput counts. The loss is the critic's last.
+    The step's input is the real images of all critic steps, between -1 and 1: (critic steps, batch,
+    3, image, image). Its throughput counts these images. The loss is that of the last critic step.
     """
     generator, critic = (
         WganGenerator(image, width, noise).to(device),
@@ -58,7 +58,9 @@ def wgan_gp(
             with torch.no_grad():
                 made = make()
             loss = criticize(images, made)
-        critic.requires_grad_(False)  # the generator's step needs no gradients of its weights
+        critic.requires_grad_(
+            False
+        )  # the generator step needs no gradients of the critic's weights
         deceive(make())
         critic.requires_grad_(True)
         return loss
@@ -69,25 +71,28 @@ def wgan_gp(
 
 
 def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, made: Tensor) -> Tensor:
-    """How far the critic's slope is from 1, squared, at random places between real and made."""
+    """The gradient penalty: the squared distance of the gradient's norm from 1.
+
+    The gradient is taken at random points between real and generated images.
+    """
     share = torch.rand_like(real[:, :1, :1, :1])
     between = torch.lerp(real, made.to(real.dtype), share).requires_grad_()
     judgement = critic(between).sum()
-    # As in a backward pass, every op runs in the precision of its forward pass. Slopes of about
-    # 1 need no scaling to be seen in float16.
+    # As in a backward pass, every op runs in the precision of its forward pass. Gradients of about
+    # 1 need no loss scaling in float16.
     with torch.autocast(real.device.type, enabled=False):
         (slope,) = torch.autograd.grad(judgement, between, create_graph=True)
         return (slope.flatten(1).norm(dim=1) - 1).square().mean()
 
 
 class WganGenerator(nn.Module):
-    """Noise (batch, noise) to images (batch, 3, image, image), doubling from 4 x 4.
+    """The generator: noise (batch, noise) to images (batch, 3, image, image), doubling from 4 x 4.
 
-    The residual network of Gulrajani et al. for 64 x 64 pixels, with batch norms. It has 14 layers:
-    a linear one, 4 blocks of 3 convolutions and a last convolution. A block from A to B channels
-    has 9AB + 9B² + AB weights, 2B biases and 2A + 2B in its norms; A to B are 8W to 8W,
-    8W to 4W, 4W to 2W and 2W to W. With the 128W(N + 1) of the first layer from N numbers of noise,
-    2W in the last norm and 27W + 3 in the last convolution, that is
+    It is the residual network of Gulrajani et al. for 64 x 64 pixels, with batch norms. It has 14
+    layers: a linear one, 4 blocks of 3 convolutions and a last convolution. A block from A to B
+    channels has 9AB + 9B² + AB weights, 2B biases and 2A + 2B parameters in its norms. The blocks
+    go from 8W to 8W, 8W to 4W, 4W to 2W and 2W to W. The first layer, from N numbers of noise, has
+    128W(N + 1), the last norm 2W and the last convolution 27W + 3. In all there are
 
         128W(N + 1) + 1825W² + 133W + 3 .
     """
@@ -102,22 +107,23 @@ class WganGenerator(nn.Module):
         _initialize(self)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Images between -1 and 1."""
+        """Noise (batch, noise) -> images between -1 and 1."""
         x = self.blocks(self.first(noise).unflatten(1, (-1, 4, 4)))
         return self.last(F.relu(self.norm(x))).tanh()
 
 
 class Critic(nn.Module):
-    """Images (batch, 3, image, image) to one number each, (batch,): the higher, the more real.
+    """The critic: images (batch, 3, image, image) to scores (batch,), higher for real images.
 
-    The generator's mirror image, 14 layers, with layer norms instead of batch norms: the penalty is
-    one sample's (section 4). A block from A to B channels has 9A² + 9AB + AB weights, 2B biases
-    and 4A in its norms. With 28W in the first convolution and 128W in the last layer there are
+    It mirrors the generator, with 14 layers, but has layer norms instead of batch norms, because
+    the penalty is computed per sample (section 4). A block from A to B channels has 9A² + 9AB + AB
+    weights, 2B biases and 4A parameters in its norms. With 28W in the first convolution and 128W in
+    the last layer there are
 
         1825W² + 244W .
 
-    The last block and layer have no biases, 16W + 1 in the authors' code: they would be the same
-    for real and made, and never change.
+    The last block and layer have no biases (16W + 1 in the authors' code): they would add the same
+    to real and generated images, and so would never change.
     """
 
     def __init__(self, image: int = 64, width: int = 64) -> None:
@@ -125,18 +131,19 @@ class Critic(nn.Module):
         channels = _channels(image, width)
         self.first = nn.Conv2d(3, channels[0], 3, padding=1)
         *lower, top = pairwise(channels)
-        self.blocks = nn.Sequential(*[Shrink(*each) for each in lower], Shrink(*top, bias=False))
+        blocks = [Shrink(*channels) for channels in lower]
+        self.blocks = nn.Sequential(*blocks, Shrink(*top, bias=False))
         self.last = nn.Linear(channels[-1] * 4 * 4, 1, bias=False)
         _initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """One number for each image."""
+        """Images (batch, 3, image, image) -> scores (batch,)."""
         judgement: Tensor = self.last(self.blocks(self.first(images)).flatten(1)).squeeze(1)
         return judgement
 
 
 class Grow(nn.Module):
-    """A residual block that doubles an image, by repeating pixels before it convolves them."""
+    """A residual block that doubles an image's side, by repeating pixels before convolutions."""
 
     def __init__(self, wide: int, narrow: int) -> None:
         super().__init__()
@@ -153,11 +160,11 @@ class Grow(nn.Module):
 
 
 class Shrink(nn.Module):
-    """A residual block that halves an image, by the means of two by two pixels."""
+    """A residual block that halves an image's side, by averages over 2x2 pixels."""
 
     def __init__(self, narrow: int, wide: int, *, bias: bool = True) -> None:
         super().__init__()
-        # Over channels and pixels, with a scale and an offset for each channel: one group.
+        # A layer norm over channels and pixels, with a scale and an offset for each channel.
         self.first_norm, self.second_norm = nn.GroupNorm(1, narrow), nn.GroupNorm(1, narrow)
         self.first = nn.Conv2d(narrow, narrow, 3, padding=1, bias=False)
         self.second = nn.Conv2d(narrow, wide, 3, padding=1, bias=bias)
@@ -175,7 +182,7 @@ def _double(x: Tensor) -> Tensor:
 
 
 def _channels(image: int, width: int) -> list[int]:
-    """Channels at image, image/2, ... 4: twice as many each time, up to eight times the width."""
+    """The channels at sides image, image/2, ... 4: doubling up to eight times the width."""
     halvings = image.bit_length() - 3
     if image < 8 or image != 4 << halvings:
         raise InvalidInput(f"the image must be 8, 16, 32, 64 ... pixels wide, not {image}")

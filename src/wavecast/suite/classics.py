@@ -1,8 +1,8 @@
 """Image classification: AlexNet, GoogLeNet and VGG, as in Caffe's reference files.
 
-Their pools round up (Caffe's way), biases learn twice as fast as weights and do not decay (the
-files' `lr_mult` and `decay_mult`). Weights start as in He et al. 2015, not as in the files, so
-that small variants learn too; it does not change the work of a step.
+As in Caffe, pools round up, and biases have twice the learning rate of weights and no decay
+(`lr_mult` and `decay_mult`). Weights start as in He et al. 2015 and not as in Caffe's files, so
+that small variants learn, too. That does not change the work of a step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def alexnet(
 ) -> TrainingStep:
     """AlexNet on ImageNet, Caffe's `bvlc_alexnet`: SGD with momentum, decay 0.0005.
 
-    Two groups, as once on two GPUs; the per-layer papers count it with one.
+    It has two groups, as in the original on two GPUs. The per-layer papers count it with one.
     """
     _check_large_enough("alexnet", image, 67)
     model = AlexNet(image, width, hidden, classes, groups, dropout).to(device)
@@ -96,11 +96,11 @@ class AlexNet(nn.Sequential):
 
     Args:
         image: height and width of the images, at least 67.
-        width: filters of the first convolution; all others go with them.
+        width: filters of the first convolution; the others scale with them.
         hidden: units of each fully connected layer but the last.
-        classes: outputs.
-        groups: into which the second, fourth and fifth convolution are split.
-        dropout: how many of the hidden units are left out.
+        classes: the number of outputs.
+        groups: the number of groups of the second, fourth and fifth convolution.
+        dropout: the dropout rate of the hidden units.
     """
 
     def __init__(
@@ -136,10 +136,11 @@ class VGG(nn.Sequential):
     Args:
         image: height and width of the images, at least 32.
         layers: 3x3 convolutions of each of the five stages; VGG-16 is (2, 2, 3, 3, 3).
-        width: filters of the first stage; each stage has twice those of the last, up to 8 times.
+        width: filters of the first stage; each stage has twice as many as the one before, up to 8
+            times the first.
         hidden: units of each fully connected layer but the last.
-        classes: outputs.
-        dropout: how many of the hidden units are left out.
+        classes: the number of outputs.
+        dropout: the dropout rate of the hidden units.
     """
 
     def __init__(
@@ -169,10 +170,9 @@ class GoogLeNet(nn.Module):
 
     Args:
         image: height and width of the images, at least 80.
-        width: filters of the first convolution; all others go with them.
-        classes: outputs.
-        dropout: how many of the features the classifier does without; the heads do without 0.3
-            more of theirs.
+        width: filters of the first convolution; the others scale with them.
+        classes: the number of outputs.
+        dropout: the dropout rate of the classifier; that of the auxiliary heads is 0.3 higher.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class GoogLeNet(nn.Module):
         self.apply(_initialize)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """(batch, 3, height, width) -> (batch, classes); in training also from both heads."""
+        """(batch, 3, height, width) -> (batch, classes); in training, also those of both heads."""
         lower = self.lower(images)
         middle = self.middle(lower)
         logits: Tensor = self.upper(middle)
@@ -229,12 +229,12 @@ class Inception(nn.Module):
     """1x1, 3x3 and 5x5 convolutions and a pool side by side (figure 2b of Szegedy et al.).
 
     Args:
-        inputs: channels that come in.
+        inputs: the number of input channels.
         single: filters of the 1x1 convolution.
-        triple: filters before and of the 3x3 convolution.
-        quintuple: filters before and of the 5x5 convolution.
-        pooled: filters behind the pool.
-        width: of the network, by which the published numbers of filters are scaled.
+        triple: filters of the 1x1 convolution before the 3x3 one, and of the 3x3 one.
+        quintuple: filters of the 1x1 convolution before the 5x5 one, and of the 5x5 one.
+        pooled: filters of the convolution after the pool.
+        width: the width of the network, by which the published numbers of filters are scaled.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Inception(nn.Module):
     def then(
         self, single: int, triple: tuple[int, int], quintuple: tuple[int, int], pooled: int
     ) -> Inception:
-        """A new one that reads what this one gives."""
+        """A new block that follows this one."""
         return Inception(self.channels, single, triple, quintuple, pooled, self.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ class Inception(nn.Module):
 
 
 def _loss_of_all_heads(logits: tuple[Tensor, Tensor, Tensor], labels: Tensor) -> Tensor:
-    main, first, second = (F.cross_entropy(each, labels) for each in logits)
+    main, first, second = (F.cross_entropy(head, labels) for head in logits)
     return main + 0.3 * first + 0.3 * second
 
 
@@ -286,17 +286,17 @@ def _pool() -> nn.Module:
 
 
 def _pooled(side: int) -> int:
-    """The side of an image that `_pool` leaves."""
+    """The side of an image after `_pool`."""
     return -(-(side - 3) // 2) + 1
 
 
 def _normalize_channels() -> nn.Module:
-    # Caffe's k is 1; Krizhevsky et al. had 2.
+    # Caffe's k is 1; Krizhevsky et al. used 2.
     return nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)
 
 
 def _classifier(features: int, hidden: int, classes: int, dropout: float) -> list[nn.Module]:
-    """Three fully connected layers, the first two rectified and thinned out."""
+    """Three fully connected layers, the first two with ReLU and dropout."""
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs in (features, hidden):
         layers += [nn.Linear(inputs, hidden), nn.ReLU(inplace=True), nn.Dropout(dropout)]
@@ -304,7 +304,7 @@ def _classifier(features: int, hidden: int, classes: int, dropout: float) -> lis
 
 
 def _head(channels: int, side: int, width: int, classes: int, dropout: float) -> nn.Sequential:
-    """An auxiliary classifier of GoogLeNet on features of that many channels and that side."""
+    """An auxiliary classifier of GoogLeNet, on features with these channels and this side."""
     filters, hidden = _scaled(128, width), _scaled(1024, width)
     pooled = -(-(side - 5) // 3) + 1
     return nn.Sequential(

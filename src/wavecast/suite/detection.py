@@ -1,9 +1,9 @@
 """Object detection: Faster R-CNN with ResNet-101.
 
-Every shape is fixed, whatever the data: what the published code selects by lists of varying length
-is selected here by `topk`, of a fixed number, and a weight of 0 for the places left empty. So a
-step can be traced without data, takes the same work for every image, and never waits for the GPU
-to say how many boxes there are.
+All shapes are fixed and do not depend on the data. Where the published code selects lists of
+varying length, here `topk` selects a fixed number, and unused places get a weight of 0. So a step
+can be traced without data, takes the same work for every image, and never waits for the GPU to say
+how many boxes there are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from wavecast.suite.training import Minimizer, TrainingStep
 from wavecast.suite.vision import ResNet
 
-_STRIDE = 16  # pixels between two points of the features
-_RATIOS = (0.5, 1.0, 2.0)  # height by width of the anchors
+_STRIDE = 16  # pixels between two points of the feature map
+_RATIOS = (0.5, 1.0, 2.0)  # height over width of the anchors
 _SUPPRESSION_ROUNDS = 32
-_OFFSET_SCALES = (0.1, 0.1, 0.2, 0.2)  # of the second stage: brings its targets to unit variance
+_OFFSET_SCALES = (0.1, 0.1, 0.2, 0.2)  # give the second stage's targets unit variance
 
 
 def faster_rcnn(
@@ -44,16 +44,16 @@ def faster_rcnn(
     frozen: bool = True,
     learning_rate: float = 0.001,
 ) -> TrainingStep:
-    """Faster R-CNN on Pascal VOC, both stages at once: SGD with momentum, as in Ren et al.
+    """Faster R-CNN on Pascal VOC, both stages trained together by SGD with momentum (Ren et al.).
 
-    The inputs of the step are `images`, (height, width) large; `boxes` (batch, objects, 4), corners
-    in pixels as left, top, right, bottom; and `labels` (batch, objects), where 0 is no object: VOC
-    2007 has 2.5 in an image. `frozen` leaves the stem and first stage as they are: as much of VGG
-    was left in the paper.
+    The inputs of the step are `images` of (height, width); `boxes` (batch, objects, 4), with their
+    left, top, right and bottom in pixels; and `labels` (batch, objects), where 0 means no object.
+    VOC 2007 has 2.5 objects in an image. If `frozen`, the stem and the first stage do not train, as
+    with the first layers of VGG in the paper.
 
-    ResNet-101 up to conv4 is shared and conv5 is the head ("C4"; He et al. 2016, appendix A). Its
-    norms are constants. Parameters: 42,394,816 of ResNet's convolutions; 512 (9 * 1024 + 1) +
-    513 * 9 * (2 + 4) of the proposals; 2049 * 21 * (1 + 4) of the head: 47,356,767.
+    ResNet-101 up to conv4 is shared, and conv5 is the head ("C4"; He et al. 2016, appendix A). Its
+    norms are constants. Parameters: 42,394,816 in ResNet's convolutions; 512 (9 * 1024 + 1) +
+    513 * 9 * (2 + 4) in the proposals; 2049 * 21 * (1 + 4) in the head: 47,356,767.
     """
     model = FasterRCNN(layers, width, hidden, classes, scales, proposals, regions, anchors, side)
     if frozen:
@@ -79,30 +79,30 @@ def faster_rcnn(
 
 
 class Regions(NamedTuple):
-    """Parts of the images to classify, and what is there; all (batch, regions, ...)."""
+    """Regions of the images to classify, with their labels; all (batch, regions, ...)."""
 
     boxes: Tensor
     weights: Tensor
-    """1, or 0 for a place that is left empty."""
+    """1, or 0 for an unused place."""
     labels: Tensor
     """The class; 0 is background."""
     objects: Tensor
-    """The box of the object that it shows, where the label is not 0."""
+    """The box of the object in the region, if the label is not 0."""
 
 
 class FasterRCNN(nn.Module):
     """A network that proposes boxes, and one that classifies and corrects them, on shared features.
 
     Args:
-        layers: blocks in each stage of the ResNet; (3, 4, 23, 3) is ResNet-101.
+        layers: the number of blocks in each stage of the ResNet; (3, 4, 23, 3) is ResNet-101.
         width: channels of its stem.
         hidden: channels of the layer before the proposals.
-        classes: kinds of objects, and the background.
-        scales: sides of the square anchors, in pixels; others have the same areas.
-        proposals: the best boxes of an image, among which duplicates are suppressed.
-        regions: how many of the remaining train the second stage.
-        anchors: how many anchors of an image train the first.
-        side: points of the features, in height and width, that a region is resampled to.
+        classes: the number of kinds of objects, plus one for the background.
+        scales: sides of the square anchors, in pixels; the other anchors have the same areas.
+        proposals: how many of the best boxes of an image to keep before duplicates are suppressed.
+        regions: how many of the remaining boxes train the second stage.
+        anchors: how many anchors of an image train the first stage.
+        side: height and width, in points of the feature map, to which a region is resampled.
     """
 
     def __init__(
@@ -131,20 +131,21 @@ class FasterRCNN(nn.Module):
         self.anchor_offsets = nn.Conv2d(hidden, 4 * kinds, 1)
         self.classifier = nn.Linear(2 * features, classes)
         self.region_offsets = nn.Linear(2 * features, 4 * classes)
-        # Kept on the device: to copy them there in every step would wait for it.
+        # Kept on the device, because copying them there would make every step wait for the GPU.
         self.register_buffer("anchor_sides", torch.tensor(_sides(scales)))
         self.register_buffer("offset_scales", torch.tensor(_OFFSET_SCALES))
         new = (self.proposer[0], self.objectness, self.anchor_offsets, self.classifier)
-        for layer, deviation in [*((each, 0.01) for each in new), (self.region_offsets, 0.001)]:
+        deviations = [*((layer, 0.01) for layer in new), (self.region_offsets, 0.001)]
+        for layer, deviation in deviations:
             nn.init.normal_(layer.weight, std=deviation)
             nn.init.zeros_(layer.bias)
 
     def freeze(self, parts: int) -> None:
-        """Train the stem and blocks of the shared network only from that one on."""
+        """Train only the parts of the shared network from this one on."""
         self.body[:parts].requires_grad_(False)
 
     def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The losses: is it an object, and where; which is it, and where."""
+        """The four losses: object or not, its box; class, its box."""
         features = self.body(images)
         scores, offsets, anchors = self.propose(features)
         inside = _is_inside(anchors, images)
@@ -155,7 +156,7 @@ class FasterRCNN(nn.Module):
         return *first, *self._region_losses(logits, corrections, regions)
 
     def propose(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (batch, n, 2), offsets (batch, n, 4) and boxes (n, 4) of all anchors."""
+        """The scores (batch, n, 2), offsets (batch, n, 4) and boxes (n, 4) of all anchors."""
         shared = self.proposer(features)
         scores, offsets = (
             layer(shared).permute(0, 2, 3, 1).reshape(len(features), -1, outputs).float()
@@ -168,7 +169,7 @@ class FasterRCNN(nn.Module):
     def select(
         self, scores: Tensor, offsets: Tensor, anchors: Tensor, images: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The best boxes of each image, (batch, proposals, 4), and which of them are distinct."""
+        """The best boxes of each image, (batch, proposals, 4), and which are not duplicates."""
         certainty = scores[..., 1] - scores[..., 0]
         best = certainty.topk(min(self.proposals, len(anchors)), dim=1).indices
         boxes = decode(_pick(offsets, best), anchors[best])
@@ -178,7 +179,7 @@ class FasterRCNN(nn.Module):
         return boxes, find_distinct(boxes)
 
     def classify(self, features: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (batch, regions, classes) and offsets (batch, regions, classes, 4) of boxes."""
+        """The logits (batch, regions, classes) and offsets (batch, regions, classes, 4)."""
         regions = self.head(align_regions(features, boxes, self.side)).mean(dim=(2, 3))
         regions = regions.unflatten(0, boxes.shape[:2])
         logits: Tensor = self.classifier(regions).float()
@@ -200,7 +201,7 @@ class FasterRCNN(nn.Module):
         wrong = _cross_entropy(_pick(scores, places), labels.long(), weights)
         targets = encode(objects, anchors[places])
         far = _distance(_pick(offsets, places), targets, weights * labels)
-        # Divided by the points that have anchors, and worth 10 times as much: section 3.1.2.
+        # Divided by the number of anchor positions, with a weight of 10 (section 3.1.2).
         points = scores.shape[0] * scores.shape[1] / len(self.anchor_sides)
         return wrong, far * (10 / points)
 
@@ -208,15 +209,15 @@ class FasterRCNN(nn.Module):
     def _sample_regions(
         self, candidates: Tensor, distinct: Tensor, boxes: Tensor, labels: Tensor
     ) -> Regions:
-        # The objects' own boxes are candidates too, as in the published code.
+        # The true boxes of the objects are candidates, too, as in the published code.
         candidates = torch.cat([candidates, boxes], dim=1)
         allowed = torch.cat([distinct, labels > 0], dim=1)
         best, match = overlap(candidates, boxes).max(dim=2)
         positive, negative = allowed & (best >= 0.5), allowed & (best < 0.5)
         places, weights = draw(positive, negative, self.regions, self.regions // 4)
         match = match.gather(1, places)
-        found = labels.gather(1, match) * positive.gather(1, places)
-        return Regions(_pick(candidates, places), weights, found, _pick(boxes, match))
+        classes = labels.gather(1, match) * positive.gather(1, places)
+        return Regions(_pick(candidates, places), weights, classes, _pick(boxes, match))
 
     def _region_losses(
         self, logits: Tensor, offsets: Tensor, regions: Regions
@@ -243,9 +244,10 @@ class ConstantNorm(nn.Module):
 
 
 def _hold_size(resnet: ResNet) -> None:
-    """Choose scales for which features neither grow nor fade, as those of a trained network would.
+    """Choose scales with which features neither grow nor vanish, as in a trained network.
 
-    Where nothing normalizes, the sum of so many blocks overflows, and each new shortcut halves.
+    The norms are constants, so without such scales the sum of so many blocks would overflow. Each
+    shortcut with a convolution would halve the features, so its scale is 2.
     """
     for block in resnet.stages:
         block.expand_norm.scale.fill_(len(resnet.stages) ** -0.5)
@@ -254,7 +256,7 @@ def _hold_size(resnet: ResNet) -> None:
 
 
 def make_anchors(height: int, width: int, sides: Tensor) -> Tensor:
-    """Boxes with all of these sides around every point of the features, (points * kinds, 4)."""
+    """Boxes of all these sides around every point of the feature map, (points * kinds, 4)."""
     half, device = sides / 2, sides.device
     x, y = (_STRIDE * (torch.arange(n, device=device) + 0.5) for n in (width, height))
     centres = torch.stack([x.expand(height, width), y[:, None].expand(height, width)], dim=-1)
@@ -263,7 +265,7 @@ def make_anchors(height: int, width: int, sides: Tensor) -> Tensor:
 
 
 def _sides(scales: Sequence[int]) -> list[tuple[float, float]]:
-    """Widths and heights of the anchors."""
+    """The widths and heights of the anchors."""
     return [
         (scale / math.sqrt(ratio), scale * math.sqrt(ratio))
         for ratio in _RATIOS
@@ -272,7 +274,7 @@ def _sides(scales: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def overlap(boxes: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union of all pairs: (..., n, 4) and (..., m, 4) -> (..., n, m)."""
+    """The intersection over union of all pairs: (..., n, 4) and (..., m, 4) -> (..., n, m)."""
     a, b = boxes[..., :, None, :], others[..., None, :, :]
     sides = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
     shared = sides.clamp(min=0).prod(dim=-1)
@@ -281,26 +283,26 @@ def overlap(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def encode(boxes: Tensor, references: Tensor) -> Tensor:
-    """Offsets of boxes from references: of the centres, and logarithms of the sides."""
+    """The offsets of boxes from references: of their centres, and of their sides' logarithms."""
     (centres, sides), (origins, units) = _centres(boxes), _centres(references)
     return torch.cat([(centres - origins) / units, (sides / units).log()], dim=-1)
 
 
 def decode(offsets: Tensor, references: Tensor) -> Tensor:
-    """The boxes that are at these offsets from the references."""
+    """The boxes with these offsets from the references."""
     origins, units = _centres(references)
     centres = origins + offsets[..., :2] * units
-    half = units * offsets[..., 2:].clamp(max=4.0).exp() / 2  # 55 times as large is enough
+    half = units * offsets[..., 2:].clamp(max=4.0).exp() / 2  # at most 55 times as large
     return torch.cat([centres - half, centres + half], dim=-1)
 
 
 def find_distinct(boxes: Tensor, threshold: float = 0.7) -> Tensor:
-    """Which boxes (batch, n, 4), the best first, overlap no better one that is itself distinct.
+    """Which boxes (batch, n, 4), best first, are kept by non-maximum suppression.
 
-    Greedy suppression as rounds over all boxes at once (Zheng et al. 2020, "Cluster-NMS"), where
-    the published code goes from box to box: r rounds decide every box whose chain of suppressors,
-    each near the last, has at most r boxes. The 32 rounds made here are enough for 2000 anchors
-    ranked by their overlap with a few objects (up to 25).
+    A box is suppressed if it overlaps a better one that is kept. The published code goes from box
+    to box; here each round treats all boxes at once (Zheng et al. 2020, "Cluster-NMS"). After r
+    rounds, every box is decided whose chain of overlapping better boxes has at most r boxes. The 32
+    rounds made here are enough for 2000 anchors ranked by their overlap with up to 25 objects.
     """
     near = (overlap(boxes, boxes) > threshold).triu(diagonal=1)
     distinct = torch.ones(boxes.shape[:2], dtype=torch.bool, device=boxes.device)
@@ -310,12 +312,12 @@ def find_distinct(boxes: Tensor, threshold: float = 0.7) -> Tensor:
 
 
 def draw(positive: Tensor, negative: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
-    """Random places (batch, size), at most `most` positive, and weights: 0 where there are too few.
+    """Random places (batch, size), and their weights: 0 for places that could not be filled.
 
     Args:
-        positive: which of (batch, n) are wanted.
-        negative: which fill the rest.
-        size: places to draw, or n if that is less.
+        positive: which of (batch, n) are positive. They are drawn first.
+        negative: which are negative. They fill the rest.
+        size: how many places to draw, or n if that is less.
         most: how many of them may be positive.
     """
     size = min(size, positive.shape[1])
@@ -328,10 +330,10 @@ def draw(positive: Tensor, negative: Tensor, size: int, most: int) -> tuple[Tens
 
 
 def align_regions(features: Tensor, boxes: Tensor, side: int, samples: int = 2) -> Tensor:
-    """Features of boxes (batch, n, 4) in the image: (batch * n, channels, side, side).
+    """The features of boxes (batch, n, 4) in the image: (batch * n, channels, side, side).
 
-    Each point is the mean of samples x samples interpolated ones (RoIAlign; He et al. 2017), where
-    Ren et al. took the largest of the nearest (RoI pooling).
+    Each point is the mean of samples x samples interpolated points (RoIAlign; He et al. 2017). Ren
+    et al. took the maximum of the nearest points (RoI pooling).
     """
     points = side * samples
     steps = (torch.arange(points, device=boxes.device) + 0.5) / points
@@ -341,13 +343,13 @@ def align_regions(features: Tensor, boxes: Tensor, side: int, samples: int = 2) 
     y = (top + (bottom - top) * steps) * (2 / height) - 1
     shape = (*x.shape, points)
     grid = torch.stack([x[:, :, None, :].expand(shape), y[..., None].expand(shape)], dim=-1)
-    found = F.grid_sample(features, grid.flatten(1, 2), padding_mode="border", align_corners=False)
-    means = F.avg_pool2d(found, samples).unflatten(2, (-1, side))
+    points = F.grid_sample(features, grid.flatten(1, 2), padding_mode="border", align_corners=False)
+    means = F.avg_pool2d(points, samples).unflatten(2, (-1, side))
     return means.transpose(1, 2).flatten(0, 1)
 
 
 def _centres(boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Centres and sides; empty boxes, which mark places left empty, count as one pixel."""
+    """The centres and sides of boxes. Empty boxes (unused places) count as one pixel."""
     sides = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)
     return (boxes[..., 2:] + boxes[..., :2]) / 2, sides
 
@@ -364,10 +366,10 @@ def _pick(rows: Tensor, places: Tensor) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    return (each * weights.flatten()).sum() / weights.sum().clamp(min=1)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum().clamp(min=1)
 
 
 def _distance(offsets: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    each = F.smooth_l1_loss(offsets, targets, reduction="none")
-    return (each * weights[..., None]).sum()
+    losses = F.smooth_l1_loss(offsets, targets, reduction="none")
+    return (losses * weights[..., None]).sum()

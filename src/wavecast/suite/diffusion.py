@@ -28,22 +28,25 @@ def latent_diffusion(
     word_width: int = 768,
     learning_rate: float = 1e-4,
 ) -> TrainingStep:
-    """Latent diffusion: noise is added to latents, and the network learns to tell which.
+    """Latent diffusion: noise is added to latents, and the network learns to predict it.
 
-    AdamW with PyTorch's settings, as in the authors' code. The inputs of the step are `latents`
-    (batch, 4, latent, latent) and `context` (batch, words, word_width): what the frozen image and
-    text encoders make of 512 x 512 images and their captions, and what is often computed before.
-    Times and noise are drawn in every step. We keep no moving average of the weights and
-    recompute no activations.
+    The optimizer is AdamW with PyTorch's settings, as in the authors' code. The inputs of the step
+    are `latents` (batch, 4, latent, latent) and `context` (batch, words, word_width): the outputs
+    of the frozen image and text encoders for 512 x 512 images and their captions, which are often
+    computed beforehand. Times and noise are drawn in every step. There is no moving average of the
+    weights, and activations are not recomputed.
     """
     halvings = len(multipliers) - 1
     if latent % (1 << halvings):
-        raise InvalidInput(f"a latent that is halved {halvings} times cannot be {latent} wide")
+        raise InvalidInput(
+            f"the latent is halved {halvings} times, so its side must be a multiple of "
+            f"{2**halvings}, not {latent}"
+        )
     if width % math.lcm(_GROUPS, heads):
         raise InvalidInput(
-            f"the width must be a multiple of {_GROUPS} groups and {heads} heads, not {width}"
+            f"the width must be a multiple of {_GROUPS} (groups) and {heads} (heads), not {width}"
         )
-    with torch.device(device):  # made where it is used: a CPU takes long to fill it
+    with torch.device(device):  # made on the device, because a CPU takes long to fill the weights
         model = UNet(width, multipliers, heads, word_width)
         kept = share_of_signal()
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
@@ -63,7 +66,7 @@ def latent_diffusion(
 
 
 def share_of_signal() -> Tensor:
-    """How much of the latents' variance is left at each time: from nearly all to nearly nothing."""
+    """The share of the latents' variance that is left at each time, from almost 1 to almost 0."""
     added = torch.linspace(0.00085**0.5, 0.012**0.5, _TIMES).square()
     return (1 - added).cumprod(dim=0)
 
@@ -71,10 +74,10 @@ def share_of_signal() -> Tensor:
 class UNet(nn.Module):
     """The network of Rombach et al. 2022 in the size of Stable Diffusion v1.
 
-    The way down has two stages a level and halves the image between levels; the way up mirrors it
-    with three stages, each of which also reads what the way down left there. All levels but the
-    last attend, and so does the middle. Unlike the authors', no layer starts at zero, so that
-    every one learns from the first step.
+    The way down has two stages a level and halves the image between levels. The way up mirrors it
+    with three stages a level, each of which also reads the output of a stage of the way down. All
+    levels but the last have attention, and so has the middle. Unlike in the authors' code, no layer
+    starts at zero, so that all layers learn from the first step.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class UNet(nn.Module):
         self.last = nn.Sequential(*_norm_silu(width), nn.Conv2d(width, 4, 3, padding=1))
 
     def forward(self, noisy: Tensor, times: Tensor, context: Tensor) -> Tensor:
-        """Latents (batch, 4, height, width), times (batch), words -> the noise in the latents."""
+        """Latents (batch, 4, height, width), times (batch) and words -> the predicted noise."""
         time = self.time(sinusoids(times, self.width))
         x = self.first(noisy)
         left = [x]
@@ -132,20 +135,20 @@ class UNet(nn.Module):
 
 
 class Stage(nn.Module):
-    """A residual block and, where the network attends, a spatial transformer."""
+    """A residual block, followed by a spatial transformer at levels with attention."""
 
     def __init__(self, residual: ResidualBlock, transformer: SpatialTransformer | None) -> None:
         super().__init__()
         self.residual, self.transformer = residual, transformer
 
     def forward(self, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> the same with its own number of channels."""
+        """(batch, channels, height, width) -> (batch, out, height, width)."""
         x = self.residual(x, time)
         return x if self.transformer is None else self.transformer(x, context)
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions around a shift by the time, added to what came in."""
+    """Two convolutions, with a shift that depends on the time between them, and a shortcut."""
 
     def __init__(self, channels: int, out: int, timed: int) -> None:
         super().__init__()
@@ -161,7 +164,7 @@ class ResidualBlock(nn.Module):
 
 
 class SpatialTransformer(nn.Module):
-    """Every place of the image attends to all places, then to the words; added to the image."""
+    """Attention of every pixel to all pixels, then to the words, with a shortcut."""
 
     def __init__(self, width: int, heads: int, word_width: int) -> None:
         super().__init__()
@@ -187,7 +190,7 @@ class SpatialTransformer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention to a memory; only the output has a bias."""
+    """Multi-head attention to a memory. Only the output layer has a bias."""
 
     def __init__(self, width: int, memory_width: int, heads: int) -> None:
         super().__init__()
@@ -208,7 +211,7 @@ class Attention(nn.Module):
 
 
 class GEGLU(nn.Module):
-    """A linear layer whose outputs are gated by others (Shazeer 2020)."""
+    """A linear layer whose outputs are gated by other outputs (Shazeer 2020)."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -221,7 +224,7 @@ class GEGLU(nn.Module):
 
 
 def sinusoids(times: Tensor, width: int) -> Tensor:
-    """Cosines and sines of each time at wavelengths from 2π to nearly 20000π, (batch, width)."""
+    """Cosines and sines of the times at wavelengths from 2π to almost 20000π, (batch, width)."""
     half = width // 2
     rates = 10_000 ** (-torch.arange(half, device=times.device) / half)
     angles = times[:, None] * rates

@@ -21,10 +21,10 @@ def dcgan(
     width: int = 64,
     noise: int = 100,
 ) -> TrainingStep:
-    """DCGAN: the discriminator learns from real and made images, then the generator from it.
+    """DCGAN: a step of the discriminator on real and generated images, then one of the generator.
 
-    Adam for each, as in section 4 of Radford et al. The step's input is the real images, between
-    -1 and 1; noise is drawn in every step. The loss is the sum of both.
+    Each has its Adam, as in section 4 of Radford et al. The step's input is the real images,
+    between -1 and 1. Noise is drawn in every step. The loss is the sum of both losses.
     """
     generator = DcganGenerator(image, width, noise).to(device)
     discriminator = Discriminator(image, width).to(device)
@@ -52,7 +52,7 @@ def dcgan(
 
 
 class DcganGenerator(nn.Sequential):
-    """Noise (batch, noise, 1, 1) to images (batch, 3, image, image), doubling from 4 x 4."""
+    """The generator: noise (batch, noise, 1, 1) to images (batch, 3, image, image)."""
 
     def __init__(self, image: int = 64, width: int = 64, noise: int = 100) -> None:
         channels = _channels(image, width)[::-1]
@@ -68,7 +68,7 @@ class DcganGenerator(nn.Sequential):
 
 
 class Discriminator(nn.Sequential):
-    """Images (batch, 3, image, image) to one logit each, (batch, 1, 1, 1): above 0 is "real"."""
+    """The discriminator: images (batch, 3, image, image) to logits (batch, 1, 1, 1) of "real"."""
 
     def __init__(self, image: int = 64, width: int = 64) -> None:
         channels = _channels(image, width)
@@ -85,7 +85,7 @@ class Discriminator(nn.Sequential):
 
 
 def _channels(image: int, width: int) -> list[int]:
-    """Channels at image/2, image/4, ... 4: twice as many each time the image halves."""
+    """The channels at sides image/2, image/4, ... 4: doubling each time the side halves."""
     halvings = image.bit_length() - 3
     if image < 8 or image != 4 << halvings:
         raise InvalidInput(f"the image must be 8, 16, 32, 64 ... pixels wide, not {image}")

@@ -1,4 +1,4 @@
-"""Graphs: GraphSAGE, which tells the field of a paper from the papers around it."""
+"""Graphs: GraphSAGE, which predicts the field of a paper from the papers that it cites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wavecast.errors import InvalidInput
 from wavecast.suite.training import Minimizer, TrainingStep
 
-# ogbn-arxiv (Hu et al. 2020), cited papers both ways as in OGB's own training.
+# ogbn-arxiv (Hu et al. 2020), with citations in both directions, as in OGB's training.
 _NODES, _EDGES, _LABELLED = 169_343, 2_315_598, 90_941
 
 
@@ -29,14 +29,16 @@ def graphsage(
 ) -> TrainingStep:
     """GraphSAGE on a graph like ogbn-arxiv: full-batch training with Adam, as in OGB's example.
 
-    The batch is the number of nodes in the graph; the default is all of ogbn-arxiv, and a smaller
-    graph has as many edges a node. Every node is computed; those that are labelled are learned
-    from. The inputs of the step are `features` (batch, features), the `edges` (2, edges) from and
-    to nodes, in order of the latter, the `labelled` nodes and their `labels`. Edges are drawn
-    uniformly: real graphs have hubs, whose sums take turns on a GPU.
+    The batch is the number of nodes in the graph. The default is that of ogbn-arxiv; a smaller
+    graph has as many edges per node. Every node is computed, and the labelled ones give the loss.
+    The inputs of the step are `features` (batch, features); `edges` (2, edges), from and to nodes,
+    ordered by the latter; the `labelled` nodes, and their `labels`. Edges are drawn uniformly. Real
+    graphs have hubs, whose sums a GPU must compute one after the other.
     """
     if batch < 2:
-        raise InvalidInput(f"to normalize over nodes, a graph needs at least 2, not {batch}")
+        raise InvalidInput(
+            f"the graph must have at least 2 nodes, because of the batch norm, not {batch}"
+        )
     model = GraphSAGE(layers, features, width, classes, dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
 
@@ -57,8 +59,8 @@ def graphsage(
 class GraphSAGE(nn.Module):
     """Hamilton et al. 2017 with the mean of all neighbours and, as in OGB, norms between layers.
 
-    A layer from I to O numbers has 2IO + O parameters, a norm 2O. In this size OGB's leaderboard
-    says 218,664.
+    A layer from I to O numbers has 2IO + O parameters, and a norm 2O. For this size OGB's
+    leaderboard says 218,664.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class GraphSAGE(nn.Module):
         )
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        """(nodes, features), (2, edges) -> logits of each node's class, (nodes, classes)."""
+        """(nodes, features), (2, edges) -> logits of the nodes' classes, (nodes, classes)."""
         sources, targets = edges
         ones = torch.ones(targets.shape, device=x.device)
         neighbours = torch.zeros(len(x), device=x.device).index_add(0, targets, ones).clamp(min=1)
@@ -90,7 +92,7 @@ class GraphSAGE(nn.Module):
 
 
 class MeanLayer(nn.Module):
-    """Two linear layers, for a node and for the mean of its neighbours, added."""
+    """The sum of two linear layers: of a node, and of the mean of its neighbours."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class MeanLayer(nn.Module):
         self.others = nn.Linear(width, out)
 
     def forward(self, x: Tensor, sources: Tensor, targets: Tensor, neighbours: Tensor) -> Tensor:
-        """(nodes, width) -> (nodes, out); `neighbours` is how many each node has."""
+        """(nodes, width) -> (nodes, out). `neighbours` is the number of neighbours of each node."""
         messages = x.index_select(0, sources)
         total = torch.zeros_like(x).index_add(0, targets, messages)
         return self.own(x) + self.others(total / neighbours[:, None].to(x.dtype))

@@ -22,14 +22,15 @@ def inception_v3(
     dropout: float = 0.5,
     learning_rate: float = 0.045,
 ) -> TrainingStep:
-    """Inception v3 on ImageNet, its auxiliary head trained with it at a weight of 0.4.
+    """Inception v3 on ImageNet, trained with its auxiliary head at a weight of 0.4.
 
-    SGD with momentum, as in Habitat; the best models of Szegedy et al. (section 8) had RMSProp.
+    The optimizer is SGD with momentum, as in Habitat. The best models of Szegedy et al. (section
+    8) used RMSProp.
     """
     if batch < 2 or image < 299:
         raise InvalidInput(
-            "the auxiliary head of inception-v3 needs at least 2 images, to normalize over, of at "
-            f"least 299 pixels; not {batch} of {image}"
+            "the auxiliary head of inception-v3 needs at least 2 images (for its batch norm) of at "
+            f"least 299 pixels, not {batch} of {image}"
         )
     model = InceptionV3(width, classes, dropout)
     shape = (batch, 3, image, image)
@@ -44,12 +45,12 @@ def _loss_of_both_heads(logits: tuple[Tensor, Tensor], labels: Tensor) -> Tensor
 
 
 class InceptionV3(nn.Module):
-    """The network of table 1 of Szegedy et al.; what it leaves open is as in the published code.
+    """The network of table 1 of Szegedy et al.; what the table leaves open is as in their code.
 
     Args:
-        width: channels of the stem; 32 is the published network, and all others go with them.
-        classes: outputs.
-        dropout: how many of the features the classifier does without.
+        width: channels of the stem; the published network has 32. The others scale with them.
+        classes: the number of outputs.
+        dropout: the dropout rate of the classifier.
     """
 
     def __init__(self, width: int = 32, classes: int = 1000, dropout: float = 0.5) -> None:
@@ -77,7 +78,7 @@ class InceptionV3(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """(batch, 3, height, width) -> (batch, classes); in training also the auxiliary head's."""
+        """(batch, 3, height, width) -> (batch, classes); in training, also the auxiliary head's."""
         features = self.lower(images)
         auxiliary = self.auxiliary(features) if self.training else None
         features = self.upper(features).mean(dim=(2, 3))
@@ -86,11 +87,11 @@ class InceptionV3(nn.Module):
 
 
 class Path(nn.Sequential):
-    """Layers in a row, added by its methods; each reads the channels that the last one gives.
+    """A sequence of layers, to which methods add layers with the right number of channels.
 
     Args:
-        channels: of its input; the attribute has those of its output.
-        width: of the network, by which the published numbers of filters are scaled.
+        channels: channels of the input. The attribute of that name has those of the output.
+        width: the width of the network, by which the published numbers of filters are scaled.
     """
 
     def __init__(self, channels: int, width: int) -> None:
@@ -100,7 +101,7 @@ class Path(nn.Sequential):
     def conv(
         self, filters: int, kernel: int | tuple[int, int], stride: int = 1, pad: bool = True
     ) -> Path:
-        """Add a convolution, normalized and rectified."""
+        """Add a convolution with batch norm and ReLU."""
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         padding = (height // 2, width // 2) if pad else 0
         filters = filters * self.width // 32
@@ -111,30 +112,30 @@ class Path(nn.Sequential):
         return self
 
     def halve(self, filters: int | None = None) -> Path:
-        """Halve height and width by a 3x3 convolution, or by the largest of 3x3 without filters."""
+        """Halve height and width: by a 3x3 convolution, or without filters by a 3x3 max-pool."""
         if filters is not None:
             return self.conv(filters, 3, stride=2, pad=False)
         self.append(nn.MaxPool2d(3, stride=2))
         return self
 
     def blur(self) -> Path:
-        """Add the mean over 3x3 pixels."""
+        """Add an average pool over 3x3 pixels."""
         self.append(nn.AvgPool2d(3, stride=1, padding=1))
         return self
 
     def fork(self) -> Path:
-        """A new path that starts where this one ends."""
+        """A new, empty path that starts at the end of this one."""
         return Path(self.channels, self.width)
 
     def join(self, *branches: Path) -> Path:
-        """Continue with the outputs of all branches, one behind the other."""
+        """Add branches, and continue with their joined outputs."""
         self.append(Branches(branches))
         self.channels = sum(branch.channels for branch in branches)
         return self
 
 
 class Branches(nn.ModuleList):
-    """Paths that read the same input, and whose channels are put together."""
+    """Paths with the same input, whose output channels are joined."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, h, w) -> (batch, channels of all, h or h / 2, w or w / 2)."""
@@ -147,7 +148,7 @@ def _stem(path: Path) -> Path:
 
 
 def _mix_35(path: Path, pooled: int) -> Path:
-    """Figure 5, at 35 x 35 pixels; its second branch keeps the 5x5, as in the published code."""
+    """Figure 5, at 35 x 35 pixels. The second branch keeps the 5x5, as in the published code."""
     return path.join(
         path.fork().conv(64, 1),
         path.fork().conv(48, 1).conv(64, 5),

@@ -1,4 +1,4 @@
-"""Language modelling: BERT (masked words) and GPT-2 (next words), on one Transformer."""
+"""Language modelling: BERT (masked words) and GPT-2 (next words), with shared Transformer parts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def bert(
     dropout: float = 0.1,
     learning_rate: float = 1e-4,
 ) -> TrainingStep:
-    """BERT pre-training, appendix A.2 of Devlin et al.: 15% of the words, and the next sentence.
+    """BERT pre-training: predict 15% of the words, and whether a sentence follows another.
 
-    Adam with decoupled decay, gradients clipped at 1 as in the authors' code. The inputs of the
-    step are `tokens` and `segments` (batch, sequence), `masked` and `words`, the places of the
-    masked words in the flattened tokens and what stood there, and `follows` (batch).
+    As in appendix A.2 of Devlin et al.: Adam with decoupled decay; gradients are clipped at 1 as in
+    the authors' code. The inputs of the step are `tokens` and `segments`, (batch, sequence);
+    `masked`, the positions of the masked words in the flattened tokens; `words`, the words that
+    were there; and `follows`, (batch).
     """
     _check_fits(sequence, context)
     model = Bert(layers, width, heads, vocabulary, context, dropout).to(device)
@@ -74,10 +75,10 @@ def gpt2(
     dropout: float = 0.1,
     learning_rate: float = 6e-4,
 ) -> TrainingStep:
-    """GPT-2 pre-training; the inputs of the step are `tokens` and the `targets` one word later.
+    """GPT-2 pre-training. The inputs of the step are `tokens`, and `targets`, the next words.
 
-    The paper does not give the optimizer's settings; these are GPT-3's for the same sizes (Brown
-    et al. 2020, table 2.1 and appendix B).
+    The paper does not give the optimizer's settings. They are GPT-3's for the same sizes (Brown et
+    al. 2020, table 2.1 and appendix B).
     """
     _check_fits(sequence, context)
     model = GPT2(layers, width, heads, vocabulary, context, dropout).to(device)
@@ -124,7 +125,7 @@ class Bert(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: Tensor, segments: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the words at the `masked` places, (masked, vocabulary), and of "it follows"."""
+        """The logits of the masked words, (masked, vocabulary), and of "it follows"."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.words(tokens) + self.positions(places) + self.segments(segments)
         x = self.blocks(self.dropout(self.norm(x)))
@@ -134,7 +135,7 @@ class Bert(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The decoder of Radford et al.; the word embeddings are also the output layer."""
+    """The decoder of Radford et al. The word embeddings are also the output layer."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class GPT2(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.apply(_initialize)
-        for block in self.blocks:  # section 2.3: what adds to the residual stream starts smaller
+        for block in self.blocks:  # section 2.3: layers before a residual sum start smaller
             for projection in (block.attention.project, block.feed_forward[2]):
                 nn.init.normal_(projection.weight, std=0.02 / math.sqrt(2 * layers))
 
@@ -167,7 +168,7 @@ class GPT2(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward network; the two kinds differ in where they normalize."""
+    """Attention and a feed-forward network. Its two subclasses normalize at different places."""
 
     def __init__(
         self,
@@ -190,7 +191,7 @@ class TransformerBlock(nn.Module):
 
 
 class NormAfter(TransformerBlock):
-    """Normalizes after each sum, as the first Transformer and BERT do."""
+    """A block that normalizes after each sum, as in the first Transformer and BERT."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, width) -> the same."""
@@ -199,7 +200,7 @@ class NormAfter(TransformerBlock):
 
 
 class NormBefore(TransformerBlock):
-    """Normalizes what enters each branch, as GPT-2 does."""
+    """A block that normalizes before each branch, as in GPT-2."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, width) -> the same."""
@@ -208,7 +209,7 @@ class NormBefore(TransformerBlock):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself, or, if causal, to its past."""
+    """Multi-head attention of a sequence to itself; if causal, to its past only."""
 
     def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
         super().__init__()
@@ -237,7 +238,7 @@ def _initialize(module: nn.Module) -> None:
 def _adamw(
     model: nn.Module, learning_rate: float, betas: tuple[float, float], decay: float
 ) -> torch.optim.AdamW:
-    """AdamW that decays matrices, not biases and norms."""
+    """AdamW with decay for matrices, and none for biases and norms."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": decay},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},

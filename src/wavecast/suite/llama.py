@@ -26,17 +26,17 @@ def llama_1b(
     rotary_base: float = 500_000.0,
     learning_rate: float = 3e-4,
 ) -> TrainingStep:
-    """Llama 3.2 1B pre-training; the inputs are `tokens` and the `targets` one word later.
+    """Llama 3.2 1B pre-training. The inputs are `tokens`, and `targets`, the next words.
 
-    Meta gives no optimizer settings for this size; these are those of the first Llama (Touvron et
-    al. 2023, section 2.3). AdamW is the fused one, as people train models of this size.
+    Meta gives no optimizer settings for this size; they are those of the first Llama (Touvron et
+    al. 2023, section 2.3). AdamW is fused, as is usual for models of this size.
     """
     if width % heads or heads % key_value_heads or width // heads % 2:
         raise InvalidInput(
-            f"each of {heads} heads needs an even part of the width, not of {width}, and each of "
-            f"{key_value_heads} key and value heads serves equally many"
+            f"the width, {width}, must divide into {heads} heads of an even size, and the heads "
+            f"into {key_value_heads} equal groups of key and value heads"
         )
-    with torch.device(device):  # made where it is used: a CPU takes long to fill it
+    with torch.device(device):  # made on the device, because a CPU takes long to fill the weights
         model = Llama(
             layers, width, heads, key_value_heads, inner, vocabulary, tied=tied, base=rotary_base
         )
@@ -55,9 +55,10 @@ def llama_1b(
 class Llama(nn.Module):
     """The decoder of Touvron et al. 2023 with the grouped queries of its successors.
 
-    No layer has a bias. With V words, N layers of width D, an inner width I, H heads and G of keys
-    and values there are V·D in the embedding, N(2D² (1 + G/H) + 3DI + 2D) in the layers and D in
-    the last norm. If `tied`, the embedding is the output layer, too, as in Llama 3.2 1B and 3B.
+    No layer has a bias. With V words, N layers of width D, an inner width I, H heads, and G heads
+    of keys and values, it has V·D parameters in the embedding, N(2D² (1 + G/H) + 3DI + 2D) in the
+    layers and D in the last norm. If `tied`, the embedding is also the output layer, as in Llama
+    3.2 1B and 3B.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Llama(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention to the past and a gated feed-forward network, each normalized on its way in."""
+    """Attention to the past and a gated feed-forward network, each with a norm before it."""
 
     def __init__(self, width: int, heads: int, key_value_heads: int, inner: int) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class LlamaBlock(nn.Module):
 
 
 class GroupedQueryAttention(nn.Module):
-    """Causal attention in which several heads of queries share one of keys and values."""
+    """Causal attention in which several query heads share one head of keys and values."""
 
     def __init__(self, width: int, heads: int, key_value_heads: int) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class GroupedQueryAttention(nn.Module):
         )
         query, key = rotate(query, turn), rotate(key, turn)
         if self.queries_per_key > 1:
-            # Repeated, as in Meta's code: `enable_gqa` has no fast kernel in float32.
+            # Repeated, as in Meta's code, because `enable_gqa` has no fast kernel in float32.
             key = key.repeat_interleave(self.queries_per_key, dim=1)
             value = value.repeat_interleave(self.queries_per_key, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -136,7 +137,7 @@ class GroupedQueryAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """A feed-forward network whose inner values are gated by others (Shazeer 2020)."""
+    """A feed-forward network with gated inner values (SwiGLU; Shazeer 2020)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -150,9 +151,10 @@ class SwiGLU(nn.Module):
 
 
 def rotations(places: int, size: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles of each place, (places, size) each (Su et al. 2021).
+    """The cosines and sines of the rotary angles, (positions, size) each (Su et al. 2021).
 
-    Llama 3.2 also slows the slow ones down to read longer texts: other numbers, the same work.
+    For longer texts, Llama 3.2 also scales the low frequencies. That changes the numbers, not the
+    work.
     """
     rates = base ** (-torch.arange(0, size, 2, device=device) / size)
     angles = torch.outer(torch.arange(places, device=device).float(), rates).repeat(1, 2)
@@ -160,10 +162,10 @@ def rotations(places: int, size: int, base: float, device: torch.device) -> tupl
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs of `x`, which are its first and second half, by the angles of their places."""
+    """Rotate pairs of `x`, taken from its two halves, by the angles of their positions."""
     cos, sin = turn
     first, second = x.chunk(2, dim=-1)
-    # In float32, as Meta's code does: in 16 bits, late places would lose their difference.
+    # In float32, as in Meta's code: with 16 bits, late positions would become equal.
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 

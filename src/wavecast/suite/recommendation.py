@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wavecast.errors import InvalidInput
 from wavecast.suite.training import Minimizer, TrainingStep
 
-# Distinct values of the 26 categories of the Criteo Kaggle data.
+# The numbers of distinct values of the 26 categories of the Criteo Kaggle data.
 CRITEO_KAGGLE = (
     *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194),
     *(27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
@@ -30,16 +30,16 @@ def dlrm(
     top: tuple[int, ...] = (512, 256),
     learning_rate: float = 0.1,
 ) -> TrainingStep:
-    """DLRM on data like Criteo's for Kaggle, section 5 of Naumov et al.; plain SGD.
+    """DLRM on data like Criteo Kaggle's, with plain SGD (section 5 of Naumov et al.).
 
     The inputs of the step are `numbers` (batch, 13), `categories` (batch, 26) and `clicks`
-    (batch). The synthetic categories are equally frequent; in the real data few values are most of
-    what is looked up. The gradients of the tables are dense here: each step writes and reads
-    whole tables where the authors' sparse gradients touch the rows in the batch only.
+    (batch). The synthetic values are equally frequent; in the real data, a few values make up most
+    lookups. The gradients of the tables are dense, so each step writes and reads whole tables. The
+    authors' sparse gradients touch only the rows in the batch.
     """
     if not tables or min(tables) < 1:
-        raise InvalidInput(f"every category needs at least one value, not {tables}")
-    with torch.device(device):  # made where it is used: a CPU takes long to fill it
+        raise InvalidInput(f"every category must have at least one value, not {tables}")
+    with torch.device(device):  # made on the device, because a CPU takes long to fill the tables
         model = DLRM(tables, numbers, width, bottom, top)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
 
@@ -55,10 +55,10 @@ def dlrm(
 
 
 class DLRM(nn.Module):
-    """Naumov et al. 2019: tables and a network for the numbers, whose outputs are multiplied.
+    """Naumov et al. 2019: embedding tables and a network for the numbers, with pairwise products.
 
-    With n rows in all T tables of width D, the tables have n·D parameters; a layer from I to O
-    numbers has IO + O, and the top network reads D + T(T + 1)/2. For Criteo Kaggle that is
+    With n rows in all T tables of width D, the tables have n·D parameters. A layer from I to O
+    numbers has IO + O, and the top network has D + T(T + 1)/2 inputs. For Criteo Kaggle that is
     540,201,232 + 155,984 + 320,001; the paper says "approximately 540M".
     """
 
@@ -86,7 +86,7 @@ class DLRM(nn.Module):
         self.top = nn.Sequential(*_layers(width + pairs.shape[1], *top, 1))
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
-        """(batch, numbers), (batch, tables) -> a logit each, (batch): above 0 is a click."""
+        """(batch, numbers), (batch, tables) -> logits of a click, (batch)."""
         dense = self.bottom(numbers)
         looked_up = [
             table(column[:, None])
@@ -94,13 +94,13 @@ class DLRM(nn.Module):
         ]
         features = torch.stack([dense, *looked_up], dim=1)
         products = features @ features.transpose(1, 2)
-        # Of each pair of features one product: the others are the same, or a feature's square.
+        # One product per pair of features: the matrix is symmetric, and its diagonal is not used.
         chosen = products[:, self.left, self.right]
         return self.top(torch.cat([dense, chosen], dim=1)).squeeze(1)
 
 
 def _layers(*sizes: int) -> list[nn.Module]:
-    """Linear layers from each size to the next, with ReLUs between them."""
+    """Linear layers of these sizes, with ReLUs between them."""
     layers: list[nn.Module] = []
     for narrow, wide in pairwise(sizes):
         linear = nn.Linear(narrow, wide)

@@ -1,4 +1,4 @@
-"""Reinforcement learning: A3C, actors that learn what to do and what to expect."""
+"""Reinforcement learning: A3C, actors that learn a policy and a value."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from wavecast.errors import InvalidInput
 from wavecast.suite.training import Minimizer, TrainingStep
 
 _PICTURES = 4
-"""An actor sees the last four pictures at once, and so what moves."""
+"""An actor sees the last four pictures at once, so it can see what moves."""
 _LIFE = 1000
-"""Steps of an episode, on average."""
+"""The mean number of steps of an episode."""
 
 
 def a3c(
@@ -28,15 +28,16 @@ def a3c(
     entropy_bonus: float = 0.01,
     learning_rate: float = 7e-4,
 ) -> TrainingStep:
-    """A3C: a batch of actors takes five steps in its environments, then all learn from these.
+    """A3C: a batch of actors takes five steps in its environments, then the network learns.
 
-    Shared RMSProp, 5-step returns and the entropy bonus as Mnih et al. have them, gradients
-    clipped at 40, the six actions of Pong. The paper's 16 actors change the shared weights each in
-    its own time; here they do it together, in one step, so that one GPU runs them all. They play
-    `follow_the_light` on the device: the time of Atari's emulator on the host is not in the step.
+    Shared RMSProp, 5-step returns and the entropy bonus are those of Mnih et al.; gradients are
+    clipped at 40; there are the six actions of Pong. In the paper, 16 actors update the shared
+    weights asynchronously. Here they do it together, in one step, so that one GPU can run them all.
+    They play `follow_the_light` on the device, so the time of Atari's emulator on the host is not
+    in the step.
 
-    The input of the step is what the actors see, (batch, 4, image, image) bytes, and moves on with
-    every step. The throughput counts these frames, five to an actor; TBD calls them samples.
+    The input of the step is the actors' pictures, (batch, 4, image, image) bytes, which every step
+    updates. The throughput counts these frames, five per actor; TBD calls them samples.
     """
     model = ActorCritic(image, actions).to(device)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=learning_rate, alpha=0.99, eps=0.1)
@@ -60,7 +61,7 @@ def a3c(
 
 
 class Moment(NamedTuple):
-    """What all actors thought, did and got in one step; `chances` are logarithms."""
+    """The predictions, actions and rewards of all actors in one step; `chances` are logarithms."""
 
     chances: Tensor
     value: Tensor
@@ -72,7 +73,7 @@ class Moment(NamedTuple):
 def advantage_loss(
     moments: list[Moment], expected: Tensor, discount: float, bonus: float
 ) -> Tensor:
-    """Algorithm S3 of the paper: backwards from what is expected behind the last step."""
+    """The loss of algorithm S3, with returns computed backwards from the last step's value."""
     gain, loss = expected, torch.zeros_like(expected)
     for chances, value, action, reward, alive in reversed(moments):
         gain = reward + discount * alive * gain
@@ -84,9 +85,9 @@ def advantage_loss(
 
 
 def follow_the_light(frames: Tensor, action: Tensor, actions: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The frames after an action, its reward, and whether the episode goes on, each 1 or 0.
+    """The frames after an action, its reward (1 or 0), and whether the episode goes on (1 or 0).
 
-    One of as many bands as there are actions is lit in the newest picture, and the action of its
+    The newest picture has one band per action, of which one is lit. The action with that band's
     number is rewarded.
     """
     batch, _, image, _ = frames.shape
@@ -101,10 +102,10 @@ def follow_the_light(frames: Tensor, action: Tensor, actions: int) -> tuple[Tens
 
 
 class ActorCritic(nn.Module):
-    """The network of Mnih et al. 2016 without memory: two convolutions and a layer, two heads.
+    """The network of Mnih et al. 2016 without LSTM: two convolutions, a linear layer, two heads.
 
-    From 4 pictures that leave s x s places behind the convolutions (9 x 9 of 84 x 84 pixels) to A
-    actions and a value it has 16 · 257 + 32 · 257 + 256(32s² + 1) + 257(A + 1) parameters.
+    With 4 pictures, of which s x s points are left after the convolutions (9 x 9 for 84 x 84
+    pixels), and A actions, it has 16 · 257 + 32 · 257 + 256(32s² + 1) + 257(A + 1) parameters.
     """
 
     def __init__(self, image: int = 84, actions: int = 6) -> None:
@@ -125,6 +126,6 @@ class ActorCritic(nn.Module):
         self.value = nn.Linear(256, 1)
 
     def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Bytes (batch, 4, image, image) to logits (batch, actions) and values (batch,)."""
+        """Bytes (batch, 4, image, image) -> logits (batch, actions) and values (batch,)."""
         x = self.body(frames.float() / 255)
         return self.policy(x), self.value(x).squeeze(1)

@@ -1,4 +1,4 @@
-"""Machine translation by recurrent networks, one word after the other: Seq2Seq with attention."""
+"""Machine translation: Seq2Seq, an LSTM encoder and decoder with attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wavecast.errors import InvalidInput
 from wavecast.suite.training import Minimizer, TrainingStep
 
 _NOTHING = 0
-"""Stands behind the end of a sentence; it is no word."""
+"""The token that fills up shorter sentences. It is not a word."""
 
 
 def nmt(
@@ -30,11 +30,11 @@ def nmt(
 ) -> TrainingStep:
     """TBD's Seq2Seq, in the configuration of TensorFlow's NMT tutorial for IWSLT15.
 
-    One bidirectional layer reads, two layers write; SGD, gradients clipped at 5. The sentences
-    have 20 to 30 words, as TBD says, and are padded to the longest of their batch. The inputs of
-    the step are the `source`, the `target` so far and the `following` words of the target, each
-    (batch, longest): words from 1 on, and 0 behind the ends, which stay the same. The loss is that
-    of a sentence.
+    The encoder has one bidirectional layer, the decoder two layers. The optimizer is SGD, with
+    gradients clipped at 5. The sentences have 20 to 30 words, as in TBD, and are padded to the
+    longest of their batch. The inputs of the step are the `source`, the `target` so far and the
+    `following` words of the target, each (batch, longest): words from 1 on, and 0 as padding. The
+    lengths never change. The loss is summed over the words and averaged over the sentences.
     """
     sources, targets = sentence_lengths(batch, shortest, longest)
     model = Seq2Seq(width, vocabulary, dropout).to(device)
@@ -46,18 +46,22 @@ def nmt(
         total = F.cross_entropy(logits, words, ignore_index=_NOTHING, reduction="sum")
         return total / batch
 
-    inputs = tuple(_sentences(each, vocabulary, device) for each in (sources, targets, targets))
+    sides = (sources, targets, targets)
+    inputs = tuple(_sentences(lengths, vocabulary, device) for lengths in sides)
     return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device, clip_norm=5.0))
 
 
 def sentence_lengths(batch: int, shortest: int, longest: int) -> tuple[list[int], list[int]]:
-    """How many words the sentences of a batch have, the longest first, and their translations.
+    """The numbers of words of a batch's sentences, longest first, and of their translations.
 
-    From the shortest to the longest all are as likely; drawn with a seed of their own, they are the
-    same ones each time.
+    They are uniform from the shortest to the longest, and drawn with a fixed seed, so that they are
+    the same each time.
     """
     if not 1 <= shortest <= longest:
-        raise InvalidInput(f"no sentence has {shortest} to {longest} words")
+        raise InvalidInput(
+            f"sentences cannot have {shortest} to {longest} words; the shortest must have at least "
+            "1, and no more than the longest"
+        )
     draw = random.Random(2015)
     lengths = [draw.randint(shortest, longest) for _ in range(2 * batch)]
     return sorted(lengths[:batch], reverse=True), lengths[batch:]
@@ -70,13 +74,14 @@ def _sentences(lengths: list[int], vocabulary: int, device: str) -> Tensor:
 
 
 class Seq2Seq(nn.Module):
-    """An encoder, and a decoder that attends to it and hears what it found (Luong et al. 2015).
+    """An encoder, and a decoder that attends to it and reads the result (Luong et al. 2015).
 
-    With V words in each language and width H, an LSTM that reads I numbers has 4H(I + H) + 8H
-    parameters; TensorFlow's has one bias where torch's has two, 4H fewer. In the encoder two read
-    H, one each way; in the decoder one reads 2H, the last word and what attention found, and one
-    reads H. Embeddings and output have 3VH, attention 5H² + 1: 3VH + 41H² + 32H + 1 in all.
-    TBD counts five layers, which these are with the output; its one vocabulary is both languages'.
+    With V words in each language and width H, an LSTM with I inputs has 4H(I + H) + 8H parameters
+    in torch. TensorFlow's has 4H fewer, because it has one bias and not two. The encoder's two
+    LSTMs (one per direction) have H inputs. The decoder's first LSTM has 2H inputs, the last word
+    and the result of attention, and its second H. Embeddings and output have 3VH parameters,
+    attention 5H² + 1, so there are 3VH + 41H² + 32H + 1 in all. With the output these are the five
+    layers that TBD counts. TBD has one vocabulary for both languages.
     """
 
     def __init__(self, width: int = 512, vocabulary: int = 17_188, dropout: float = 0.2) -> None:
@@ -94,11 +99,11 @@ class Seq2Seq(nn.Module):
                 nn.init.uniform_(parameter, -0.1, 0.1)
 
     def forward(self, source: Tensor, lengths: list[int], target: Tensor) -> Tensor:
-        """Logits of each next target word, (batch, target, words).
+        """The logits of each next target word, (batch, target, words).
 
         Args:
             source: (batch, longest sentence).
-            lengths: of the sentences, the longest first.
+            lengths: the lengths of the sentences, longest first.
             target: (batch, longest translation).
         """
         words = self.dropout(self.source_words(source))
@@ -109,21 +114,21 @@ class Seq2Seq(nn.Module):
     def _decode(
         self, target: Tensor, memory: Tensor, empty: Tensor, states: tuple[Tensor, Tensor]
     ) -> Tensor:
-        # What one way of the encoder remembers is where one layer of the decoder begins.
+        # The final state of each encoder direction is the initial state of one decoder layer.
         first, second = zip(*states, strict=True)
-        found = torch.zeros_like(first[0])
+        attended = torch.zeros_like(first[0])
         keys = self.attention.key(memory)
         spoken = []
         for word in self.target_words(target).unbind(dim=1):
-            first = self.first(self.dropout(torch.cat([word, found], dim=1)), first)
+            first = self.first(self.dropout(torch.cat([word, attended], dim=1)), first)
             second = self.second(self.dropout(first[0]), second)
-            found = self.attention(second[0], keys, memory, empty)
-            spoken.append(found)
+            attended = self.attention(second[0], keys, memory, empty)
+            spoken.append(attended)
         return torch.stack(spoken, dim=1)
 
 
 class ScaledAttention(nn.Module):
-    """Luong's "general" attention, with the one learned scale that the tutorial adds."""
+    """Luong's "general" attention, with the learned scale that the tutorial adds."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

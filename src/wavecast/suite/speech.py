@@ -14,7 +14,7 @@ from wavecast.suite.training import Minimizer, TrainingStep
 
 _FRAMES_PER_SECOND = 100
 _LETTERS_PER_SECOND = 14
-"""LibriSpeech is read at some 2.7 words a second, of some 5 letters with the space after them."""
+"""LibriSpeech has about 2.7 words a second, of about 5 letters including the space."""
 
 
 def deep_speech_2(
@@ -30,12 +30,12 @@ def deep_speech_2(
     letters: int = 28,
     learning_rate: float = 3e-4,
 ) -> TrainingStep:
-    """Deep Speech 2: CTC, SGD with Nesterov momentum 0.99, gradients clipped at 400.
+    """Deep Speech 2: CTC loss, SGD with Nesterov momentum 0.99, gradients clipped at 400.
 
-    So Amodei et al. train; two convolutions under five recurrent layers are what TBD ran. The
-    inputs of the step are the `spectrograms` (batch, 1, frequencies, frames), as long as
-    `utterance_seconds` says, and their `text` (batch, letters), letters from 1 on; both are filled
-    with zeros behind their ends, which stay the same. The loss is that of an utterance.
+    The training is that of Amodei et al.; two convolutions and five recurrent layers are what TBD
+    ran. The inputs of the step are `spectrograms` (batch, 1, frequencies, frames), of the lengths
+    that `utterance_seconds` gives, and their `text` (batch, letters), with letters from 1 on. Both
+    are padded with zeros, and their lengths never change. The loss is per utterance.
     """
     lengths = utterance_seconds(batch, seconds)
     frames = [math.ceil(length * _FRAMES_PER_SECOND) for length in lengths]
@@ -58,15 +58,16 @@ def deep_speech_2(
 
 
 def utterance_seconds(batch: int, mean: float = 12.5) -> list[float]:
-    """How long the utterances of a batch are, the longest first.
+    """The lengths of a batch's utterances in seconds, longest first.
 
     LibriSpeech is cut at pauses into pieces that are seldom longer than 17 seconds, mostly between
-    10 and 16, and 12.5 on average: a triangle that rises from 5 to 15.5 and ends at 17 seconds.
-    Of as many equal parts of this distribution as the batch has utterances, each gives its middle:
-    every batch has the same mean, and the more utterances, the longer the longest.
+    10 and 16, and 12.5 on average. We use a triangular distribution from 5 to 17 seconds with its
+    mode at 15.5. It is divided into equally probable parts, one per utterance, and each utterance
+    gets the middle of its part. So every batch has the same mean, and a larger batch has a longer
+    longest utterance.
     """
     if not mean > 0:
-        raise InvalidInput(f"an utterance takes more than 0 seconds, not {mean:g}")
+        raise InvalidInput(f"an utterance must take more than 0 seconds, not {mean:g}")
     low, mode, high = (mean / 12.5 * second for second in (5.0, 15.5, 17.0))
 
     def at(quantile: float) -> float:
@@ -78,21 +79,21 @@ def utterance_seconds(batch: int, mean: float = 12.5) -> list[float]:
 
 
 class DeepSpeech2(nn.Module):
-    """Amodei et al. 2016: convolutions, two-way recurrent layers, one layer more, the output.
+    """Amodei et al. 2016: convolutions, bidirectional recurrent layers, a linear layer, the output.
 
-    The width is that of five recurrent layers in the paper's comparison of depths, the convolutions
-    are the two-dimensional ones of its comparison of convolutions. They halve the frames once and
-    the F frequencies twice. CTC's blank is one more than the L letters. With C channels, width H
-    and f = ceil(F / 4) there are
+    The width is that of five recurrent layers in the paper's comparison of depths. The convolutions
+    are the two-dimensional ones of its comparison of convolutions. They halve the number of frames
+    once and the F frequencies twice. CTC has a blank besides the L letters. With C channels, width
+    H and f = ceil(F / 4) there are
 
         451C + 231C² + 4C                                in the convolutions and their norms,
         2H(Cf + H) + 4H and N - 1 times 4H² + 6H         in N recurrent layers and their norms,
         H² + 3H and (L + 1)H + L + 1                     in the last two layers and one norm:
 
-    47.6 million. The paper keeps all networks at 38 million in the one comparison, at 35 million in
-    the other: there, both directions share the matrix that reads the layer below. cuDNN's do not,
-    nor can they normalize its product: here its input is normalized, and the ReLUs within a
-    recurrent layer are not clipped at 20.
+    47.6 million parameters. The paper's networks have 38 million in the first comparison and 35
+    million in the second, because both directions share the matrix that reads the layer below. In
+    cuDNN they do not share it, and its product cannot be normalized. So here its input is
+    normalized, and the ReLUs within a recurrent layer are not clipped at 20.
     """
 
     def __init__(
@@ -117,11 +118,11 @@ class DeepSpeech2(nn.Module):
         self.output = nn.Linear(width, letters + 1)
 
     def forward(self, spectrograms: Tensor, frames: list[int]) -> tuple[Tensor, list[int]]:
-        """Logits of blank and letters, (steps, batch, letters + 1), and the steps of each sample.
+        """The logits of blank and letters, (steps, batch, letters + 1), and each sample's steps.
 
         Args:
             spectrograms: (batch, 1, frequencies, frames).
-            frames: how many of them each sample has, the longest first.
+            frames: the number of frames of each sample, longest first.
         """
         steps = [math.ceil(count / 2) for count in frames]
         x = self.convolutions(spectrograms).flatten(1, 2).permute(2, 0, 1)
@@ -133,10 +134,10 @@ class DeepSpeech2(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Reads a sequence both ways and sums what the ways found.
+    """A bidirectional recurrent layer that sums the outputs of both directions.
 
-    The norm is sequence-wise: its statistics are those of all frames of all samples, which are the
-    rows of a packed sequence.
+    Its norm is sequence-wise: the statistics are over all frames of all samples, which are the rows
+    of a packed sequence.
     """
 
     def __init__(self, features: int, width: int, *, norm: bool = True) -> None:
@@ -145,21 +146,21 @@ class Recurrent(nn.Module):
         self.ways = nn.RNN(features, width, nonlinearity="relu", bidirectional=True)
 
     def forward(self, packed: PackedSequence) -> PackedSequence:
-        """A packed sequence of features to one of the width."""
-        found, _ = self.ways(packed._replace(data=self.norm(packed.data)))
-        return found._replace(data=found.data.unflatten(-1, (2, -1)).sum(dim=1))
+        """A packed sequence of features -> a packed sequence of the layer's width."""
+        output, _ = self.ways(packed._replace(data=self.norm(packed.data)))
+        return output._replace(data=output.data.unflatten(-1, (2, -1)).sum(dim=1))
 
 
 def _convolution(
     narrow: int, wide: int, kernel: tuple[int, int], stride: tuple[int, int]
 ) -> list[nn.Module]:
-    """Over frequencies and frames, of which none is lost at the edges."""
+    """A convolution over frequencies and frames, padded so that none is lost at the edges."""
     padding = (kernel[0] // 2, kernel[1] // 2)
     convolution = nn.Conv2d(narrow, wide, kernel, stride, padding, bias=False)
     return [convolution, nn.BatchNorm2d(wide), nn.Hardtanh(0.0, 20.0)]
 
 
 def _within(lengths: list[int], device: str) -> Tensor:
-    """Which places of a padded batch are filled, (batch, longest)."""
+    """Which places of a padded batch are not padding, (batch, longest)."""
     places = torch.arange(max(lengths), device=device)
     return places < torch.tensor(lengths, device=device)[:, None]

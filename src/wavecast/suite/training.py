@@ -1,4 +1,4 @@
-"""How the suite trains: a loss is minimized in a chosen precision, and that is a step."""
+"""The training step of a suite model: minimize a loss, in a chosen precision."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FLOAT32_PRODUCTS = {"fp32": "ieee", "tf32": "tf32"}
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """One training step: call it again and again to train `model` on `inputs`.
+    """A training step. Call it repeatedly to train `model` on `inputs`.
 
-    The inputs stay where they are on the device; write into them to train on other data.
+    The inputs are tensors on the device. Write into them to train on other data.
     """
 
     model: nn.Module
@@ -26,22 +26,22 @@ class TrainingStep:
     run: Callable[..., Tensor]
 
     def __call__(self) -> Tensor:
-        """Train once; returns the loss, still on the device."""
+        """Run one training step, and return the loss as a tensor on the device."""
         return self.run(*self.inputs)
 
 
 class Minimizer:
-    """Lowers a loss by one optimizer step per call, in one of `wavecast.suite.PRECISIONS`.
+    """Makes one optimizer step per call, in one of `wavecast.suite.PRECISIONS`.
 
         minimize = Minimizer(loss, optimizer, "bf16", "cuda")
         value = minimize(images, labels)  # zero_grad, loss(images, labels), backward, step
 
     Args:
-        loss: from the inputs of a call to a scalar tensor.
-        optimizer: holds the parameters to change.
-        precision: how to compute.
-        device: where the parameters are.
-        clip_norm: the largest norm of all gradients together; longer ones are shortened to it.
+        loss: computes the loss, a scalar tensor, from the inputs of a call.
+        optimizer: the optimizer of the parameters.
+        precision: the precision to compute in.
+        device: the device of the parameters.
+        clip_norm: gradients are clipped to this total norm. None to leave them as they are.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Minimizer:
         self.scaler = torch.amp.GradScaler(self.device_type) if precision == "fp16" else None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Take one step on these inputs; returns the loss before it."""
+        """Make one optimizer step on these inputs, and return the loss before it."""
         self.optimizer.zero_grad()
         with float32_products(self.precision):
             with autocast(self.precision, self.device_type):
@@ -88,7 +88,7 @@ class Minimizer:
 
 
 def autocast(precision: str, device_type: str) -> AbstractContextManager[object]:
-    """The context of a forward pass: autocast in the 16-bit precisions, nothing in others."""
+    """The context of a forward pass: autocast for 16-bit precisions, nothing for others."""
     if precision not in _AUTOCAST:
         return nullcontext()
     context: AbstractContextManager[object] = torch.autocast(device_type, _AUTOCAST[precision])
@@ -97,7 +97,7 @@ def autocast(precision: str, device_type: str) -> AbstractContextManager[object]
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Multiply float32 matrices as "fp32" or "tf32" asks; leave it to the process otherwise."""
+    """Compute float32 products as "fp32" or "tf32" asks; other precisions change nothing."""
     if precision not in _FLOAT32_PRODUCTS:
         yield
         return
@@ -115,8 +115,8 @@ def float32_products(precision: str) -> Iterator[None]:
 
 
 def _set_float32_products(matmul: str, conv: str, rnn: str) -> None:
-    # PyTorch has these switches twice and refuses to read the old ones where they disagree with
-    # the new, so both are set; the old first, because they overwrite the new.
+    # PyTorch has an old and a new set of these switches, and raises an error if they disagree when
+    # the old ones are read. So both are set; the old ones first, because they overwrite the new.
     backends = torch.backends
     backends.cuda.matmul.allow_tf32 = matmul == "tf32"
     backends.cudnn.allow_tf32 = conv == "tf32"

@@ -1,4 +1,4 @@
-"""Machine translation: GNMT, recurrent networks joined by attention, and the first Transformer."""
+"""Machine translation: GNMT (LSTMs with attention), and the first Transformer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gnmt(
     dropout: float = 0.2,
     learning_rate: float = 2e-4,
 ) -> TrainingStep:
-    """GNMT: teacher forcing with Adam, gradients clipped at 5 (section 8.3 of Wu et al.).
+    """GNMT, trained by teacher forcing with Adam, gradients clipped at 5 (Wu et al., section 8.3).
 
     The inputs of the step are the `source` sentence, the `target` so far and the `following`
     words of the target, each (batch, sequence).
@@ -54,13 +54,15 @@ def transformer(
     dropout: float = 0.1,
     learning_rate: float = 1e-4,
 ) -> TrainingStep:
-    """The base Transformer: Adam and smoothed labels, as in section 5 of Vaswani et al.
+    """The base Transformer with Adam and smoothed labels, as in section 5 of Vaswani et al.
 
-    The learning rate stays the same: warming it up changes a number, not the work of a step. The
-    inputs are those of `gnmt`; all sentences are as long as the sequence, 50 as Habitat has it.
+    The learning rate is constant: a warm-up would not change the work of a step. The inputs are
+    those of `gnmt`. All sentences have the full length, 50 as in Habitat.
     """
     if width % heads or width % 2:
-        raise InvalidInput(f"the width must be even and a multiple of {heads} heads, not {width}")
+        raise InvalidInput(
+            f"the width must be even and a multiple of the {heads} heads, not {width}"
+        )
     model = Transformer(layers, width, heads, vocabulary, dropout, sequence).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), eps=1e-9)
 
@@ -81,10 +83,10 @@ def _sentences(batch: int, sequence: int, vocabulary: int, device: str) -> tuple
 class Translator(nn.Module):
     """GNMT with four layers a side, as MLPerf trains it, instead of the paper's eight.
 
-    With V words and width H, an LSTM that reads I numbers has 4H(I + H) + 8H parameters. There
-    are V·H in the embedding that both languages share, V·H + V in the output, 2H² + H in the
-    attention, and the LSTMs read H, H (two directions), 2H, H, H ... in the encoder and H, 2H, 2H,
-    2H ... in the decoder. Four layers have 2VH + V + 90H² + 73H.
+    With V words and width H, an LSTM with I inputs has 4H(I + H) + 8H parameters. The embedding,
+    which both languages share, has V·H, the output V·H + V, and the attention 2H² + H. The LSTMs
+    of the encoder have H, H (two directions), 2H, H, H ... inputs, those of the decoder H, 2H, 2H,
+    2H ... inputs. Four layers have 2VH + V + 90H² + 73H.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Translator(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Reads the source in both directions, then forward; sums with its input from the third on."""
+    """The encoder: a bidirectional layer, then forward layers, residual from the third on."""
 
     def __init__(self, layers: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -130,7 +132,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Its first layer asks where to look; all layers above it also read what was found there."""
+    """The decoder. Its first layer queries the attention, and the others read the result."""
 
     def __init__(self, layers: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -145,15 +147,15 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """(batch, sequence, width) -> the same."""
         x, _ = self.first(self.dropout(x))
-        found = self.attention(x, memory)
-        x, _ = self.second(torch.cat([self.dropout(x), found], dim=-1))
+        attended = self.attention(x, memory)
+        x, _ = self.second(torch.cat([self.dropout(x), attended], dim=-1))
         for layer in self.upper:
-            x = x + layer(torch.cat([self.dropout(x), found], dim=-1))[0]
+            x = x + layer(torch.cat([self.dropout(x), attended], dim=-1))[0]
         return x
 
 
 class AdditiveAttention(nn.Module):
-    """Scores every place of the memory with a small network (Bahdanau et al. 2015)."""
+    """Attention that scores every position with a small network (Bahdanau et al. 2015)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -169,13 +171,13 @@ class AdditiveAttention(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Vaswani et al. 2017; one matrix embeds both languages and is the output layer, too.
+    """Vaswani et al. 2017. One matrix embeds both languages and is also the output layer.
 
     With V words and width D, attention has 4D² parameters (section 3.2.2 has no biases), a
-    feed-forward network 8D² + 5D and a norm 2D: N layers a side have N(28D² + 20D), and the words
-    V·D. At the paper's "about 37000" words that is 63.0 million. Its table 3 says 65 million; its
-    other sizes there (36, 50 and 80 million with 2, 4 and 8 layers) have layers like ours and
-    leave 21 million, some 41,000 words, to the embedding.
+    feed-forward network 8D² + 5D and a norm 2D. So N encoder and N decoder layers have
+    N(28D² + 20D), and the words V·D. With the paper's "about 37000" words that is 63.0 million.
+    Table 3 of the paper says 65 million. Its other sizes (36, 50 and 80 million with 2, 4 and 8
+    layers) agree with our layers, and leave 21 million for the embedding, some 41,000 words.
     """
 
     places: Tensor
@@ -217,7 +219,7 @@ class Transformer(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention of the source to itself and a feed-forward network, each summed and normalized."""
+    """Attention of the source to itself and a feed-forward network, each with a sum and a norm."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -254,7 +256,7 @@ class DecoderLayer(nn.Module):
 
 
 class MultiHeadAttention(nn.Module):
-    """Scaled dot-product attention to a memory or, if causal, to the past of it."""
+    """Scaled dot-product attention to a memory; if causal, to its past only."""
 
     def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
@@ -268,13 +270,13 @@ class MultiHeadAttention(nn.Module):
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         key_value = self.key_value(memory).unflatten(-1, (2, self.heads, -1))
         key, value = key_value.permute(2, 0, 3, 1, 4)
-        # Section 5.4 drops no attention weights: only what each part adds, and the embeddings.
+        # Section 5.4 has no dropout of attention weights, only of sub-layer outputs and embeddings.
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.project(mixed.transpose(1, 2).flatten(2))
 
 
 def sinusoids(places: int, width: int) -> Tensor:
-    """Section 3.5: for each place, sines and cosines of wavelengths from 2π to 20000π."""
+    """Section 3.5: for each position, sines and cosines of wavelengths from 2π to 20000π."""
     rates = 10_000 ** (-torch.arange(0, width, 2) / width)
     angles = torch.arange(places)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

@@ -43,14 +43,14 @@ def vit(
     dropout: float = 0.1,
     learning_rate: float = 3e-3,
 ) -> TrainingStep:
-    """ViT-Base/16 on ImageNet, table 3 of Dosovitskiy et al., gradients clipped at 1.
+    """ViT-Base/16 on ImageNet, table 3 of Dosovitskiy et al., with gradients clipped at 1.
 
-    AdamW where the authors had Adam, with the same strong decay.
+    The optimizer is AdamW; the authors used Adam with the same strong decay.
     """
     if image % patch:
-        raise InvalidInput(f"vit needs images of a multiple of {patch} pixels, not {image}")
+        raise InvalidInput(f"vit's images must be a multiple of {patch} pixels wide, not {image}")
     if width % heads:
-        raise InvalidInput(f"the width must be a multiple of {heads} heads, not {width}")
+        raise InvalidInput(f"the width must be a multiple of {heads} (heads), not {width}")
     model = ViT(image, patch, layers, width, heads, classes, dropout).to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.999), weight_decay=0.3
@@ -68,16 +68,16 @@ def classifier_step(
     loss_of: Callable[..., Tensor] = F.cross_entropy,
     learning_rate: float = 0.1,
 ) -> TrainingStep:
-    """Any image classifier trained on random images of a shape, by SGD with momentum.
+    """A step that trains any image classifier on random images, by SGD with momentum.
 
     Args:
-        model: from images to what `loss_of` takes.
-        shape: of the images, (batch, channels, height, width).
+        model: the classifier. `loss_of` takes its output.
+        shape: the shape of the images, (batch, channels, height, width).
         precision: one of `wavecast.suite.PRECISIONS`.
         device: where to train.
-        classes: how many labels there are.
-        loss_of: from the model's output and the labels to a scalar.
-        learning_rate: of the optimizer.
+        classes: the number of classes.
+        loss_of: computes the loss from the model's output and the labels.
+        learning_rate: the optimizer's learning rate.
     """
     model = model.to(device)
     optimizer = torch.optim.SGD(
@@ -96,7 +96,7 @@ def image_step(
     loss_of: Callable[..., Tensor] = F.cross_entropy,
     clip_norm: float | None = None,
 ) -> TrainingStep:
-    """A classifier on its device trained by its optimizer; else as `classifier_step`."""
+    """Like `classifier_step`, for a model that is on its device, with its own optimizer."""
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return loss_of(model(images), labels)
@@ -108,13 +108,15 @@ def image_step(
 
 
 class ResNet(nn.Module):
-    """A residual network of bottleneck blocks in four stages, each twice as wide and half as large.
+    """A residual network of bottleneck blocks in four stages.
+
+    Each stage has twice the channels of the one before, and images of half the side.
 
     Args:
-        layers: blocks in each stage; (3, 4, 6, 3) is ResNet-50.
+        layers: the number of blocks in each stage; (3, 4, 6, 3) is ResNet-50.
         width: channels of the stem.
-        classes: outputs.
-        norm: from a number of channels to the layer that normalizes them.
+        classes: the number of outputs.
+        norm: makes the norm layer for a number of channels.
     """
 
     def __init__(
@@ -150,10 +152,10 @@ class ResNet(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution around which the input takes a shortcut.
+    """A 1x1, a 3x3 and a 1x1 convolution with a shortcut around them.
 
-    The 3x3 convolution strides, not the first one as in the paper: so do torchvision and MLPerf
-    ("ResNet-50 v1.5"), and the parameters are the same.
+    The 3x3 convolution has the stride, as in torchvision and MLPerf ("ResNet-50 v1.5"); in the
+    paper the first one has it. The parameters are the same.
     """
 
     expansion = 4
@@ -194,11 +196,11 @@ class ViT(nn.Module):
     Args:
         image: height and width of the images.
         patch: height and width of a patch.
-        layers: blocks of the encoder.
-        width: of each patch's embedding.
-        heads: of the attention.
-        classes: outputs.
-        dropout: after every dense layer but the query's, key's and value's (appendix B.1).
+        layers: the number of blocks of the encoder.
+        width: the width of the embedding of a patch.
+        heads: the number of attention heads.
+        classes: the number of outputs.
+        dropout: the rate after every dense layer but those of query, key and value (appendix B.1).
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class ViT(nn.Module):
 
 
 class ViTBlock(NormBefore):
-    """GPT-2's block without its causality, and with dropout where ViT has it."""
+    """GPT-2's block without causality, and with dropout where ViT has it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         activation = nn.Sequential(nn.GELU(), nn.Dropout(dropout))

@@ -1,4 +1,4 @@
-"""The published networks and their training."""
+"""Habitat's networks and their training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of modules, and their times in steps measured on our GPU."""
+"""The layers of modules, and their times in steps measured on our GPU."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Small(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.norm(self.conv(x)))
         x = self.pool(self.relu(x))
-        x = F.relu(x)  # no module: in no layer
+        x = F.relu(x)  # a function, not a module, so it is not a layer
         return self.head(self.drop(self.last(x).flatten(1)))
 
 
@@ -89,7 +89,7 @@ def test_any_module_of_such_layers_works_and_others_are_named() -> None:
 def test_dropout_that_does_nothing_is_no_layer() -> None:
     net = network_of(Small().eval(), (3, 16, 16))
     assert "drop" not in [layer.name for layer in net.layers]
-    assert not [each for each in net.unknown if "Dropout" in each]
+    assert not [name for name in net.unknown if "Dropout" in name]
 
 
 def test_a_linear_layer_at_several_positions_counts_them_all() -> None:
@@ -107,7 +107,7 @@ def test_a_model_that_does_not_run_on_the_sample_is_refused() -> None:
         CaptureError, match=r"Small does not run on a sample of shape \(4, 16, 16\)"
     ):
         network_of(Small(), (4, 16, 16))
-    with pytest.raises(InvalidInput, match="channels, height and width"):
+    with pytest.raises(InvalidInput, match=r"it must be \(channels, height, width\)"):
         network_of(Small(), (16, 16))
 
 
@@ -115,13 +115,13 @@ def test_a_model_that_does_not_run_on_the_sample_is_refused() -> None:
 @pytest.mark.parametrize("batch", [16, 64])
 def test_every_layer_of_a_measured_step_has_its_time(name: str, batch: int) -> None:
     trace = MEASURED[f"{name}-b{batch}-tf32"]
-    found = times_of_trace(trace, made(name.removesuffix("-ungrouped")))
-    assert found.untimed == ()
-    assert all(time.batch == batch for time in found)
-    layers_s = timed_network(name, found.times).seconds
+    timed = times_of_trace(trace, made(name.removesuffix("-ungrouped")))
+    assert timed.untimed == ()
+    assert all(time.batch == batch for time in timed)
+    layers_s = timed_network(name, timed.times).seconds
     both = {"forward", "backward"}
     whole_s = sum(k.seconds for call in trace if call.phase in both for k in call.kernels)
-    assert layers_s + sum(found.elsewhere_s.values()) == pytest.approx(whole_s)
+    assert layers_s + sum(timed.elsewhere_s.values()) == pytest.approx(whole_s)
     assert layers_s > 0.97 * whole_s
 
 
@@ -136,9 +136,9 @@ def test_predicted_work_makes_layers_of_one_net_predict_another() -> None:
             times[name, batch] = times_of_trace(trace, made(name), work=works[name, batch])
     model = PerLayer().fit([*times["googlenet", 16], *times["googlenet", 64]])
     for batch in (16, 64):
-        found = model.predict(made("vgg16"), batch, work=works["vgg16", batch])
+        predicted = model.predict(made("vgg16"), batch, work=works["vgg16", batch])
         actual = timed_network("vgg16", times["vgg16", batch].times)
-        errors[batch] = found.seconds / actual.seconds - 1
+        errors[batch] = predicted.seconds / actual.seconds - 1
     assert max(map(abs, errors.values())) < 0.23
 
 

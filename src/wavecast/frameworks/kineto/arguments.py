@@ -1,4 +1,4 @@
-"""The arguments of an op as the profiler writes them: shapes, types, strides, values as text."""
+"""The arguments of an op, read from its profiler event: types, shapes, strides and values."""
 
 from __future__ import annotations
 
@@ -38,37 +38,40 @@ DTYPES = {
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }
-"""Our names for the profiler's names of data types."""
+"""The names of data types: in profiler files, and in traces."""
 
 LISTS = ("TensorList", "GenericList")
 NUMBER = "number"
-"""The type of a number of Python where a tensor is wanted: x * 0.5."""
+"""The type we give to a Python number that stands where a tensor is expected, as in x * 0.5."""
 _ABSENT = ("", "nullptr (uninitialized)")
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument. `tensors` is None where it is none, empty where it is an absent one."""
+    """One argument of an op."""
 
     type: str
+    """The type in the file, or `NUMBER`."""
     tensors: tuple[TensorSpec, ...] | None
+    """Its tensors; empty for a `NUMBER`. None if the argument is not a tensor."""
     value: str | None
-    """As text; None where the profiler did not write values. The data type of a NUMBER."""
+    """Its value as text; None if the file has no values. For a `NUMBER`, its data type."""
 
     @property
     def is_absent(self) -> bool:
-        """Whether nothing was given, or nothing that the profiler writes down."""
+        """Whether no value was passed, or one of a type that the profiler does not write."""
         return self.type in _ABSENT
 
 
 def arguments_in(
     recorded: Mapping[str, Any], kernels: Iterable[str] = ()
 ) -> tuple[Argument, ...] | None:
-    """The arguments of an op; None where the profiler did not write down its shapes.
+    """The arguments of an op. None if the profiler did not record its shapes.
 
     Args:
-        recorded: what the event of the op says.
-        kernels: the names of what it ran, for the types of tensors in lists.
+        recorded: the `args` of the op's event.
+        kernels: the names of the kernels that the op ran. They tell the data type of tensors in
+            lists, which the event does not.
     """
     shapes = recorded.get("Input Dims", recorded.get("Input dims"))
     types = recorded.get("Input type")
@@ -78,24 +81,24 @@ def arguments_in(
     strides = _padded(recorded.get("Input Strides"), count)
     values = _padded(recorded.get("Concrete Inputs"), count)
     listed = dtype_in(kernels) if any(kind in LISTS for kind in types) else None
-    found = []
+    arguments = []
     for kind, shape, steps, value in zip(types, shapes, strides, values, strict=True):
         tensors = _tensors(str(kind), shape, steps, listed)
         if tensors is None and kind in (*LISTS, *DTYPES):
             return None
-        found.append(Argument(str(kind), tensors, value if isinstance(value, str) else None))
-    return _unwrapped(found)
+        arguments.append(Argument(str(kind), tensors, value if isinstance(value, str) else None))
+    return _with_numbers(arguments)
 
 
-def _unwrapped(arguments: list[Argument]) -> tuple[Argument, ...]:
-    """The arguments with those tensors told apart that are but numbers.
+def _with_numbers(arguments: list[Argument]) -> tuple[Argument, ...]:
+    """The arguments, with tensors that are really Python numbers marked as `NUMBER`.
 
-    The profiler writes a number as a tensor without dimensions, of Python's precision. It takes
-    part with the precision of the others, so its value is that of the first.
+    The profiler writes a number as a tensor without dimensions, in Python's precision. The op
+    computes in the precision of its other tensors, so the number gets the first one's data type.
     """
     first = next((DTYPES[a.type] for a in arguments if a.type in DTYPES), "")
 
-    def told(argument: Argument) -> Argument:
+    def marked(argument: Argument) -> Argument:
         dtype = DTYPES.get(argument.type)
         if dtype not in ("float64", "int64") or dtype == first:
             return argument
@@ -106,7 +109,7 @@ def _unwrapped(arguments: list[Argument]) -> tuple[Argument, ...]:
             NUMBER, (), ("float32" if dtype == "float64" else dtype) if whole else first
         )
 
-    return tuple(map(told, arguments))
+    return tuple(map(marked, arguments))
 
 
 def _padded(values: Any, count: int) -> Sequence[Any]:
@@ -116,15 +119,15 @@ def _padded(values: Any, count: int) -> Sequence[Any]:
 def _tensors(
     kind: str, shape: Any, strides: Any, listed: str | None
 ) -> tuple[TensorSpec, ...] | None:
-    """The tensors of one argument; None if it has none, or they are not written down."""
+    """The tensors of one argument. None if it is not a tensor, or its shapes are not recorded."""
     if kind in DTYPES:
         tensor = _tensor(shape, strides, DTYPES[kind])
         return None if tensor is None else (tensor,)
-    # Beyond 30 tensors the profiler writes an empty list.
+    # The profiler writes an empty list if there are more than 30 tensors.
     if kind not in LISTS or not isinstance(shape, list) or not shape or listed is None:
         return None
     steps = _padded(strides, len(shape))
-    tensors = [_tensor(each, step, listed) for each, step in zip(shape, steps, strict=True)]
+    tensors = [_tensor(sizes, step, listed) for sizes, step in zip(shape, steps, strict=True)]
     whole = tuple(tensor for tensor in tensors if tensor is not None)
     return whole if len(whole) == len(tensors) else None
 
@@ -148,7 +151,7 @@ def _sizes(value: Any) -> Shape | None:
 
 
 def _is_contiguous(shape: Shape, strides: Shape) -> bool:
-    """As torch has it: the stride of a dimension of one does not matter."""
+    """Whether torch calls a tensor contiguous: strides of dimensions of size 1 do not matter."""
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1:

@@ -1,4 +1,4 @@
-"""The calls of a step: each op once, with what it ran on the GPU and what it cost the host."""
+"""The calls of a recorded step: each op with its kernels and the host's time for it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wavecast.frameworks.kineto import naming
-from wavecast.frameworks.kineto.describing import collective, describe
+from wavecast.frameworks.kineto import op_names
+from wavecast.frameworks.kineto.event_tree import Node
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
-from wavecast.frameworks.kineto.nesting import Node
-from wavecast.frameworks.kineto.placing import places_of, settle
-from wavecast.frameworks.kineto.recording import KernelRun, ProfileRecording
-from wavecast.frameworks.kineto.waiting import shares_s, synchronizes
+from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
+from wavecast.frameworks.kineto.op_description import collective, describe
+from wavecast.frameworks.kineto.phases_and_modules import places_of, settle
+from wavecast.frameworks.kineto.recorded_step import KernelRun, ProfileRecording
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Call, Op, Phase
 
 
 @dataclass
 class _Draft:
-    """A call that is being put together."""
+    """A call under construction."""
 
     runs: list[KernelRun] = field(default_factory=list)
     syncs: bool = False
@@ -31,24 +31,24 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """What is known of a communication between GPUs."""
+    """A communication between GPUs."""
 
     name: str
-    """As in `nccl.all_reduce`."""
+    """Its name in a trace, such as `nccl.all_reduce`."""
     recorded: Mapping[str, Any]
     annotated: bool
-    """Whether a range of the profiler named it, which begins when something is sent."""
+    """Whether an `nccl:` range of the profiler named it, which shows that data was sent."""
 
 
 def calls_of(
     recording: ProfileRecording, window: Interval | None, waits: list[Interval]
 ) -> tuple[Call, ...]:
-    """The calls of a step in the order in which the host issued them.
+    """The calls of a step, in the order in which the host issued them.
 
     Args:
-        recording: the step.
-        window: the step on the host; None where the file does not show the host.
-        waits: when the host waited, disjoint and in order.
+        recording: the recorded step.
+        window: when the host worked on the step. None if the file has no events of the host.
+        waits: when the host waited: intervals in order that do not overlap.
     """
     exchanges = _exchanges(recording.nodes)
     drafts = _with_kernels(recording)
@@ -78,10 +78,10 @@ def calls_of(
 
 
 def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
-    """The ops that ran something on the GPU."""
+    """The ops that launched kernels, each with its kernels in order of time."""
     drafts: dict[Node, _Draft] = {}
     for launch, runs in recording.launched.items():
-        owner = naming.owner_of(launch, runs[0].kernel.name)
+        owner = op_names.owner_of(launch, runs[0].kernel.name)
         drafts.setdefault(owner, _Draft()).runs.extend(runs)
     for draft in drafts.values():
         draft.runs.sort(key=lambda run: run.begin_us)
@@ -91,16 +91,16 @@ def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
 def _add_silent(
     nodes: Sequence[Node], exchanges: Mapping[Node, _Exchange], drafts: dict[Node, _Draft]
 ) -> None:
-    """Add the ops that ran nothing: views, memory, the host's own; they cost the host time."""
+    """Add the ops that launched nothing, such as views and allocations: they take host time."""
     known = {node for node in nodes if _is_known(node)}
     busy = {parent for node in drafts for parent in node.path()}
     splitting = {parent for node in known for parent in node.path() if parent is not node}
     for node in nodes:
         if node not in known or node in busy:
             continue
-        if naming.is_split(naming.op_name(node), always=node not in splitting):
+        if op_names.is_split(op_names.op_name(node), always=node not in splitting):
             continue
-        outermost = naming.communication_of(node.path())
+        outermost = op_names.communication_of(node.path())
         if outermost is not None and not (node is outermost and _is_annotated(node, exchanges)):
             continue
         if not any(parent in drafts for parent in node.path()):
@@ -108,9 +108,9 @@ def _add_silent(
 
 
 def _is_known(node: Node) -> bool:
-    if naming.communication_of([node]) is not None:
+    if op_names.communication_of([node]) is not None:
         return True
-    return node.span.category == "cpu_op" and naming.kind_of(naming.op_name(node)) is not None
+    return node.span.category == "cpu_op" and op_names.kind_of(op_names.op_name(node)) is not None
 
 
 def _is_annotated(node: Node, exchanges: Mapping[Node, _Exchange]) -> bool:
@@ -118,12 +118,12 @@ def _is_annotated(node: Node, exchanges: Mapping[Node, _Exchange]) -> bool:
 
 
 def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) -> None:
-    """Mark the ops in which the host waits; one outside of all ops is an op of its own."""
+    """Mark the ops in which the host waits. A synchronisation outside any op becomes a call."""
     for node in nodes:
         if node.span.category not in RUNTIME_CATEGORIES or not synchronizes(node.name):
             continue
-        owner = next((each for each in node.path() if each in drafts), None)
-        if owner is None and naming.synchronization_name(node.name) is not None:
+        owner = next((outer for outer in node.path() if outer in drafts), None)
+        if owner is None and op_names.synchronization_name(node.name) is not None:
             owner = node
             drafts[node] = _Draft()
         if owner is not None:
@@ -131,12 +131,12 @@ def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) ->
 
 
 def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
-    """What the profiler says of each communication, by its outermost node."""
+    """The communications of a step, keyed by their outermost node."""
     names: dict[Node, str] = {}
     records: dict[Node, Mapping[str, Any]] = {}
     annotated: set[Node] = set()
     for node in nodes:
-        outermost = naming.communication_of(node.path())
+        outermost = op_names.communication_of(node.path())
         if outermost is None:
             continue
         named = node.span.arguments.get("Collective name")
@@ -148,27 +148,27 @@ def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
         elif node is outermost or outermost not in annotated:
             names[outermost] = named if isinstance(named, str) else names.get(outermost, node.name)
     return {
-        node: _Exchange(naming.collective_name(name), records.get(node, {}), node in annotated)
+        node: _Exchange(op_names.collective_name(name), records.get(node, {}), node in annotated)
         for node, name in names.items()
     }
 
 
 def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
     if node.span.category in RUNTIME_CATEGORIES:
-        waiting = naming.synchronization_name(node.name)
-        return Op(waiting or naming.launch_name(node.name, kernels), (), ())
+        waiting = op_names.synchronization_name(node.name)
+        return Op(waiting or op_names.launch_name(node.name, kernels), (), ())
     if exchange is not None:
         return collective(exchange.name, exchange.recorded)
-    name = naming.op_name(node)
+    name = op_names.op_name(node)
     if name.startswith("triton_"):
         name = f"triton.{name}"
     return describe(name, node.span.arguments, kernels)
 
 
 def _orphan(run: KernelRun, streams: Mapping[int, int]) -> Call:
-    """A call for what the GPU ran without a launch in the file."""
+    """The call for a kernel whose launch is not in the file."""
     return Call(
-        op=Op(naming.launch_name("", (run.kernel.name,)), (), ()),
+        op=Op(op_names.launch_name("", (run.kernel.name,)), (), ()),
         phase=Phase.OTHER,
         stream=streams[run.kernel.stream],
         kernels=(run.kernel,),
@@ -177,7 +177,7 @@ def _orphan(run: KernelRun, streams: Mapping[int, int]) -> Call:
 
 
 def _stream_numbers(runs: Iterable[KernelRun]) -> dict[int, int]:
-    """0 for the busiest stream, then 1, 2, ... in order of time spent on them."""
+    """New numbers for the streams: 0 for the busiest one, then 1, 2, ... by descending time."""
     spent: dict[int, float] = {}
     for run in runs:
         spent[run.kernel.stream] = spent.get(run.kernel.stream, 0.0) + run.kernel.seconds

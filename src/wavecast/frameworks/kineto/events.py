@@ -1,4 +1,4 @@
-"""The events of a profiler file, one after the other, however large the file is."""
+"""The events of a profiler file, read one by one, so that a large file needs little memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Event = dict[str, Any]
 
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
-"""Calls of CUDA and HIP: launches, synchronisations, questions."""
+"""The categories of calls to CUDA or HIP: launches, synchronisations, queries."""
 
-# What PyTorch up to 1.11 called them.
+# The names of categories in files of PyTorch up to 1.11.
 _OLD_CATEGORIES = {
     "Kernel": "kernel",
     "Memcpy": "gpu_memcpy",
@@ -33,31 +33,31 @@ _OLD_CATEGORIES = {
 _WANTED = "give a file that torch.profiler wrote (export_chrome_trace)"
 
 _CHUNK_CHARACTERS = 1 << 20
-# Far beyond any event; what is longer is no JSON.
+# No event is nearly this long, so a longer value means that the text is not JSON.
 _LONGEST_VALUE = 1 << 26
-# A window that ends within a number, a word or an escape breaks it this close to its edge.
+# If a window ends within a number, a word or an escape, the error is at most this far from its end.
 _LONGEST_TOKEN = 32
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 
 
 class _NotJson(Exception):
-    """The text is no JSON object."""
+    """The text is not a JSON object."""
 
 
 class _NotProfile(Exception):
-    """The text is a JSON object, but without events."""
+    """The text is a JSON object without events."""
 
 
 def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None) -> Iterator[Event]:
-    """The events of a .json or .json.gz file in their order, in the memory of a few of them.
+    """The events of a .json or .json.gz file in order, of which only a few are in memory at once.
 
     Args:
-        path: what torch.profiler's `export_chrome_trace` wrote.
-        fields: gets the file's other fields (`deviceProperties`, ...) as they come, all of them
-            once the last event was taken.
+        path: a file that torch.profiler's `export_chrome_trace` wrote.
+        fields: a dictionary to fill with the file's other fields (`deviceProperties`, ...). It is
+            complete after the last event.
 
     Raises:
-        InvalidInput: there is no such file, or it is no whole profiler file; says why.
+        InvalidInput: there is no such file, or it is not a complete profiler file.
     """
     path = Path(path)
     try:
@@ -68,23 +68,15 @@ def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None)
     except (EOFError, zlib.error):
         _refuse(path, "it is truncated or damaged; copy it again, or record it again")
     except (_NotJson, RecursionError):
-        _refuse(path, f"it is no valid JSON object; {_WANTED}")
+        _refuse(path, f"it is not a valid JSON object; {_WANTED}")
     except _NotProfile:
         _refuse(path, f"it has no traceEvents; {_WANTED}")
     except OSError as error:
         _refuse(path, f"{error.strerror or error}; {_WANTED}")
 
 
-def read_fields(path: str | PathLike[str]) -> dict[str, Any]:
-    """The fields of a profiler file beside its events: deviceProperties, distributedInfo, ..."""
-    fields: dict[str, Any] = {}
-    for _ in read_events(path, fields):
-        pass
-    return fields
-
-
 def category_of(event: Event) -> str:
-    """The category of an event under its present name; "" when it has none."""
+    """The category of an event, by its present name; "" if it has none."""
     category = event.get("cat")
     if not isinstance(category, str):
         return ""
@@ -92,20 +84,20 @@ def category_of(event: Event) -> str:
 
 
 def arguments_of(event: Event) -> dict[str, Any]:
-    """What an event says beside name and time."""
+    """The `args` of an event, a dictionary."""
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}
 
 
 def number(value: Any, default: float = 0.0) -> float:
-    """A number of a file as float; the default for anything else."""
+    """A value as a float; the default if it is not a number."""
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
     return default
 
 
 def kernel_of(event: Event, begin_us: float) -> Kernel:
-    """The kernel, copy or fill of a GPU event, with its start counted from `begin_us`."""
+    """The kernel, copy or fill of a GPU event. Its start is counted from `begin_us`."""
     arguments = arguments_of(event)
     return Kernel(
         name=str(event.get("name", "")),
@@ -120,7 +112,7 @@ def kernel_of(event: Event, begin_us: float) -> Kernel:
 
 
 def stream_of(value: Any) -> int:
-    """The number of a stream; AMD's are addresses in text."""
+    """The number of a stream. AMD's files have addresses as text."""
     if isinstance(value, str):
         try:
             value = int(value, 0)
@@ -143,7 +135,7 @@ def _triple(value: Any) -> tuple[int, int, int] | None:
 
 
 class _Text:
-    """A window on a long JSON text, from which values are taken one after the other."""
+    """A window on a long JSON text, from which values are taken one by one."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -159,24 +151,24 @@ class _Text:
         self._at = 0
 
     def peek(self) -> str:
-        """The next character that means something; "" at the end."""
+        """The next character that is not a blank or a comma; "" at the end of the text."""
         while True:
-            # Commas say nothing that the values do not; some versions wrote one too many.
+            # Commas can be skipped like blanks. Some versions of the profiler write one too many.
             self._at = _BETWEEN.match(self._window, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._window) or self._ended:
                 return self._window[self._at : self._at + 1]
             self._extend(_CHUNK_CHARACTERS)
 
     def take(self, character: str) -> bool:
-        """Whether this character comes next; if so, it is stepped over."""
-        found = self.peek()
-        if not found:
+        """Step over a character if it comes next, and return whether it did."""
+        following = self.peek()
+        if not following:
             raise EOFError
-        self._at += found == character
-        return found == character
+        self._at += following == character
+        return following == character
 
     def value(self) -> Any:
-        """The value that comes next; `peek` has stepped over what is before it."""
+        """The next value. Call `peek` before, which steps over blanks and commas."""
         characters = _CHUNK_CHARACTERS
         while True:
             try:
@@ -184,7 +176,7 @@ class _Text:
             except json.JSONDecodeError as error:
                 self._check_cut(error)
             else:
-                # A number that reaches the window's edge may go on.
+                # A number at the end of the window may continue after it.
                 if end < len(self._window) or self._ended:
                     self._at = end
                     return value
@@ -192,7 +184,10 @@ class _Text:
             characters *= 2
 
     def _check_cut(self, error: json.JSONDecodeError) -> None:
-        """Refuse what is wrong by more than the window's edge, and the edge if it is the end."""
+        """Raise unless the error only means that the window ends too early.
+
+        At the end of the file, a text that ends too early is truncated.
+        """
         cut = error.pos + _LONGEST_TOKEN > len(self._window) or "Unterminated" in error.msg
         if not cut or len(self._window) - self._at > _LONGEST_VALUE:
             raise _NotJson
@@ -203,23 +198,23 @@ class _Text:
 def _opened(path: Path) -> TextIO:
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    # The names of kernels are not always whole UTF-8.
+    # Kernel names are not always valid UTF-8.
     if packed:
         return io.TextIOWrapper(gzip.open(path), encoding="utf-8", errors="replace")
     return path.open(encoding="utf-8-sig", errors="replace")
 
 
 def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
-    """The events among the fields of the file's one object."""
+    """The events in the file's object. Its other fields are put into `fields`."""
     if not text.take("{"):
         raise _NotJson
-    found = False
+    has_events = False
     while not text.take("}"):
         name = text.value()
         if not isinstance(name, str) or not text.take(":"):
             raise _NotJson
         if name == "traceEvents" and text.take("["):
-            found = True
+            has_events = True
             while not text.take("]"):
                 event = text.value()
                 if isinstance(event, dict):
@@ -227,7 +222,7 @@ def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
         else:
             text.peek()
             fields[name] = text.value()
-    if not found:
+    if not has_events:
         raise _NotProfile
 
 

@@ -1,8 +1,8 @@
-"""What PyTorch knows of an op: the names of its arguments, and the tensors it gives.
+"""The names of an op's arguments and its outputs, from PyTorch's schemas.
 
-The profiler writes neither. Where PyTorch is installed, the op is looked up in its table by the
-types of the arguments, and run on tensors without data. All of it is optional: without PyTorch,
-or for an op that it does not have, a trace has the inputs only.
+The profiler writes neither. If PyTorch is installed, the op's schema is found by the types of its
+arguments, and the op runs on meta tensors, which have shapes but no data. Without PyTorch, or for
+an op that PyTorch does not have, the trace has only the inputs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ _DTYPE_NUMBERS = {
 _FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
 _NUMBERS = ("number", "int", "float", "bool", "ScalarType", "Layout", "MemoryFormat")
-# Our own traces write no longer lists.
+# Our own traces leave out longer lists, too.
 _LONGEST_LIST = 16
 
-
-# What says nothing about the tensors that come out.
+# Arguments on which the outputs do not depend, with the value to pass.
 _IRRELEVANT = {"pin_memory": None, "non_blocking": False}
 
 
@@ -39,12 +38,15 @@ _CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 
 
 class _Unknown(Exception):
-    """The op, or a value that it needs, is not known."""
+    """The op, or a value that it needs, is unknown."""
 
 
 @lru_cache(maxsize=8192)
 def op_of(name: str, arguments: tuple[Argument, ...]) -> Op:
-    """The op of that name with these arguments, as our own traces have it as far as is known."""
+    """The op of that name with these arguments: overload, inputs, outputs and attributes.
+
+    If PyTorch does not know the op, it has only its inputs.
+    """
     inputs = tuple(t for argument in arguments for t in argument.tensors or ())
     try:
         overload = _overload(name, arguments)
@@ -59,7 +61,7 @@ def op_of(name: str, arguments: tuple[Argument, ...]) -> Op:
 
 
 def _channels_last(spec: TensorSpec) -> TensorSpec:
-    """An image in the layout that cuDNN gives it, which tensors without data do not have."""
+    """The spec in channels_last, which cuDNN gives its results and meta tensors do not have."""
     batch, channels, *image = spec.shape if len(spec.shape) in (4, 5) else (0, 0)
     if not batch or channels == 1:
         return spec
@@ -71,13 +73,13 @@ def _channels_last(spec: TensorSpec) -> TensorSpec:
 
 
 def _overload(name: str, arguments: tuple[Argument, ...]) -> Any:
-    """The overload whose arguments could be these; those that write to a given tensor come last."""
+    """The first overload that takes these arguments. Overloads with `out=` come last."""
     namespace, _, base = name.partition(".")
     try:
         import torch
 
         packet = getattr(getattr(torch.ops, namespace), base)
-        overloads = [getattr(packet, each) for each in packet.overloads()]
+        overloads = [getattr(packet, overload) for overload in packet.overloads()]
     except (ImportError, AttributeError, RuntimeError):
         raise _Unknown from None
     overloads.sort(key=lambda overload: any(a.is_out for a in overload._schema.arguments))
@@ -107,12 +109,13 @@ def _fits(wanted: Any, argument: Argument) -> bool:
         truth = argument.value in ("True", "False")
         unknown = not argument.value
         return base in _NUMBERS and (unknown or (truth if base == "bool" else not truth))
-    # Nothing, or what the profiler does not write down: texts, devices, in old files lists.
+    # Nothing was passed, or something that the profiler does not write: texts, devices, and in old
+    # files lists.
     return optional or (base != "Tensor" and base not in _NUMBERS)
 
 
 def _attributes(given: list[tuple[Any, Argument]]) -> tuple[tuple[str, Scalar], ...]:
-    """The arguments that are no tensors, without defaults, which the dispatcher leaves out."""
+    """The arguments that are not tensors. Defaults are left out, as the dispatcher does."""
     attributes: list[tuple[str, Scalar]] = []
     positional_default = True
     for wanted, argument in reversed(given):
@@ -133,12 +136,12 @@ def _is_default(wanted: Any, argument: Argument, value: Scalar | None) -> bool:
         return True
     default = wanted.default_value
     if isinstance(value, float) != isinstance(default, float):
-        return False  # to the dispatcher 2.0 is not 2
+        return False  # the dispatcher distinguishes 2.0 from 2
     return bool(value == (tuple(default) if isinstance(default, list) else default))
 
 
 def _plain(wanted: Any, argument: Argument) -> Scalar | None:
-    """The value of an argument as traces write it, None where it is not known."""
+    """The value of an argument as traces write it. None if it is unknown."""
     base, _ = _type_of(wanted)
     if not argument.value or base in ("Layout", "Device"):
         return None
@@ -149,13 +152,13 @@ def _plain(wanted: Any, argument: Argument) -> Scalar | None:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, list):
-        finite = all(math.isfinite(each) for each in value)
+        finite = all(math.isfinite(number) for number in value)
         return tuple(value) if finite and 0 < len(value) <= _LONGEST_LIST else None
     return value  # type: ignore[no-any-return]
 
 
 def _value(base: str, text: str) -> Any:
-    """The value of a text, by the type that the schema wants: a number, a name or a list."""
+    """The value that a text stands for, given the schema's type: a number, a name or a list."""
     try:
         if base.startswith("List["):
             inner = base.removeprefix("List[").removesuffix("]")
@@ -179,7 +182,7 @@ def _value(base: str, text: str) -> Any:
 
 
 def _outputs(overload: Any, given: list[tuple[Any, Argument]]) -> tuple[TensorSpec, ...]:
-    """The tensors that an op writes: those given to it for that, and the ones it returns."""
+    """The outputs of an op: the arguments that it writes to, and the tensors that it returns."""
     import torch
 
     written = tuple(
@@ -192,7 +195,7 @@ def _outputs(overload: Any, given: list[tuple[Any, Argument]]) -> tuple[TensorSp
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = overload(*positional, **named)
-    except Exception:  # whatever an op refuses: what it returns is not known
+    except Exception:  # the op refuses meta tensors, so what it returns is unknown
         return written
     taken = {id(t) for wanted, value in values if _is_written(wanted) for t in _tensors_of(value)}
     return (*written, *(_spec(t) for t in _tensors_of(result) if id(t) not in taken))
@@ -203,7 +206,7 @@ def _is_written(wanted: Any) -> bool:
 
 
 def _stand_in(wanted: Any, argument: Argument) -> Any:
-    """What to run an op with: tensors without data, and the values that were written down."""
+    """The value to pass for an argument: a meta tensor, or the value in the file."""
     import torch
 
     base, _ = _type_of(wanted)
@@ -221,7 +224,7 @@ def _stand_in(wanted: Any, argument: Argument) -> Any:
         return getattr(torch, value) if base in ("ScalarType", "MemoryFormat") else value
     if argument.is_absent:
         return _default(wanted, argument)
-    if base in ("number", "float"):  # factors, on which no shape depends
+    if base in ("number", "float"):  # a factor: no shape depends on it
         return 1.0
     raise _Unknown
 
@@ -229,7 +232,7 @@ def _stand_in(wanted: Any, argument: Argument) -> Any:
 def _default(wanted: Any, argument: Argument) -> Any:
     base, optional = _type_of(wanted)
     if argument.value is None and base.startswith("List["):
-        raise _Unknown  # old files write no lists at all
+        raise _Unknown  # old files have no lists at all
     if wanted.has_default_value():
         return wanted.default_value
     if optional:

@@ -1,6 +1,6 @@
-"""The first reading of a profiler file: its steps, and what the GPU did in each.
+"""The steps of a profiler file and the GPU's time in each, from a first pass over the file.
 
-Only numbers are kept of each event, so that a file of gigabytes needs megabytes.
+Only numbers of each event are kept, so a file of gigabytes needs only megabytes of memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """One iteration, as the host saw it. `number` is None where the file marks no iterations."""
+    """One iteration on the host. `number` is None if the file marks no iterations."""
 
     number: int | None
     begin_us: float
@@ -43,38 +43,38 @@ class ProfiledStep:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a file holds. The arrays have one row for each GPU event, in the file's order."""
+    """The steps and GPU events of a file. The arrays have one row per GPU event, in file order."""
 
     path: Path
     fields: Mapping[str, Any]
     steps: tuple[ProfiledStep, ...]
-    """By time; only those that gave the GPU something to do."""
+    """The steps that launched GPU work, in order of time."""
     step_of: NDArray[np.int64]
-    """The position of the step that launched it, -1 if none did."""
+    """The position in `steps` of the step that launched the event; -1 if none did."""
     begin_us: Floats
     end_us: Floats
     is_kernel: NDArray[np.int8]
-    """Not a copy or a fill."""
+    """Whether the event is a kernel, not a copy or a fill."""
     device: NDArray[np.int64]
 
     def busy_s(self, position: int) -> float:
-        """The time in which the GPU worked on a step."""
+        """The time that the GPU worked on a step."""
         rows = self.step_of == position
         return union_us(self.begin_us[rows], self.end_us[rows]) / 1e6
 
     def kernels(self, position: int) -> int:
-        """The number of kernels of a step, copies and fills not counted."""
+        """The number of kernels of a step, without copies and fills."""
         return int(self.is_kernel[self.step_of == position].sum())
 
     def last_end_us(self, position: int) -> float:
-        """When the GPU was done with a step."""
+        """When the GPU finished a step."""
         return float(self.end_us[self.step_of == position].max())
 
     def periods_s(self) -> dict[int, float]:
-        """From the GPU's end of the step before to that of each step, by position.
+        """The time of each step by position: from the GPU's end of the step before to its own end.
 
-        The host may run ahead, so that its own steps are shorter until the GPU's queue is full;
-        the ends of the GPU's work keep the pace.
+        The host may run ahead of the GPU. Until the GPU's queue is full, steps on the host are
+        too short, so the ends of the GPU's work are used.
         """
         numbers = [step.number or 0 for step in self.steps]
         ends = [self.last_end_us(position) for position in range(len(self.steps))]
@@ -86,7 +86,7 @@ class Survey:
 
 
 def union_us(begin_us: Floats, end_us: Floats) -> float:
-    """The time covered by intervals that may overlap."""
+    """The total time that intervals cover; where they overlap, it counts once."""
     if not len(begin_us):
         return 0.0
     order = np.argsort(begin_us, kind="stable")
@@ -96,10 +96,10 @@ def union_us(begin_us: Floats, end_us: Floats) -> float:
 
 
 def survey_of(path: Path) -> Survey:
-    """What is in a profiler file.
+    """The survey of a profiler file.
 
     Raises:
-        InvalidInput: it is no profiler file, or nothing in it ran on a GPU.
+        InvalidInput: it is not a profiler file, or has no GPU events.
     """
     columns = _Columns()
     for event in read_events(path, columns.fields):
@@ -114,10 +114,10 @@ def survey_of(path: Path) -> Survey:
     busy = sorted(set(step_of[step_of >= 0].tolist()))
     if not busy:
         raise InvalidInput(
-            f"no step in {path} gave the GPU anything to do, though the file has "
-            f"{len(begin)} GPU events; record whole iterations, with prof.step() after each"
+            f"no step in {path} launched any GPU work, though the file has {len(begin)} GPU "
+            "events; record whole iterations, with prof.step() after each"
         )
-    # Empty steps (the last is, if the profiler was stopped at its beginning) do not count.
+    # Leave out empty steps. The last one is empty if the profiler was stopped as it began.
     renumber = np.full(len(steps) + 1, -1)
     renumber[busy] = range(len(busy))
     return Survey(
@@ -133,7 +133,7 @@ def survey_of(path: Path) -> Survey:
 
 
 class _Columns:
-    """Numbers of all events, as they come."""
+    """The numbers of all events, collected while the file is read."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -161,7 +161,7 @@ class _Columns:
         else:
             self.host_events += 1
             self._add_step(str(event.get("name", "")), begin, end)
-            if category == "user_annotation":  # it may enclose more than the work
+            if category == "user_annotation":  # it may be longer than the work it encloses
                 return
         self.first_us, self.last_us = min(self.first_us, begin), max(self.last_us, end)
 
@@ -179,13 +179,13 @@ class _Columns:
 
 
 def correlation_of(arguments: Mapping[str, Any]) -> int:
-    """The number that a launch and what it ran have in common; -1 when there is none."""
+    """The number that a launch and its kernels share; -1 if there is none."""
     value = arguments.get("correlation")
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else -1
 
 
 def _issue_times(columns: _Columns, begin: Floats) -> Floats:
-    """When the host launched each GPU event; when it began if the file does not say."""
+    """When the host launched each GPU event; when the event began, if its launch is missing."""
     launched = np.frombuffer(columns.launch_correlation, dtype=np.int64)
     times = _floats(columns.launch_us)
     wanted = np.frombuffer(columns.correlation, dtype=np.int64)
@@ -194,12 +194,12 @@ def _issue_times(columns: _Columns, begin: Floats) -> Floats:
     if not len(launched):
         return begin
     at = np.minimum(np.searchsorted(launched, wanted), len(launched) - 1)
-    found = (launched[at] == wanted) & (wanted >= 0)
-    return np.where(found, times[at], begin)
+    has_launch = (launched[at] == wanted) & (wanted >= 0)
+    return np.where(has_launch, times[at], begin)
 
 
 def _positions(steps: tuple[ProfiledStep, ...], times: Floats) -> NDArray[np.int64]:
-    """The position of the step in which each time lies, -1 if in none."""
+    """The position of the step in which each time lies; -1 if it lies in none."""
     begins = np.array([step.begin_us for step in steps])
     ends = np.array([step.end_us for step in steps])
     at = np.searchsorted(begins, times, side="right") - 1
@@ -213,7 +213,7 @@ def _floats(values: array[float]) -> Floats:
 def _refuse_without_gpu(path: Path, host_events: int) -> None:
     if host_events:
         raise InvalidInput(
-            f"{path} records the CPU only: none of its events ran on a GPU; record with "
+            f"{path} has events of the CPU only, none of a GPU; record with "
             "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
         )
     raise InvalidInput(
@@ -223,13 +223,13 @@ def _refuse_without_gpu(path: Path, host_events: int) -> None:
 
 
 def choose(survey: Survey, number: int | None) -> int:
-    """The position of the step of that number; of the most typical one for None.
+    """The position of the step with that number; of the most typical step if the number is None.
 
-    That is the one of median GPU time among those with the usual number of kernels; the first
-    of several is left out, since it may still warm up.
+    The most typical step has the median GPU time among those with the most frequent number of
+    kernels. If there are several steps, the first is left out, because it may be a warm-up.
 
     Raises:
-        InvalidInput: there is no such step; names those there are.
+        InvalidInput: there is no such step. The message names those there are.
     """
     if number is None:
         rest = range(1 if len(survey.steps) > 1 else 0, len(survey.steps))
@@ -241,14 +241,14 @@ def choose(survey: Survey, number: int | None) -> int:
         if step.number == number:
             return position
     if survey.steps[0].number is None:
-        known = "it marks no steps: leave the step out to take the whole file"
+        known = "it marks no steps; leave out the step number to read the whole file"
     else:
         known = f"it has {named([step.number or 0 for step in survey.steps])}"
     raise InvalidInput(f"there is no step {number} with GPU work in {survey.path}; {known}")
 
 
 def named(numbers: list[int]) -> str:
-    """Steps by their numbers, as people say it: "the steps 101 to 105"."""
+    """The numbers of steps in words, such as "the steps 101 to 105"."""
     if len(numbers) == 1:
         return f"the step {numbers[0]}"
     if numbers == list(range(numbers[0], numbers[-1] + 1)):
@@ -257,6 +257,6 @@ def named(numbers: list[int]) -> str:
 
 
 def steady_s(survey: Survey) -> tuple[float, int] | None:
-    """The time of one iteration in the steady state, and of how many it is the median."""
+    """The median time of an iteration, and of how many. None if no two follow each other."""
     periods = list(survey.periods_s().values())
     return (median(periods), len(periods)) if periods else None

@@ -1,4 +1,4 @@
-"""Habitat's MLPs and their training (sections 4.3.1 and 4.3.2), on the CPU or as a CUDA graph."""
+"""Training of Habitat's MLPs (sections 4.3.1 and 4.3.2), on the CPU or as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ Weights = tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an MLP is made and trained; the defaults are the published ones."""
+    """The size of an MLP and how it is trained. The defaults are Habitat's published values."""
 
     width: int = 1024
     depth: int = 8
-    """Hidden layers between layers of this width, after the one that takes the features."""
+    """The number of layers from `width` to `width`, after the layer that takes the features."""
     epochs: int = 80
     batch: int = 512
     rate: float = 5e-4
     late_rate: float = 1e-4
     late_after: int = 40
-    """Epochs at `rate`; the others are at `late_rate`."""
+    """The number of epochs with `rate`; the later ones use `late_rate`."""
     decay: float = 1e-4
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained MLP: what comes out is milliseconds."""
+    """A trained MLP. It predicts milliseconds."""
 
     mean: Floats
-    """Of the features in the training set."""
+    """The mean of each feature in the training set."""
     scale: Floats
-    """One over their standard deviation; 0 where a feature never varied, which says nothing."""
+    """One over the standard deviation of each feature; 0 for a feature that never varied."""
     weights: Weights
-    """Matrix (out, in) and bias of each layer."""
+    """The matrix (out, in) and the bias of each layer."""
     losses: tuple[float, ...]
-    """The mean of each epoch."""
+    """The mean loss of each epoch."""
 
 
 def network(features: int, width: int = 1024, depth: int = 8) -> nn.Sequential:
-    """The published shape: features to width, `depth` times width to width, ReLUs, one output."""
+    """Habitat's network: features to width, `depth` times width to width, ReLUs, one output."""
     sizes = [features, *[width] * (depth + 1)]
     layers: list[nn.Module] = []
     for inwards, out in pairwise(sizes):
@@ -66,20 +66,20 @@ def fit(
     device: str = "cpu",
     graph: bool = True,
 ) -> Fitted:
-    """Train an MLP: Adam, the mean absolute percentage error, standardised features.
+    """Train an MLP on standardised features, with Adam and the mean absolute percentage error.
 
     Args:
         features: one row for each measured layer.
-        milliseconds: what it took.
-        recipe: how; the published one if not given.
-        device: where: "cpu" or "cuda".
+        milliseconds: the measured time of each layer.
+        recipe: how to train. None for the published recipe.
+        device: where to train: "cpu" or "cuda".
         graph: on a GPU, replay each step as a CUDA graph, which is many times faster.
     """
     recipe = recipe or Recipe()
     mean, scale = _standard(features)
     with true_float32(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        # Made on the CPU, so that every device begins with the same weights.
+        # Made on the CPU, so that training starts with the same weights on every device.
         model = network(features.shape[1], recipe.width, recipe.depth).to(device)
         inputs = torch.tensor((features - mean) * scale, dtype=torch.float32).to(device)
         target = torch.tensor(milliseconds, dtype=torch.float32).to(device)
@@ -91,33 +91,34 @@ def fit(
 
 def _standard(features: Floats) -> tuple[Floats, Floats]:
     mean, std = features.mean(0), features.std(0)
-    # Rounding leaves a constant column with a deviation of 1e-17, which would blow it up.
+    # After rounding, a constant column may have a deviation of 1e-17: one over it would be huge.
     varied = std > 1e-9 * np.abs(mean)
     return mean, np.divide(1.0, std, out=np.zeros_like(std), where=varied)
 
 
 def milliseconds(fitted: Fitted, features: Floats, device: str = "cpu") -> Floats:
-    """What a trained MLP says, for many layers at once."""
+    """The predictions of a trained MLP for many layers."""
     with torch.no_grad(), true_float32():
         scaled = (features - fitted.mean) * fitted.scale
         rows = torch.tensor(scaled, dtype=torch.float32).to(device)
         layers = [[torch.tensor(part).to(device) for part in pair] for pair in fitted.weights]
-        answers = []
+        predictions = []
         for part in rows.split(1 << 15):
             for number, (matrix, bias) in enumerate(layers):
                 part = torch.addmm(bias, part, matrix.T)
                 if number < len(layers) - 1:
                     part = part.relu_()
-            answers.append(part[:, 0])
-        told: Floats = torch.cat(answers).double().cpu().numpy()
-    return told
+            predictions.append(part[:, 0])
+        joined: Floats = torch.cat(predictions).double().cpu().numpy()
+    return joined
 
 
 def split_by_configuration(layers: NDArray[Any], share: float = 0.8, seed: int = 0) -> NDArray[Any]:
-    """Which rows are for training: all of a configuration, on whichever GPU, or none of it."""
-    found, which = np.unique(layers, axis=0, return_inverse=True)
-    chosen = np.zeros(len(found), dtype=bool)
-    chosen[np.random.default_rng(seed).permutation(len(found))[: round(share * len(found))]] = True
+    """Whether each row is for training. All rows of one configuration, on all GPUs, go together."""
+    configurations, which = np.unique(layers, axis=0, return_inverse=True)
+    count = len(configurations)
+    chosen = np.zeros(count, dtype=bool)
+    chosen[np.random.default_rng(seed).permutation(count)[: round(share * count)]] = True
     return chosen[which.reshape(-1)]
 
 
@@ -153,7 +154,7 @@ def _train(
         if epoch == recipe.late_after:
             _set_rate(optimizer, recipe.late_rate)
         order = torch.randperm(rows, generator=shuffle, device=inputs.device)
-        # The last batch is filled up from the beginning, since a graph has one size of batch.
+        # The last batch is filled up with the first rows, because a graph has a fixed batch size.
         order = torch.cat([order, order[: steps * batch - rows]])
         for part in order.split(batch):
             chosen.copy_(part)
@@ -172,7 +173,7 @@ def _set_rate(optimizer: Any, rate: float) -> None:
 
 
 def _captured(step: Callable[[], None], model: nn.Module, optimizer: Any) -> Callable[[], None]:
-    """The step as a CUDA graph, with weights and optimizer as before it was captured."""
+    """The step as a CUDA graph. Weights and optimizer are reset to their state before capture."""
     before = [parameter.detach().clone() for parameter in model.parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

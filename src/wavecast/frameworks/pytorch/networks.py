@@ -1,4 +1,4 @@
-"""The layers of an `nn.Module`, for the per-layer models: no GPU and no arithmetic needed."""
+"""The layers of an `nn.Module`, for the per-layer models; found without a GPU or arithmetic."""
 
 from __future__ import annotations
 
@@ -25,24 +25,32 @@ def network_of(
     name: str | None = None,
     run: Callable[[nn.Module, Tensor], Any] | None = None,
 ) -> Network:
-    """The layers that a model runs, in order, as it is (in training or not).
+    """The layers that a model runs, in order, in its present mode (training or evaluation).
 
-    Only modules are seen: what a `forward` does by functions of its own is in no layer. Modules
-    without a formula are in `Network.unknown`.
+    Only modules become layers; functions that a `forward` calls do not. Modules without a formula
+    are listed in `Network.unknown`.
+
+    Example:
+        ```python
+        network = wavecast.network_of(torchvision.models.alexnet(), (3, 224, 224))
+        ```
 
     Args:
-        model: made of convolutions, fully connected layers, poolings, local response
+        model: a model made of convolutions, fully connected layers, poolings, local response
             normalizations, ReLU and dropout.
-        inputs: the shape of one sample, such as (3, 224, 224); or a batch of them.
-        name: of the network; that of its class if not given.
-        run: how to run the model on its input, where `model(input)` is not enough.
+        inputs: the shape of one sample, such as (3, 224, 224); or a batch of samples.
+        name: the name of the network. None for that of the model's class.
+        run: runs the model on its input. None for `model(input)`.
 
     Raises:
         CaptureError: the model does not run on such an input.
     """
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else tuple(inputs)
     if len(shape) != 3 or min(shape) < 1:
-        raise InvalidInput(f"a sample has channels, height and width, not {shape}")
+        raise InvalidInput(
+            f"the sample's shape is {shape}; it must be (channels, height, width), such as "
+            "(3, 224, 224)"
+        )
     layers: list[NetworkLayer] = []
     unknown: list[str] = []
 
@@ -78,7 +86,7 @@ def _run_fake(
     options = {"device": parameter.device, "dtype": parameter.dtype}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            # Two samples: with one, some layers refuse to train.
+            # Two samples, because some layers (batch norm) refuse to train with one.
             sample = torch.empty(2, *shape, **options)
             model(sample) if run is None else run(model, sample)
     except Exception as error:
@@ -88,7 +96,7 @@ def _run_fake(
 
 
 def _layer(path: str, module: nn.Module, read: Sequence[Any], written: Any) -> NetworkLayer | None:
-    """The layer that ran, or None if it has no formula."""
+    """The layer that ran. None if there is no formula for it."""
     if not (read and isinstance(read[0], Tensor) and isinstance(written, Tensor)):
         return None
     inputs, outputs = _shape(read[0]), _shape(written)
@@ -100,7 +108,7 @@ def _layer(path: str, module: nn.Module, read: Sequence[Any], written: Any) -> N
             bias=module.bias is not None,
         )
     if isinstance(module, nn.Linear):
-        # Of several positions each is multiplied by the same matrix: as one filter of 1x1.
+        # Applied at several positions, it is the same as a convolution with filters of 1x1.
         kind = LayerCategory.FC if outputs[1:] == (1, 1) else LayerCategory.CONV
         return NetworkLayer(path, kind, inputs, outputs, bias=module.bias is not None)
     if isinstance(module, nn.LocalResponseNorm):
@@ -120,7 +128,7 @@ def _layer(path: str, module: nn.Module, read: Sequence[Any], written: Any) -> N
 
 
 def _adaptive(path: str, inputs: Shape, outputs: Shape) -> NetworkLayer | None:
-    """A pool given by what it leaves; only those that divide evenly are a plain pool."""
+    """An adaptive pool as a plain pool. None if its input does not divide evenly."""
     if any(inside % outside for inside, outside in zip(inputs[1:], outputs[1:], strict=True)):
         return None
     height, width = inputs[1] // outputs[1], inputs[2] // outputs[2]
@@ -129,12 +137,12 @@ def _adaptive(path: str, inputs: Shape, outputs: Shape) -> NetworkLayer | None:
 
 
 def _skipped(module: nn.Module) -> bool:
-    """Dropout does nothing outside of training, or at a rate of 0."""
+    """Whether a module is a dropout that does nothing: in evaluation mode, or with a rate of 0."""
     return isinstance(module, _DROPOUTS) and (not module.training or module.p == 0)
 
 
 def _shape(tensor: Tensor) -> Shape:
-    """Channels, height and width of one sample; features alone are 1x1."""
+    """Channels, height and width of one sample. Without an image, height and width are 1."""
     if tensor.dim() == 4:
         return tuple(tensor.shape[1:])
     if tensor.dim() == 2:

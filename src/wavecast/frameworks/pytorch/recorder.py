@@ -1,4 +1,4 @@
-"""A dispatch mode that writes down every op of a step: on fake tensors, or on a real GPU."""
+"""The recorder of a step's ops and memory, on fake tensors or on a real GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wavecast.traces.step import Allocation, Call, Kernel, Op, Phase, Role, Scal
 
 @dataclass
 class _OpEntry:
-    """A call as it is being recorded: it may still turn out to run on the GPU."""
+    """A recorded call. One taken for the host's may still turn out to run on the GPU."""
 
     op: Op
     phase: Phase
@@ -37,12 +37,12 @@ class _OpEntry:
     syncs: bool
     host: bool
     reads: tuple[int, ...] = ()
-    """Positions of the entries that wrote its inputs, if it is the host's."""
+    """The positions of the entries that wrote its inputs, if it runs on the host."""
 
 
 @dataclass
 class _Memory:
-    """A live or freed piece of GPU memory; times count entries, -1 is before the step."""
+    """A piece of GPU memory. Its times are positions of entries; -1 is before the step."""
 
     nbytes: int
     born: int
@@ -53,7 +53,7 @@ class _Memory:
 
 @dataclass
 class Recording:
-    """What a Recorder has seen of one step."""
+    """The recorded calls and memory of one step."""
 
     calls: tuple[Call, ...]
     allocations: tuple[Allocation, ...]
@@ -63,11 +63,11 @@ _OURS = __name__.rpartition(".")[0]
 _ADD = torch.ops.aten.add.Tensor
 
 LABEL = "wavecast#"
-"""Prefix of the profiler range around each recorded op; its number is the op's position."""
+"""The prefix of the profiler range around each recorded op. The op's position follows it."""
 
 
 class RecordingMode(TorchDispatchMode):
-    """Has the ops of a real GPU written down as they run, each in a profiler range of its own."""
+    """Records the ops that run on a real GPU, each inside a profiler range."""
 
     def __init__(self, recorder: OpRecorder) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class RecordingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the op, then write it down."""
+        """Run the op, then record it."""
         kwargs = kwargs or {}
         if signature_of(func) is None:
             return func(*args, **kwargs)
@@ -96,7 +96,7 @@ class RecordingMode(TorchDispatchMode):
 
 
 class MemoryMode(RecordingMode):
-    """Writes down, too, what each op takes inside for itself and gives back: its workspace.
+    """Records also the workspace of each op: memory that it allocates and frees while it runs.
 
     It asks the allocator before and after each op, which takes the host longer than the op.
     """
@@ -111,25 +111,25 @@ class MemoryMode(RecordingMode):
 
 
 def held_bytes() -> dict[str, int]:
-    """What the allocator has given out: "current", and the "peak" since it was last reset."""
-    found: dict[str, int] = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
-    return found
+    """The allocated bytes: "current", and the "peak" since it was last reset."""
+    statistics: dict[str, int] = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+    return statistics
 
 
 def called_by_autograd() -> bool:
-    """Whether C++ code of a backward pass, and no Python code, asked for the op at hand."""
+    """Whether the present op was called by C++ code of a backward pass, not by Python code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
-    # On a GPU backward passes have a thread of their own, without Python.
+    # On a GPU, backward passes run in a separate thread without Python frames.
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
 class OpRecorder:
-    """Records ops with their phase and module, and the lifetimes of GPU storages.
+    """Records ops with their phases and modules, and the lifetimes of GPU memory.
 
-    Lifetimes are followed from the beginning; ops are written down only within `step()`.
-    Where a tensor lives is what its `.device` says.
+    Memory is followed from the beginning, but ops are recorded only within `step()`. A tensor is
+    where its `.device` says.
     """
 
     def __init__(self, structure: Structure) -> None:
@@ -143,7 +143,7 @@ class OpRecorder:
         self._host_writers: dict[int, list[int]] = {}
         self._memories: list[_Memory] = []
         self._sums: list[tuple[int, _Memory, _Memory]] = []
-        """Of gradients, by autograd: position, first term and result."""
+        """Sums of gradients made by autograd: position, memory of the first term and the result."""
         self._live: dict[int, tuple[_Memory, weakref.ref[Any]]] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
         self._ops: dict[Op, Op] = {}
@@ -154,7 +154,7 @@ class OpRecorder:
     def write_down(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any, known: Op | None = None
     ) -> Op | None:
-        """Write an op down that has run; `known` is what it is if the same was seen before."""
+        """Record an op that has run, and return it. `known` is the op if it was seen before."""
         signature = signature_of(func)
         if signature is None:
             return None
@@ -181,31 +181,31 @@ class OpRecorder:
         return op
 
     def meet(self, tensors: Iterable[Any]) -> None:
-        """See tensors that an op is about to read: some were made before anybody looked."""
+        """Follow the memory of tensors that an op will read. Some were made before recording."""
         for tensor in tensors:
             if tensor.device.type == "cuda" and key_of(tensor) not in self._live:
                 self._remember(tensor)
                 self._live[key_of(tensor)][0].born = -1
 
     def take_inside(self, nbytes: int) -> None:
-        """Write down what the op that is about to be written down takes inside, and gives back."""
+        """Record the workspace of the op that will be recorded next."""
         if self._recording and nbytes > 0:
             position = len(self._entries)
             self._memories.append(_Memory(nbytes, position, position + 1, Role.WORKSPACE))
 
     def keep(self, nbytes: int) -> None:
-        """Write down what libraries have kept since before the step."""
+        """Record memory that libraries have held since before the step."""
         if nbytes > 0:
             self._memories.append(_Memory(nbytes, -1, None, Role.WORKSPACE))
 
     def mark(self, name: str) -> None:
-        """Write down an event of the host that no tensor op shows, such as a synchronisation."""
+        """Record an event of the host that is not a tensor op, such as a synchronisation."""
         if self._recording:
             self._append(Op(name, (), ()), host=False, reads=())
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Leave out what runs inside: tensors that stand for something and are never computed."""
+        """Record no ops inside the block, which makes tensors that are never computed."""
         recording, self._recording = self._recording, False
         try:
             yield
@@ -213,17 +213,17 @@ class OpRecorder:
             self._recording = recording
 
     def promote(self, tensor: Any) -> None:
-        """Learn that a tensor taken for the host's was on the GPU all along.
+        """Record that a tensor, which seemed to be on the host, is on the GPU.
 
-        C++ code below autograd makes tensors "on the device of its input", which for fake
-        tensors is the host. A later op that mixes it with GPU tensors shows where it was.
+        C++ code below autograd makes tensors on the device of its input, which for fake tensors is
+        the host. A later op that uses the tensor with GPU tensors shows where it really is.
         """
         self._remember(tensor)
         self._promote(self._writers_of([tensor]))
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record the ops that run inside, as one training step."""
+        """Record the ops that run inside the block, as one training step."""
         self._entries.clear()
         self._sums.clear()
         self._host_writers.clear()
@@ -242,15 +242,15 @@ class OpRecorder:
         kernels: Mapping[int, tuple[Kernel, ...]] = MappingProxyType({}),
         host_s: Mapping[int, float] = MappingProxyType({}),
     ) -> Recording:
-        """The recorded step. Host-only ops are left out; indices count what remains.
+        """The recorded step, without ops that run on the host only.
 
         Args:
-            kernels: those that ran, by the position of their op when they were measured.
-            host_s: the host's time for each op, by position.
+            kernels: the measured kernels of each op, keyed by its position in the recording.
+            host_s: the host's measured time for each op, keyed likewise.
         """
         self._join_sums()
         kept = [i for i, entry in enumerate(self._entries) if not entry.host]
-        # position[i]: how many kept calls precede entry i
+        # position[i] is the number of kept calls before entry i.
         position = [0] * (len(self._entries) + 1)
         for index, entry in enumerate(self._entries):
             position[index + 1] = position[index] + (not entry.host)
@@ -269,16 +269,15 @@ class OpRecorder:
 
     def _notice_sum(self, first: Any, result: Any) -> None:
         if self.structure.place()[0] is Phase.BACKWARD and called_by_autograd():
-            found = [self._live.get(key_of(t)) for t in (first, result)]
-            if None not in found:
-                term, total = (each[0] for each in found if each is not None)
-                self._sums.append((len(self._entries), term, total))
+            term, total = (self._live.get(key_of(tensor)) for tensor in (first, result))
+            if term is not None and total is not None:
+                self._sums.append((len(self._entries), term[0], total[0]))
 
     def _join_sums(self) -> None:
-        """Let sums of gradients take the place of their first term, if nobody else holds it.
+        """Let a sum of gradients reuse the memory of its first term, if nothing else holds that.
 
-        autograd adds them up in place (torch/csrc/autograd/input_buffer.cpp), but not while a
-        dispatch mode looks on.
+        Autograd adds gradients in place (torch/csrc/autograd/input_buffer.cpp), but not while a
+        dispatch mode is active.
         """
         heirs: dict[int, _Memory] = {}
         for position, first, total in self._sums:
@@ -297,7 +296,7 @@ class OpRecorder:
             self.on_call(len(self._entries))
 
     def _writers_of(self, tensors: list[Any]) -> tuple[int, ...]:
-        """Positions of the ops of the host that wrote what these tensors hold."""
+        """The positions of the host's ops that wrote to these tensors."""
         keys = (t.untyped_storage()._cdata for t in tensors)
         return tuple(index for key in keys for index in self._host_writers.get(key, ()))
 
@@ -305,7 +304,7 @@ class OpRecorder:
         key = storage._cdata
         if key not in self._host_writers:
             self._host_writers[key] = []
-            # Another storage may get the same address later.
+            # Forget it when it is freed, because another storage may get the same address.
             weakref.finalize(storage, self._host_writers.pop, key, None).atexit = False
         self._host_writers[key].append(len(self._entries) - 1)
 

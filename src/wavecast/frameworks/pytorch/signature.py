@@ -1,4 +1,4 @@
-"""What is written down of an op: its name, tensors and other arguments, and whether it waits."""
+"""The parts of an op that are recorded: name, tensors, other arguments, and whether it waits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 
 from wavecast.traces.step import Op, Scalar
 
-# Questions about a tensor, and autograd's bookkeeping: they reach a dispatch mode but are no
-# operations of the step.
+# Queries about a tensor, and autograd's bookkeeping. They reach a dispatch mode but do no work.
 _QUERIES = (
     "prim::",
     "profiler::",
@@ -24,13 +23,14 @@ _QUERIES = (
     "aten::detach",
 )
 
-# Split where no CUDA kernel is registered, as in torch's CPU build; CUDA has one.
+# Ops that torch's CPU build splits, because it has no CUDA kernel for them. On CUDA they are whole.
 _WHOLE = {"aten::_fused_rms_norm", "aten::silu_backward", "aten::mish_backward"}
 
-# Longer lists (one number per parameter, in foreach optimizers) say nothing about time.
+# Longer lists are left out: the time does not depend on them (foreach optimizers pass one number
+# per parameter).
 _LONGEST_LIST = 16
 
-# Ops after which the host holds a value that the GPU had to compute first.
+# Ops that make the host wait for the GPU, because the host gets a value from it.
 _READS_BACK = {
     "aten._local_scalar_dense",
     "aten.nonzero",
@@ -41,7 +41,7 @@ _READS_BACK = {
     "aten.equal",
     "aten.bincount",
     "aten.repeat_interleave.Tensor",
-    "aten.lift_fresh",  # torch.tensor(data, device="cuda"): a copy that waits precedes it
+    "aten.lift_fresh",  # of torch.tensor(data, device="cuda"), after a copy that waits
     "cuda.synchronize",
     "cuda.stream_synchronize",
     "cuda.event_synchronize",
@@ -50,7 +50,7 @@ _READS_BACK = {
 
 @dataclass(frozen=True)
 class Signature:
-    """An op's name, and its arguments: their names and whether they are written to."""
+    """An op's name, and for each argument its name and whether the op writes to it."""
 
     name: str
     arguments: tuple[tuple[str, bool], ...]
@@ -58,7 +58,7 @@ class Signature:
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Whether the dispatcher splits this op by itself above autograd."""
+    """Whether the dispatcher splits this op into others above autograd."""
     name = func.name()
     return bool(
         func._can_decompose()
@@ -70,7 +70,7 @@ def is_composite(func: Any) -> bool:
 
 @cache
 def signature_of(func: Any) -> Signature | None:
-    """What to write down of an op; None if it is only a question about a tensor."""
+    """The signature of an op. None if it is only a query about a tensor."""
     schema = func._schema
     if schema.name.startswith(_QUERIES):
         return None
@@ -86,7 +86,7 @@ def signature_of(func: Any) -> Signature | None:
 def bind(
     signature: Signature, args: tuple[Any, ...], kwargs: Any
 ) -> tuple[list[Any], list[Any], list[tuple[str, Scalar]]]:
-    """The tensors an op reads, those it writes to, and its other arguments by name."""
+    """The tensors that an op gets, those among them that it writes to, and its other arguments."""
     given = list(zip(signature.arguments, args, strict=False))
     given += [(a, kwargs[a[0]]) for a in signature.arguments[len(args) :] if a[0] in kwargs]
     inputs: list[Any] = []
@@ -106,12 +106,12 @@ def bind(
 
 
 def on_host(op: Op) -> bool:
-    """Whether all tensors of an op are the host's."""
+    """Whether all tensors of an op are on the host."""
     return all(t.device != "cuda" for t in (*op.inputs, *op.outputs))
 
 
 def tensors_of(value: Any) -> list[Any] | None:
-    """The tensors of an argument or result, or None if there is none in it."""
+    """The tensors in an argument or result. None if it has none."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, list | tuple):
@@ -121,7 +121,7 @@ def tensors_of(value: Any) -> list[Any] | None:
 
 def _attribute(value: Any) -> Scalar | None:
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # so that equal ops are equal (nan) and can be saved
+        return str(value)  # nan is not equal to itself, and neither nan nor inf is valid JSON
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.dtype | torch.memory_format):
@@ -135,7 +135,7 @@ def _attribute(value: Any) -> Scalar | None:
 
 
 def waits(op: Op) -> bool:
-    """Whether the host stands still until the GPU has run this op."""
+    """Whether the host waits until the GPU has run this op."""
     if op.name in _READS_BACK or op.base in _READS_BACK:
         return True
     if op.base in ("aten.index", "aten.index_put", "aten.index_put_"):
@@ -152,10 +152,10 @@ _RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
 
 
 def with_switches(op: Op) -> Op:
-    """The op with the switches now in force that decide how its products are computed.
+    """The op, with torch's present switches for how its products are computed as attributes.
 
-    "precision": whether float32 is rounded to TF32; "benchmark": whether cuDNN tries its
-    algorithms for a convolution instead of guessing the best.
+    "precision" says whether float32 is rounded to TF32. "benchmark" says that cuDNN tries out its
+    algorithms for a convolution instead of choosing by a heuristic.
     """
     if op.base in _MATMULS:
         switch = torch.backends.cuda.matmul

@@ -1,4 +1,4 @@
-"""Where in a training step we are: the phase and the module; and whose each storage is."""
+"""The present phase and module in a running training step, and the roles of its tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wavecast.traces.step import Phase, Role
 
 
 class Structure:
-    """Follows modules and optimizers through global hooks, without touching the user's code."""
+    """Follows modules and optimizers by global hooks, without changes to the user's code."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []
@@ -26,12 +26,13 @@ class Structure:
         self._optimizers: dict[int, Any] = {}
         self._optimizer_depth = 0
         self.claim: Callable[[Role, int], None] = lambda role, key: None
+        """Called with the role of a storage, and its key."""
         self.adopt: Callable[[Any], None] = lambda optimizer: None
         """Called with each optimizer before it is used."""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Follow what runs inside."""
+        """Follow the modules and optimizers that run inside the block."""
         self._stack.clear()
         self._node_modules.clear()
         zero_grad = torch.optim.Optimizer.zero_grad
@@ -57,20 +58,20 @@ class Structure:
             yield
 
     def forget(self) -> None:
-        """Let go of the user's modules and optimizers."""
+        """Drop the references to the user's modules and optimizers."""
         self._roots.clear()
         self._optimizers.clear()
         self.adopt = lambda optimizer: None
 
     def place(self) -> tuple[Phase, str]:
-        """The phase and the module path of an op that is being dispatched now."""
+        """The phase and the module path of the op that is being dispatched now."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            if self._stack:  # activation checkpointing runs the forward again
+            if self._stack:  # activation checkpointing runs the forward pass again
                 return Phase.BACKWARD, self._stack[-1]
             return Phase.BACKWARD, self._module_of(node)
         module = self._stack[-1] if self._stack else ""
-        # The autograd node of this op exists already: it carries the last number given out.
+        # The autograd node of this op exists already and has the last sequence number given out.
         self._node_modules.setdefault(torch.autograd._get_sequence_nr() - 1, module)
         if self._stack:
             return Phase.FORWARD, module
@@ -79,7 +80,7 @@ class Structure:
         return (Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER), module
 
     def held(self) -> Iterator[tuple[Role, Any, str]]:
-        """The tensors of modules and optimizers seen so far, with their roles and modules."""
+        """The tensors of the modules and optimizers seen so far, with their roles and modules."""
         for optimizer in self._optimizers.values():
             for parameter, state in list(optimizer.state.items()):
                 values = state.values() if isinstance(state, dict) else ()
@@ -125,7 +126,7 @@ class Structure:
             path = f"{self._stack[-1]}.{type(module).__name__}"
             self._paths[module] = path
             return path
-        root = type(getattr(module, "_orig_mod", module)).__name__  # as before torch.compile
+        root = type(getattr(module, "_orig_mod", module)).__name__  # the name without torch.compile
         count = sum(name.split("#")[0] == root for name in self._roots)
         root = f"{root}#{count + 1}" if count else root
         self._roots[root] = module
@@ -153,5 +154,5 @@ def _join(root: str, name: str) -> str:
 
 
 def key_of(tensor: Any) -> int:
-    """What two tensors on the same memory share."""
+    """A number that is equal for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata)

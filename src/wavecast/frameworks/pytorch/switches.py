@@ -1,4 +1,4 @@
-"""Torch's process-wide switches: a traced step may turn them, and must not leave them turned."""
+"""Torch's process-wide switches, restored after a traced step that may have changed them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_backends.cuda.math_sdp_enabled, _backends.cuda.enable_math_sdp),
 )
 
-# The two ways to choose the precision of float32 products. The old one fails if both are used.
+# Torch has two interfaces for the precision of float32 products. The old one raises an error once
+# both have been used.
 _OLD_PRECISION = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
@@ -37,7 +38,7 @@ _NEW_PRECISION = (
 
 @contextmanager
 def switches_restored() -> Iterator[None]:
-    """Undo what runs inside does to torch's switches."""
+    """Restore torch's switches after the block."""
     with ExitStack() as stack:
         for read, write in _SWITCHES:
             stack.callback(write, read())
@@ -49,7 +50,7 @@ def switches_restored() -> Iterator[None]:
 
 @contextmanager
 def true_float32() -> Iterator[None]:
-    """Matrix products of float32 in float32: TF32's ten bits are too few for some purposes."""
+    """Compute float32 matrix products in float32 and not in TF32, whose 10 bits may be too few."""
     with switches_restored():
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         yield
@@ -60,7 +61,7 @@ def _precisions() -> tuple[list[Any], list[str]]:
     for read, _ in _OLD_PRECISION:
         try:
             old.append(read())
-        except RuntimeError:  # both ways were used
+        except RuntimeError:  # both interfaces were used
             old.append(None)
     return old, [torch._C._get_fp32_precision_getter(*key) for key in _NEW_PRECISION]
 
@@ -79,5 +80,5 @@ def _restore_default_device(context: Any) -> None:
     if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not context:
         torch.set_default_device(context.device if context is not None else None)
     if context is None and hasattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context"):
-        # torch 2.9 takes an attribute that is None for a device.
+        # Torch 2.9 takes an attribute that is None for a device.
         del torch._GLOBAL_DEVICE_CONTEXT.device_context

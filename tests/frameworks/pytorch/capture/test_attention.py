@@ -1,4 +1,4 @@
-"""Which attention kernel a GPU runs: against choices recorded on an H200, and torch's rules."""
+"""The attention kernel that a GPU runs, compared with choices on an H200 and with torch's rules."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def _attend(dtype: Any, mask: bool = False, heads: tuple[int, int] = (4, 4), **o
 
 def _backend(make_step: Any, capability: tuple[int, int]) -> str:
     trace = capture(make_step, capability=capability)
-    found = {c.op.base for c in trace if "_scaled_dot_product_" in c.op.base}
-    found = {name for name in found if not name.endswith("_backward")}
-    if not found:
+    kernels = {c.op.base for c in trace if "_scaled_dot_product_" in c.op.base}
+    kernels = {name for name in kernels if not name.endswith("_backward")}
+    if not kernels:
         assert names(trace)["aten.bmm"] >= 6
         return MATH
-    (name,) = found
+    (name,) = kernels
     assert names(trace)[f"{name}_backward"] == 1
     return name.removeprefix("aten._scaled_dot_product_").removesuffix("_attention")
 
@@ -189,10 +189,10 @@ class _Transformer(nn.Module):
 
 def test_a_transformer_attends_three_times() -> None:
     trace = capture(training(_Transformer, (2, 16, 32), dtype=torch.bfloat16))
-    found = names(trace)
-    assert sum(n for op, n in found.items() if op.endswith("_attention")) == 3
-    assert sum(n for op, n in found.items() if op.endswith("_attention_backward")) == 3
-    assert found["aten.native_layer_norm"] == 7
+    counts = names(trace)
+    assert sum(n for op, n in counts.items() if op.endswith("_attention")) == 3
+    assert sum(n for op, n in counts.items() if op.endswith("_attention_backward")) == 3
+    assert counts["aten.native_layer_norm"] == 7
 
 
 def test_an_encoder_that_only_infers_takes_its_fast_path() -> None:

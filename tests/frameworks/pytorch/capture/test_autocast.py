@@ -1,4 +1,4 @@
-"""Autocast as CUDA does it: which ops run in half precision, which in float32, and their casts."""
+"""CUDA's autocast: which ops run in half precision, which in float32, and the casts between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be traced fails with one line that says what and where, and never takes us down."""
+"""A step that cannot be traced fails with one line that says what is wrong, and where."""
 
 from __future__ import annotations
 
@@ -40,25 +40,32 @@ def _extension(x: Any) -> None:
     torch.utils.dlpack.to_dlpack(x)
 
 
+HERE = r"tests/frameworks/pytorch/capture/test_failures\.py:\d+"
 FAILURES: dict[str, tuple[Any, str]] = {
-    "make_step returns nothing": (lambda: None, "make_step returned NoneType, not a function"),
-    "make_step returns a model": (lambda: 3, "make_step returned int, not a function"),
+    "make_step returns nothing": (
+        lambda: None,
+        "make_step returned an object of type NoneType, not a function",
+    ),
+    "make_step returns a model": (
+        lambda: 3,
+        "make_step returned an object of type int, not a function",
+    ),
     "make_step raises": (
         lambda: _raise(ValueError("no data")),
-        r"ValueError at tests/frameworks/test_failures\.py:\d+: no data",
+        rf"ValueError at {HERE}: no data",
     ),
     "make_step wants arguments": (lambda batch: None, r"TypeError.*missing 1 required"),
     "the step raises": (
         _on_gpu(lambda x: _raise(RuntimeError("bad batch"))),
-        r"RuntimeError at tests/frameworks/test_failures\.py:\d+: bad batch",
+        rf"RuntimeError at {HERE}: bad batch",
     ),
     "the step raises without a message": (
         _on_gpu(lambda x: _raise(KeyError())),
-        r"KeyError at tests/frameworks/test_failures\.py:\d+: KeyError",
+        rf"KeyError at {HERE}: KeyError",
     ),
     "shapes do not fit": (
         _on_gpu(lambda x: x @ x),
-        r"RuntimeError at tests/frameworks/test_failures\.py:\d+: .*same reduction dim",
+        rf"RuntimeError at {HERE}: .*same reduction dim",
     ),
     "no op on the GPU": (
         lambda: lambda: torch.ones(3) + 1,
@@ -67,7 +74,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "a step that does nothing": (lambda: lambda: None, "ran no op on the GPU"),
     "a custom op without a fake implementation": (
         _on_gpu(_no_fake),
-        r"no_fake.*\(at .*test_failures\.py:\d+\): this op cannot be traced",
+        r"no_fake.*\(at .*test_failures\.py:\d+\), so it cannot be traced without a GPU",
     ),
     "an attention that only compiles": (
         _on_gpu(lambda x: flex_attention(*[x.view(1, 1, 4, 8)] * 3)),
@@ -75,23 +82,23 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a CUDA graph": (
         _on_gpu(_graph),
-        r"CUDA graph at tests/frameworks/test_failures\.py:\d+.* graphed=True",
+        rf"CUDA graph at {HERE}.* graphed=True",
     ),
     "an extension that wants the data": (
         _on_gpu(_extension),
-        r"RuntimeError at tests/frameworks/test_failures\.py:\d+",
+        rf"RuntimeError at {HERE}",
     ),
     "an array of a GPU tensor": (
         _on_gpu(lambda x: (x + 1).numpy()),
-        r"TypeError at tests/frameworks/test_failures\.py:\d+: can't convert cuda:0",
+        rf"TypeError at {HERE}: can't convert cuda:0",
     ),
     "a missing file": (
         _on_gpu(lambda x: torch.load("no-such-file.pt")),
-        r"FileNotFoundError at tests/frameworks/test_failures\.py:\d+",
+        rf"FileNotFoundError at {HERE}",
     ),
     "a GPU that is not there": (
         _on_gpu(lambda x: x.to("cuda:1") + 1),
-        r"cuda:1 at tests/frameworks/test_failures\.py:\d+; steps of one GPU",
+        rf"cuda:1 at {HERE}; only steps that use one GPU",
     ),
     "backward twice": (
         _on_gpu(lambda x: [y.backward() for y in [x.requires_grad_().exp().sum()] * 2]),
@@ -99,7 +106,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "recursion without end": (
         _on_gpu(lambda x: _forever(x)),
-        r"RecursionError at tests/frameworks/test_failures\.py:\d+",
+        rf"RecursionError at {HERE}",
     ),
 }
 
@@ -115,7 +122,7 @@ def test_failures_are_one_clear_line(case: str) -> None:
     with pytest.raises(CaptureError, match=message) as caught:
         capture(make_step)
     assert "\n" not in str(caught.value)
-    assert len(capture(training(mlp))) > 0  # and the next one traces
+    assert len(capture(training(mlp))) > 0  # the next step can be traced
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, in tiny sizes: they trace as they are."""
+"""Tiny models of Hugging Face transformers, traced without changes."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_a_mixture_of_experts_multiplies_in_groups() -> None:
     grouped = [c for c in trace if c.op.base == "aten._grouped_mm"]
     assert grouped
     assert grouped[0].op.inputs[0].shape[0] == 2 * 16 * 2  # each token goes to two experts
-    # Forwards, then for the gradients of the weights (a product of two matrices, whose terms are
-    # split among experts) and of the tokens.
+    # One forward, one for the gradients of the weights (a product of two matrices whose terms are
+    # divided among experts), and one for those of the tokens.
     forward = [c for c in grouped if c.phase is Phase.FORWARD]
     backward = [c for c in grouped if c.phase is Phase.BACKWARD]
     assert len(backward) == 2 * len(forward)

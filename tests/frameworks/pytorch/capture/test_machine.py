@@ -1,4 +1,4 @@
-"""What torch.cuda says and does while a step is traced, and that nothing of it stays."""
+"""torch.cuda while a step is traced, and that everything is restored afterwards."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_a_value_read_back_synchronises_and_is_noted_with_its_line() -> None:
     trace = _trace(read)
     assert [c.op.base for c in trace if c.syncs] == ["aten._local_scalar_dense"]
     assert len(trace.notes) == 1
-    assert trace.notes[0].startswith("assumed: a value read back is 1.0 at ")
+    assert trace.notes[0].startswith("the step reads a GPU value at ")
+    assert trace.notes[0].endswith("; 1.0 was assumed")
     assert "test_machine.py" in trace.notes[0]
 
 
@@ -132,10 +133,10 @@ def test_a_gradient_scaler_unscales_checks_and_updates(make_scaler: Any) -> None
         return step
 
     trace = capture(make_step)
-    found = names(trace)
-    assert found["aten._amp_foreach_non_finite_check_and_unscale_"] == 1
-    assert found["aten._amp_update_scale_"] == 1
-    assert found["aten._foreach_add_"] == 1
+    counts = names(trace)
+    assert counts["aten._amp_foreach_non_finite_check_and_unscale_"] == 1
+    assert counts["aten._amp_update_scale_"] == 1
+    assert counts["aten._foreach_add_"] == 1
     assert [c.op.base for c in trace if c.syncs] == ["aten._local_scalar_dense"]
 
 
@@ -183,8 +184,10 @@ def test_a_convolution_says_whether_cudnn_tries_its_algorithms(on: bool) -> None
         source = torch.randn(2, 3, 8, 8, device="cuda")
         return lambda: layer(source).sum().backward()
 
-    found = [call.op for call in capture(make_step) if call.op.base.startswith("aten.convolution")]
-    assert [op.attr("benchmark", False) for op in found] == [on, on]
+    convolutions = [
+        call.op for call in capture(make_step) if call.op.base.startswith("aten.convolution")
+    ]
+    assert [op.attr("benchmark", False) for op in convolutions] == [on, on]
 
 
 def test_half_precision_products_carry_no_float32_precision() -> None:

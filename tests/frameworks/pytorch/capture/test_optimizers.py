@@ -70,7 +70,7 @@ def test_the_fused_form_is_one_op(name: str) -> None:
 
 
 class _Lamb(torch.optim.Optimizer):
-    """You et al. 2020, as people write it: a loop, a norm per layer, a ratio by `where`."""
+    """LAMB (You et al. 2020) in its usual form: a loop, a norm per layer, a ratio by `where`."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 1e-3})
@@ -133,9 +133,9 @@ def test_clipping_by_norm(foreach: bool | None) -> None:
         return step
 
     trace = capture(make_step)
-    found = names(trace)
-    assert found["aten._foreach_norm"] == (1 if foreach is None else 0)
-    assert found["aten.linalg_vector_norm"] == (1 if foreach is None else 1 + PARAMETERS)
+    counts = names(trace)
+    assert counts["aten._foreach_norm"] == (1 if foreach is None else 0)
+    assert counts["aten.linalg_vector_norm"] == (1 if foreach is None else 1 + PARAMETERS)
     assert not any(call.syncs for call in trace)
 
 

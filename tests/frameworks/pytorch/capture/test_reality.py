@@ -1,4 +1,4 @@
-"""Traces made here against the same steps as they ran on an H200."""
+"""Traces made here, compared with the same steps recorded on an H200."""
 
 from __future__ import annotations
 

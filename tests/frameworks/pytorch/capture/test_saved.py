@@ -1,4 +1,4 @@
-"""Captured traces as files."""
+"""Traces saved to files and loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phases, module paths and memory of a step, against a network computed by hand."""
+"""Phases, module paths and memory of a step, compared with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_samples_and_unit_are_kept() -> None:
 
 
 def made_by_sums(run: Callable[[Any], Any]) -> int:
-    """How many sums of a backward pass get memory of their own."""
+    """How many sums of gradients in a backward pass get new memory."""
 
     def make_step() -> Step:
         weight = torch.ones(64, 64, device="cuda", requires_grad=True)

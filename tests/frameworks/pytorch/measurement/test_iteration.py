@@ -1,4 +1,4 @@
-"""Measuring: what is asked, what is refused, and how parts become a trace; without a GPU."""
+"""Measuring an iteration: arguments, refusals, and how recordings become a trace; without a GPU."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from wavecast.frameworks.pytorch import recorder as recorder_module
 from wavecast.frameworks.pytorch.measurement import iteration, profiling
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.frameworks.pytorch.measurement.iteration import (
-    Take,
+    RecordedIteration,
     _with_host,
     measure,
     run_profiled,
     trace_of,
 )
-from wavecast.frameworks.pytorch.measurement.profiling import HostTimes, Look, Untouched
+from wavecast.frameworks.pytorch.measurement.profiling import (
+    GpuActivity,
+    HostTimes,
+    IterationProfile,
+)
 from wavecast.frameworks.pytorch.recorder import MemoryMode, OpRecorder, Recording
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.hardware.devices import device
@@ -83,16 +87,16 @@ def test_the_step_does_not_run_where_it_cannot_be_measured() -> None:
 @pytest.mark.parametrize("step", [None, 3, "resnet50", torch.nn])
 @pytest.mark.usefixtures("a_t4")
 def test_a_step_is_a_function(step: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"one iteration, not {type(step).__name__}"):
+    with pytest.raises(InvalidInput, match=f"one iteration, not a {type(step).__name__}"):
         measure(step)
 
 
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ({"warm_up": -1}, "warm_up is -1; .* from 0 on"),
-        ({"repeats": 0}, "repeats is 0; .* from 1 on"),
-        ({"recordings": 0}, "recordings is 0; .* from 1 on"),
+        ({"warm_up": -1}, "warm_up is -1; .* at least 0"),
+        ({"repeats": 0}, "repeats is 0; .* at least 1"),
+        ({"recordings": 0}, "recordings is 0; .* at least 1"),
         ({"repeats": 2.5}, r"repeats is 2\.5; "),
         ({"warm_up": "3"}, "warm_up is '3'; "),
     ],
@@ -113,21 +117,21 @@ times = st.one_of(st.none(), st.floats(0, 1e-3))
 @given(st.lists(times, min_size=1, max_size=20), st.floats(0, 1))
 def test_the_hosts_shares_sum_to_its_time(inside: list[float | None], host_s: float) -> None:
     shared = _with_host(tuple(map(call, inside)), host_s)
-    assert sum(each.host_s or 0.0 for each in shared) == pytest.approx(host_s)
-    assert all(each.host_s is not None and each.host_s >= 0 for each in shared)
+    assert sum(call.host_s or 0.0 for call in shared) == pytest.approx(host_s)
+    assert all(call.host_s is not None and call.host_s >= 0 for call in shared)
 
 
 def test_what_lies_between_ops_is_shared_equally() -> None:
     shared = _with_host((call(3.0), call(1.0), call(None), call(0.0)), 12.0)
-    assert [each.host_s for each in shared] == [5, 3, 2, 2]
+    assert [call.host_s for call in shared] == [5, 3, 2, 2]
 
 
 def test_a_recording_that_slowed_the_host_is_scaled_down() -> None:
-    assert [each.host_s for each in _with_host((call(3.0), call(1.0)), 2.0)] == [1.5, 0.5]
+    assert [call.host_s for call in _with_host((call(3.0), call(1.0)), 2.0)] == [1.5, 0.5]
 
 
 def test_without_the_hosts_time_calls_have_none() -> None:
-    assert [each.host_s for each in _with_host((call(3.0), call(None)), None)] == [None, None]
+    assert [call.host_s for call in _with_host((call(3.0), call(None)), None)] == [None, None]
 
 
 # Parts become a trace.
@@ -135,51 +139,53 @@ def test_without_the_hosts_time_calls_have_none() -> None:
 A, B, C = (Kernel(name, 1e-3) for name in "abc")
 
 
-def take(*calls: Call, strays: tuple[Kernel, ...] = ()) -> Take:
-    kernels = {i: each.kernels for i, each in enumerate(calls) if each.kernels}
-    look = Look(kernels, strays, {}, span_s=0.25)
-    return Take(Recording(calls, ()), look)
+def recorded(*calls: Call, strays: tuple[Kernel, ...] = ()) -> RecordedIteration:
+    kernels = {i: call.kernels for i, call in enumerate(calls) if call.kernels}
+    profile = IterationProfile(kernels, strays, {}, span_s=0.25)
+    return RecordedIteration(Recording(calls, ()), profile)
 
 
 @pytest.mark.usefixtures("a_t4")
-def test_a_take_becomes_a_measured_trace() -> None:
+def test_a_recorded_iteration_becomes_a_measured_trace() -> None:
     measured = Measurement("Tesla T4", 0.02, host_s=0.01)
-    found = trace_of(take(call(1e-3, A), call(1e-3, B)), measured, samples=8, unit="images")
-    assert [each.kernels for each in found] == [(A,), (B,)]
-    assert sum(each.host_s or 0.0 for each in found) == pytest.approx(0.01)
-    assert (found.measurement, found.capability) == (measured, (7, 5))
-    assert (found.samples, found.unit, found.notes) == (8, "images", ())
-    assert found.framework == f"torch {torch.__version__.split('+')[0]}"
+    trace = trace_of(recorded(call(1e-3, A), call(1e-3, B)), measured, samples=8, unit="images")
+    assert [call.kernels for call in trace] == [(A,), (B,)]
+    assert sum(call.host_s or 0.0 for call in trace) == pytest.approx(0.01)
+    assert (trace.measurement, trace.capability) == (measured, (7, 5))
+    assert (trace.samples, trace.unit, trace.notes) == (8, "images", ())
+    assert trace.framework == f"torch {torch.__version__.split('+')[0]}"
 
 
 @pytest.mark.usefixtures("a_t4")
 def test_kernels_outside_of_ops_are_calls_of_their_own_and_are_told_of() -> None:
-    found = trace_of(take(call(1e-3, A, B, C), strays=(A,)), Measurement("Tesla T4"))
-    stray = found.calls[-1]
+    trace = trace_of(recorded(call(1e-3, A, B, C), strays=(A,)), Measurement("Tesla T4"))
+    stray = trace.calls[-1]
     assert (stray.op.name, stray.phase, stray.kernels) == ("kernel.a", Phase.OTHER, (A,))
-    assert found.notes[0].startswith("1 kernels (25% of the GPU's time) were launched outside")
+    assert trace.notes[0].startswith("1 kernels (25% of the GPU's time) were launched outside")
 
 
 @pytest.mark.usefixtures("a_t4")
 def test_a_step_that_ran_nothing_on_the_gpu_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"ran nothing on the GPU; move model and inputs"):
-        trace_of(take(call(1e-3), call(1e-3)), Measurement("Tesla T4"))
+    with pytest.raises(
+        CaptureError, match=r"ran nothing on the GPU; move the model and its inputs"
+    ):
+        trace_of(recorded(call(1e-3), call(1e-3)), Measurement("Tesla T4"))
 
 
-def test_the_take_with_the_median_kernel_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    takes = [take(call(0.0, Kernel("k", seconds))) for seconds in (5.0, 1.0, 9.0, 4.0)]
+def test_the_recording_with_the_median_kernel_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterations = [recorded(call(0.0, Kernel("k", seconds))) for seconds in (5.0, 1.0, 9.0, 4.0)]
 
     def median(recordings: int) -> float:
-        given_ = iter(takes)
-        monkeypatch.setattr(iteration, "_take_of", lambda recorder, step: next(given_))
-        return iteration._median_take(lambda: None, recordings).look.kernels[0][0].seconds
+        given_ = iter(iterations)
+        monkeypatch.setattr(iteration, "_record", lambda recorder, step: next(given_))
+        return iteration._median_recording(lambda: None, recordings).profile.kernels[0][0].seconds
 
     assert [median(recordings) for recordings in (1, 2, 3, 4)] == [5, 1, 5, 4]
 
 
-def ran_the_same(recorded: str, alone: str) -> bool:
-    seen = take(call(0.0, *(Kernel(name, 1.0) for name in recorded)))
-    return iteration._ran_the_same(seen, Untouched(1.0, Counter(alone)))
+def ran_the_same(names: str, alone: str) -> bool:
+    seen = recorded(call(0.0, *(Kernel(name, 1.0) for name in names)))
+    return iteration._ran_the_same(seen, GpuActivity(1.0, Counter(alone)))
 
 
 def test_a_recording_may_differ_a_little_from_an_untouched_iteration() -> None:
@@ -196,26 +202,26 @@ def test_a_recording_of_more_or_other_kernels_is_another_step() -> None:
 
 @pytest.fixture
 def steps_run(a_t4: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A machine whose clocks say always the same; gives the iterations that were warm-up."""
+    """A machine whose clocks always say the same. Returns the iterations that were warm-up."""
     monkeypatch.setattr(iteration, "_steady_s", lambda step, repeats: (0.5, 0.25))
     monkeypatch.setattr(iteration, "_issue_s", lambda step, repeats: 0.375)
-    monkeypatch.setattr(profiling, "watch_host", lambda step: HostTimes(0.125, compiled=False))
-    monkeypatch.setattr(profiling, "untouched", lambda step, n: Untouched(0.4, Counter("ab")))
+    monkeypatch.setattr(profiling, "host_times", lambda step: HostTimes(0.125, compiled=False))
+    monkeypatch.setattr(profiling, "gpu_activity", lambda step, n: GpuActivity(0.4, Counter("ab")))
     monkeypatch.setattr(iteration, "software", lambda: "CUDA 0")
     monkeypatch.setattr(
-        iteration, "_median_take", lambda step, n: take(call(0.05, A), call(0.05, B))
+        iteration, "_median_recording", lambda step, n: recorded(call(0.05, A), call(0.05, B))
     )
     seen = Recording((call(), call()), (Allocation(512, 0, 1, Role.WORKSPACE),))
-    monkeypatch.setattr(iteration, "look_at_memory", lambda step: seen)
+    monkeypatch.setattr(iteration, "record_memory", lambda step: seen)
     return []
 
 
 def test_a_measurement_has_the_untouched_whole_and_the_recorded_parts(
     steps_run: list[int],
 ) -> None:
-    found = measure(lambda: steps_run.append(1), warm_up=4, repeats=7, samples=16)
+    trace = measure(lambda: steps_run.append(1), warm_up=4, repeats=7, samples=16)
     assert len(steps_run) == 4
-    assert found.measurement == Measurement(
+    assert trace.measurement == Measurement(
         gpu="Tesla T4",
         seconds=0.5,
         gpu_s=0.4,
@@ -226,34 +232,34 @@ def test_a_measurement_has_the_untouched_whole_and_the_recorded_parts(
         cpu_s=0.25,
         cores=os.cpu_count(),
     )
-    assert found.samples == 16
-    assert sum(each.host_s or 0.0 for each in found) == pytest.approx(0.25)
-    assert found.allocations == (Allocation(512, 0, 1, Role.WORKSPACE),)
+    assert trace.samples == 16
+    assert sum(call.host_s or 0.0 for call in trace) == pytest.approx(0.25)
+    assert trace.allocations == (Allocation(512, 0, 1, Role.WORKSPACE),)
 
 
 @pytest.mark.parametrize(("busy_s", "noted"), [(0.4, True), (0.48, False)])
 def test_a_step_that_waits_for_a_slowed_host_is_noted(
     steps_run: list[int], monkeypatch: pytest.MonkeyPatch, busy_s: float, noted: bool
 ) -> None:
-    untouched = Untouched(busy_s, Counter("ab"))
-    monkeypatch.setattr(profiling, "untouched", lambda step, n: untouched)
-    monkeypatch.setattr(profiling, "_looks", [])
+    activity = GpuActivity(busy_s, Counter("ab"))
+    monkeypatch.setattr(profiling, "gpu_activity", lambda step, n: activity)
+    monkeypatch.setattr(profiling, "_gpu_profiles", [])
     assert measure(lambda: steps_run.append(1)).notes == ()
-    monkeypatch.setattr(profiling, "_looks", [1])
+    monkeypatch.setattr(profiling, "_gpu_profiles", [1])
     notes = measure(lambda: steps_run.append(1)).notes
-    assert any("a process of its own" in note for note in notes) is noted
+    assert any("measure each step in a new process" in note for note in notes) is noted
 
 
-def test_a_look_at_the_host_alone_slows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "_looks", [])
-    with profiling.watching(torch.profiler.ProfilerActivity.CPU):
+def test_profiling_the_host_alone_slows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "_gpu_profiles", [])
+    with profiling.torch_profiler(torch.profiler.ProfilerActivity.CPU):
         pass
-    assert not profiling.has_looked()
+    assert not profiling.has_profiled_gpu()
 
 
 @pytest.mark.usefixtures("a_t4")
 def test_the_memory_of_an_iteration_with_other_ops_is_not_taken() -> None:
-    trace = trace_of(take(call(0.1, A), call(0.1, B)), Measurement("Tesla T4"))
+    trace = trace_of(recorded(call(0.1, A), call(0.1, B)), Measurement("Tesla T4"))
     held = (Allocation(512, 0, 1, Role.WORKSPACE),)
     same = iteration.with_memory(trace, Recording((call(), call()), held))
     assert same.allocations == held
@@ -266,7 +272,7 @@ def test_the_memory_of_an_iteration_with_other_ops_is_not_taken() -> None:
 
 
 def test_ops_and_libraries_take_memory_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The allocator's count before, inside and after each op of a step, by a made-up allocator."""
+    """A made-up allocator gives the counts before, inside and after each op of a step."""
     counts = iter([(100, 100), (150, 400), (150, 150), (150, 150)])
     monkeypatch.setattr(
         recorder_module,
@@ -280,8 +286,10 @@ def test_ops_and_libraries_take_memory_for_themselves(monkeypatch: pytest.Monkey
         torch.relu(x)  # from 100 to 150 bytes, with 400 in between
         torch.neg(x)
     recorder.keep(32)
-    found = recorder.recording().allocations
-    assert {(each.nbytes, each.born) for each in found if each.role is Role.WORKSPACE} == {
+    allocations = recorder.recording().allocations
+    assert {
+        (piece.nbytes, piece.born) for piece in allocations if piece.role is Role.WORKSPACE
+    } == {
         (250, 0),
         (32, None),
     }
@@ -290,10 +298,10 @@ def test_ops_and_libraries_take_memory_for_themselves(monkeypatch: pytest.Monkey
 def test_a_host_that_only_waits_needs_no_time(
     steps_run: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiling, "watch_host", lambda step: HostTimes(9.0, compiled=False))
-    found = measure(lambda: None)
-    assert found.measurement is not None
-    assert found.measurement.host_s == 0
+    monkeypatch.setattr(profiling, "host_times", lambda step: HostTimes(9.0, compiled=False))
+    trace = measure(lambda: None)
+    assert trace.measurement is not None
+    assert trace.measurement.host_s == 0
 
 
 def test_compiled_code_is_taken_as_the_profiler_names_it(
@@ -301,31 +309,31 @@ def test_compiled_code_is_taken_as_the_profiler_names_it(
 ) -> None:
     compiled = Call(relu(8), Phase.FORWARD, kernels=(C,), host_s=0.1)
     seen = Trace((compiled,), framework="torch (profiler file)", notes=("one step",))
-    monkeypatch.setattr(profiling, "untouched", lambda step, n: Untouched(0.4, Counter("c")))
-    monkeypatch.setattr(profiling, "profiled", lambda step: seen)
-    found = measure(lambda: None, samples=16, unit="images")
-    assert [each.kernels for each in found] == [(C,)]
-    assert "compiled code" in found.notes[0]
-    assert found.notes[1:] == ("one step",)
-    assert found.measurement is not None
-    assert (found.measurement.seconds, found.measurement.recorded_s) == (0.5, None)
-    assert (found.samples, found.unit) == (16, "images")
-    assert found.calls[0].host_s == pytest.approx(0.25)
+    monkeypatch.setattr(profiling, "gpu_activity", lambda step, n: GpuActivity(0.4, Counter("c")))
+    monkeypatch.setattr(profiling, "profiled_trace", lambda step: seen)
+    trace = measure(lambda: None, samples=16, unit="images")
+    assert [call.kernels for call in trace] == [(C,)]
+    assert "compiled code" in trace.notes[0]
+    assert trace.notes[1:] == ("one step",)
+    assert trace.measurement is not None
+    assert (trace.measurement.seconds, trace.measurement.recorded_s) == (0.5, None)
+    assert (trace.samples, trace.unit) == (16, "images")
+    assert trace.calls[0].host_s == pytest.approx(0.25)
 
 
 def test_compiled_code_never_meets_the_recorder(
     steps_run: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a dispatch mode torch gives compiled code up, for good."""
+    """Torch never runs compiled code again once it has run under a dispatch mode."""
 
     def refuse(step: Any, recordings: int) -> Any:
         raise AssertionError("the recorder was used")
 
     seen = Trace((Call(relu(8), Phase.FORWARD, kernels=(C,)),))
-    monkeypatch.setattr(iteration, "_median_take", refuse)
-    monkeypatch.setattr(profiling, "watch_host", lambda step: HostTimes(0.0, compiled=True))
-    monkeypatch.setattr(profiling, "profiled", lambda step: seen)
-    assert [each.kernels for each in measure(lambda: None)] == [(C,)]
+    monkeypatch.setattr(iteration, "_median_recording", refuse)
+    monkeypatch.setattr(profiling, "host_times", lambda step: HostTimes(0.0, compiled=True))
+    monkeypatch.setattr(profiling, "profiled_trace", lambda step: seen)
+    assert [call.kernels for call in measure(lambda: None)] == [(C,)]
 
 
 def test_the_drivers_version_is_asked_of_nvidia_smi(
@@ -344,8 +352,8 @@ def test_the_drivers_version_is_asked_of_nvidia_smi(
 # The tracker.
 
 
-def test_nothing_tracked_is_said() -> None:
-    with pytest.raises(InvalidInput, match=r"nothing was tracked: .*tracker\.track\(\)"):
+def test_a_tracker_without_an_iteration_says_so() -> None:
+    with pytest.raises(InvalidInput, match=r"no iteration was tracked yet; .*tracker\.track\(\)"):
         OperationTracker().get_tracked_trace()
 
 
@@ -357,7 +365,7 @@ def test_an_unknown_origin_is_refused_at_once() -> None:
 @pytest.mark.usefixtures("a_t4")
 def test_an_origin_that_this_machine_has_not_is_refused() -> None:
     tracker = OperationTracker(device("v100-sxm-16gb"))
-    with pytest.raises(InvalidInput, match=r"this machine has a Tesla T4: .*device\(\"t4\"\)"):
+    with pytest.raises(InvalidInput, match=r"this machine has a Tesla T4; .*device\(\"t4\"\)"):
         tracker.track().__enter__()
 
 

@@ -1,4 +1,4 @@
-"""Layers are timed forwards and backwards, and what cannot run says so."""
+"""Single layers are timed forwards and backwards; a layer that cannot run gets a status."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SMALL: list[Layer] = [
 
 @pytest.mark.parametrize("layer", SMALL, ids=repr)
 def test_a_layer_has_a_time_each_way(layer: Layer) -> None:
-    found = time_layer(layer, "cpu")
-    assert found.status is LayerStatus.OK
-    assert found.forward_s is not None
-    assert found.backward_s is not None
-    assert 0 < found.forward_s < 10
-    assert 0 < found.backward_s < 10
+    times = time_layer(layer, "cpu")
+    assert times.status is LayerStatus.OK
+    assert times.forward_s is not None
+    assert times.backward_s is not None
+    assert 0 < times.forward_s < 10
+    assert 0 < times.backward_s < 10
 
 
 @pytest.mark.parametrize("layer", SMALL, ids=repr)
@@ -146,13 +146,13 @@ def test_tf32_is_off_while_timing_and_as_before_after(monkeypatch: pytest.Monkey
 
 def test_timing_and_collecting_go_together(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    small = [each for each in islice(sample("bmm", 0), 200) if max(each.features()) < 64][:3]
+    small = [layer for layer in islice(sample("bmm", 0), 200) if max(layer.features()) < 64][:3]
     collect(
         "bmm",
         "small",
         3,
         path,
-        lambda each: time_layer(each, "cpu"),
+        lambda layer: time_layer(layer, "cpu"),
         gpu=gpu_id("cpu"),
         software=software(),
         layers=small,
@@ -166,9 +166,9 @@ def test_timing_and_collecting_go_together(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", SMALL, ids=repr)
 def test_small_layers_take_microseconds_on_a_gpu(layer: Layer) -> None:
-    found = time_layer(layer)
-    assert found.forward_s is not None
-    assert found.forward_s < 1e-3
+    times = time_layer(layer)
+    assert times.forward_s is not None
+    assert times.forward_s < 1e-3
 
 
 @pytest.mark.gpu

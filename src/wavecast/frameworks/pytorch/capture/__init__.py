@@ -1,4 +1,4 @@
-"""Capture: a training step written for CUDA becomes a Trace on a machine with no GPU."""
+"""Traces of training steps written for CUDA, made on a machine without a GPU."""
 
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, capture
 

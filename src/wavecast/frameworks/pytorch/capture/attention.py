@@ -1,4 +1,4 @@
-"""Which attention kernel a GPU runs, as torch's `sdp_utils.cpp` chooses it."""
+"""The attention kernel that a GPU runs, chosen as in torch's `sdp_utils.cpp`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLASH_LARGEST_HEAD = 256
 
 @dataclass(frozen=True)
 class Query:
-    """What the choice depends on."""
+    """The facts that the choice of the kernel depends on."""
 
     dtype: Any
     head_dim: int
@@ -34,7 +34,7 @@ class Query:
 
 
 def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str]) -> str:
-    """The backend torch takes on a GPU of this capability among those enabled."""
+    """The backend that torch chooses on a GPU of this capability, among the enabled ones."""
     for backend in _order(capability):
         if backend in enabled and _SUPPORTS[backend](query, capability):
             return backend
@@ -42,8 +42,8 @@ def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str]) -
 
 
 def _order(capability: tuple[int, int]) -> tuple[str, ...]:
-    # `check_prefer_cudnn_attention`: cuDNN comes first on Hopper and data-centre Blackwell (seen
-    # on an H200 with torch 2.11).
+    # `check_prefer_cudnn_attention`: cuDNN comes first on Hopper and data-centre Blackwell
+    # (observed on an H200 with torch 2.11).
     if capability in ((9, 0), (10, 0)):
         return (CUDNN, FLASH, EFFICIENT)
     return (FLASH, EFFICIENT, CUDNN)
@@ -75,7 +75,7 @@ def _efficient(query: Query, capability: tuple[int, int]) -> bool:
 
 
 def _aligned(query: Query, capability: tuple[int, int]) -> bool:
-    """The last dimension must be a whole number of aligned loads (`check_head_dim_size`)."""
+    """Whether the last dimensions are whole numbers of aligned loads (`check_head_dim_size`)."""
     if query.dtype in _HALF and capability >= (7, 5):
         alignment = 8
     elif query.dtype in _HALF or capability >= (8, 0):
@@ -117,9 +117,9 @@ class AttentionCall:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """Call the chosen kernel as `aten/native/transformers/attention.cpp` does."""
-        question = _question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        backend = choose(question, self.capability, _enabled())
+        """Call the chosen kernel, as in `aten/native/transformers/attention.cpp`."""
+        facts = _facts(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        backend = choose(facts, self.capability, _enabled())
         if backend == FLASH:
             return _run_flash(query, key, value, dropout_p, is_causal, scale)
         if backend == MATH:
@@ -143,7 +143,7 @@ class AttentionCall:
 
 
 def _enabled() -> frozenset[str]:
-    """The backends not switched off, by flag or by `torch.nn.attention.sdpa_kernel`."""
+    """The backends that are not switched off, by flags or `torch.nn.attention.sdpa_kernel`."""
     switches = {
         FLASH: torch.backends.cuda.flash_sdp_enabled,
         EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -153,7 +153,7 @@ def _enabled() -> frozenset[str]:
     return frozenset(name for name, is_enabled in switches.items() if is_enabled())
 
 
-def _question(
+def _facts(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool
 ) -> Query:
     return Query(
@@ -174,7 +174,7 @@ def _question(
 def _run_flash(
     query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None
 ) -> Any:
-    """Head sizes that are no multiple of 8 are padded, and the padding cut off after."""
+    """Flash attention. A head size that is not a multiple of 8 is padded, and the result cut."""
     head_dim = query.shape[-1]
     scale = scale if scale is not None else 1 / math.sqrt(head_dim)
     missing = -head_dim % 8
@@ -187,7 +187,7 @@ def _run_flash(
 
 
 def _additive_mask(query: Any, mask: Any) -> Any:
-    """A boolean mask becomes one that is added to the scores (`convert_boolean_attn_mask`)."""
+    """A boolean mask as one to add to the scores (`convert_boolean_attn_mask`)."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     never = torch.scalar_tensor(-math.inf, dtype=query.dtype, device=query.device)

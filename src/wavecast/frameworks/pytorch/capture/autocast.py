@@ -1,8 +1,8 @@
-"""CUDA's autocast on fake CPU tensors: which ops run in half precision, which in float32.
+"""CUDA's autocast on fake CPU tensors: which ops run in half precision, and which in float32.
 
-The CPU's own autocast casts other ops than CUDA's does. While tracing, its kernels are
-replaced by ones that follow the CUDA lists of `aten/src/ATen/autocast_mode.h`; a test compares
-the names with those torch has registered for CUDA.
+The CPU's autocast casts other ops than CUDA's. While tracing, its kernels are replaced by ones
+that follow CUDA's lists in `aten/src/ATen/autocast_mode.h`. A test compares the names with those
+that torch has registered for CUDA.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ FLOAT32 = _words("""
     _upsample_bicubic2d_aa linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
 """)
 
-# These take an optional dtype: float32 is passed unless the caller chose one.
+# These ops take an optional dtype. Float32 is passed unless the caller chose one.
 FLOAT32_DTYPE = _words(
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
 )
 
-# These are redirected to an overload that takes a dtype.
+# These ops are redirected to an overload that takes a dtype.
 FLOAT32_OVERLOAD = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
 WIDEST = _words("""
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """)
 
-# CUDA casts these too. The first is done in `recurrence`; what torch 2.15 does with the second is
-# not known here, so it runs as it comes; the rest are forms of the above for named tensors.
+# CUDA casts these ops, too. `_cudnn_rnn` is cast in `rnn`. It is not known how torch 2.15 casts
+# `linalg_matrix_sqrth`, so it is left alone. The rest are forms of the above for named tensors.
 LEFT_OUT = """
     _cudnn_rnn linalg_matrix_sqrth softmax.Dimname log_softmax.Dimname norm.names_ScalarOpt_dim
     cumsum.dimname cumprod.dimname sum.dim_DimnameList prod.dim_Dimname
@@ -67,7 +67,7 @@ _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 class Casts:
-    """The casts of one autocast region; weights are cast once and kept until it ends."""
+    """The casts of one autocast region. A weight is cast once and kept until the region ends."""
 
     def __init__(self) -> None:
         self._cache: dict[int, tuple[Any, Any]] = {}
@@ -77,7 +77,7 @@ class Casts:
         self._cache.clear()
 
     def cast(self, value: Any, dtype: Any) -> Any:
-        """The value with its floating-point GPU tensors in that dtype (`cached_cast`)."""
+        """The value, with its floating-point GPU tensors cast to a dtype (`cached_cast`)."""
         if isinstance(value, torch.Tensor):
             return self._cast_tensor(value, dtype)
         if isinstance(value, list | tuple):
@@ -103,7 +103,7 @@ class Casts:
 
 
 class _Switches:
-    """Autocast's switches. The kernels below hang on the CPU's, which is on if CUDA's is."""
+    """Autocast's switches. Our kernels run on the CPU's autocast, so CUDA's turns it on, too."""
 
     def __init__(self) -> None:
         self._set, self._is_enabled = torch.set_autocast_enabled, torch.is_autocast_enabled
@@ -124,14 +124,14 @@ class _Switches:
         return bool(self._on_cpu if device == "cpu" else self._is_enabled(device))
 
     def restore(self) -> None:
-        """Leave them as they were."""
+        """Set both switches as they were before."""
         self._set("cpu", self._before)
         self._set("cuda", self._on_cuda_before)
 
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Make `torch.autocast("cuda")` act on fake tensors as it does on a CUDA machine."""
+    """Make `torch.autocast("cuda")` cast fake tensors as on a CUDA machine."""
     casts, switches = Casts(), _Switches()
     library = torch.library.Library("aten", "IMPL")
     clear_cache = torch.clear_autocast_cache
@@ -144,7 +144,7 @@ def cuda_autocast() -> Iterator[None]:
         stack.callback(library._destroy)
         stack.callback(switches.restore)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # replacing kernels is the purpose
+            warnings.simplefilter("ignore", UserWarning)  # torch warns of replaced kernels
             for name, kernel in _kernels(casts):
                 library.impl(name, kernel, "AutocastCPU")
         for name, value in (
@@ -159,7 +159,7 @@ def cuda_autocast() -> Iterator[None]:
 
 @cache
 def registered(key: str) -> frozenset[str]:
-    """Names of the aten ops that have an autocast kernel for a dispatch key."""
+    """The names of the aten ops that have a kernel for an autocast dispatch key."""
     return frozenset(
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_all_op_names()
@@ -190,7 +190,7 @@ def _overload(name: str) -> Any:
 
 
 def _guarded(run: Callable[..., Any], op: Any) -> Callable[..., Any]:
-    """The kernel with autocast off inside, as CUDA's are; the plain op if only the CPU's is on."""
+    """The kernel with autocast off inside, as on CUDA; the plain op if CUDA's autocast is off."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):

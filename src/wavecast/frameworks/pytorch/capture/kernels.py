@@ -1,8 +1,8 @@
-"""The ops a CUDA machine runs where torch decides by device.
+"""CUDA's choice of kernels, for operators that choose by device.
 
-Composite operators such as `batch_norm`, `dropout`, `lstm` or `scaled_dot_product_attention`
-look at the device of their input and call one of several kernels. While tracing, their
-implementations are replaced in torch's dispatcher by ones that choose as CUDA does.
+Composite operators such as `batch_norm`, `dropout`, `lstm` or `scaled_dot_product_attention` check
+the device of their input and call one of several kernels. While tracing, their implementations in
+torch's dispatcher are replaced by ones that choose as on CUDA.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.attention import AttentionCall
-from wavecast.frameworks.pytorch.capture.flattening import CUDNN_MODES
-from wavecast.frameworks.pytorch.capture.layout import suggested
-from wavecast.frameworks.pytorch.capture.recurrence import RecurrentLayer, gru_cell, lstm_cell
+from wavecast.frameworks.pytorch.capture.memory_format import suggested
+from wavecast.frameworks.pytorch.capture.rnn import RecurrentLayer, gru_cell, lstm_cell
+from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES
 from wavecast.frameworks.pytorch.capture.sequences import sequence_kernels
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
 _aten = torch.ops.aten
 
-# cuDNN refuses larger batches in training and in evaluation (aten/native/Normalization.cpp).
+# The largest batch that cuDNN takes, in training (True) and evaluation (False)
+# (aten/native/Normalization.cpp).
 _CUDNN_BATCH_NORM_LARGEST = {True: 880_801, False: 65_535}
 _CUDNN_BATCH_NORM_EPSILON = 1e-5
 
 
 @contextmanager
 def cuda_kernels(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
-    """Let composite operators choose the kernels of a GPU of this compute capability."""
+    """Make composite operators choose the kernels of a GPU of this compute capability."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            # Replacing an implementation is announced by a warning; here it is the purpose.
+            # Torch warns that an implementation is replaced, which is what we want.
             warnings.simplefilter("ignore", UserWarning)
-            for name, implementation in _implementations(capability, recorder, answers):
+            for name, implementation in _implementations(capability, recorder, assumptions):
                 library.impl(name, implementation, "CompositeImplicitAutograd")
         yield
     finally:
@@ -49,7 +50,7 @@ def cuda_kernels(
 
 
 def _implementations(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "dropout", dropout
     yield "batch_norm", batch_norm
@@ -60,7 +61,7 @@ def _implementations(
     yield "log_softmax.int", Softmax(_aten._log_softmax)
     yield "lstm_cell", lstm_cell
     yield "gru_cell", gru_cell
-    yield from sequence_kernels(answers)
+    yield from sequence_kernels(assumptions)
     for name in CUDNN_MODES:
         layer = RecurrentLayer(name, recorder)
         yield f"{name}.input", layer.run_padded
@@ -68,7 +69,7 @@ def _implementations(
 
 
 def dropout(source: Any, p: float, train: bool) -> Any:
-    """CUDA has one fused kernel for it (aten/native/Dropout.cpp)."""
+    """Dropout, for which CUDA has one fused kernel (aten/native/Dropout.cpp)."""
     if not train or p == 0 or source.numel() == 0:
         return source
     if p == 1:
@@ -87,7 +88,7 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    """cuDNN where it can (aten/native/Normalization.cpp, `_select_batch_norm_backend`)."""
+    """Batch norm with cuDNN if it can (`_select_batch_norm_backend`, native/Normalization.cpp)."""
     affine = weight is not None and bias is not None
     statistics = (running_mean is None) == (running_var is None)
     use_cudnn = (
@@ -111,7 +112,7 @@ def batch_norm(
             momentum,
             eps,
         )[0]
-    torch.empty(0, dtype=torch.uint8, device=source.device)  # cuDNN's reserve, left empty
+    torch.empty(0, dtype=torch.uint8, device=source.device)  # torch makes it for cuDNN's reserve
     return _aten.native_batch_norm(
         source, weight, bias, running_mean, running_var, training, momentum, eps
     )[0]
@@ -131,7 +132,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Any:
-    """CUDA's kernel wants plain contiguous input, the CPU's takes channels_last too."""
+    """Group norm. CUDA's kernel needs contiguous input; the CPU's takes channels_last, too."""
     batch, channels = source.shape[:2]
     spatial = math.prod(source.shape[2:])
     return _aten.native_group_norm(
@@ -147,14 +148,15 @@ def group_norm(
 
 
 def rms_norm(source: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
-    """One fused kernel on CUDA, where weight and input have one dtype; else, in pieces."""
+    """RMS norm: one fused kernel on CUDA if weight and input have the same dtype."""
     if weight is not None and weight.dtype is not source.dtype:
-        return _aten._fused_rms_norm(source, shape, weight, eps)[0]  # splits into its pieces
+        return _aten._fused_rms_norm(source, shape, weight, eps)[0]  # torch splits it into ops
     return _FusedRmsNorm.apply(source, tuple(shape), weight, eps)
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """`_fused_rms_norm` and its backward, called below autograd: the CPU splits them above it."""
+    """`_fused_rms_norm` and its backward, called below autograd, because the CPU build splits
+    them above it."""
 
     @staticmethod
     def forward(ctx: Any, source: Any, shape: tuple[int, ...], weight: Any, eps: Any) -> Any:
@@ -182,7 +184,7 @@ class Softmax:
     kernel: Any
 
     def __call__(self, source: Any, dim: int, dtype: Any = None) -> Any:
-        """CUDA's kernel widens float16 itself; other types are cast before."""
+        """Call the kernel. CUDA's can turn float16 into float32; other types are cast first."""
         if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
             return self.kernel(source, dim, True)
         return self.kernel(source if dtype is None else source.to(dtype), dim, False)

@@ -1,4 +1,4 @@
-"""A CUDA machine as user code sees it: `torch.cuda`, cuDNN's switches, GradScaler, compile."""
+"""A pretended CUDA machine: `torch.cuda`, cuDNN's switches, GradScaler, torch.compile and so on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo  # torch's optimizers import it on first use: not while torch.cuda is replaced
+import torch._dynamo  # imported now, because it must not be imported while torch.cuda is replaced
 from torch._dynamo import eval_frame
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,19 +18,19 @@ from torch.utils import _foreach_utils as foreach
 from torch.utils._device import DeviceContext, _device_constructors
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.blame import user_line
-from wavecast.frameworks.pytorch.capture.answers import Answers
-from wavecast.frameworks.pytorch.capture.flattening import flatten_parameters
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.placement import GPU, LARGEST_CONSTANT, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.user_lines import user_line
 
 
 @contextmanager
 def cuda_machine(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
-    """Let torch say that one GPU of this capability is there."""
+    """Make torch behave as if the machine had one GPU of this compute capability."""
     with ExitStack() as stack:
 
         def replace(owner: Any, **values: Any) -> None:
@@ -41,35 +41,35 @@ def cuda_machine(
                     stack.callback(delattr, owner, name)
                 setattr(owner, name, value)
 
-        _device_constructors()  # remembers torch's functions: they must be the true ones
+        _device_constructors()  # it caches torch's functions, so it must run before replacing them
         replace(torch.cuda, **_cuda_module(capability, recorder))
         replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
         replace(torch.nn.RNNBase, flatten_parameters=flatten_parameters)
-        replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(answers))
+        replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(assumptions))
         replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
         replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
-        replace(torch, Generator=_Generator, compile=_eager(answers))
+        replace(torch, Generator=_Generator, compile=_eager(assumptions))
         replace(torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder))
         replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
-        # Libraries take other branches for fake tensors; here they should do what they do for real.
+        # Libraries take other branches for fake tensors. They should not notice them here.
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)
         replace(fake_tensor, init_gpu_context=lambda *_: None)
         replace(torch.accelerator, **_accelerator_module(recorder))
         for module in (foreach, clip_grad, optimizers):
-            # torch groups by the device that C++ sees, and C++ sees the CPU.
+            # Torch groups tensors by the device that C++ sees, which is the CPU.
             grouping = _grouping(module._group_tensors_by_device_and_dtype)
             replace(module, _group_tensors_by_device_and_dtype=grouping)
         for types in (foreach._foreach_supported_types, optimizers._foreach_supported_types):
-            # CUDA's default is the foreach form; torch checks the exact tensor type first.
+            # On CUDA, optimizers use the foreach form, but only for tensors of these exact types.
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if hasattr(eval_frame, "_callback_from_stance"):
-            noticing = _noticing(eval_frame._callback_from_stance, answers)
+            noticing = _noticing(eval_frame._callback_from_stance, assumptions)
             replace(eval_frame, _callback_from_stance=noticing)
         yield
 
@@ -146,11 +146,11 @@ _SILENT = (
 
 
 class _NoFakeTensor:
-    """What no tensor is an instance of."""
+    """A class that no tensor is an instance of."""
 
 
 class _DeviceContext:
-    """`with torch.cuda.device(0)`: there is only one."""
+    """`torch.cuda.device`, which does nothing, because there is only one GPU."""
 
     def __init__(self, device: Any = None) -> None:
         self.idx = 0
@@ -163,28 +163,27 @@ class _DeviceContext:
 
 
 class _CudaGraph:
-    """CUDA graphs record real launches, of which there are none."""
+    """`torch.cuda.CUDAGraph`, which is refused: nothing is launched that it could record."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         raise CaptureError(
-            f"the step captures a CUDA graph at {user_line()}, which needs a GPU; "
-            "trace the step as it is before capture, and predict it with graphed=True "
-            "(--cuda-graph)"
+            f"the step captures a CUDA graph at {user_line()}, which needs a GPU; trace the step "
+            "without the graph, and predict it with graphed=True (--cuda-graph)"
         )
 
 
 class _Generator(torch._C.Generator):
-    """A random generator that lives on the CPU, wherever it was asked for."""
+    """A random generator that is on the CPU, whichever device was asked for."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return super().__new__(cls, "cpu")
 
 
-def _unchecked_step(answers: Answers) -> Any:
-    """GradScaler reads back whether a gradient overflowed; in the step that counts none did."""
+def _unchecked_step(assumptions: Assumptions) -> Any:
+    """GradScaler's step, which reads whether a gradient overflowed. Here none does."""
 
     def step(scaler: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        with answers.unnoted():
+        with assumptions.unnoted():
             for found_inf in state["found_inf_per_device"].values():
                 found_inf.item()
         return optimizer.step(*args, **kwargs)
@@ -193,7 +192,7 @@ def _unchecked_step(answers: Answers) -> Any:
 
 
 def _from_data(make: Any, recorder: OpRecorder) -> Any:
-    """`torch.tensor`, whose C++ code would ask the GPU for memory."""
+    """`torch.tensor` or the like, made on the CPU: its C++ code would ask the GPU for memory."""
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:
         made = make(data, device="cpu", **options)
@@ -206,7 +205,7 @@ def _from_data(make: Any, recorder: OpRecorder) -> Any:
 
 
 def _default_device() -> Any:
-    """What `torch.get_default_device` tells, which asks `torch.tensor` for it."""
+    """The default device. `torch.get_default_device` would call `torch.tensor`, replaced here."""
     for mode in reversed(torch.overrides._get_current_function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return mode.device
@@ -225,23 +224,23 @@ def _as_tensor(recorder: OpRecorder) -> Any:
 
 
 def _grouping(group: Any) -> Any:
-    """Torch's grouping of tensors by device and dtype, with the device they claim to be on."""
+    """Torch's grouping of tensors by device and dtype, with the devices that we pretend."""
 
-    def group_by_claimed_device(*args: Any, **kwargs: Any) -> Any:
+    def group_by_pretended_device(*args: Any, **kwargs: Any) -> Any:
         groups = group(*args, **kwargs)
         return {
             (GPU if on_gpu(lists[0][0]) else device, dtype): (lists, indices)
             for (device, dtype), (lists, indices) in groups.items()
         }
 
-    return group_by_claimed_device
+    return group_by_pretended_device
 
 
 _NVTX = ("range_push", "range_pop", "range_start", "range_end", "mark")
 
 
 def _load_in_this_process(loader: Any) -> Any:
-    """Workers are other processes, to which fake tensors cannot go."""
+    """The iterator of a DataLoader without workers: fake tensors cannot go to other processes."""
     workers, timeout = loader.num_workers, loader.timeout
     loader.num_workers = loader.timeout = 0
     try:
@@ -265,7 +264,7 @@ _LEGACY = {
 
 
 def _legacy_type(dtype: Any) -> Any:
-    """`torch.cuda.FloatTensor` and its siblings: of sizes, or of data."""
+    """`torch.cuda.FloatTensor` and the like: from sizes, or from data."""
 
     def make(*arguments: Any) -> Any:
         if arguments and not isinstance(arguments[0], int):
@@ -275,20 +274,20 @@ def _legacy_type(dtype: Any) -> Any:
     return make
 
 
-def _eager(answers: Answers) -> Any:
+def _eager(assumptions: Assumptions) -> Any:
     def compile_nothing(model: Any = None, **_: Any) -> Any:
-        answers.compiled = True
+        assumptions.compiled = True
         return model if model is not None else (lambda function: function)
 
     return compile_nothing
 
 
-def _noticing(callback_from_stance: Any, answers: Answers) -> Any:
-    """What torch calls whenever something compiled runs, made to tell us."""
+def _noticing(callback_from_stance: Any, assumptions: Assumptions) -> Any:
+    """The function that torch calls whenever compiled code runs, made to notice that it does."""
 
     def callback(compiler: Any) -> Any:
-        # None and False: torch itself asks for code that is not compiled.
-        answers.compiled = answers.compiled or callable(compiler)
+        # None and False mean that torch itself wants code that is not compiled.
+        assumptions.compiled = assumptions.compiled or callable(compiler)
         return callback_from_stance(compiler)
 
     return callback

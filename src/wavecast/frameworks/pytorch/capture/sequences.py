@@ -1,4 +1,4 @@
-"""Losses and packing of sequences whose lengths the host must know."""
+"""CTC loss and packed sequences, whose lengths the host must know."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 
 _aten = torch.ops.aten
 
 
-def sequence_kernels(answers: Answers) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Implementations, by the name of the operator."""
-    yield "ctc_loss.IntList", CtcLoss(answers)
-    yield "ctc_loss.Tensor", CtcLoss(answers)
+def sequence_kernels(assumptions: Assumptions) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The implementations, with the names of the operators."""
+    yield "ctc_loss.IntList", CtcLoss(assumptions)
+    yield "ctc_loss.Tensor", CtcLoss(assumptions)
     yield "_pad_packed_sequence", pad_packed_sequence
     yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
 
@@ -26,11 +26,11 @@ def sequence_kernels(answers: Answers) -> Iterator[tuple[str, Callable[..., Any]
 class CtcLoss:
     """`ctc_loss` with torch's own kernel (aten/native/LossCTC.cpp).
 
-    cuDNN's is chosen by values: for targets of int32 on the host, when all inputs have the
-    length of the longest. It is left out, and a note says so.
+    Torch chooses cuDNN's kernel by values: for int32 targets on the host, if all inputs are as long
+    as the longest. That is not modelled, and a note says so.
     """
 
-    answers: Answers
+    assumptions: Assumptions
 
     def __call__(
         self,
@@ -42,15 +42,15 @@ class CtcLoss:
         reduction: int = 1,
         zero_infinity: bool = False,
     ) -> Any:
-        """Call it as torch does: lengths are read back to the host, targets sent to the GPU."""
+        """Call it as torch does, which copies lengths to the host and targets to the GPU."""
         if targets.dtype is torch.int32 and blank == 0:
-            self.answers.note("assumed: CTC loss runs torch's own kernel, not cuDNN's")
+            self.assumptions.note("CTC loss was assumed to run torch's own kernel, not cuDNN's")
         if isinstance(input_lengths, torch.Tensor):
             longest = targets.shape[-1]
             input_lengths = self._to_list(input_lengths, log_probs.shape[0], "CTC inputs")
             target_lengths = self._to_list(target_lengths, longest, "CTC targets")
         targets = targets.to(log_probs.device)
-        targets.to(torch.int32)  # to ask MIOpen, whose answer is no
+        targets.to(torch.int32)  # torch makes this copy to ask whether MIOpen can run it
         targets = targets.to(torch.int64)
         loss = _aten._ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
@@ -64,13 +64,13 @@ class CtcLoss:
         return loss.sum() if reduction == 2 else loss
 
     def _to_list(self, lengths: Any, bound: int, what: str) -> list[int]:
-        return self.answers.lengths(lengths.to("cpu", torch.int64), bound, what)
+        return self.assumptions.lengths(lengths.to("cpu", torch.int64), bound, what)
 
 
 def pad_packed_sequence(
     data: Any, batch_sizes: Any, batch_first: bool, padding_value: Any, total_length: int
 ) -> Any:
-    """A copy for each run of equal batch sizes (aten/native/PackedSequence.cpp)."""
+    """`_pad_packed_sequence`: one copy per run of equal batch sizes (native/PackedSequence.cpp)."""
     sizes = batch_sizes.constant.tolist()
     shape = (max(len(sizes), total_length), sizes[0], *data.shape[1:])
     output = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
@@ -90,7 +90,7 @@ def pad_packed_sequence(
 def pack_padded_sequence_backward(
     grad: Any, input_size: Any, batch_sizes: Any, batch_first: bool
 ) -> Any:
-    """A copy for each step (aten/native/PackedSequence.cpp)."""
+    """`_pack_padded_sequence_backward`: one copy per time step (native/PackedSequence.cpp)."""
     shape = list(input_size)
     if batch_first:
         shape[0], shape[1] = shape[1], shape[0]

@@ -1,4 +1,4 @@
-"""CUDA streams and events, as far as a trace knows them: numbers, and who waits for whom."""
+"""CUDA streams and events for tracing: a stream is a number, and waits are recorded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wavecast.frameworks.pytorch.recorder import OpRecorder
 
 
 def stream_class(recorder: OpRecorder) -> type:
-    """`torch.cuda.Stream`."""
+    """The class that replaces `torch.cuda.Stream`."""
 
     class Stream:
-        """A CUDA stream: a number that ops carry."""
+        """A CUDA stream: a number that is recorded with each op."""
 
         def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
             recorder.streams += 1
@@ -46,10 +46,10 @@ def stream_class(recorder: OpRecorder) -> type:
 
 
 def event_class(recorder: OpRecorder) -> type:
-    """`torch.cuda.Event`."""
+    """The class that replaces `torch.cuda.Event`."""
 
     class Event:
-        """A CUDA event: it has no time, since nothing runs."""
+        """A CUDA event. It has no real time, because nothing runs."""
 
         def __init__(self, enable_timing: bool = False, **_: Any) -> None:
             self.enable_timing = enable_timing
@@ -73,7 +73,7 @@ def event_class(recorder: OpRecorder) -> type:
 
 
 class Streams:
-    """The current stream, and the context managers that change it."""
+    """The current stream, and the functions that change it."""
 
     def __init__(self, recorder: OpRecorder, stream_type: type) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""A user's training step, written for CUDA, becomes a Trace on a machine with no GPU."""
+"""The function that traces a training step, written for CUDA, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from torch._subclasses.fake_tensor import (
 )
 
 from wavecast.errors import CaptureError, InvalidInput, WavecastError
-from wavecast.frameworks.pytorch.blame import failing_line
-from wavecast.frameworks.pytorch.capture.adoption import Adoption
-from wavecast.frameworks.pytorch.capture.answers import Answers
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.autocast import cuda_autocast
 from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.capture.machine import cuda_machine
+from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import LARGEST_CONSTANT, Placement
-from wavecast.frameworks.pytorch.capture.tensors import gpu_tensors
+from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.frameworks.pytorch.user_lines import failing_line
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 DEFAULT_CAPABILITY = (9, 0)
-"""Kernels are chosen as on a Hopper GPU unless a target says otherwise."""
+"""The compute capability whose kernels are chosen if none is given: Hopper's."""
 
 
 def capture(
@@ -46,32 +46,34 @@ def capture(
     warm_up: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
-    """The trace of one training step, without a GPU, arithmetic or weights in memory.
+    """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
     Args:
         make_step: builds model, optimizer and inputs, and returns the function that runs one
-            step. Plain CUDA code: nothing in it needs to know about tracing.
-        capability: the compute capability whose kernels are chosen (attention).
+            step. It is plain CUDA code and needs no changes for tracing.
+        capability: the compute capability whose attention kernels to choose.
         samples: how many samples (or other `unit`) the step consumes.
-        warm_up: steps run before the recorded one; the first creates optimizer state.
+        unit: what `samples` counts.
+        warm_up: how many steps to run before the recorded one. The first creates the optimizer's
+            state.
         progress: called with the number of ops recorded so far.
     """
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
-    answers, structure = Answers(), Structure()
+    assumptions, structure = Assumptions(), Structure()
     recorder = OpRecorder(structure)
-    with _pretending(capability, recorder, answers), _explaining():
+    with _pretending(capability, recorder, assumptions), _explaining():
         step = _made(make_step)
         for _ in range(warm_up):
             with structure.watch():
                 step()
-        answers.notes.clear()
+        assumptions.notes.clear()
         recorder.on_call = progress
         with recorder.step():
             step()
         recording = _not_empty(recorder.recording())
-        if answers.compiled:
-            answers.note("eager: what torch.compile would compile is traced as eager PyTorch")
+        if assumptions.compiled:
+            assumptions.note("torch.compile was ignored; the step was traced as eager PyTorch")
         del step
     return Trace(
         calls=recording.calls,
@@ -80,30 +82,30 @@ def capture(
         capability=capability,
         samples=samples,
         unit=unit,
-        notes=tuple(answers.notes),
+        notes=tuple(assumptions.notes),
     )
 
 
 def _check_arguments(make_step: Any, capability: Any, samples: Any, warm_up: Any) -> None:
     if isinstance(make_step, torch.nn.Module) or not callable(make_step):
         raise InvalidInput(
-            f"make_step is a {type(make_step).__name__}; it should be a function that builds "
-            "model, optimizer and inputs and returns step()"
+            f"make_step is a {type(make_step).__name__}; it must be a function that builds model, "
+            "optimizer and inputs and returns the function that runs one step"
         )
     if not (isinstance(capability, tuple) and [type(n) for n in capability] == [int, int]):
-        raise InvalidInput(f"capability is {capability!r}; it should be a pair such as (9, 0)")
+        raise InvalidInput(f"capability is {capability!r}; it must be a pair such as (9, 0)")
     if samples is not None and not (isinstance(samples, int) and samples > 0):
-        raise InvalidInput(f"samples is {samples!r}; a step consumes at least one")
+        raise InvalidInput(f"samples is {samples!r}; it must be a whole number of at least 1")
     if not (isinstance(warm_up, int) and warm_up >= 0):
-        raise InvalidInput(f"warm_up is {warm_up!r}; it is a number of steps")
+        raise InvalidInput(f"warm_up is {warm_up!r}; it must be a whole number of at least 0")
 
 
 def _made(make_step: Callable[[], Any]) -> Any:
     step = make_step()
     if not callable(step):
         raise CaptureError(
-            f"make_step returned {type(step).__name__}, not a function; "
-            "it should build model, optimizer and inputs and return step()"
+            f"make_step returned an object of type {type(step).__name__}, not a function; it must "
+            "build model, optimizer and inputs and return the function that runs one step"
         )
     return step
 
@@ -111,46 +113,46 @@ def _made(make_step: Callable[[], Any]) -> Any:
 def _not_empty(recording: Recording) -> Recording:
     if not recording.calls:
         raise CaptureError(
-            "the step ran no op on the GPU; move model and inputs to it "
-            '(model.cuda(), device="cuda") as you would for training, and choose the device '
-            "inside make_step, where there is a GPU"
+            "the step ran no op on the GPU; move the model and its inputs there (model.cuda(), "
+            'device="cuda"), as for training; if your code chooses the device, let it do so inside '
+            "make_step, where torch.cuda.is_available() is true"
         )
     return recording
 
 
 @contextmanager
 def _pretending(
-    capability: tuple[int, int], recorder: OpRecorder, answers: Answers
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
-    """Fake tensors, CUDA's choice of kernels, and a CUDA machine around them."""
-    placement = Placement(answers, recorder)
+    """Run the block with fake tensors, as if on a machine with a CUDA GPU."""
+    placement = Placement(assumptions, recorder)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    fake.cache_enabled = False  # Placement has its own, which is quicker
-    fake._allow_unsafe_data_ptr_access = False  # there is no data: an error, not a null pointer
-    adoption = Adoption(fake, LARGEST_CONSTANT)
-    recorder.structure.adopt = adoption.optimizer
+    fake.cache_enabled = False  # Placement has a faster cache
+    fake._allow_unsafe_data_ptr_access = False  # raise an error instead of giving a null pointer
+    outside = OutsideTensors(fake, LARGEST_CONSTANT)
+    recorder.structure.adopt = outside.optimizer
     with ExitStack() as stack:
-        # torch keeps replaced kernels, and so the recorder, until it gets other ones.
+        # Torch keeps a replaced kernel, and with it the recorder, until it is replaced again.
         stack.callback(recorder.structure.forget)
         stack.enter_context(switches_restored())
-        stack.enter_context(cuda_kernels(capability, recorder, answers))
+        stack.enter_context(cuda_kernels(capability, recorder, assumptions))
         stack.enter_context(cuda_autocast())
-        stack.enter_context(cuda_machine(capability, recorder, answers))
-        # torch warns that global hooks also see the wrapper of a compiled module; they may.
+        stack.enter_context(cuda_machine(capability, recorder, assumptions))
+        # Torch warns that global hooks also see the wrapper of a compiled module. That is fine.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
-        # What fake tensors refuse is raised as an error: no need to log it too.
+        # Errors of fake tensors are raised, so they need not be logged, too.
         stack.callback(_FAKE_LOG.setLevel, _FAKE_LOG.level)
         _FAKE_LOG.setLevel(logging.CRITICAL)
         stack.enter_context(fake)
         stack.enter_context(placement)
-        stack.enter_context(gpu_tensors(placement, adoption))
+        stack.enter_context(gpu_tensors(placement, outside))
         yield
 
 
 @contextmanager
 def _explaining() -> Iterator[None]:
-    """Turn what goes wrong inside the user's code into one error that names the line."""
+    """Turn any error in the user's code into a CaptureError that names the line."""
     try:
         yield
     except (WavecastError, KeyboardInterrupt, SystemExit):
@@ -165,8 +167,8 @@ def _explaining() -> Iterator[None]:
         if higher_order or isinstance(error, _UNTRACEABLE) or "no fake impl" in message:
             message = message.split(". ")[0]
             raise CaptureError(
-                f"{message} (at {line}): this op cannot be traced without a GPU; a custom op "
-                "needs torch.library.register_fake"
+                f"{message} (at {line}), so it cannot be traced without a GPU; for a custom op, "
+                "add one with torch.library.register_fake"
             ) from error
         raise CaptureError(
             f"the step raised {type(error).__name__} at {line}: {message}"

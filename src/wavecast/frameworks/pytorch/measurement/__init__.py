@@ -1,1 +1,1 @@
-"""Measuring a training step on the real GPU of this machine."""
+"""Measurements on this machine's GPU: steps, layers, memory, the GPU's and the host's speed."""

@@ -1,4 +1,4 @@
-"""What this machine's GPU attains: bandwidth of a copy, rates of large matrix products."""
+"""Measured speed of this machine's GPU: memory bandwidth, and rates of large matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wavecast.frameworks.pytorch.switches import switches_restored
 from wavecast.hardware.device import Fact
 
 _SIZE = 8192
-"""Rows and columns of the matrices: large enough that nothing but the unit's rate counts."""
+"""Rows and columns of the matrices: so many that only the rate of the compute unit matters."""
 
 _PRODUCTS = (
     ("fp32", torch.float32, "ieee"),
@@ -25,10 +25,11 @@ _PRODUCTS = (
 
 
 def calibrate(seconds_each: float = 1.0) -> tuple[str, dict[str, Fact]]:
-    """The current GPU's name, and its measured facts by the names that device files use.
+    """The name of the current GPU, and its measured facts, keyed as in device files.
 
     Args:
-        seconds_each: how long each measurement runs, so that clocks settle as in training.
+        seconds_each: how long each measurement runs. It should be long enough for the clock to
+            settle, as in training.
     """
     require_gpu()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -47,7 +48,7 @@ def calibrate(seconds_each: float = 1.0) -> tuple[str, dict[str, Fact]]:
 
 
 def _copy_bytes_per_s(memory_bytes: int, seconds: float) -> float:
-    """Bytes read and written by a copy far larger than any cache (Habitat, section 3.3)."""
+    """Bytes per second read and written by a copy larger than any cache (Habitat, section 3.3)."""
     count = min(1 << 30, memory_bytes // 8)
     source = torch.zeros(count, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
@@ -57,7 +58,7 @@ def _copy_bytes_per_s(memory_bytes: int, seconds: float) -> float:
 def _product_flops(
     dtype: torch.dtype, precision: str, memory_bytes: int, seconds: float
 ) -> float | None:
-    """The sustained rate of a square product; None where this GPU has no such unit."""
+    """The sustained FLOP rate of a square product. None if this GPU has no unit for it."""
     major, minor = torch.cuda.get_device_capability()
     least = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}.get(dtype, (0, 0))
     if (major, minor) < (least if precision == "ieee" else (8, 0)):
@@ -67,7 +68,7 @@ def _product_flops(
         size //= 2
     with switches_restored():
         torch.backends.cuda.matmul.fp32_precision = precision
-        # Random numbers: with zeros a GPU draws less power and clocks higher than in training.
+        # Random numbers, because with zeros a GPU draws less power and clocks higher.
         left = torch.randn(size, size, device="cuda", dtype=dtype)
         right = torch.randn(size, size, device="cuda", dtype=dtype)
         out = torch.empty_like(left)
@@ -75,7 +76,7 @@ def _product_flops(
 
 
 def _run_s(run: Callable[[], Any], seconds: float) -> float:
-    """The median time of one run, while it runs again and again for some time."""
+    """The median time of one run, when it is repeated for some seconds."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()
@@ -89,5 +90,5 @@ def _run_s(run: Callable[[], Any], seconds: float) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e-3 / 5)
-    # The second half, when the clock has settled.
+    # Only the second half counts, because by then the clock has settled.
     return statistics.median(times[len(times) // 2 :])

@@ -1,16 +1,20 @@
-"""Measure one training iteration on a real GPU: its ops, their kernels, and the untouched whole.
+"""One training iteration measured on a real GPU: total time, ops, kernels and memory.
 
-Protocol (Habitat, section 5.1: warm up, then repeat; we take the median where it takes the mean):
+The protocol follows Habitat, section 5.1 (warm up, then repeat), but takes the median where
+Habitat takes the mean:
 
-1. `warm_up` iterations are run and forgotten.
-2. `repeats` iterations run untouched, one after the other, between CUDA events: `seconds`.
-3. `repeats` iterations are issued to an idle GPU: the host's time, `host_s`, less what one
-   profiled iteration spent waiting.
-4. A few run with only the GPU's activity recorded: `gpu_s`, and which kernels run.
-5. `recordings` iterations are taken apart, op by op and kernel by kernel; the one whose kernels
-   took the median time is the trace. This recording slows the host, so of it only the kernels'
-   times count, and how the host's time is shared among the ops.
-6. One more is looked at by the allocator's own count: memory, with what libraries take.
+1. `warm_up` iterations run and are not counted.
+2. `repeats` iterations run back to back, without any recording, between CUDA events. Their median
+   is `seconds`.
+3. `repeats` iterations are issued to an idle GPU. The host's time for one, less the time that the
+   host waited in a profiled iteration, is `host_s`.
+4. A few iterations run while only the GPU's activity is recorded. They give `gpu_s` and the names
+   of the kernels.
+5. `recordings` iterations are recorded op by op and kernel by kernel. The one with the median
+   kernel time becomes the trace. Recording slows the host down, so only two things are taken from
+   it: the kernels' times, and how the host's time divides among the ops.
+6. One more iteration is recorded with the allocator's counters: its memory, including what
+   libraries allocate inside ops.
 """
 
 from __future__ import annotations
@@ -30,22 +34,22 @@ import torch
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.measurement import profiling
-from wavecast.frameworks.pytorch.measurement.memory import look_at_memory
-from wavecast.frameworks.pytorch.measurement.profiling import Look, Untouched
+from wavecast.frameworks.pytorch.measurement.memory import record_memory
+from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording, RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 _BUSY_ITERATIONS = 3
 _BUSY = 0.9
-"""Share of an iteration in which the GPU is busy, from which on the host does not matter."""
+"""If the GPU is busy for at least this share of an iteration, the host's speed does not matter."""
 _SLOWED = (
-    "a profiler has looked at the GPU in this process before: since then the host takes about a "
-    "quarter longer to issue work, and this step waits for it; measure each step in a process of "
-    "its own"
+    "a profiler has already run in this process: since then the host takes about a quarter longer "
+    "to issue work, and this step waits for the host; measure each step in a new process"
 )
 _SAME = 0.9
-"""Kernels that two iterations must have in common: lengths and algorithms may differ a little."""
+"""The share of kernels that two iterations must have in common to count as equal. It is below 1
+because sequence lengths and the choice of algorithms may vary a little."""
 
 
 def measure(
@@ -57,67 +61,77 @@ def measure(
     samples: int | None = None,
     unit: str = "samples",
 ) -> Trace:
-    """The trace of a step that really runs on this machine's GPU, with kernels and times.
+    """The trace of a step that runs on this machine's GPU, with its kernels and times.
+
+    Example:
+        ```python
+        trace = wavecast.measure(step, samples=64)
+        trace.measurement.seconds                       # one iteration on this GPU
+        wavecast.predict(trace, "h100-sxm-80gb").seconds  # the same iteration on another GPU
+        ```
 
     Args:
         step: runs one training iteration on the current CUDA device.
-        warm_up: iterations to run first and forget.
-        repeats: iterations of which the untouched times are the median.
-        recordings: iterations to take apart.
+        warm_up: iterations to run first, which are not counted.
+        repeats: how many iterations to time. The result is their median.
+        recordings: how many iterations to record op by op.
         samples: how many samples (or other `unit`) one iteration consumes, for throughput.
         unit: what `samples` counts.
+
+    Raises:
+        CaptureError: torch sees no GPU here, or the step runs nothing on it.
     """
     _check(step, warm_up=warm_up, repeats=repeats, recordings=recordings)
-    slowed = profiling.has_looked()
+    slowed = profiling.has_profiled_gpu()  # asked first: this measurement runs the profiler, too
     for _ in range(warm_up):
         step()
     seconds, cpu_s = _steady_s(step, repeats)
     issue_s = _issue_s(step, repeats)
-    host = profiling.watch_host(step)
-    untouched = profiling.untouched(step, _BUSY_ITERATIONS)
+    host = profiling.host_times(step)
+    activity = profiling.gpu_activity(step, _BUSY_ITERATIONS)
     measurement = Measurement(
         gpu=torch.cuda.get_device_name(),
         seconds=seconds,
-        gpu_s=untouched.busy_s,
+        gpu_s=activity.busy_s,
         host_s=max(0.0, issue_s - host.blocked_s),
         repeats=repeats,
         software=software(),
         cpu_s=cpu_s,
         cores=os.cpu_count(),
     )
-    trace = _parts(step, measurement, untouched, host.compiled, recordings, samples, unit)
-    if slowed and untouched.busy_s < _BUSY * seconds:
+    trace = _recorded_trace(step, measurement, activity, host.compiled, recordings, samples, unit)
+    if slowed and activity.busy_s < _BUSY * seconds:
         trace = replace(trace, notes=(_SLOWED, *trace.notes))
     return trace
 
 
-def _parts(
+def _recorded_trace(
     step: Callable[[], Any],
     measurement: Measurement,
-    untouched: Untouched,
+    activity: GpuActivity,
     compiled: bool,
     recordings: int,
     samples: int | None,
     unit: str,
 ) -> Trace:
-    """The step taken apart, op by op where that can be done."""
-    # Compiled code must not meet a dispatch mode: torch would run it uncompiled ever after.
+    """The trace of a step, recorded op by op if possible."""
+    # Compiled code must not run under a dispatch mode: torch would never run it compiled again.
     if not compiled:
-        take = _median_take(step, recordings)
-        if _ran_the_same(take, untouched):
-            whole = replace(measurement, recorded_s=take.look.span_s)
-            return with_memory(trace_of(take, whole, samples, unit), look_at_memory(step))
+        recorded = _median_recording(step, recordings)
+        if _ran_the_same(recorded, activity):
+            whole = replace(measurement, recorded_s=recorded.profile.span_s)
+            return with_memory(trace_of(recorded, whole, samples, unit), record_memory(step))
     return _as_profiled(step, measurement, samples, unit)
 
 
 def _as_profiled(
     step: Callable[[], Any], measurement: Measurement, samples: int | None, unit: str
 ) -> Trace:
-    """A step that cannot be taken apart op by op, as torch.profiler sees it by itself."""
-    seen = profiling.profiled(step)
+    """The trace of a step that cannot be recorded op by op, from torch.profiler alone."""
+    seen = profiling.profiled_trace(step)
     note = (
-        "ops are as torch.profiler names them: this step runs compiled code, or runs other kernels "
-        "when it is taken apart op by op"
+        "ops are named as torch.profiler names them, because this step runs compiled code, or runs "
+        "other kernels when it is recorded op by op"
     )
     return replace(
         seen,
@@ -136,16 +150,15 @@ def has_gpu() -> bool:
 
 
 def require_gpu() -> None:
-    """Refuse to measure where there is nothing to measure on."""
+    """Raise CaptureError if torch sees no GPU."""
     if not has_gpu():
         raise CaptureError(
-            "measuring needs a GPU, and torch sees none here; wavecast.trace(make_step) predicts "
-            "without one"
+            "measuring needs a GPU, and torch sees none here; wavecast.trace(make_step) needs none"
         )
 
 
 def run_profiled(step: Callable[[], Any], warm_up: int) -> None:
-    """Run one iteration between cudaProfilerStart and Stop, for a tool that looks on."""
+    """Run one iteration between cudaProfilerStart and cudaProfilerStop, for an outside profiler."""
     require_gpu()
     for _ in range(warm_up):
         step()
@@ -157,16 +170,16 @@ def run_profiled(step: Callable[[], Any], warm_up: int) -> None:
 
 
 def software() -> str:
-    """Versions that decide which kernels run."""
+    """The versions of the software that decides which kernels run."""
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
-    found = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    versions = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
     driver = _driver()
-    return f"{found}, driver {driver}" if driver else found
+    return f"{versions}, driver {driver}" if driver else versions
 
 
 def _driver() -> str | None:
-    """The driver's version, which torch does not know."""
+    """The driver's version, from nvidia-smi because torch does not know it. None if unknown."""
     ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
@@ -176,48 +189,53 @@ def _driver() -> str | None:
 
 
 @dataclass(frozen=True)
-class Take:
-    """One iteration taken apart: what the dispatcher and what the profiler saw of it."""
+class RecordedIteration:
+    """One iteration recorded op by op: the ops from the dispatcher, the times from the profiler."""
 
     recording: Recording
-    look: Look
+    profile: IterationProfile
 
 
 @contextmanager
-def taking_apart(recorder: OpRecorder) -> Iterator[Callable[[], Take]]:
-    """Take the iteration apart that runs inside, under the RecordingMode of this recorder.
+def recording_iteration(recorder: OpRecorder) -> Iterator[Callable[[], RecordedIteration]]:
+    """Record the iteration that runs inside the block, under this recorder's RecordingMode.
 
-    Gives a function that makes the Take once the block has ended.
+    Yields a function that returns the recorded iteration. Call it after the block.
     """
-    with profiling.looking() as look, recorder.step():
-        yield lambda: _take(recorder, look())
+    with profiling.profiling_ops() as finished_profile, recorder.step():
+        yield lambda: _recorded(recorder, finished_profile())
 
 
-def _take(recorder: OpRecorder, look: Look) -> Take:
-    return Take(recorder.recording(look.kernels, look.host_s), look)
+def _recorded(recorder: OpRecorder, profile: IterationProfile) -> RecordedIteration:
+    return RecordedIteration(recorder.recording(profile.kernels, profile.host_s), profile)
 
 
 def trace_of(
-    take: Take, measurement: Measurement, samples: int | None = None, unit: str = "samples"
+    recorded: RecordedIteration,
+    measurement: Measurement,
+    samples: int | None = None,
+    unit: str = "samples",
 ) -> Trace:
-    """The measured trace of an iteration that was taken apart."""
-    strays = take.look.strays
+    """The measured trace of a recorded iteration."""
+    strays = recorded.profile.strays
     notes: tuple[str, ...] = ()
     if strays:
-        share = sum(k.seconds for k in strays) / sum(k.seconds for k in take.look.all_kernels)
-        notes = (
-            f"{len(strays)} kernels ({share:.0%} of the GPU's time) were launched outside of "
-            "PyTorch's ops (compiled code, CUDA graphs, extensions)",
+        share = sum(k.seconds for k in strays) / sum(
+            k.seconds for k in recorded.profile.all_kernels
         )
-    calls = (*take.recording.calls, *map(_stray, strays))
+        notes = (
+            f"{len(strays)} kernels ({share:.0%} of the GPU's time) were launched outside "
+            "PyTorch's ops (by compiled code, CUDA graphs or extensions)",
+        )
+    calls = (*recorded.recording.calls, *map(_stray, strays))
     if not any(call.kernels for call in calls):
         raise CaptureError(
-            "the step ran nothing on the GPU; move model and inputs to it (model.cuda(), "
-            'device="cuda") as you do for training'
+            "the step ran nothing on the GPU; move the model and its inputs there (model.cuda(), "
+            'device="cuda"), as for training'
         )
     return Trace(
         calls=_with_host(calls, measurement.host_s),
-        allocations=take.recording.allocations,
+        allocations=recorded.recording.allocations,
         framework=_framework(),
         capability=torch.cuda.get_device_capability(),
         samples=samples,
@@ -231,16 +249,21 @@ def _check(step: Any, **counts: int) -> None:
     require_gpu()
     if not callable(step):
         raise InvalidInput(
-            f"measure takes a function that runs one iteration, not {type(step).__name__}"
+            f"measure needs a function that runs one iteration, not a {type(step).__name__}"
         )
     for name, count in counts.items():
         least = 0 if name == "warm_up" else 1
         if not isinstance(count, int) or count < least:
-            raise InvalidInput(f"{name} is {count!r}; it is a number of iterations from {least} on")
+            raise InvalidInput(
+                f"{name} is {count!r}; it must be a whole number of at least {least}"
+            )
 
 
 def _steady_s(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """One iteration while they follow each other: by the GPU's clock, and processor time."""
+    """The time of one iteration when they run back to back, and the processor time it uses.
+
+    The first is measured by CUDA events.
+    """
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
@@ -255,7 +278,7 @@ def _steady_s(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
 
 
 def _issue_s(step: Callable[[], Any], repeats: int) -> float:
-    """The host's time for one iteration, with nothing in the GPU's queue before it."""
+    """The host's time for one iteration that starts with an empty GPU queue."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
@@ -267,38 +290,42 @@ def _issue_s(step: Callable[[], Any], repeats: int) -> float:
 
 
 def with_memory(trace: Trace, seen: Recording) -> Trace:
-    """A measured trace with the memory of another look at the same step.
+    """A measured trace with the memory that was recorded in another iteration of the same step.
 
-    Lengths may vary from one iteration to the next: then workspaces have no place in the trace.
+    If the two iterations ran different ops (sequence lengths may vary), the workspaces cannot be
+    assigned to the trace's ops, and a note says so.
     """
     if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
         return replace(trace, allocations=seen.allocations)
-    note = "iterations differ in their ops: what libraries take inside of them is not in the trace"
+    note = (
+        "iterations differ in their ops, so the memory that libraries use inside ops (workspaces) "
+        "is not in the trace"
+    )
     return replace(trace, notes=(*trace.notes, note))
 
 
-def _median_take(step: Callable[[], Any], recordings: int) -> Take:
+def _median_recording(step: Callable[[], Any], recordings: int) -> RecordedIteration:
     recorder = OpRecorder(Structure())
     with RecordingMode(recorder):
         with recorder.structure.watch():
-            step()  # learns the modules' names
-        takes = [_take_of(recorder, step) for _ in range(recordings)]
+            step()  # to learn the names of the modules
+        iterations = [_record(recorder, step) for _ in range(recordings)]
     recorder.structure.forget()
-    takes.sort(key=lambda take: sum(kernel.seconds for kernel in take.look.all_kernels))
-    return takes[(len(takes) - 1) // 2]
+    iterations.sort(key=lambda one: sum(kernel.seconds for kernel in one.profile.all_kernels))
+    return iterations[(len(iterations) - 1) // 2]
 
 
-def _take_of(recorder: OpRecorder, step: Callable[[], Any]) -> Take:
-    with taking_apart(recorder) as take:
+def _record(recorder: OpRecorder, step: Callable[[], Any]) -> RecordedIteration:
+    with recording_iteration(recorder) as recorded:
         step()
-    return take()
+    return recorded()
 
 
-def _ran_the_same(take: Take, untouched: Untouched) -> bool:
-    """Whether the recorded iteration ran the kernels that an untouched one runs."""
-    recorded = Counter(kernel.name for kernel in take.look.all_kernels)
-    common = (recorded & untouched.names).total()
-    return common >= _SAME * max(recorded.total(), untouched.names.total())
+def _ran_the_same(recorded: RecordedIteration, activity: GpuActivity) -> bool:
+    """Whether the recorded iteration ran the same kernels as an iteration that is not recorded."""
+    names = Counter(kernel.name for kernel in recorded.profile.all_kernels)
+    common = (names & activity.names).total()
+    return common >= _SAME * max(names.total(), activity.names.total())
 
 
 def _framework() -> str:
@@ -310,10 +337,10 @@ def _stray(kernel: Kernel) -> Call:
 
 
 def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
-    """Share the host's untouched time among the calls.
+    """The calls, with the host's time of an iteration that was not recorded divided among them.
 
-    Each gets what it took inside the op, and an equal part of what lies between the ops: Python,
-    autograd, the dispatcher.
+    Each call gets the host's time inside its op, and an equal part of the time between the ops,
+    which goes to Python, autograd and the dispatcher.
     """
     if host_s is None:
         return tuple(replace(call, host_s=None) for call in calls)

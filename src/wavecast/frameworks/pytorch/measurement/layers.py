@@ -1,4 +1,4 @@
-"""How long a layer takes on the GPU of this machine, forwards and backwards apart."""
+"""The time of a single layer on this machine's GPU: its forward and its backward pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from wavecast.hardware.devices import device as device_named
 from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, LayerStatus, Linear, Lstm, PassTimes
 
 SLOW_S = 0.01
-"""Layers that take longer, forwards and backwards, are measured once: they vary little."""
+"""Layers whose two passes take longer than this are measured only once: they vary little."""
 
 _LONGEST_SLEEP_S = 0.05
-_CYCLES_PER_S = 2e9  # of a fast GPU; a slower one sleeps longer, which does no harm
-_FULL = 0.6  # of the memory: beyond, what the allocator keeps is given back
+_CYCLES_PER_S = 2e9  # the clock of a fast GPU; a slower one sleeps longer, which does no harm
+_FULL = 0.6  # if the allocator holds more than this share of the memory, it is emptied
 
 
 def time_layer(
@@ -32,23 +32,23 @@ def time_layer(
     repeats: int = 3,
     benchmark: bool = False,
 ) -> PassTimes:
-    """The mean times of a layer by itself, as Habitat measures them (section 5.1).
+    """The mean times of a layer that runs alone, measured as in Habitat (section 5.1).
 
-    A few runs warm up, then CUDA events stand around some runs forwards and around as many
-    backwards, which give the gradients of the input and of all weights. Float32 is float32:
-    TF32 is off. The GPU sleeps while the host issues the runs, so that a small layer's time is
-    the GPU's and not the host's.
+    After a warm-up, CUDA events time several forward passes, then as many backward passes, which
+    compute the gradients of the input and of all weights. TF32 is off. The GPU sleeps while the
+    host issues the passes; otherwise a small layer's time would be the host's.
 
     Args:
-        layer: what to measure.
-        device: "cuda", or "cpu" to try things out.
-        dtype: of weights and inputs.
-        warmup: runs that do not count, at least; two for a layer slower than `SLOW_S`.
-        repeats: runs that count; one for such a layer.
-        benchmark: whether cuDNN may try its algorithms and take the fastest.
+        layer: the layer to measure.
+        device: "cuda", or "cpu" for a trial.
+        dtype: the data type of weights and inputs.
+        warmup: the fewest passes to run first, which are not counted. A layer slower than
+            `SLOW_S` gets two.
+        repeats: how many passes to time. A layer slower than `SLOW_S` gets one.
+        benchmark: whether cuDNN may try all its algorithms and take the fastest.
 
     Returns:
-        The times, or the status "oom" or "failed" when the layer cannot run here.
+        The times; without times and with the status "oom" or "failed" if the layer cannot run.
     """
     with _true_float32(benchmark):
         for retry in (True, False):
@@ -57,12 +57,12 @@ def time_layer(
             except torch.OutOfMemoryError:
                 pass
             except RuntimeError:
-                # A GPU that is broken from here on must not fail one layer after the other.
+                # This raises if the GPU is broken for good; otherwise all later layers would fail.
                 _synchronize(device)
                 _release(device, always=True)
                 return PassTimes(None, None, LayerStatus.FAILED)
-            # Outside of the handler, whose traceback holds the tensors; memory in pieces of
-            # other sizes may have been all that was in the way.
+            # Outside of the handler, because its traceback keeps tensors alive. The layer may fit
+            # once the allocator has given back cached blocks of other sizes, so try once more.
             _release(device, always=True)
             if not retry:
                 break
@@ -70,12 +70,12 @@ def time_layer(
 
 
 def gpu_id(device: str = "cuda") -> str:
-    """The id of the GPU of this machine, as `wavecast.device` knows it; "cpu" for the CPU."""
+    """The id of this machine's GPU, as in `wavecast.device`; "cpu" for the CPU."""
     return device_named(torch.cuda.get_device_name()).id if device == "cuda" else device
 
 
 def software(benchmark: bool = False) -> str:
-    """Versions and settings that times depend on."""
+    """The software versions and settings that affect the times."""
     cuda, cudnn = torch.version.cuda, torch.backends.cudnn.version()
     parts = [f"torch {torch.__version__}", f"CUDA {cuda}", f"cuDNN {cudnn}", "TF32 off"]
     return "; ".join([*parts, *(["cuDNN benchmark"] if benchmark else [])])
@@ -85,7 +85,7 @@ def software(benchmark: bool = False) -> str:
 class _Runnable:
     forward: Callable[[], Any]
     leaves: Sequence[Any]
-    """What gets gradients."""
+    """The tensors that get gradients."""
 
 
 def _measured(
@@ -102,7 +102,7 @@ def _measured(
         outputs.append(run.forward())
 
     def backward() -> None:
-        # No graph is kept: cuDNN's LSTM would copy its reserve to be run again.
+        # The graph is not retained: cuDNN's LSTM would copy its reserved memory for a second run.
         torch.autograd.grad(outputs.pop(), run.leaves, gradient)
 
     backward()
@@ -116,7 +116,8 @@ def _measured(
     if time.perf_counter() - began > SLOW_S:
         repeats = warmup = 1
     for _ in range(2, warmup, repeats):
-        # With as many outputs alive as later: the allocator must not ask for memory then.
+        # Keep as many outputs alive as in the timed passes, so that the allocator asks the driver
+        # for all memory now and not then.
         for step in (forward, backward):
             for _ in range(repeats):
                 step()
@@ -127,7 +128,7 @@ def _measured(
 
 
 def _cuda_timer(run: Callable[[], Any], repeats: int, issue_s: float) -> float:
-    """Mean seconds of runs that the host has issued before the GPU begins them."""
+    """The mean seconds of runs that the host issues while the GPU sleeps."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     sleep_s = min(1e-4 + 1.5 * repeats * issue_s, _LONGEST_SLEEP_S)
     torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))
@@ -187,7 +188,7 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
 
 @contextmanager
 def _true_float32(benchmark: bool) -> Iterator[None]:
-    """No TF32, neither in matrix products (the default) nor in cuDNN (not the default)."""
+    """Turn TF32 off, both in matrix products (torch's default) and in cuDNN (not the default)."""
     cudnn = torch.backends.cudnn.flags(
         enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
     )
@@ -201,7 +202,7 @@ def _synchronize(device: str) -> None:
 
 
 def _release(device: str, always: bool = False) -> None:
-    """Give back what the allocator keeps: rarely, since to get it again takes milliseconds."""
+    """Empty the allocator's cache if it is large. Getting memory back takes milliseconds."""
     if device != "cuda":
         return
     whole = torch.cuda.get_device_properties(0).total_memory

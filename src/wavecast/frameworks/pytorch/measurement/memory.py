@@ -1,4 +1,4 @@
-"""The memory of a step on a real GPU, as torch's allocator counts it."""
+"""The GPU memory of a step on a real GPU, as torch's allocator counts it."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ from wavecast.traces.step import Measurement, Trace
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """What one process needed for a step."""
+    """The GPU memory that a step needed."""
 
     peak_bytes: int
     """The most that was allocated at once (`torch.cuda.max_memory_allocated`)."""
     reserved_bytes: int
     """The most that the allocator held (`torch.cuda.max_memory_reserved`)."""
     device_bytes: int
-    """What all processes together, contexts and libraries, took of the GPU in the end."""
+    """The GPU memory in use after the step, by all processes with their contexts and libraries."""
     trace: Trace
-    """The step op by op, with lifetimes of its memory and workspaces; without kernels."""
+    """The ops of the step, with the lifetimes of its memory and its workspaces; no kernels."""
 
 
 def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2) -> MeasuredMemory:
-    """Run a step on this machine's GPU and look at its memory.
+    """Run a step on this machine's GPU and measure its memory.
 
     Args:
-        make_step: builds model, optimizer and inputs, and returns the function of one step.
-        warm_up: steps to run first; the first one creates the optimizer's state.
+        make_step: builds model, optimizer and inputs, and returns the function that runs one step.
+        warm_up: how many steps to run first. The first one creates the optimizer's state.
     """
     if not torch.cuda.is_available():
         raise CaptureError(
-            "measuring memory needs a GPU, and torch sees none here; without --measure it is "
-            "predicted"
+            "measuring memory needs a GPU, and torch sees none here; leave out --measure to "
+            "predict it"
         )
     if warm_up < 1:
-        raise InvalidInput(f"warm_up is {warm_up!r}; the first step makes the optimizer's state")
+        raise InvalidInput(
+            f"warm_up is {warm_up!r}; it must be at least 1, because the first step creates the "
+            "optimizer's state"
+        )
     torch.cuda.reset_peak_memory_stats()
     step = make_step()
     for _ in range(warm_up + 1):
@@ -53,8 +56,11 @@ def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2)
 
 
 def traced_memory(step: Callable[[], Any]) -> Trace:
-    """One iteration with what each op takes inside, and what libraries keep between ops."""
-    seen = look_at_memory(step)
+    """The trace of one iteration with its memory, but without kernels.
+
+    The memory includes what libraries allocate inside ops, and what they keep between ops.
+    """
+    seen = record_memory(step)
     major, minor = torch.cuda.get_device_capability()
     return Trace(
         calls=seen.calls,
@@ -65,13 +71,13 @@ def traced_memory(step: Callable[[], Any]) -> Trace:
     )
 
 
-def look_at_memory(step: Callable[[], Any]) -> Recording:
-    """The ops of one iteration, lifetimes of their memory, and workspaces."""
+def record_memory(step: Callable[[], Any]) -> Recording:
+    """The ops of one iteration, the lifetimes of its tensors' memory, and its workspaces."""
     structure = Structure()
     recorder = OpRecorder(structure)
     with MemoryMode(recorder):
         with structure.watch():
-            step()  # learns the modules' names
+            step()  # to learn the names of the modules
         with recorder.step():
             step()
     torch.cuda.synchronize()

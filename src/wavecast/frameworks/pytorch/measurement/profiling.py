@@ -1,4 +1,4 @@
-"""A few iterations under torch.profiler, and what it saw of each recorded op."""
+"""A few iterations under torch.profiler: the kernels and the host's time of each recorded op."""
 
 from __future__ import annotations
 
@@ -39,74 +39,76 @@ _COMPILED = ("Torch-Compiled Region", "TorchDynamo Cache Lookup", "triton_")
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the profiler saw of one iteration."""
+class IterationProfile:
+    """The kernels and the host's times of one iteration, assigned to its recorded ops."""
 
     kernels: dict[int, tuple[Kernel, ...]]
-    """By the position of the recorded op that launched them."""
+    """The kernels of each recorded op, keyed by the op's position."""
     strays: tuple[Kernel, ...]
-    """Launched outside of any recorded op: compiled code, CUDA graphs, extensions."""
+    """Kernels launched outside any recorded op: by compiled code, CUDA graphs or extensions."""
     host_s: dict[int, float]
-    """The host's time inside each recorded op, waiting not counted."""
+    """The host's time inside each recorded op, without waiting, keyed by the op's position."""
     span_s: float
-    """From the first op to the end of the last kernel."""
+    """The time from the start of the iteration to the end of the last kernel."""
 
     @property
     def all_kernels(self) -> list[Kernel]:
-        """Everything that ran on the GPU."""
+        """All kernels of the iteration."""
         return [*(k for run in self.kernels.values() for k in run), *self.strays]
 
 
 @dataclass(frozen=True)
-class Untouched:
-    """The GPU's side of iterations that ran as they always do."""
+class GpuActivity:
+    """What the GPU does in iterations whose ops are not recorded."""
 
     busy_s: float
-    """Of one iteration."""
+    """The time that the GPU is busy in one iteration."""
     names: Counter[str]
-    """The kernels of one iteration, by how often each ran."""
+    """How often each kernel runs in one iteration, by its name."""
 
 
-_looks: list[int] = []
+_gpu_profiles: list[int] = []
+"""One entry for each time this process has profiled the GPU."""
 
 
 @contextmanager
-def watching(*activities: ProfilerActivity, record_shapes: bool = False) -> Iterator[profile]:
-    """torch.profiler over what runs inside, without its warning about cycles, of which it has
-    one."""
+def torch_profiler(*activities: ProfilerActivity, record_shapes: bool = False) -> Iterator[profile]:
+    """Run torch.profiler over the block, without its warning about profiling cycles."""
     if ProfilerActivity.CUDA in activities:
-        _looks.append(1)
+        _gpu_profiles.append(1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
         with profile(activities=activities, record_shapes=record_shapes) as profiler:
             yield profiler
 
 
-def has_looked() -> bool:
-    """Whether this process has looked at the GPU before.
+def has_profiled_gpu() -> bool:
+    """Whether this process has profiled the GPU before.
 
-    Once CUPTI was loaded, launches take longer ever after: on the hosts of our H200, steps that
-    wait for the host by a quarter (docs/adr/0018). It cannot be unloaded: TEARDOWN_CUPTI blinds the
-    next look.
+    Once CUPTI is loaded, every later launch takes longer. On the hosts of our H200, steps that
+    wait for the host became a quarter slower (docs/adr/0018). CUPTI cannot be unloaded: with
+    TEARDOWN_CUPTI the next profile is empty.
     """
-    return bool(_looks)
+    return bool(_gpu_profiles)
 
 
-def untouched(step: Callable[[], Any], iterations: int) -> Untouched:
-    """Run iterations with nothing but the GPU's own clock looking on."""
-    with watching(ProfilerActivity.CUDA) as profiler:
+def gpu_activity(step: Callable[[], Any], iterations: int) -> GpuActivity:
+    """Run iterations while only the GPU's activity is recorded, which does not slow the host."""
+    with torch_profiler(ProfilerActivity.CUDA) as profiler:
         for _ in range(iterations):
             step()
         torch.cuda.synchronize()
     kernels = [kernel_of(e, 0.0) for e in events_of(profiler) if e.get("cat") in GPU_CATEGORIES]
     names = Counter(kernel.name for kernel in kernels)
-    each = Counter({name: round(times / iterations) for name, times in names.items()})
-    return Untouched(overlap.busy_s(kernels) / iterations, each)
+    of_one = Counter({name: round(times / iterations) for name, times in names.items()})
+    return GpuActivity(overlap.busy_s(kernels) / iterations, of_one)
 
 
-def profiled(step: Callable[[], Any]) -> Trace:
-    """One iteration as torch.profiler sees it by itself."""
-    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA, record_shapes=True) as profiler:
+def profiled_trace(step: Callable[[], Any]) -> Trace:
+    """The trace of one iteration as torch.profiler records it, without our own recording."""
+    with torch_profiler(
+        ProfilerActivity.CPU, ProfilerActivity.CUDA, record_shapes=True
+    ) as profiler:
         step()
         torch.cuda.synchronize()
     with _exported(profiler) as path:
@@ -115,49 +117,50 @@ def profiled(step: Callable[[], Any]) -> Trace:
 
 @dataclass(frozen=True)
 class HostTimes:
-    """The host's side of an iteration that ran as it always does."""
+    """What the host does in an iteration whose ops are not recorded."""
 
     blocked_s: float
-    """How long it stood still: waiting, or because the GPU's queue was full."""
+    """How long the host was blocked: waiting for the GPU, or for room in the GPU's queue."""
     compiled: bool
-    """Whether it ran code that torch.compile made."""
+    """Whether the iteration ran code that torch.compile made."""
 
 
-def watch_host(step: Callable[[], Any]) -> HostTimes:
-    """Run an iteration on an idle GPU, and see what the host does."""
+def host_times(step: Callable[[], Any]) -> HostTimes:
+    """Profile the host in one iteration that starts on an idle GPU."""
     torch.cuda.synchronize()
-    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
+    with torch_profiler(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         with torch.profiler.record_function(_STEP):
             step()
         torch.cuda.synchronize()
     events = list(events_of(profiler))
-    # The profiler waits too, when it stops.
+    # The profiler itself waits for the GPU when it stops, after the step.
     end_us = max((e["ts"] + e["dur"] for e in events if _is_step(e)), default=float("inf"))
     launches = [e for e in events if e.get("cat") in RUNTIME_CATEGORIES and e["ts"] < end_us]
     compiled = any(str(e.get("name", "")).startswith(_COMPILED) for e in events)
-    return HostTimes(_standing_us(launches) / 1e6, compiled)
+    return HostTimes(_blocked_us(launches) / 1e6, compiled)
 
 
-def _standing_us(calls: Sequence[dict[str, Any]]) -> float:
-    """The time in calls of the driver that wait."""
+def _blocked_us(calls: Sequence[dict[str, Any]]) -> float:
+    """The time that the host is blocked in calls of the CUDA runtime."""
     waits = sum(float(e["dur"]) for e in calls if _is_wait(e["name"]))
     launches = sorted(float(e["dur"]) for e in calls if "Launch" in e["name"])
     if not launches:
         return waits
     usual = launches[len(launches) // 2]
-    # A launch takes microseconds; one that takes many times the usual waits for a free place.
-    return waits + sum(each - usual for each in launches if each > _STUCK * usual)
+    # A launch takes microseconds. One that takes many times as long waits for room in the queue.
+    return waits + sum(duration - usual for duration in launches if duration > _STUCK * usual)
 
 
 @contextmanager
-def looking() -> Iterator[Callable[[], Look]]:
-    """Look at the iteration that runs inside, under a RecordingMode.
+def profiling_ops() -> Iterator[Callable[[], IterationProfile]]:
+    """Profile the iteration that runs inside the block, under a RecordingMode.
 
-    Gives a function that tells, once the block has ended, what each op launched.
+    Yields a function that returns the profile, assigned to the recorded ops. Call it after the
+    block.
     """
-    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
+    with torch_profiler(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         with torch.profiler.record_function(_STEP):
-            yield lambda: _sorted_out(list(events_of(profiler)))
+            yield lambda: _iteration_profile(list(events_of(profiler)))
         torch.cuda.synchronize()
 
 
@@ -170,7 +173,7 @@ def _exported(profiler: Any) -> Iterator[Path]:
 
 
 def events_of(profiler: Any) -> Iterator[dict[str, Any]]:
-    """What a profiler recorded, event by event."""
+    """The events that a profiler recorded."""
     with _exported(profiler) as path:
         yield from read_events(path)
 
@@ -183,9 +186,11 @@ def _is_wait(name: str) -> bool:
     return any(part in name for part in _WAITS)
 
 
-def _sorted_out(events: Sequence[dict[str, Any]]) -> Look:
+def _iteration_profile(events: Sequence[dict[str, Any]]) -> IterationProfile:
     ranges = _ranges(events)
-    begins = [e["ts"] for e in events if _is_step(e)]  # before its first op it may wait for data
+    begins = [
+        e["ts"] for e in events if _is_step(e)
+    ]  # a step may wait for data before its first op
     begin_us = min((*begins, *(r.begin_us for own in ranges.values() for r in own)), default=0.0)
     launches: dict[int, tuple[int, float]] = {}
     host_us = {r.position: r.end_us - r.begin_us for own in ranges.values() for r in own}
@@ -203,10 +208,10 @@ def _sorted_out(events: Sequence[dict[str, Any]]) -> Look:
             inside = _position(ranges.get(thread, ()), issued)
             run = strays if inside is None else kernels.setdefault(inside, [])
             run.append(kernel_of(event, begin_us))
-    found = {position: tuple(run) for position, run in kernels.items()}
-    ends = [(k.start_s or 0.0) + k.seconds for run in (*found.values(), strays) for k in run]
+    by_op = {position: tuple(run) for position, run in kernels.items()}
+    ends = [(k.start_s or 0.0) + k.seconds for run in (*by_op.values(), strays) for k in run]
     host_s = {position: max(0.0, us * 1e-6) for position, us in host_us.items()}
-    return Look(found, tuple(strays), host_s, max(ends, default=0.0))
+    return IterationProfile(by_op, tuple(strays), host_s, max(ends, default=0.0))
 
 
 @dataclass(frozen=True, order=True)
@@ -217,21 +222,21 @@ class _Range:
 
 
 def _ranges(events: Sequence[dict[str, Any]]) -> dict[int, list[_Range]]:
-    """The ranges around recorded ops, by thread and in order."""
-    found: dict[int, list[_Range]] = {}
+    """The profiler ranges around recorded ops, by thread, in order of time."""
+    by_thread: dict[int, list[_Range]] = {}
     for event in events:
         if event.get("cat") == _RANGE and event["name"].startswith(LABEL):
             position = int(event["name"].removeprefix(LABEL))
             span = _Range(event["ts"], event["ts"] + event["dur"], position)
-            found.setdefault(event["tid"], []).append(span)
-    for own in found.values():
-        own.sort()
-    return found
+            by_thread.setdefault(event["tid"], []).append(span)
+    for ranges in by_thread.values():
+        ranges.sort()
+    return by_thread
 
 
 def _position(ranges: Sequence[_Range], time_us: float) -> int | None:
-    """The recorded op that was running on the host at a time."""
-    index = bisect.bisect_right(ranges, time_us, key=lambda each: each.begin_us) - 1
+    """The position of the recorded op that the host was running at a time. None if it ran none."""
+    index = bisect.bisect_right(ranges, time_us, key=lambda span: span.begin_us) - 1
     if index < 0 or time_us > ranges[index].end_us:
         return None
     return ranges[index].position

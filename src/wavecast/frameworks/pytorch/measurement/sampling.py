@@ -1,4 +1,4 @@
-"""Iterations of a step timed one by one on this machine's GPU, and one look at its parts."""
+"""The iterations of a step timed one by one on this machine's GPU, and one of them recorded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from wavecast.frameworks.pytorch.measurement.iteration import measure, require_g
 from wavecast.traces.step import Trace
 
 MOST = 1000
-"""Iterations to run at most."""
-_BETWEEN_LOOKS = 10
-"""Iterations after which the host waits: it must not run ahead for longer than the limit."""
+"""The most iterations to run."""
+_BETWEEN_CHECKS = 10
+"""After this many iterations the host waits for the GPU and checks the time. If it ran further
+ahead, the GPU would work on long after the limit."""
 _REPEATS = 5
 
 
@@ -27,14 +28,14 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen of a step."""
+    """The measured iterations of a step."""
 
     seconds: tuple[float, ...]
-    """Of each iteration, from the first."""
+    """The time of each iteration, from the first on."""
     peak_bytes: int
     reserved_bytes: int
     trace: Trace | None
-    """One iteration taken apart, where that was asked for."""
+    """The trace of one recorded iteration. None if none was asked for."""
 
 
 def sample(
@@ -42,30 +43,31 @@ def sample(
     enough: Callable[[Sequence[float]], bool],
     limit_s: float,
     *,
-    look: bool = True,
+    record: bool = True,
     samples: int | None = None,
     unit: str = "samples",
 ) -> Sample:
-    """Run a step from its first iteration on, then take one apart.
+    """Time a step's iterations from the first on, then record one of them.
 
     Args:
         make_step: builds the step.
-        enough: whether these iterations, by their seconds, may end the sample.
-        limit_s: how long to run; longer until it is `enough`, but `MOST` iterations at most.
-        look: whether to take an iteration apart.
+        enough: says whether the sample may end, given the seconds of the iterations so far.
+        limit_s: run for this many seconds; for longer if that is not `enough` yet, but for no
+            more than `MOST` iterations.
+        record: whether to record one iteration.
         samples: how many samples (or other `unit`) one iteration consumes.
         unit: what `samples` counts.
 
     Raises:
-        OutOfMemory: it does not fit.
+        OutOfMemory: the step does not fit into the GPU's memory.
     """
     require_gpu()
     try:
-        return _sample(make_step, enough, limit_s, look, samples, unit)
+        return _sample(make_step, enough, limit_s, record, samples, unit)
     except torch.OutOfMemoryError:
-        pass  # raised below, outside of the handler, whose traceback holds the tensors
+        pass  # raised below, outside of this handler, because its traceback keeps tensors alive
     finally:
-        gc.collect()  # here, where no frame holds the step any more: the next begins empty
+        gc.collect()  # no frame holds the step any more, so the next one starts with empty memory
         torch.cuda.empty_cache()
     raise OutOfMemory
 
@@ -74,7 +76,7 @@ def _sample(
     make_step: Callable[[], Callable[[], Any]],
     enough: Callable[[Sequence[float]], bool],
     limit_s: float,
-    look: bool,
+    record: bool,
     samples: int | None,
     unit: str,
 ) -> Sample:
@@ -83,7 +85,7 @@ def _sample(
     seconds = _iterations(step, enough, limit_s)
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     trace = None
-    if look:
+    if record:
         trace = measure(step, warm_up=0, repeats=_REPEATS, recordings=1, samples=samples, unit=unit)
     return Sample(seconds, peak, reserved, trace)
 
@@ -91,11 +93,11 @@ def _sample(
 def _iterations(
     step: Callable[[], Any], enough: Callable[[Sequence[float]], bool], limit_s: float
 ) -> tuple[float, ...]:
-    """The seconds of each iteration, from the first."""
+    """The seconds of each iteration, from the first on."""
     events = [_now()]
     until = time.perf_counter() + limit_s
     while True:
-        for _ in range(_BETWEEN_LOOKS):
+        for _ in range(_BETWEEN_CHECKS):
             step()
             events.append(_now())
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Habitat's way to record an iteration (Yu et al., ATC 2021, listing 1)."""
+"""Habitat's interface for recording an iteration (Yu et al., ATC 2021, listing 1)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.measurement.iteration import (
+    recording_iteration,
     require_gpu,
     software,
-    taking_apart,
     trace_of,
 )
 from wavecast.frameworks.pytorch.recorder import OpRecorder, RecordingMode
@@ -23,11 +23,22 @@ from wavecast.traces.step import Measurement, Trace
 
 
 class OperationTracker:
-    """Records the iteration that runs inside `track()`.
+    """Records the training iteration that runs inside `track()`.
 
-    One iteration, taken apart as it runs, has no untouched whole: its trace holds the kernels'
-    times, and predictions take the host's part from the reference host. `wavecast.measure` knows
-    more. Run an iteration before, or the first one's cold start is tracked.
+    The iteration is recorded while it runs, so its undisturbed total time is not known. The trace
+    holds the kernels' times, and predictions take the host's time from the reference host.
+    `wavecast.measure` finds out more. Run one iteration before tracking; the first one is slow.
+
+    Example:
+        ```python
+        tracker = wavecast.OperationTracker(origin_device="rtx2070")
+        with tracker.track():
+            run_my_training_iteration()
+        tracker.get_tracked_trace().to_device(wavecast.Device.V100).run_time_ms
+        ```
+
+    Args:
+        origin_device: this machine's GPU. None to ask the driver.
     """
 
     def __init__(self, origin_device: Device | str | None = None) -> None:
@@ -36,35 +47,36 @@ class OperationTracker:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Track one training iteration."""
+        """Record the training iteration that runs inside the block."""
         require_gpu()
         gpu = self._gpu()
         recorder = OpRecorder(Structure())
-        with RecordingMode(recorder), taking_apart(recorder) as take:
+        with RecordingMode(recorder), recording_iteration(recorder) as finished:
             yield
         recorder.structure.forget()
-        found = take()
-        # No untouched iteration was timed: what is known is how long its kernels took.
+        recorded = finished()
+        # `seconds` stays unset: no iteration was timed without recording.
         measured = Measurement(
             gpu=gpu,
-            gpu_s=overlap.busy_s(found.look.all_kernels),
-            recorded_s=found.look.span_s,
+            gpu_s=overlap.busy_s(recorded.profile.all_kernels),
+            recorded_s=recorded.profile.span_s,
             software=software(),
         )
-        self._tracked = trace_of(found, measured)
+        self._tracked = trace_of(recorded, measured)
 
     def get_tracked_trace(self) -> Trace:
-        """The trace of the iteration that was tracked last."""
+        """The trace of the last iteration that was tracked."""
         if self._tracked is None:
             raise InvalidInput(
-                "nothing was tracked: run one iteration inside `with tracker.track():` first"
+                "no iteration was tracked yet; run one inside `with tracker.track():` first"
             )
         return self._tracked
 
     def _gpu(self) -> str:
-        """The name of this machine's GPU, or the given one where that says too little.
+        """The name of this machine's GPU; the given device's id if that name is not known.
 
-        What is measured here must not pass for a measurement of another GPU.
+        A given device that this machine does not have is refused, so that a measurement made here
+        is never taken for one of another GPU.
         """
         name, asked = str(torch.cuda.get_device_name()), self._origin
         try:
@@ -73,7 +85,7 @@ class OperationTracker:
             return name if asked is None else asked.id
         if asked is not None and asked.compute_capability != here.compute_capability:
             raise InvalidInput(
-                f"the tracker's origin_device is {asked.name}, but this machine has a {name}: "
-                f'write origin_device=wavecast.device("{here.id}")'
+                f"the tracker's origin_device is {asked.name}, but this machine has a {name}; "
+                f'use origin_device=wavecast.device("{here.id}")'
             )
         return name

@@ -1,4 +1,4 @@
-"""The memory format that torch takes a tensor to have."""
+"""The memory format of a tensor, decided as in torch: contiguous or channels_last."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def suggested(*tensors: Any) -> Any:
-    """`suggest_memory_format` of a tensor; of several, channels_last if one of them is.
+    """The memory format of a tensor (`suggest_memory_format` in torch).
 
-    The latter is cuDNN's rule for an input and a weight (`cudnn_conv_suggest_memory_format`).
+    For several tensors it is channels_last if one of them is. That is cuDNN's rule for an input
+    and a weight (`cudnn_conv_suggest_memory_format`).
     """
     layout = _CHANNELS_LAST.get(tensors[0].dim())
     if layout is not None and any(_is_channels_last(tensor) for tensor in tensors):
@@ -21,7 +22,7 @@ def suggested(*tensors: Any) -> Any:
 
 
 def _is_channels_last(tensor: Any) -> bool:
-    """`is_channels_last_strides` of c10/core/MemoryFormat.h, which settles sizes of one."""
+    """Whether strides are channels_last (`is_channels_last_strides`, c10/core/MemoryFormat.h)."""
     sizes, strides = tensor.shape, tensor.stride()
     least = 0
     for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):

@@ -1,4 +1,4 @@
-"""Which line of the user's code is running, or has failed."""
+"""The line of the user's code that is running, or that failed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import sysconfig
 from pathlib import Path
 from types import FrameType, TracebackType
 
-_OURS = str(Path(__file__).resolve().parent)
-_LIBRARY = tuple(
+_PACKAGE = Path(__file__).resolve().parents[2]
+_OURS = f"{_PACKAGE}{os.sep}"
+# The suite's models are traced just as a user's model is, so their lines are worth naming.
+_SUITE = f"{_PACKAGE / 'suite'}{os.sep}"
+_LIBRARIES = tuple(
     str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")
 )
 
 
 def user_line() -> str:
-    """`file.py:12` of the innermost running frame that is the user's own."""
+    """The innermost running line of the user's code, as `file.py:12`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_users(frame.f_code.co_filename):
@@ -25,7 +28,7 @@ def user_line() -> str:
 
 
 def failing_line(traceback: TracebackType | None) -> str:
-    """`file.py:12` of the innermost frame of a traceback that is the user's own."""
+    """The innermost line of the user's code in a traceback, as `file.py:12`."""
     place = "an unknown line"
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
@@ -36,7 +39,9 @@ def failing_line(traceback: TracebackType | None) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    return not filename.startswith((_OURS, "<", *_LIBRARY))
+    if filename.startswith(_SUITE):
+        return True
+    return not filename.startswith((_OURS, "<", *_LIBRARIES))
 
 
 def _place(filename: str, line: int) -> str:

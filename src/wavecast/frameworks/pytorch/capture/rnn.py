@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN layers as cuDNN runs them: one op each way."""
+"""LSTM, GRU and RNN layers as cuDNN runs them: one op forward and one op backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.flattening import CUDNN_MODES, flat_weights
+from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES, flat_weights
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
 _aten = torch.ops.aten
@@ -72,7 +72,7 @@ class RecurrentLayer:
         projected = hidden.shape[2] if per_layer == (5 if has_biases else 3) else 0
         buffer = flat_weights(weights, per_layer)
         if torch.is_autocast_enabled("cuda"):
-            # `_cudnn_rnn_cast_reflatten` knows one precision, whatever autocast asks for.
+            # `_cudnn_rnn_cast_reflatten` always casts to float16, whatever autocast's type is.
             buffer, weights = _flat_copies(weights, torch.float16)
             hidden, cell, source = (
                 None if t is None else t.to(torch.float16) for t in (hidden, cell, source)
@@ -98,7 +98,7 @@ class RecurrentLayer:
         return (output, hidden_n) if cell is None else (output, hidden_n, cell_n)
 
     def _dropout_state(self, source: Any) -> Any:
-        """cuDNN's random state, made once and kept."""
+        """cuDNN's random state. It is made once and kept, so it is not recorded."""
         with self.recorder.silence():
             return torch.empty(0, dtype=torch.uint8, device=source.device)
 
@@ -106,7 +106,7 @@ class RecurrentLayer:
 def lstm_cell(
     source: Any, states: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
-    """One step of an LSTM: two products and a fused kernel (aten/native/RNN.cpp, `LSTMCell`)."""
+    """One time step of an LSTM: two products and a fused kernel (`LSTMCell`, native/RNN.cpp)."""
     hidden, cell = states
     gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
     return _aten._thnn_fused_lstm_cell(*gates, cell, b_ih, b_hh)[:2]
@@ -115,19 +115,19 @@ def lstm_cell(
 def gru_cell(
     source: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
-    """One step of a GRU, likewise."""
+    """One time step of a GRU: two products and a fused kernel."""
     gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
     return _aten._thnn_fused_gru_cell(*gates, hidden, b_ih, b_hh)[0]
 
 
 def fused_gru_cell(input_gates: Any, hidden_gates: Any, hidden: Any, *_biases: Any) -> Any:
-    """What `_thnn_fused_gru_cell` gives: the new state, and a workspace for the way back."""
+    """The results of `_thnn_fused_gru_cell`: the new state, and a workspace for backward."""
     batch, size = hidden.shape
     return torch.empty_like(hidden), hidden.new_empty(batch, 5 * size)
 
 
 def fused_gru_cell_backward(gradient: Any, _workspace: Any, has_bias: bool) -> Any:
-    """What its backward gives: gradients of both gates, the state and the biases."""
+    """The results of its backward: the gradients of both gates, the state and the biases."""
     batch, size = gradient.shape
     gates = [gradient.new_empty(batch, 3 * size) for _ in range(2)]
     biases = [gradient.new_empty(3 * size) if has_bias else None for _ in range(2)]
@@ -135,7 +135,7 @@ def fused_gru_cell_backward(gradient: Any, _workspace: Any, has_bias: bool) -> A
 
 
 def _flat_copies(weights: list[Any], dtype: Any) -> tuple[Any, list[Any]]:
-    """Under autocast all weights are cast into one new buffer: matrices first, then biases."""
+    """All weights cast into one new buffer, as under autocast: matrices first, then biases."""
     place = {"dtype": dtype, "device": weights[0].device}
     buffer = torch.zeros(sum(w.numel() for w in weights), **place)
     offset, offsets = 0, {}

@@ -1,8 +1,8 @@
-"""How a tensor tells and changes its place, on a machine that has a GPU.
+"""The methods of tensors that show or change their device, as on a machine with a GPU.
 
-While tracing, the methods that do so (`device`, `is_cuda`, `to`, `cuda`, `cpu`, ...) are
-replaced on the FakeTensor class, so that all Python code, the user's and torch's own, sees
-`cuda:0`. C++ code sees the CPU.
+While tracing, these methods (`device`, `is_cuda`, `to`, `cuda`, `cpu`, ...) are replaced on the
+FakeTensor class, so that all Python code, the user's and torch's, sees `cuda:0`. C++ code sees the
+CPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from wavecast.frameworks.pytorch.capture.adoption import Adoption
-from wavecast.frameworks.pytorch.capture.answers import Answers
-from wavecast.frameworks.pytorch.capture.layout import suggested
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.memory_format import suggested
+from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import CPU, GPU, Placement, is_gpu, mark, on_gpu
 
 _aten = torch.ops.aten
@@ -26,15 +26,15 @@ _NOT_AN_ADDRESS = 1 << 62
 
 
 @contextmanager
-def gpu_tensors(placement: Placement, adoption: Adoption) -> Iterator[None]:
-    """Make tensors tell and change their place as they do on a CUDA machine."""
+def gpu_tensors(placement: Placement, outside: OutsideTensors) -> Iterator[None]:
+    """Make tensors show and change their device as on a CUDA machine."""
     mover = _Mover(placement)
     with ExitStack() as stack:
-        stack.callback(adoption.undo)
+        stack.callback(outside.undo)
         for owner, methods in (
             (FakeTensor, _of_fake_tensors(placement, mover)),
-            (torch.Tensor, _of_real_tensors(placement, mover, adoption)),
-            (torch.nn.Module, {"_apply": _applying(adoption)}),
+            (torch.Tensor, _of_real_tensors(placement, mover, outside)),
+            (torch.nn.Module, {"_apply": _applying(outside)}),
         ):
             for name, value in methods.items():
                 if name in owner.__dict__:
@@ -65,32 +65,32 @@ def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
         "record_stream": lambda self, stream: None,
         "data_ptr": _address,
         "__format__": _format,
-        "numpy": lambda self, *, force=False: _numpy(self, placement.answers, force),
-        "__array__": lambda self, dtype=None: _array(_numpy(self, placement.answers), dtype),
-        "tolist": lambda self: _read_back(self, placement.answers, lambda t: t.tolist()),
+        "numpy": lambda self, *, force=False: _numpy(self, placement.assumptions, force),
+        "__array__": lambda self, dtype=None: _array(_numpy(self, placement.assumptions), dtype),
+        "tolist": lambda self: _read_back(self, placement.assumptions, lambda t: t.tolist()),
         "__deepcopy__": _deep_copy,
     }
 
 
 def _of_real_tensors(
-    placement: Placement, mover: _Mover, adoption: Adoption
+    placement: Placement, mover: _Mover, outside: OutsideTensors
 ) -> dict[str, Callable[..., Any]]:
-    """Real tensors, made before tracing, become fake ones when they are put on the GPU."""
+    """Methods of real tensors, made before tracing: moved to the GPU, they become fake ones."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if placement.inside or not _names_gpu((*args, *kwargs.values())):
             return torch._C.TensorBase.to(self, *args, **kwargs)
-        return mover.to(adoption.tensor(self), *args, **kwargs)
+        return mover.to(outside.tensor(self), *args, **kwargs)
 
     return {
         "to": to,
-        "cuda": lambda self, *args, **kwargs: mover.cuda(adoption.tensor(self), *args, **kwargs),
+        "cuda": lambda self, *args, **kwargs: mover.cuda(outside.tensor(self), *args, **kwargs),
         "pin_memory": lambda self, device=None: self,
     }
 
 
 def _names_gpu(arguments: tuple[Any, ...]) -> bool:
-    """Whether the arguments of `to` say GPU: by name, as a device, or by a tensor that is there."""
+    """Whether the arguments of `to` mean the GPU: by name, as a device, or as a GPU tensor."""
     return any(
         on_gpu(a) if isinstance(a, torch.Tensor) else torch.device(a).type == "cuda"
         for a in arguments
@@ -98,16 +98,16 @@ def _names_gpu(arguments: tuple[Any, ...]) -> bool:
     )
 
 
-def _applying(adoption: Adoption) -> Callable[..., Any]:
+def _applying(outside: OutsideTensors) -> Callable[..., Any]:
     def apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        adoption.module(module)
+        outside.module(module)
         return _apply_to_tensors(module, fn, recurse)
 
     return apply
 
 
 def _apply_to_tensors(module: Any, fn: Callable[[Any], Any], recurse: bool) -> Any:
-    """What `nn.Module._apply` does, for fake tensors: parameters keep their identity."""
+    """`nn.Module._apply` for fake tensors, with which parameters keep their identity."""
     if recurse:
         for child in module.children():
             child._apply(fn)
@@ -132,47 +132,48 @@ def _replace(tensor: Any, changed: Any) -> None:
 
 
 def _set_data(tensor: Any, changed: Any) -> None:
-    """What torch replaces of a tensor, and what it does not know of: its place and its values."""
+    """Set `tensor.data` as torch does, and our marks, too: its device and its known values."""
     torch.Tensor.data.__set__(tensor, changed)
     mark(tensor, on_gpu(changed))
     tensor.constant = getattr(changed, "constant", None)
 
 
 def _address(tensor: Any) -> int:
-    """A number that is equal for tensors that share memory: code asks for nothing else of it.
+    """A number that is equal for tensors that share memory, which is all that code uses it for.
 
-    No address: code that writes to it must fault before it spoils the memory of this process.
+    It is not a valid address, so code that writes there crashes instead of damaging this process's
+    memory.
     """
     offset = tensor.storage_offset() * tensor.element_size()
     return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
 
 
 def _format(tensor: Any, specification: str) -> str:
-    """A number is read back to be shown; torch does so for plain tensors only."""
+    """A tensor as formatted text. A single number is read, as torch does for plain tensors."""
     if tensor.dim() == 0:
         return format(tensor.item(), specification)
     return object.__format__(tensor, specification)
 
 
-def _numpy(tensor: Any, answers: Answers, force: bool = False) -> Any:
-    """An array on the host, as only tensors of the host can become one."""
+def _numpy(tensor: Any, assumptions: Assumptions, force: bool = False) -> Any:
+    """The tensor as a numpy array. Tensors on the GPU are refused, as torch does."""
     if on_gpu(tensor) and not force:
         raise TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
             "tensor to host memory first."
         )
-    return _read_back(tensor, answers, lambda real: real.numpy())
+    return _read_back(tensor, assumptions, lambda real: real.numpy())
 
 
 def _array(array: Any, dtype: Any) -> Any:
     return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def _read_back(tensor: Any, answers: Answers, convert: Callable[[Any], Any]) -> Any:
-    """A tensor's values as something of Python: those it has if known, else assumed ones."""
+def _read_back(tensor: Any, assumptions: Assumptions, convert: Callable[[Any], Any]) -> Any:
+    """A tensor's values as a Python object: the real ones if known, assumed ones otherwise."""
     host = tensor.detach().cpu()
     known = host.constant if host.constant is not None else tensor.constant
-    value = answers.assume_value(host.dtype) if known is None else None
+    value = assumptions.assume_value(host.dtype) if known is None else None
     with no_dispatch():
         if known is None:
             return convert(torch.full(host.shape, value, dtype=host.dtype))
@@ -195,18 +196,18 @@ def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _gpu(device: Any) -> Any:
-    """The argument of `cuda()`: a number, a device or nothing."""
+    """The device that the argument of `cuda()` means: a number, a device or None."""
     return torch.device("cuda", device) if isinstance(device, int) else device or GPU
 
 
 class _Mover:
-    """The methods of a tensor that change its place, in all their spellings."""
+    """The methods that change a tensor's device, in all their forms."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """Functions, not bound methods: on a class they become methods of the tensor."""
+        """The methods by name, as functions: set on a class, they get the tensor as argument."""
         return {
             "to": lambda tensor, *args, **kwargs: self.to(tensor, *args, **kwargs),
             "cuda": lambda tensor, *args, **kwargs: self.cuda(tensor, *args, **kwargs),

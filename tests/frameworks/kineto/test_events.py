@@ -1,114 +1,19 @@
-"""Profiler files as events, and the builder of small ones that the other tests of Kineto use."""
+"""The events of profiler files: order, truncation, damage, and kernels."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_file import File
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto.events import kernel_of, read_events, read_fields
+from wavecast.frameworks.kineto.events import kernel_of, read_events
 from wavecast.traces.step import Kernel
-
-MAIN, AUTOGRAD = 100, 200
-V100 = {"id": 0, "name": "Tesla V100", "computeMajor": 7, "computeMinor": 0, "warpSize": 32}
-
-
-class File:
-    """A profiler file in the making: the host's clock goes on with each event.
-
-    An op of a list of other things encloses them. All times are microseconds.
-    """
-
-    def __init__(self, **fields: Any) -> None:
-        self.fields: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": [V100], **fields}
-        self.events: list[dict[str, Any]] = []
-        self.now = 1000.0
-        self.gpu_free = 0.0
-        self.thread: Any = MAIN
-        self.launched = 0
-
-    def add(self, category: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-        event = {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": self.thread}
-        event |= {"ts": ts, "dur": dur, "args": args}
-        self.events.append(event)
-        return event
-
-    @contextmanager
-    def inside(self, name: str, category: str = "cpu_op", /, **args: Any) -> Iterator[None]:
-        """An op, or another range, around what follows."""
-        begin = self.now
-        event = self.add(category, name, begin, 0.0, **args)
-        self.now += 1.0
-        yield
-        self.now += 1.0
-        event["dur"] = self.now - begin
-
-    def annotation(self, name: str) -> Any:
-        return self.inside(name, "user_annotation")
-
-    def op(self, name: str, *kernels: str, us: float = 10.0, **args: Any) -> None:
-        """An op that launches these kernels, `us` long each."""
-        with self.inside(name, **args):
-            for kernel in kernels:
-                self.launch(kernel, us=us)
-
-    @contextmanager
-    def on(self, thread: Any) -> Iterator[None]:
-        before, self.thread = self.thread, thread
-        yield
-        self.thread = before
-
-    def launch(
-        self,
-        *kernels: str,
-        us: float = 10.0,
-        call: str = "cudaLaunchKernel",
-        takes: float = 4.0,
-        stream: Any = 7,
-        shown: bool = True,
-        **args: Any,
-    ) -> None:
-        """A call of the runtime, and what it runs; `shown`: whether the file has the call."""
-        self.launched += 1
-        if shown:
-            self.add("cuda_runtime", call, self.now, takes, correlation=self.launched)
-        for kernel in kernels:
-            begin = max(self.now + takes, self.gpu_free)
-            category = "gpu_memcpy" if kernel.startswith("Memcpy") else "kernel"
-            self.add(
-                *(category, kernel, begin, us),
-                **{"device": 0, "stream": stream, "correlation": self.launched, **args},
-            )
-            self.gpu_free = begin + us
-        self.now += takes
-
-    def wait(self, call: str = "cudaDeviceSynchronize") -> None:
-        """A synchronisation: the host stands still until the GPU is done."""
-        end = max(self.gpu_free, self.now) + 2.0
-        self.add("cuda_runtime", call, self.now, end - self.now, correlation=10**6 + self.launched)
-        self.now = end
-
-    @property
-    def gpu_s(self) -> float:
-        """Seconds of all that ran on the GPU."""
-        categories = ("kernel", "gpu_memcpy", "gpu_memset")
-        return float(sum(e["dur"] for e in self.events if e["cat"] in categories)) / 1e6
-
-    def text(self) -> str:
-        return json.dumps({**self.fields, "traceEvents": self.events, "traceName": "x.json"})
-
-    def write(self, folder: Path, name: str = "trace.json.gz") -> Path:
-        path = folder / name
-        data = self.text().encode()
-        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-        return path
 
 
 def small() -> File:
@@ -123,8 +28,9 @@ def test_events_come_in_their_order_and_fields_from_before_and_after(
 ) -> None:
     file = small()
     path = file.write(tmp_path, name)
-    assert list(read_events(path)) == file.events
-    assert read_fields(path) == {**file.fields, "traceName": "x.json"}
+    fields: dict[str, Any] = {}
+    assert list(read_events(path, fields)) == file.events
+    assert fields == {**file.fields, "traceName": "x.json"}
 
 
 def test_packing_is_seen_in_the_content_not_in_the_name(tmp_path: Path) -> None:
@@ -163,12 +69,12 @@ def test_a_truncated_archive_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("hello", "no valid JSON"),
-        ("[1, 2]", "no valid JSON object"),
+        ("hello", "not a valid JSON"),
+        ("[1, 2]", "not a valid JSON object"),
         ('{"a": 1}', "has no traceEvents"),
         ('{"traceEvents": 5}', "has no traceEvents"),
-        ('{"traceEvents": [{"ph": "X"} }]' + " " * 200, "no valid JSON"),
-        ('{"traceEvents": [{"ph": X, "name": "' + "n" * 200 + '"}]}', "no valid JSON"),
+        ('{"traceEvents": [{"ph": "X"} }]' + " " * 200, "not a valid JSON"),
+        ('{"traceEvents": [{"ph": X, "name": "' + "n" * 200 + '"}]}', "not a valid JSON"),
     ],
 )
 def test_what_is_no_profiler_file_is_refused(tmp_path: Path, content: str, why: str) -> None:

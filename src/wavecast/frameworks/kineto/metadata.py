@@ -1,4 +1,4 @@
-"""What a profiler file says of itself: GPU, software, ranks; and what its reader must know."""
+"""The metadata of a profiler file: GPU, software and rank; and the notes of its trace."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from wavecast.frameworks.kineto.naming import is_communication
-from wavecast.frameworks.kineto.recording import ProfileRecording
+from wavecast.frameworks.kineto.op_names import is_communication
+from wavecast.frameworks.kineto.recorded_step import ProfileRecording
 from wavecast.frameworks.kineto.survey import Survey, named
 from wavecast.traces.step import Call
 
 
 def properties_of(survey: Survey, position: int) -> Mapping[str, Any]:
-    """What the file says of the GPU that did most of the step."""
+    """The file's entry (`deviceProperties`) for the GPU that worked longest on a step."""
     rows = survey.step_of == position
     spent = survey.end_us[rows] - survey.begin_us[rows]
     devices, which = np.unique(survey.device[rows], return_inverse=True)
     busiest = int(devices[np.bincount(which, weights=spent).argmax()])
     listed = survey.fields.get("deviceProperties")
-    known = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    return next((each for each in known if each.get("id") == busiest), known[0] if known else {})
+    gpus = (
+        [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    )
+    return next((gpu for gpu in gpus if gpu.get("id") == busiest), gpus[0] if gpus else {})
 
 
 def capability_of(properties: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The compute capability; AMD's numbers of the same name mean something else."""
+    """The compute capability. None for AMD, whose fields of that name mean something else."""
     major, minor = properties.get("computeMajor"), properties.get("computeMinor")
     name = str(properties.get("name", ""))
     amd = properties.get("warpSize") == 64 or any(w in name for w in ("AMD", "Radeon", "Instinct"))
@@ -35,7 +37,7 @@ def capability_of(properties: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def software_in(fields: Mapping[str, Any]) -> str:
-    """Driver and libraries, as far as the file names them."""
+    """The versions of driver and libraries that the file names."""
     named = []
     for key, label in (
         ("cuda_runtime_version", "CUDA runtime"),
@@ -63,7 +65,7 @@ def _distributed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def notes_of(
     survey: Survey, position: int, recording: ProfileRecording, calls: Sequence[Call]
 ) -> Iterator[str]:
-    """What the reader of the trace must know of where its numbers come from."""
+    """The notes of the trace: where its numbers come from, and what the file does not have."""
     yield _which_step(survey, position)
     info = _distributed(survey.fields)
     if isinstance(info.get("world_size"), int):
@@ -72,24 +74,27 @@ def notes_of(
         yield "the file does not name the GPU"
     devices = set(survey.device[survey.step_of == position].tolist())
     if len(devices) > 1:
-        yield f"kernels of {len(devices)} GPUs of one process are taken together"
+        yield f"the process used {len(devices)} GPUs; their kernels are counted together"
     exchanged = [k.seconds for call in calls for k in call.kernels if is_communication(k.name)]
     if exchanged:
         yield f"{_counted(exchanged, 'communication kernel')} between GPUs"
     if not any(call.op.inputs for call in calls if not call.op.name.startswith("nccl.")):
-        yield "no shapes were recorded (record_shapes=True does): what ops cost is not known"
+        yield (
+            "the file has no shapes, so the FLOPs and bytes of its ops are not known; record with "
+            "record_shapes=True"
+        )
     nameless = [k.seconds for c in calls if c.op.name.startswith("kernel.") for k in c.kernels]
     if nameless:
-        yield f"{_counted(nameless, 'kernel')} in no known op"
+        yield f"{_counted(nameless, 'kernel')} outside any known op"
     if recording.orphans:
         unlaunched = [run.kernel.seconds for run in recording.orphans]
-        yield f"{_counted(unlaunched, 'kernel')} without a launch in the file"
+        yield f"{_counted(unlaunched, 'kernel')} whose launch is not in the file"
 
 
 def _which_step(survey: Survey, position: int) -> str:
     numbers = [step.number for step in survey.steps]
     if numbers[position] is None:
-        return "the file marks no steps: all of it is taken as one iteration"
+        return "the file marks no steps, so all of it is taken as one iteration"
     if len(numbers) == 1:
         return f"step {numbers[0]}, the only one in the file"
     return f"step {numbers[position]} of {named([n or 0 for n in numbers])}"

@@ -1,4 +1,4 @@
-"""Ops of profiler files that recorded shapes, with PyTorch's table of ops and without."""
+"""Ops of profiler files that have shapes, read with and without PyTorch's schemas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frameworks.kineto.test_files import File
+from kineto_file import File
 
 from wavecast import ops
 from wavecast.frameworks.kineto import read_kineto, schema
@@ -168,7 +168,7 @@ def test_an_op_that_ran_nothing_ran_on_the_host(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
-    # An old file: no values, and lists are not written at all.
+    # An old file has no values, and no lists at all.
     types = ["float", "", "Scalar", ""]
     op = read_op(tmp_path, "aten::sum", arguments(types, [[4, 8], [], [], []]))
     assert op == Op("aten.sum.dim_IntList", (TensorSpec((4, 8), "float32"),), ())
@@ -192,7 +192,7 @@ def test_files_are_read_without_torch(tmp_path: Path, monkeypatch: pytest.Monkey
     op = read_op(tmp_path, "aten::convolution", CONVOLUTION)
     schema.op_of.cache_clear()
     assert op.name == "aten.convolution"
-    assert (op.inputs, op.outputs) == ((), ())  # what comes out is torch's to say
+    assert (op.inputs, op.outputs) == ((), ())  # the outputs are known only with torch
 
 
 def test_an_op_that_was_recorded_in_part_has_no_shapes(tmp_path: Path) -> None:

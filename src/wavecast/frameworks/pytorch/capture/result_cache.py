@@ -1,7 +1,8 @@
-"""Results of fake ops by the look of their arguments: a step runs the same few over and over.
+"""A cache of the results of fake ops: a step runs the same few ops again and again.
 
-torch's own cache of fake results spends most of its time on its keys. What an op returns for
-tensors of given shapes, strides and dtypes is learnt once, from torch, and repeated cheaply.
+Torch's own cache of fake results spends most of its time on its keys. Here, torch computes once
+what an op returns for tensors of given shapes, strides and dtypes; later results are made from
+that, which is cheap.
 """
 
 from __future__ import annotations
@@ -32,23 +33,28 @@ _FRESH, _VIEW, _SAME, _PLAIN = range(4)
 
 @dataclass
 class Entry:
-    """How to make the result of an op, and what to write down about it."""
+    """How to make the result of an op, and the op to record."""
 
     recipe: Any
     on_gpu: bool
     op: Op | None = None
 
 
-class Memo:
-    """Learnt results. `prototype` is what torch writes into a new FakeTensor's attributes."""
+class ResultCache:
+    """The results of ops seen before.
+
+    Args:
+        mark: the attribute of tensors that are on the GPU.
+    """
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
         self._entries: dict[Any, Entry] = {}
         self._prototype: dict[str, Any] | None = None
+        """The attributes that torch gives to a new FakeTensor."""
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What decides the result, or None if values might."""
+        """The key of a call: all that its result depends on. None if it may depend on values."""
         parts: list[Any] = [func]
         if not self._describe(args, parts):
             return None
@@ -59,11 +65,11 @@ class Memo:
         return tuple(parts)
 
     def get(self, key: Any) -> Entry | None:
-        """What was learnt for a key."""
+        """The entry for a key. None if there is none yet."""
         return self._entries.get(key)
 
     def learn(self, key: Any, args: Any, kwargs: Any, out: Any, on_gpu: bool) -> Entry | None:
-        """Remember how a result came from its arguments, if it can be made again."""
+        """Remember how to make a result from its arguments. None if it cannot be made again."""
         inputs = list(_flatten((args, tuple(kwargs.values()))))
         try:
             entry = Entry(_recipe(out, _Inputs(inputs), set()), on_gpu)
@@ -141,7 +147,7 @@ class Memo:
 
 
 class _UnrepeatableError(Exception):
-    """A result that cannot be made again from its look."""
+    """A result that cannot be made again from shapes, strides and dtypes."""
 
 
 def _flatten(value: Any) -> Any:
@@ -153,7 +159,7 @@ def _flatten(value: Any) -> Any:
 
 
 class _Inputs:
-    """The tensors an op was given, found by what they are and by the memory they use."""
+    """The tensors that an op was given, and their positions by identity and by storage."""
 
     def __init__(self, tensors: list[Any]) -> None:
         self.tensors = tensors

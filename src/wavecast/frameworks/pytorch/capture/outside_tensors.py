@@ -1,8 +1,8 @@
-"""Fake stand-ins for what was made before tracing began.
+"""Fake tensors in place of real ones that were made before tracing began.
 
-A model, an optimizer or a tensor built outside `make_step` holds real tensors. When it is put
-on the GPU, its tensors are replaced by fake ones, each by the same one everywhere; when tracing
-ends they are put back.
+A model, an optimizer or a tensor that was built outside `make_step` holds real tensors. When it is
+moved to the GPU, its tensors are replaced by fake ones; a tensor used in several places gets the
+same fake everywhere. When tracing ends, the real ones are put back.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.blame import user_line
+from wavecast.frameworks.pytorch.user_lines import user_line
 
 
-class Adoption:
-    """The stand-ins of one trace, and how to undo them."""
+class OutsideTensors:
+    """The fake tensors of one trace that replace real ones, and how to put those back."""
 
     def __init__(self, mode: FakeTensorMode, largest_constant: int) -> None:
         self._mode = mode
         self._largest_constant = largest_constant
-        # The real tensor is kept too: its id is the key only as long as it lives.
+        # The real tensor is kept, too, because its id is unique only while it lives.
         self._fakes: dict[int, tuple[Any, Any]] = {}
         self._undo: list[Callable[[], None]] = []
 
     def tensor(self, real: Any) -> Any:
-        """The fake tensor that stands for a real one; a fake one stands for itself."""
+        """The fake tensor that replaces a real one. A fake tensor is returned as it is."""
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._fakes:
@@ -38,22 +38,22 @@ class Adoption:
         return self._fakes[id(real)][1]
 
     def module(self, module: Any) -> None:
-        """Let a module use stand-ins for its own parameters and buffers."""
+        """Replace a module's own parameters and buffers."""
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and not isinstance(tensor, FakeTensor):
                     self._put(tensors, name, self.tensor(tensor))
 
     def optimizer(self, optimizer: Any) -> None:
-        """Let an optimizer update the stand-ins of its parameters."""
+        """Replace the parameters of an optimizer, and move its state to the fake ones."""
         for group in optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
                 if isinstance(parameter, FakeTensor):
                     continue
                 if id(parameter) not in self._fakes:
                     raise CaptureError(
-                        f"the optimizer stepped at {user_line()} holds parameters of a model that "
-                        "was never moved to the GPU; build both inside make_step"
+                        f"the optimizer used at {user_line()} holds parameters of a model that was "
+                        "never moved to the GPU; build both inside make_step"
                     )
                 self._put(group["params"], index, self.tensor(parameter))
                 if parameter in optimizer.state:
@@ -69,7 +69,7 @@ class Adoption:
         container[key] = value
 
     def _move_state(self, state: Any, parameter: Any) -> None:
-        """State of a real parameter becomes state of its stand-in (a count of steps stays)."""
+        """Give the fake parameter the optimizer state of the real one. Scalars stay as they are."""
         fake = self.tensor(parameter)
         state[fake] = {
             name: self.tensor(value).cuda()
@@ -84,6 +84,6 @@ class Adoption:
         if isinstance(real, torch.nn.Parameter) or not 0 < real.numel() <= self._largest_constant:
             return converter.from_real_tensor(self._mode, real)
         with no_dispatch():
-            # A copy, for what the step writes to it must not reach the user's.
+            # A copy, so that the step does not write to the user's tensor.
             values = real.detach().clone()
         return converter.from_real_tensor(self._mode, values, make_constant=True)

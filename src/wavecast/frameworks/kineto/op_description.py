@@ -1,4 +1,4 @@
-"""The Op of an event: name, tensors, other arguments, as our own traces would have it."""
+"""The Op of a profiler event: its name, tensors and attributes as in traces of our own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from wavecast.frameworks.kineto.arguments import arguments_in
-from wavecast.frameworks.kineto.naming import kind_of
+from wavecast.frameworks.kineto.op_names import kind_of
 from wavecast.frameworks.kineto.schema import op_of
 from wavecast.ops import Kind, cost_of, executed_flops
 from wavecast.traces import kernel_names
@@ -16,7 +16,7 @@ from wavecast.traces.step import Op, Scalar, TensorSpec
 
 _COPIES = ("aten._to_copy", "aten.copy_")
 
-# Ops whose float32 products may be rounded to TF32, which only their kernels' names tell.
+# Ops whose float32 products may be rounded to TF32. Only the names of their kernels tell.
 _PRODUCTS = frozenset(
     f"aten.{name}"
     for name in """
@@ -24,7 +24,7 @@ _PRODUCTS = frozenset(
     """.split()
 )
 
-# What records of collectives call data types: c10::toString.
+# The names of data types in the records of collectives (c10::toString).
 _DTYPES = {
     "Byte": "uint8",
     "Char": "int8",
@@ -40,12 +40,12 @@ _DTYPES = {
 
 
 def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> Op:
-    """The op of that name.
+    """The op of a profiler event.
 
     Args:
-        name: as in `aten.mm`.
-        recorded: what its event says of it.
-        kernels: the names of what it ran on the GPU.
+        name: its name, such as `aten.mm`.
+        recorded: the `args` of its event.
+        kernels: the names of the kernels that it ran.
     """
     arguments = arguments_in(recorded, kernels)
     op = Op(name, (), ()) if arguments is None else _whole(op_of(name, arguments))
@@ -54,18 +54,18 @@ def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> 
 
 @lru_cache(maxsize=8192)
 def _whole(op: Op) -> Op:
-    """The op, without the tensors if those that were recorded are not all it works on."""
+    """The op; without its tensors if the recorded ones are incomplete."""
     try:
         cost_of(op)
         executed_flops(op)
-    # Formulas take tensors, sizes and attributes as our own traces have them.
+    # The formulas expect all tensors and attributes that our own traces have.
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return Op(op.name, (), ())
     return op
 
 
 def _placed(op: Op, kernels: Sequence[str]) -> Op:
-    """The op with the tensors that are the host's marked; the profiler does not say which are."""
+    """The op with the host's tensors marked, guessed from the kernels: the file does not say."""
     if not kernels:
         on_gpu = kind_of(op.name) in (None, Kind.VIEW, Kind.SYNC, Kind.COLLECTIVE)
         return op if on_gpu else replace(op, inputs=_host(op.inputs), outputs=_host(op.outputs))
@@ -94,11 +94,11 @@ def _with_precision(op: Op, kernels: Sequence[str]) -> Op:
 
 
 def collective(name: str, recorded: Mapping[str, Any]) -> Op:
-    """The op for an exchange between GPUs.
+    """The op of a communication between GPUs.
 
     Args:
-        name: as in `nccl.all_reduce`.
-        recorded: what the record of it says: counts of elements, data type, number of GPUs.
+        name: its name, such as `nccl.all_reduce`.
+        recorded: its record in the file: numbers of elements, data type, number of GPUs.
     """
     attrs: tuple[tuple[str, Scalar], ...] = ()
     group = recorded.get("Group size")

@@ -1,4 +1,4 @@
-"""The weights of a recurrent layer in one tensor, as cuDNN wants them."""
+"""The weights of a recurrent layer in one tensor, as cuDNN needs them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _FLATTENED = (torch.float16, torch.float32, torch.float64)
 """`torch.backends.cudnn.CUDNN_TENSOR_DTYPES`."""
 _WITH_BIASES = 4
-"""Weights of one layer in one direction: two matrices and two biases, and perhaps a projection."""
+"""The fewest weights of a layer with biases, in one direction: two matrices and two biases."""
 
 
 def flatten_parameters(layer: Any) -> None:
-    """`torch.nn.RNNBase.flatten_parameters`, which asks for addresses; here are none."""
+    """`torch.nn.RNNBase.flatten_parameters` without memory addresses, which fake tensors lack."""
     weights, names = layer._flat_weights, layer._flat_weights_names
     if len(weights) != len(names) or not all(isinstance(w, torch.Tensor) for w in weights):
         return
@@ -25,7 +25,7 @@ def flatten_parameters(layer: Any) -> None:
     if dtype not in _FLATTENED or not all(w.is_cuda and w.dtype is dtype for w in weights):
         return
     if len({(key_of(w), w.storage_offset()) for w in weights}) < len(weights):
-        return  # some are tied
+        return  # some weights are tied
     with torch.no_grad():
         torch._cudnn_rnn_flatten_weight(
             weights,
@@ -41,19 +41,19 @@ def flatten_parameters(layer: Any) -> None:
 
 
 def flatten_weight(weights: list[Any], stride: int, *_: Any) -> Any:
-    """What `_cudnn_rnn_flatten_weight` does: all weights become parts of a new tensor."""
+    """`_cudnn_rnn_flatten_weight`: make all weights views of one new tensor, and return it."""
     flat = weights[0].new_empty(flat_numel(weights, stride))
     for weight, part in zip(weights, parts_of(flat, weights), strict=True):
-        # As `set_data` in C++: what autograd has saved of it does not count as changed.
+        # As with `set_data` in C++, tensors that autograd has saved do not count as changed.
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
             weight.set_(flat.untyped_storage(), part.storage_offset(), part.shape, part.stride())
     return flat
 
 
 def flat_weights(weights: list[Any], stride: int) -> Any:
-    """The tensor in which weights lie as cuDNN wants them (`try_get_weight_buf`), or None.
+    """The one tensor that holds all weights in cuDNN's order (`try_get_weight_buf`).
 
-    They do once `flatten_parameters` has joined them, but not in a copy of the layer.
+    There is one after `flatten_parameters`, but not in a copy of the layer: then None.
     """
     first, storage = weights[0], weights[0].untyped_storage()
     as_wanted = storage.nbytes() == flat_numel(weights, stride) * first.element_size() and all(
@@ -69,13 +69,13 @@ def flat_weights(weights: list[Any], stride: int) -> Any:
 
 
 def flat_numel(weights: list[Any], stride: int) -> int:
-    """How many numbers that tensor has: cuDNN has biases, even where torch has none."""
+    """The number of elements of that tensor. It has room for biases even if the layer has none."""
     biases = 0 if stride >= _WITH_BIASES else len(weights) // stride * 2 * weights[0].shape[0]
     return int(sum(weight.numel() for weight in weights) + biases)
 
 
 def parts_of(flat: Any, weights: list[Any]) -> list[Any]:
-    """Views of such a tensor, one for each weight."""
+    """Views of that tensor, one for each weight."""
     return [
         flat.as_strided(weight.shape, weight.stride(), offset)
         for weight, offset in zip(weights, _offsets(weights), strict=True)
@@ -83,7 +83,7 @@ def parts_of(flat: Any, weights: list[Any]) -> list[Any]:
 
 
 def _offsets(weights: list[Any]) -> list[int]:
-    """Where each weight begins: matrices come first, then biases."""
+    """The offset of each weight: matrices come first, then biases."""
     order = sorted(range(len(weights)), key=lambda index: weights[index].dim() == 1)
     ends = accumulate(weights[index].numel() for index in order)
     begins = {index: end - weights[index].numel() for index, end in zip(order, ends, strict=True)}

@@ -1,4 +1,4 @@
-"""Where in a step an op ran: its phase, and its module where the profiler recorded modules."""
+"""The phase and the module of each op in a profiler file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wavecast.frameworks.kineto.nesting import Node
-from wavecast.frameworks.kineto.recording import MODULE
+from wavecast.frameworks.kineto.event_tree import Node
+from wavecast.frameworks.kineto.recorded_step import MODULE
 from wavecast.traces.kernel_names import copies_to_gpu
 from wavecast.traces.step import Call, Phase
 
@@ -19,22 +19,22 @@ _DATA = "enumerate(DataLoader)#"
 
 @dataclass(frozen=True)
 class Places:
-    """What tells where the ops of a step ran."""
+    """The facts that tell the phase and the module of the ops of one step."""
 
     backward_threads: frozenset[Any]
-    """Those of autograd, where it has its own."""
+    """The threads that only autograd uses."""
     modules: Mapping[int, str]
-    """By the number of the autograd node that a forward op made."""
+    """The module of each forward op, keyed by the sequence number of its autograd node."""
 
     def phase(self, node: Node, kernels: Sequence[str] = ()) -> Phase:
-        """The phase in which an op ran that ran these kernels."""
-        # From the inside out: some optimizers run within backward.
-        for each in node.path():
-            if each.name.startswith(_BACKWARD):
+        """The phase of an op that launched these kernels."""
+        # The innermost range decides, because some optimizers run within the backward pass.
+        for outer in node.path():
+            if outer.name.startswith(_BACKWARD):
                 return Phase.BACKWARD
-            if each.name.startswith(_OPTIMIZER):
+            if outer.name.startswith(_OPTIMIZER):
                 return Phase.OPTIMIZER
-            if each.name.startswith(_DATA):
+            if outer.name.startswith(_DATA):
                 return Phase.OTHER
         if node.span.thread in self.backward_threads:
             return Phase.BACKWARD
@@ -42,18 +42,21 @@ class Places:
         return Phase.OTHER if fetches else Phase.FORWARD
 
     def module(self, node: Node) -> str:
-        """The module in which an op ran, or whose backward it is; "" when not known."""
+        """The module of a forward op, or of the forward op that a backward op belongs to.
+
+        "" if it is not known.
+        """
         own = _forward_module(node)
         if own:
             return own
-        for each in node.path():
-            if each.name.startswith(_BACKWARD) and (sequence := _sequence(each)) is not None:
+        for outer in node.path():
+            if outer.name.startswith(_BACKWARD) and (sequence := _sequence(outer)) is not None:
                 return self.modules.get(sequence, "")
         return ""
 
 
 def places_of(nodes: Sequence[Node]) -> Places:
-    """The places of a step's nodes, which are in the order of their beginning."""
+    """The facts for the nodes of one step, which must be ordered by their start."""
     first: dict[Any, str] = {}
     modules: dict[int, str] = {}
     for node in nodes:
@@ -62,16 +65,18 @@ def places_of(nodes: Sequence[Node]) -> Places:
         first.setdefault(node.span.thread, node.name)
         module, sequence = _forward_module(node), _sequence(node)
         if module and sequence is not None:
-            # Ops that make no autograd node show the next number: the last one made the node.
+            # An op that makes no autograd node shows the number of the next node, so the last op
+            # with a number is the one that made the node.
             modules[sequence] = module
     autograd = (thread for thread, name in first.items() if name.startswith(_BACKWARD))
     return Places(frozenset(autograd), modules)
 
 
 def settle(calls: Sequence[Call]) -> list[Call]:
-    """The calls with OTHER for what comes after the last backward op and is no optimizer's.
+    """The calls, where forward ops after the last backward op become OTHER.
 
-    Nothing marks where forward ends, but clipping gradients or adding up metrics is none.
+    The file does not mark the end of the forward pass. Ops that come after backward and are not
+    the optimizer's clip gradients or add up metrics.
     """
     last = max((i for i, call in enumerate(calls) if call.phase is Phase.BACKWARD), default=None)
     return [
@@ -93,5 +98,5 @@ def _forward_module(node: Node) -> str:
         # TOP(Net).layer1(Sequential).0(Block)::forward ...
         names = re.sub(r"\([^()]*\)|::\w+", "", hierarchy).split(".")
         return ".".join(name for name in names if name and name != "TOP")
-    parts = [each.name.removeprefix(MODULE) for each in node.path() if each.name.startswith(MODULE)]
-    return ".".join(reversed(parts))
+    ranges = [outer.name for outer in node.path() if outer.name.startswith(MODULE)]
+    return ".".join(name.removeprefix(MODULE) for name in reversed(ranges))

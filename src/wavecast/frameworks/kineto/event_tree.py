@@ -1,4 +1,4 @@
-"""What ran inside what on the host: the events of each thread as trees."""
+"""The events of the host as trees: which event encloses which, in each thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An event of the host: an op, an annotation, a module's forward, a call of the runtime."""
+    """An event of the host: an op, an annotation, a module's forward, or a runtime call."""
 
     name: str
     category: str
@@ -21,7 +21,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A span and the one that encloses it."""
+    """A span, and the node that encloses it."""
 
     span: Span
     parent: Node | None
@@ -32,7 +32,7 @@ class Node:
         return self.span.name
 
     def path(self) -> Iterator[Node]:
-        """This node and what encloses it, from the inside out."""
+        """This node and those that enclose it, from the inside out."""
         node: Node | None = self
         while node is not None:
             yield node
@@ -40,10 +40,11 @@ class Node:
 
 
 def nest(spans: Iterable[Span]) -> list[Node]:
-    """The nodes of all threads in the order of their beginning."""
+    """The nodes of all threads, ordered by their start."""
     nodes: list[Node] = []
     open_nodes: dict[Any, list[Node]] = {}
-    # At equal times the longer one is outside. Files keep that order where both are equal.
+    # Of two that start together, the longer one encloses the other. If both are equally long, the
+    # file has the outer one first.
     for span in sorted(spans, key=lambda span: (span.begin_us, -span.end_us)):
         stack = open_nodes.setdefault(span.thread, [])
         while stack and _is_over(stack[-1].span, span):
@@ -55,9 +56,9 @@ def nest(spans: Iterable[Span]) -> list[Node]:
 
 
 def _is_over(earlier: Span, span: Span) -> bool:
-    """Whether a span had ended when another began.
+    """Whether an earlier span had ended when another began.
 
-    Old files count whole microseconds: a short call may seem to begin when its op ends.
+    Old files round to whole microseconds, so a short call may seem to begin when its op ends.
     """
     instant = span.begin_us == span.end_us and earlier.begin_us < earlier.end_us
     return earlier.end_us < span.begin_us if instant else earlier.end_us <= span.begin_us

@@ -1,8 +1,8 @@
-"""What it takes this machine's host to issue work: a benchmark of ops with next to no arithmetic.
+"""A benchmark of how long this machine's host takes to issue work, on ops with tiny tensors.
 
-The patterns are those that `wavecast.steps.timeline.Host` tells apart. On the CPU they show Python,
-dispatcher and autograd; on a GPU, whose queue is kept from filling, the driver, too. The times of
-one machine mean little, the ratio to those of the reference machine does
+There is one pattern for each cost that `wavecast.hardware.hosts.Host` distinguishes. Run on the
+CPU, they measure Python, the dispatcher and autograd. Run on a GPU whose queue never fills, they
+include the driver. The ratio of these times to those of the reference machine is what counts
 (`wavecast.hardware.calibration`).
 """
 
@@ -24,30 +24,32 @@ from torch.profiler import ProfilerActivity
 
 from wavecast.frameworks.kineto.events import GPU_CATEGORIES, RUNTIME_CATEGORIES
 from wavecast.frameworks.pytorch.measurement.iteration import require_gpu, software
-from wavecast.frameworks.pytorch.measurement.profiling import events_of, watching
+from wavecast.frameworks.pytorch.measurement.profiling import events_of, torch_profiler
 
 Run = Callable[[], Any]
 Pattern = tuple[str, int, Run]
-"""The cost it stands for, how many of that a run issues, and the run."""
+"""The name of the host's cost, how many such costs one run has, and the run."""
 
 _SIZE = 8
-"""Rows and columns of the tensors: small enough that the arithmetic does not count."""
+"""Rows and columns of the tensors: so few that the arithmetic takes no time worth counting."""
 _ROUNDS = 30
 _ROUND_S = 3e-3
 _DEEPEST = 400
-"""Runs in a row on a GPU: its queue holds 1024 launches, and a host that waits measures the GPU."""
+"""The most runs in a row on a GPU. Its queue holds 1024 launches; beyond, the host would wait for
+the GPU, and the GPU's time would be measured."""
 _LAYERS = 16
 _NODES = (20, 420)
 """Kernels of a small and a large CUDA graph."""
 
 
 def time_host(device: str = "cpu", rounds: int = _ROUNDS) -> dict[str, float]:
-    """Seconds that each pattern takes to issue, by the name of the host's cost it stands for.
+    """The seconds that the host takes to issue each pattern, keyed by the host's cost.
 
     Args:
-        device: "cpu", or "cuda" for the real thing. What only a GPU can show is left out on the
-            CPU.
-        rounds: how often all patterns run, a tenth of a second each time; at least two.
+        device: where the ops run: "cpu", or "cuda" for exact costs. Patterns that need a GPU are
+            left out on the CPU.
+        rounds: how often to run all patterns, which takes a tenth of a second each time. At least
+            two.
     """
     if device != "cpu":
         require_gpu()
@@ -57,19 +59,19 @@ def time_host(device: str = "cpu", rounds: int = _ROUNDS) -> dict[str, float]:
 
 
 def time_gpu() -> dict[str, float]:
-    """What only a GPU can show, as costs of a host and not as patterns."""
+    """The host's costs that only a GPU can show, measured directly and not by patterns."""
     require_gpu()
     return {**_trip_s(), **_graph_s()}
 
 
 def versions(device: str = "cpu") -> str:
-    """The software that decides what issuing costs."""
-    found = f"Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
-    return found if device == "cpu" else f"{found}, {software()}"
+    """The versions of the software that issues the work."""
+    python = f"Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
+    return python if device == "cpu" else f"{python}, {software()}"
 
 
 def processor() -> str:
-    """What the host calls its processor."""
+    """The name of the host's processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -78,22 +80,22 @@ def processor() -> str:
 
 
 def gpu_name() -> str:
-    """What the GPU calls itself."""
+    """The name of the GPU."""
     return str(torch.cuda.get_device_name())
 
 
 def _time(patterns: list[Pattern], rounds: int) -> dict[str, float]:
-    """One pattern after the other, again and again: what disturbs the host disturbs them all."""
+    """The time of each cost. Patterns take turns, so that a disturbance affects all of them."""
     runs = [_runs_per_round(run) for _, _, run in patterns]
     times: list[list[float]] = [[] for _ in patterns]
     for _ in range(rounds):
         for (_, count, run), repeats, own in zip(patterns, runs, times, strict=True):
             own.append(_round_s(run, repeats) / (repeats * count))
-    found: dict[str, list[float]] = {}
+    by_cost: dict[str, list[float]] = {}
     for (name, _, _), own in zip(patterns, times, strict=True):
-        # The lower quartile: other work on this machine only ever adds.
-        found.setdefault(name, []).append(statistics.quantiles(own, n=4)[0])
-    return {name: statistics.mean(each) for name, each in found.items()}
+        # The lower quartile, because other work on this machine can only add time.
+        by_cost.setdefault(name, []).append(statistics.quantiles(own, n=4)[0])
+    return {name: statistics.mean(seconds) for name, seconds in by_cost.items()}
 
 
 def _runs_per_round(run: Run, most: int = _DEEPEST) -> int:
@@ -103,7 +105,7 @@ def _runs_per_round(run: Run, most: int = _DEEPEST) -> int:
 
 
 def _round_s(run: Run, repeats: int) -> float:
-    """The host's time for runs in a row, with nothing in the GPU's queue before them."""
+    """The host's time for several runs in a row, starting with an empty GPU queue."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -114,7 +116,7 @@ def _round_s(run: Run, repeats: int) -> float:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, which only add noise."""
+    """Use one thread: more would not help with small tensors, and would add noise."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -124,7 +126,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _forward(device: str) -> Iterator[Pattern]:
-    """Ops that Python calls: plain, written down by autograd, without a kernel, in modules."""
+    """Ops called from Python: without autograd, with autograd, without a kernel, and in modules."""
     for name, recording in (("forward_s", False), ("autograd_s", True)):
         for run in _ops(device, recording):
             yield name, 1, run
@@ -151,14 +153,14 @@ def _ops(device: str, recording: bool) -> list[Run]:
 
 
 def _training(device: str) -> Iterator[Pattern]:
-    """The backward pass of a few layers, and a step that does nearly nothing."""
+    """The backward pass of a few layers, and a training step with a single small weight."""
     layers: list[nn.Module] = []
     for _ in range(_LAYERS):
         layers += [nn.Linear(_SIZE, _SIZE), nn.LayerNorm(_SIZE), nn.ReLU()]
     model = nn.Sequential(*layers).to(device)
     loss = model(torch.rand(_SIZE, _SIZE, device=device)).sum()
     weights = list(model.parameters())
-    # A linear layer has two products and the sum of its bias.
+    # Five ops a layer: two products and the sum of the bias for linear, one each for the others.
     yield "backward_s", 5 * _LAYERS, lambda: torch.autograd.grad(loss, weights, retain_graph=True)
 
     weight = nn.Parameter(torch.rand(_SIZE, device=device))
@@ -173,7 +175,7 @@ def _training(device: str) -> Iterator[Pattern]:
 
 
 def _lists(device: str) -> Iterator[Pattern]:
-    """Ops on lists of tensors, as optimizers use them: on one tensor, and on many."""
+    """Ops on lists of tensors, as optimizers use them: with one tensor, and with many."""
     for name, count in (("other_s", 1), ("tensor_s", 64)):
         first, second = ([torch.ones(_SIZE, device=device) for _ in range(count)] for _ in range(2))
         for run in _list_ops(first, second):
@@ -202,7 +204,7 @@ def _gpu_only(device: str) -> Iterator[Pattern]:
 
 
 def _trip_s() -> dict[str, float]:
-    """From a launch to the kernel's start, and from its end to the host that waits for it."""
+    """The delay from a launch to the kernel's start, and from its end to a waiting host."""
     x = torch.ones(_SIZE, device="cuda")
 
     def trip() -> None:
@@ -210,7 +212,7 @@ def _trip_s() -> dict[str, float]:
         torch.cuda.synchronize()
 
     both_s = _typical_s(trip) - _typical_s(lambda: x.add_(1))
-    with watching(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
+    with torch_profiler(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         for _ in range(_ROUNDS):
             trip()
     returned: dict[int, float] = {}
@@ -225,14 +227,14 @@ def _trip_s() -> dict[str, float]:
         return {}
     ran_s = statistics.median(started[i][1] * 1e-6 for i in both)
     there_and_back_s = max(both_s - ran_s, 0.0)
-    # The profiler's clocks of host and GPU agree within a microsecond or two.
+    # In the profiler's file, the clocks of host and GPU agree within a microsecond or two.
     launch_s = max(statistics.median((started[i][0] - returned[i]) * 1e-6 for i in both), 0.0)
     launch_s = min(launch_s, there_and_back_s)
     return {"launch_s": launch_s, "sync_s": there_and_back_s - launch_s}
 
 
 def _graph_s() -> dict[str, float]:
-    """Launching a CUDA graph: the launch, and what each of its kernels adds to it."""
+    """The host's time to launch a CUDA graph: a fixed part, and a part for each of its kernels."""
     x = torch.ones(_SIZE, device="cuda")
     x.add_(1)
     times = []

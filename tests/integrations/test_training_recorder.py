@@ -1,4 +1,4 @@
-"""Trainings recorded into the store, by the callbacks of real, tiny trainers on the CPU."""
+"""Trainings recorded in the store, by the callbacks of real, tiny trainers on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import wavecast
 from wavecast.errors import DoubtfulInput, InvalidInput
-from wavecast.integrations.recording import TrainingRecorder
+from wavecast.integrations.training_recorder import TrainingRecorder
 from wavecast.runs.readers.facts import Facts
 
 pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
@@ -20,7 +20,7 @@ FACTS = Facts(model="net", batch=8)
 
 
 class Clock:
-    """Seconds as told."""
+    """A clock that returns given seconds."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -54,7 +54,7 @@ def test_warm_up_and_evaluations_are_left_out(tmp_path: Path) -> None:
 def test_of_a_long_training_fewer_moments_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wavecast.integrations.recording.MOST_MARKS", 200)
+    monkeypatch.setattr("wavecast.integrations.training_recorder.MOST_MARKS", 200)
     recorder, _ = record(tmp_path, 5000)
     assert len(recorder._marks) < 200
     (run,) = recorder.end(FACTS)
@@ -64,7 +64,7 @@ def test_of_a_long_training_fewer_moments_are_kept(
 
 def test_a_training_that_is_too_short_is_not_recorded_and_ends_well(tmp_path: Path) -> None:
     recorder, _ = record(tmp_path, 20)
-    with pytest.warns(DoubtfulInput, match=r"was not recorded: test: .* too few"):
+    with pytest.warns(DoubtfulInput, match=r"was not stored: test: .* too few"):
         assert recorder.end(FACTS) == ()
     recorder, _ = record(tmp_path, 20, warm_up=5)
     assert recorder.end(FACTS)[0].iterations == 14
@@ -75,7 +75,7 @@ def test_a_store_that_is_lost_meanwhile_is_told_and_the_run_kept(tmp_path: Path)
     for file in tmp_path.iterdir():
         file.unlink()
     (tmp_path / "runs.sqlite").mkdir()
-    with pytest.warns(DoubtfulInput, match="was not recorded: the run store"):
+    with pytest.warns(DoubtfulInput, match="was not stored: the run store"):
         recorder.end(FACTS)
     assert len(recorder.runs) == 1
 
@@ -90,7 +90,7 @@ def test_a_wrong_store_is_found_before_the_training(tmp_path: Path) -> None:
 def test_the_trainer_of_hugging_face_is_recorded(tmp_path: Path, transformers: Any) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("accelerate")
-    from wavecast.integrations.huggingface import TrainerRunRecorder
+    from wavecast.integrations.huggingface import RunRecorder
 
     class Slow(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -103,7 +103,7 @@ def test_the_trainer_of_hugging_face_is_recorded(tmp_path: Path, transformers: A
             return {"loss": (self.layer(x) - labels).square().mean()}
 
     data = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(64)]
-    recorder = TrainerRunRecorder(tmp_path / "runs.sqlite", warm_up=10)
+    recorder = RunRecorder(tmp_path / "runs.sqlite", warm_up=10)
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "out"),
         per_device_train_batch_size=4,
@@ -134,7 +134,7 @@ def test_the_trainer_of_hugging_face_is_recorded(tmp_path: Path, transformers: A
 
 def test_the_trainer_of_lightning_is_recorded(tmp_path: Path, lightning: Any) -> None:
     torch = pytest.importorskip("torch")
-    from wavecast.integrations.lightning import LightningRunRecorder
+    from wavecast.integrations.lightning import RunRecorder
 
     class Tiny(lightning.LightningModule):
         def __init__(self) -> None:
@@ -153,7 +153,7 @@ def test_the_trainer_of_lightning_is_recorded(tmp_path: Path, lightning: Any) ->
 
     samples = torch.utils.data.TensorDataset(torch.randn(160, 4))
     loader = torch.utils.data.DataLoader(samples, batch_size=4)
-    recorder = LightningRunRecorder(tmp_path / "runs.sqlite", warm_up=10)
+    recorder = RunRecorder(tmp_path / "runs.sqlite", warm_up=10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = lightning.Trainer(

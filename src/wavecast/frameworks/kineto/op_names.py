@@ -1,8 +1,8 @@
-"""Which of the nested ops of the host a kernel belongs to, and what it is called in a Trace.
+"""The op that a kernel belongs to, among the nested ops of the host, and its name in a Trace.
 
-A convolution is four ops deep: conv2d calls convolution calls _convolution calls
-cudnn_convolution. Our own traces have one of them, the first that the dispatcher does not split
-above autograd; here it is the outermost that the table of ops knows.
+A convolution is four ops deep: conv2d calls convolution, which calls _convolution, which calls
+cudnn_convolution. A trace of our own has one of them: the first that the dispatcher does not split
+above autograd. From a profiler file, we take the outermost op that the table of ops knows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from functools import cache
 
 from wavecast import ops
-from wavecast.frameworks.kineto.nesting import Node
+from wavecast.frameworks.kineto.event_tree import Node
 from wavecast.ops import Kind
 from wavecast.traces import kernel_names
 from wavecast.traces.step import Op
 
-# Ops that the table knows but that the dispatcher splits (CompositeImplicitAutograd without a
-# CUDA kernel, torch 2.13): what they call is the op.
+# Ops that the table knows, but that the dispatcher splits (CompositeImplicitAutograd without a
+# CUDA kernel, torch 2.13). The ops that they call are taken instead.
 _SPLIT = frozenset(
     f"aten.{name}"
     for name in """
@@ -34,7 +34,7 @@ _SPLIT = frozenset(
     true_divide true_divide_ unflatten unsafe_chunk vander view_as
     """.split()
 )
-# Those of which it splits some overloads, often into another of the same name.
+# Ops of which the dispatcher splits some overloads, often into another overload of the same name.
 _SOMETIMES_SPLIT = frozenset(
     f"aten.{name}"
     for name in """
@@ -43,7 +43,7 @@ _SOMETIMES_SPLIT = frozenset(
     """.split()
 )
 
-# Questions about a tensor, which our own traces leave out too.
+# Queries about a tensor, which our own traces leave out, too.
 _QUERIES = (
     "prim.",
     "profiler.",
@@ -56,7 +56,7 @@ _QUERIES = (
 )
 
 _OP = re.compile(r"\w+(?:::[\w.]+)*(?:<.*>)?")
-# Ranges of the profiler that hold whole models rather than being ops.
+# Ranges of the profiler that enclose whole models and are not ops.
 _RANGES = ("autograd::engine::", "CompiledF", "TorchDynamo", "torch_compile")
 
 _COMMUNICATION_NODES = ("nccl:", "c10d::", "_c10d_functional::", "c10d_functional::")
@@ -70,32 +70,32 @@ _COLLECTIVES = {
 
 
 def op_name(node: Node) -> str:
-    """The name of an op as traces write it: `aten.mm` of `aten::mm`."""
+    """The name of an op in a trace: `aten.mm` for `aten::mm`."""
     return node.name.replace("::", ".", 1)
 
 
 @cache
 def kind_of(name: str) -> Kind | None:
-    """The kind of the op of that name; None for questions, too."""
+    """The kind of an op. None if the op is unknown, or a query about a tensor."""
     return None if name.startswith(_QUERIES) else ops.kind(Op(name, (), ()))
 
 
 def is_split(name: str, always: bool = False) -> bool:
-    """Whether the dispatcher splits an op, or may, into those that our traces have."""
+    """Whether the dispatcher splits an op into others, always or (unless `always`) sometimes."""
     return name in _SPLIT or (not always and name in _SOMETIMES_SPLIT)
 
 
 def is_communication(kernel: str) -> bool:
-    """Whether a kernel of this name exchanges data between GPUs."""
+    """Whether a kernel exchanges data between GPUs, by its name."""
     return kernel_names.collective_in(kernel) is not None
 
 
 def owner_of(launch: Node, kernel: str) -> Node:
-    """The op to which a kernel belongs; the launch itself where no op is known.
+    """The op that a kernel belongs to; the launch itself if no known op encloses it.
 
     Args:
-        launch: the call of the runtime that launched it.
-        kernel: its name.
+        launch: the runtime call that launched the kernel.
+        kernel: the name of the kernel.
     """
     path = list(launch.path())[1:]
     chosen = _chosen([node for node in path if node.span.category == "cpu_op"])
@@ -112,7 +112,7 @@ def owner_of(launch: Node, kernel: str) -> Node:
 
 
 def _chosen(path: list[Node]) -> Node | None:
-    """Of ops from the inside out, the one that our own trace would have."""
+    """The op that our own trace would have, among nested ops from the inside out."""
     known = [node for node in path if kind_of(op_name(node)) is not None]
     whole = [node for node in known if not is_split(op_name(node))]
     if whole:
@@ -128,20 +128,20 @@ def _is_op(node: Node) -> bool:
 
 
 def communication_of(path: Iterable[Node]) -> Node | None:
-    """The outermost communication among nodes from the inside out."""
-    found = None
+    """The outermost communication among nested nodes, given from the inside out."""
+    outermost = None
     for node in path:
         if node.name.startswith(_COMMUNICATION_NODES) or node.name == "record_param_comms":
-            found = node
-    return found
+            outermost = node
+    return outermost
 
 
 def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
-    """The op for what a launch ran that no op encloses: named after the kernel.
+    """The name for a launch that no op encloses, made from the kernel's name.
 
     Args:
-        launch: the runtime's function.
-        kernels: the names of what it ran; many if it was a CUDA graph.
+        launch: the name of the runtime call.
+        kernels: the names of the kernels that it launched. A CUDA graph launches many.
     """
     if len(kernels) != 1:
         return f"kernel.{launch}"
@@ -154,7 +154,7 @@ def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
 
 
 def collective_name(annotation: str) -> str:
-    """`nccl.all_reduce` of what a range or a record calls it: "nccl:all_reduce", "allreduce"."""
+    """The name of a collective in a trace: `nccl.all_reduce` for "nccl:all_reduce", "allreduce"."""
     words = annotation.rpartition(":")[2].split() or ["unknown"]
     word = words[0].strip("_").removesuffix("_base")
     return f"nccl.{_COLLECTIVES.get(word, word)}"
@@ -164,7 +164,7 @@ _SYNCHRONIZATIONS = re.compile(r"(?:cuda|hip|cu)(Device|Ctx|Stream|Event)Synchro
 
 
 def synchronization_name(runtime: str) -> str | None:
-    """`cuda.synchronize` and the like for a function in which the host waits, None for others."""
+    """The name in a trace of a runtime call in which the host waits. None for other calls."""
     match = _SYNCHRONIZATIONS.fullmatch(runtime)
     if match is None:
         return None

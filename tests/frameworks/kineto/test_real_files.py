@@ -1,4 +1,4 @@
-"""Real profiler files of others, where they are at hand: they are not ours to publish."""
+"""Profiler files that others recorded. They are not ours to publish, so they may be missing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto import read_events, read_kineto
-from wavecast.frameworks.kineto.events import GPU_CATEGORIES
+from wavecast.frameworks.kineto import read_kineto
+from wavecast.frameworks.kineto.events import GPU_CATEGORIES, read_events
 from wavecast.traces.step import Phase, Trace, load_trace
 
 SHARED = Path(os.environ.get("WAVECAST_SHARED", Path(__file__).parents[4] / "shared"))
@@ -86,5 +86,5 @@ def test_a_loop_on_amd_is_read() -> None:
 
 
 def test_a_recording_of_the_cpu_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="records the CPU only"):
+    with pytest.raises(InvalidInput, match="events of the CPU only"):
         read_kineto(file("cpu_only"))

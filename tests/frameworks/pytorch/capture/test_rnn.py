@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN layers become one cuDNN op each way."""
+"""LSTM, GRU and RNN layers become one cuDNN op forward and one backward."""
 
 from __future__ import annotations
 
@@ -115,8 +115,9 @@ def test_packed_sequences_of_unknown_lengths_are_an_upper_bound() -> None:
     trace = capture(_packed(lambda: torch.randint(1, 8, (4,)), sort=False))
     assert _rnn(trace).inputs[0].shape == (28, 8)
     (note,) = trace.notes
-    assert note.startswith("upper bound: all packed sequences 7 long at ")
-    assert "test_recurrence.py" in note
+    assert note.startswith("the lengths of packed sequences at ")
+    assert note.endswith("depend on data; their upper bound, 7, was assumed")
+    assert "test_rnn.py" in note
 
 
 def test_a_list_of_sequences_can_be_packed() -> None:

@@ -1,4 +1,4 @@
-"""From a profiler file to a measured step, on files made by hand."""
+"""Profiler files made by hand, read as measured traces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frameworks.kineto.test_files import AUTOGRAD, File
+from kineto_file import AUTOGRAD, File
 
 import wavecast.ops.collective  # noqa: F401  (until wavecast.ops imports it)
 from wavecast import ops
@@ -19,7 +19,7 @@ BACKWARD = "autograd::engine::evaluate_function: "
 
 
 def forward(file: File) -> None:
-    """A convolution four ops deep, a linear layer with a view, an op that nobody knows."""
+    """A convolution four ops deep, a linear layer with a view, and an unknown op."""
     with (
         file.inside("aten::conv2d"),
         file.inside("aten::convolution", **{"Sequence number": 5}),
@@ -149,8 +149,8 @@ def test_kernels_without_an_op_are_named_after_themselves_and_noted(tmp_path: Pa
         "kernel.earlier",  # by the GPU's time, there is no other
     ]
     assert len(named(trace, "kernel.cudaGraphLaunch").kernels) == 2
-    assert "4 kernels (0.04 ms) in no known op" in trace.notes
-    assert "1 kernel (0.01 ms) without a launch in the file" in trace.notes
+    assert "4 kernels (0.04 ms) outside any known op" in trace.notes
+    assert "1 kernel (0.01 ms) whose launch is not in the file" in trace.notes
 
 
 def test_a_view_that_only_sometimes_copies_is_the_copy(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_step_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path
         read(training(3), tmp_path, step=7)
     file = File()
     forward(file)
-    with pytest.raises(InvalidInput, match="it marks no steps: leave the step out"):
+    with pytest.raises(InvalidInput, match="it marks no steps; leave out the step number"):
         read(file, tmp_path, step=1)
 
 
@@ -232,7 +232,7 @@ def test_a_file_without_steps_is_one_iteration(tmp_path: Path) -> None:
     forward(file)
     trace = read(file, tmp_path)
     assert kernel_s(trace) == pytest.approx(file.gpu_s)
-    assert trace.notes[0] == "the file marks no steps: all of it is taken as one iteration"
+    assert trace.notes[0] == "the file marks no steps, so all of it is taken as one iteration"
 
 
 def test_gpu_time_is_counted_once_where_streams_overlap(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_files_of_before_2022_are_read(tmp_path: Path) -> None:
 def test_a_file_without_a_gpu_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file = File()
     file.op("aten::mm")
-    with pytest.raises(InvalidInput, match=r"records the CPU only.*ProfilerActivity\.CUDA"):
+    with pytest.raises(InvalidInput, match=r"has events of the CPU only, .*ProfilerActivity\.CUDA"):
         read(file, tmp_path)
     with pytest.raises(InvalidInput, match="no events of PyTorch's profiler"):
         read(File(), tmp_path)
@@ -426,7 +426,7 @@ def test_steps_that_give_the_gpu_nothing_are_refused(tmp_path: Path) -> None:
     file.op("aten::mm", "gemm")
     with file.annotation("ProfilerStep#1"):
         file.op("aten::view")
-    with pytest.raises(InvalidInput, match=r"no step in .* gave the GPU anything"):
+    with pytest.raises(InvalidInput, match=r"no step in .* launched any GPU work"):
         read(file, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What depends on data: shapes traced as upper bounds, values assumed, each with a note."""
+"""Results that depend on data: sizes are upper bounds, values are assumed, and notes say so."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.traces.step import Trace
 
+EAGER = "torch.compile was ignored; the step was traced as eager PyTorch"
+
 
 def _kinds(trace: Trace) -> list[str]:
-    assert all("test_unknowns.py:" in note for note in trace.notes)
-    return [note.split(":")[0] for note in trace.notes]
+    """What was assumed in each note: a size or a value."""
+    assert all("test_assumptions.py:" in note for note in trace.notes)
+    assert all(note.endswith(" was assumed") for note in trace.notes)
+    return ["size" if "upper bound" in note else "value" for note in trace.notes]
 
 
 @pytest.mark.parametrize(
@@ -35,16 +39,16 @@ def _kinds(trace: Trace) -> list[str]:
     ],
 )
 def test_sizes_that_depend_on_data_are_upper_bounds(run: Callable[..., Any], largest: int) -> None:
-    found: list[int] = []
+    sizes: list[int] = []
 
     def measured(x: Any) -> Any:
         out = run(x)
-        found.append(out.numel())
+        sizes.append(out.numel())
         return out
 
     trace = forward(measured, (8, 8))
-    assert found[-1] == largest
-    assert _kinds(trace) == ["upper bound"]
+    assert sizes[-1] == largest
+    assert _kinds(trace) == ["size"]
     assert any(call.syncs for call in trace)
 
 
@@ -76,7 +80,7 @@ def test_a_detectors_postprocessing_is_bounded() -> None:
 
     trace = forward(run, (256,), (256, 4))
     assert calls_of(trace, "aten.index")[0].op.outputs[0].shape == (256, 4)
-    assert _kinds(trace) == ["upper bound"]
+    assert _kinds(trace) == ["size"]
 
 
 def test_branches_take_the_assumed_value() -> None:
@@ -86,7 +90,7 @@ def test_branches_take_the_assumed_value() -> None:
         return x * 2 if x.sum() > 0 else x * 3
 
     trace = forward(run, (8, 8))
-    assert _kinds(trace) == ["assumed"] * 2
+    assert _kinds(trace) == ["value"] * 2
     assert sum(call.syncs for call in trace) == 2
 
 
@@ -95,11 +99,11 @@ def test_what_is_checked_to_hold_everywhere_is_assumed_to() -> None:
         assert (x > 0).all()
         return torch.distributions.Normal(x, 1.0).rsample()
 
-    assert _kinds(forward(run, (8, 8))) == ["assumed"] * 2
+    assert _kinds(forward(run, (8, 8))) == ["value"] * 2
 
 
 def test_a_bound_that_is_not_known_is_an_error_that_names_op_and_line() -> None:
-    with pytest.raises(CaptureError, match=r"aten\.\w+.* at .*test_unknowns\.py:\d+"):
+    with pytest.raises(CaptureError, match=r"aten\.\w+.* at .*test_assumptions\.py:\d+"):
         forward(lambda x: x.repeat_interleave(x[0].detach().long(), 0), (8, 8))
 
 
@@ -111,7 +115,7 @@ def test_a_compiled_function_is_traced_as_eager_and_said_so() -> None:
 
     trace = capture(make_step)
     assert names(trace)["aten.addmm"] == 2
-    assert [note.split(":")[0] for note in trace.notes] == ["eager"]
+    assert list(trace.notes) == [EAGER]
 
 
 @pytest.mark.parametrize("how", ["module", "method", "function", "decorator"])
@@ -137,7 +141,7 @@ def test_what_was_compiled_before_tracing_is_traced_as_eager(how: str) -> None:
 
     trace = capture(make_step)
     assert [c.module for c in calls_of(trace, "aten.addmm")] == ["Sequential.0", "Sequential.2"]
-    assert [note.split(":")[0] for note in trace.notes] == ["eager"]
+    assert list(trace.notes) == [EAGER]
 
 
 def test_notes_are_those_of_the_recorded_step() -> None:
@@ -155,4 +159,4 @@ def test_module_compile_inside_make_step_is_noted() -> None:
         model.compile(backend="eager")
         return lambda: model(x).sum().backward()
 
-    assert [note.split(":")[0] for note in capture(make_step).notes] == ["eager"]
+    assert list(capture(make_step).notes) == [EAGER]

@@ -1,9 +1,10 @@
-"""The second reading of a profiler file: all that belongs to one step."""
+"""The events of one step, from the second pass over a profiler file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wavecast.frameworks.kineto.event_tree import Node, Span, nest
 from wavecast.frameworks.kineto.events import (
     GPU_CATEGORIES,
     RUNTIME_CATEGORIES,
@@ -14,21 +15,19 @@ from wavecast.frameworks.kineto.events import (
     number,
     read_events,
 )
-from wavecast.frameworks.kineto.nesting import Node, Span, nest
 from wavecast.frameworks.kineto.survey import ProfiledStep, Survey, correlation_of
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Kernel
 
 MODULE = "nn.Module: "
-"""How names of modules' forwards begin when the profiler recorded Python's stack."""
-
+"""The prefix of the events of modules' forwards, in files with Python's stack (with_stack=True)."""
 
 _HOST_CATEGORIES = RUNTIME_CATEGORIES | {"cpu_op", "user_annotation"}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """What the GPU ran, and when by the file's clock."""
+    """A kernel, copy or fill that the GPU ran, with its times by the file's clock."""
 
     kernel: Kernel
     correlation: int
@@ -38,21 +37,25 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class ProfileRecording:
-    """One step: the host's events in the order of their beginning, and what the GPU ran."""
+    """The events of one step."""
 
     nodes: list[Node]
+    """The host's events, ordered by their start."""
     launched: dict[Node, tuple[KernelRun, ...]]
-    """By the call of the runtime, in order of time."""
+    """The kernels of each runtime call that launched some, in order of time."""
     orphans: tuple[KernelRun, ...]
-    """Those whose launch is not in the file."""
+    """Kernels whose launch is not in the file."""
 
     @property
     def runs(self) -> list[KernelRun]:
-        """All that the GPU ran."""
+        """All kernels of the step."""
         return [*(run for runs in self.launched.values() for run in runs), *self.orphans]
 
     def host_window(self) -> Interval | None:
-        """From the first to the last event of the host, annotations aside; None without any."""
+        """From the start of the host's first event to the end of its last; annotations are ignored.
+
+        None if the file has no events of the host.
+        """
         spans = [
             node.span
             for node in self.nodes
@@ -64,7 +67,7 @@ class ProfileRecording:
 
 
 def record(survey: Survey, position: int) -> ProfileRecording:
-    """The step at a position of the survey."""
+    """The events of the step at a position of the survey."""
     step = survey.steps[position]
     spans: list[Span] = []
     runs: list[KernelRun] = []
@@ -105,14 +108,14 @@ def _span(event: Event, category: str) -> Span | None:
 
 
 def _is_within(span: Span, step: ProfiledStep) -> bool:
-    """Whether a span began in a step; one that only encloses others may have begun before."""
+    """Whether a span belongs to a step. An op must start in it; a range need only overlap it."""
     if span.category in ("user_annotation", "python_function"):
         return span.begin_us <= step.end_us and span.end_us >= step.begin_us
     return step.begin_us <= span.begin_us <= step.end_us
 
 
 def _joined(nodes: list[Node], runs: list[KernelRun]) -> ProfileRecording:
-    """Give each launch what it ran."""
+    """The recorded step, with each kernel assigned to its launch."""
     launches = {
         correlation: node
         for node in nodes
@@ -124,6 +127,5 @@ def _joined(nodes: list[Node], runs: list[KernelRun]) -> ProfileRecording:
     for run in sorted(runs, key=lambda run: run.begin_us):
         node = launches.get(run.correlation)
         (orphans if node is None else launched.setdefault(node, [])).append(run)
-    return ProfileRecording(
-        nodes, {node: tuple(each) for node, each in launched.items()}, tuple(orphans)
-    )
+    by_launch = {node: tuple(kernels) for node, kernels in launched.items()}
+    return ProfileRecording(nodes, by_launch, tuple(orphans))

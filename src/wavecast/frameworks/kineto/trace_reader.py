@@ -1,16 +1,16 @@
-"""A measured Trace of a profiler file."""
+"""The measured Trace of a step in a profiler file."""
 
 from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
 
-from wavecast.frameworks.kineto.about import capability_of, notes_of, properties_of, software_in
 from wavecast.frameworks.kineto.calls import calls_of
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
-from wavecast.frameworks.kineto.recording import ProfileRecording, record
+from wavecast.frameworks.kineto.host_time import waits
+from wavecast.frameworks.kineto.metadata import capability_of, notes_of, properties_of, software_in
+from wavecast.frameworks.kineto.recorded_step import ProfileRecording, record
 from wavecast.frameworks.kineto.survey import Survey, choose, steady_s, survey_of
-from wavecast.frameworks.kineto.waiting import waits
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Measurement, Trace
 
@@ -22,17 +22,26 @@ def read_kineto(
     samples: int | None = None,
     unit: str = "samples",
 ) -> Trace:
-    """The measured step in a file that torch.profiler wrote: `.json` or `.json.gz`.
+    """The measured trace of a step in a file that torch.profiler wrote (`.json` or `.json.gz`).
+
+    Example:
+        ```python
+        with torch.profiler.profile(record_shapes=True) as prof:
+            step()
+        prof.export_chrome_trace("step.json.gz")
+        trace = wavecast.read_kineto("step.json.gz")
+        wavecast.predict(trace, "h100-sxm-80gb").seconds
+        ```
 
     Args:
-        path: the file; `prof.export_chrome_trace(path)` writes one.
-        step: the number of the iteration (`ProfilerStep#`) to take; the most typical one if None.
-            A file that marks no iterations is taken as one.
+        path: the file. `prof.export_chrome_trace(path)` writes one.
+        step: the number of the iteration (`ProfilerStep#`) to read. None for the most typical one.
+            A file that marks no iterations is read as one iteration.
         samples: how many samples (or other `unit`) one step consumes, for throughput.
         unit: what `samples` counts.
 
     Raises:
-        InvalidInput: the file cannot be read, has no such step, or shows no GPU at work.
+        InvalidInput: the file cannot be read, has no such step, or has no GPU events.
     """
     survey = survey_of(Path(path))
     position = choose(survey, step)
@@ -55,7 +64,7 @@ def read_kineto(
 
 
 def _host_window(survey: Survey, position: int, recording: ProfileRecording) -> Interval | None:
-    """The step on the host: as marked; of a single one what the host did in it."""
+    """When the host worked on a step: as marked, or the host's events if there is one step only."""
     window = recording.host_window()
     if window is None or len(survey.steps) == 1:
         return window
@@ -64,7 +73,7 @@ def _host_window(survey: Survey, position: int, recording: ProfileRecording) -> 
 
 
 def _waits(recording: ProfileRecording) -> list[Interval]:
-    """When the host waited, in threads that issue work."""
+    """When the host waited, in the threads that issue work."""
     issuing = {node.span.thread for node in recording.nodes if node.span.category == "cpu_op"}
     calls = [
         node
@@ -91,7 +100,7 @@ def _measurement(
 
 
 def _extent_s(recording: ProfileRecording) -> float:
-    """From the first activity to the end of the last, of host or GPU."""
+    """The time from the first event of host or GPU to the end of the last one."""
     window = recording.host_window()
     intervals = [(run.begin_us, run.end_us) for run in recording.runs]
     intervals += [] if window is None else [window]

@@ -1,7 +1,8 @@
-"""A training recorded while it runs: what the callbacks for training loops share.
+"""The recorder of a running training, which all callbacks for training loops share.
 
-Steps are timed on the host as they end. The GPU may be some steps behind, which moves both ends of
-the stable phase alike. A recorder never stops a training: what it cannot record, it warns of.
+Steps are timed on the host when they end. The GPU may be a few steps behind, but by the same amount
+at both ends of the stable phase. A recorder never stops a training: if it cannot record something,
+it warns.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from wavecast.runs.readers.text import Doubts, warn
 from wavecast.runs.run import Run
 
 MOST_MARKS = 100_000
-"""Moments that are kept of a training, however long it is."""
+"""The most step times to keep, however long the training is."""
 
 
 class TrainingRecorder:
-    """Steps of a training and their times, which become a run in the store.
+    """Collects the times of a training's steps, and stores the training as a run.
 
     Args:
-        store: as `wavecast.RunStore` takes it; reached at once, so that a wrong one is found
-            before the training and not after it.
-        source: what runs are said to come from.
-        clock: seconds that only grow.
-        given: what the training does not say, or says wrongly, as for `wavecast.read_runs`.
+        store: the run store, as for `wavecast.RunStore`. It is opened at once, so that a wrong one
+            is noticed before the training and not after it.
+        source: the source that is stored with the runs.
+        clock: a clock in seconds that never goes back.
+        given: facts that the training does not have or has wrong, as for `wavecast.read_runs`.
     """
 
     def __init__(
@@ -48,32 +49,32 @@ class TrainingRecorder:
         self._broken = False
         self._every = 1
         self.runs: tuple[Run, ...] = ()
-        """What was recorded last."""
+        """The runs that were stored last."""
         import wavecast
 
         with wavecast.RunStore(store):
             pass
 
     def begin(self) -> None:
-        """A training begins."""
+        """Start a new training."""
         self._marks, self._broken, self._every, self.runs = [], False, 1, ()
 
     def step(self, number: int) -> None:
-        """A step has ended."""
+        """Record that a step has ended now."""
         if number % self._every:
             return
         self._marks.append(Mark(number, self._clock(), f"step {number}", self._broken))
         self._broken = False
-        if len(self._marks) >= MOST_MARKS:  # a long training: every second one will do
+        if len(self._marks) >= MOST_MARKS:  # in a long training, every second step is enough
             self._every *= 2
             self._marks = _every_second(self._marks)
 
     def interrupt(self) -> None:
-        """Something other than steps takes time: an evaluation, a checkpoint."""
+        """Record that something other than steps takes time now: an evaluation, a checkpoint."""
         self._broken = True
 
     def end(self, facts: Facts) -> tuple[Run, ...]:
-        """The training has ended: its runs, now in the store."""
+        """Store the training that has ended, and return its runs."""
         import wavecast
 
         doubts = Doubts(Path(self._source), warn)
@@ -83,13 +84,13 @@ class TrainingRecorder:
             with wavecast.RunStore(self._place) as store:
                 store.add(self.runs)
         except WavecastError as error:
-            warn(f"the training was not recorded: {error}")
+            warn(f"the training was not stored: {error}")
         doubts.close()
         return self.runs
 
 
 def _every_second(marks: list[Mark]) -> list[Mark]:
-    """Half of the marks; one before which there was something else stands for both."""
+    """Every second mark. It counts as after a break if it or the one before it does."""
     pairs = zip(marks[::2], marks[1::2], strict=False)
     return [replace(b, after_break=a.after_break or b.after_break) for a, b in pairs]
 
@@ -102,7 +103,7 @@ def gpu_name(device: Any) -> str:
 
 
 def precision_of(model: Any) -> str | None:
-    """The precision of a model that trains without autocast, from its weights."""
+    """The precision of a model that trains without autocast, from its weights. None if mixed."""
     import torch
 
     kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}

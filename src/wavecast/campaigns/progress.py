@@ -1,0 +1,67 @@
+"""What all campaigns share: a time limit, progress reports, and one GPU per results file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from wavecast.errors import InvalidInput
+
+Task = TypeVar("Task")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a campaign is done, and how long the rest will take at the present pace."""
+
+    done: int
+    total: int
+    remaining_s: float
+
+
+class MeasuredRow(Protocol):
+    """A row of a results file. It names the GPU it was measured on."""
+
+    @property
+    def gpu(self) -> str:
+        """The id of the GPU."""
+
+
+def with_progress(
+    tasks: Sequence[Task],
+    *,
+    already_done: int,
+    report: Callable[[Progress], None] | None = None,
+    limit_s: float | None = None,
+) -> Iterator[Task]:
+    """Yield the tasks one by one, and report the progress after each.
+
+    Args:
+        tasks: what is still to do.
+        already_done: how many tasks an earlier run has done. They count as done in the reports.
+        report: called with the progress after each task.
+        limit_s: start no task after this many seconds.
+    """
+    began = time.monotonic()
+    for number, task in enumerate(tasks, start=1):
+        if limit_s is not None and time.monotonic() - began >= limit_s:
+            return
+        yield task
+        if report is not None:
+            seconds_per_task = (time.monotonic() - began) / number
+            left = len(tasks) - number
+            report(
+                Progress(already_done + number, already_done + len(tasks), seconds_per_task * left)
+            )
+
+
+def refuse_another_gpu(path: Path, gpu: str, rows: Iterable[MeasuredRow]) -> None:
+    """Raise InvalidInput if a file has rows of a GPU other than the one that measures now."""
+    for row in rows:
+        if row.gpu != gpu:
+            raise InvalidInput(
+                f"{path} has results of {row.gpu}, and this GPU is {gpu}; choose another file"
+            )

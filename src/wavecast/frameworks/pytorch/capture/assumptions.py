@@ -1,0 +1,186 @@
+"""Assumed values and upper bounds for results that depend on data, which fake tensors do not have.
+
+A value that the step reads from the GPU is assumed to be a constant. A size that depends on data
+is assumed to be its upper bound. Each leaves a note in the trace, with the line of the user's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
+from wavecast.frameworks.pytorch.user_lines import user_line
+
+_aten = torch.ops.aten
+_TRUE = "_wavecast_true"
+
+
+class Assumptions:
+    """Returns assumed results, and keeps the notes about them."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, None] = {}
+        self.compiled = False
+        """Whether the step runs something that torch.compile would compile."""
+        self._bounds: dict[str, Callable[..., Any]] = {
+            "aten.equal": lambda *_: self._assumed("compares two GPU tensors", False),
+            "aten.is_nonzero": lambda *_: self._assumed("asks whether a GPU tensor is true", False),
+            "aten.nonzero": self._nonzero,
+            "aten.masked_select": lambda tensor, mask: self._upper(tensor, (mask.numel(),)),
+            "aten.index": self._index,
+            "aten.index_put": self._index_put,
+            "aten.index_put_": self._index_put,
+            "aten._unique2": self._unique,
+            "aten.unique_dim": self._unique,
+            "aten.unique_consecutive": self._unique,
+            "aten.bincount": self._bincount,
+            "torchvision.nms": lambda boxes, *_: self._upper(boxes, (boxes.shape[0],), torch.int64),
+        }
+        self._results: dict[Any, Callable[..., Any]] = {
+            **FAKE_OPS,
+            _aten._local_scalar_dense.default: self._scalar,
+            _aten._pack_padded_sequence.default: self._pack_padded_sequence,
+        }
+        if hasattr(_aten, "_grouped_mm"):
+            self._results[_aten._grouped_mm.default] = self._grouped_mm
+
+    def find(self, func: Any) -> Callable[..., Any] | None:
+        """The function that returns the fake result of an op. None to let torch make it."""
+        return self._results.get(func)
+
+    def knows(self, func: Any) -> bool:
+        """Whether this class makes the result of an op. It may add a note each time."""
+        return func in self._results or _base(func) in self._bounds
+
+    def bound(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an op whose size depends on data, with its largest possible size."""
+        name = _base(func)
+        make_result = self._bounds.get(name)
+        if make_result is None:
+            raise CaptureError(
+                f"the size of {name}'s result at {user_line()} depends on the data, and its upper "
+                "bound is not known; use a form of fixed size (padding, masks) in the step"
+            )
+        return make_result(*args, **kwargs)
+
+    @contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Keep no notes about values read inside the block, because they are not used."""
+        notes = dict(self.notes)
+        yield
+        self.notes = notes
+
+    def note(self, text: str) -> None:
+        """Add a note for the reader of the trace, once."""
+        self.notes.setdefault(text)
+
+    def _assumed(self, action: str, value: Any) -> Any:
+        self.note(f"the step {action} at {user_line()}; {value} was assumed")
+        return value
+
+    def _scalar(self, tensor: Any) -> Any:
+        known = getattr(tensor, "constant", None)
+        if known is not None:
+            with no_dispatch():
+                return known.item()
+        return self.assume_value(tensor.dtype, getattr(tensor, _TRUE, False))
+
+    def assume_true(self, tensor: Any) -> None:
+        """Assume True when this boolean tensor is read. For others, False is assumed."""
+        setattr(tensor, _TRUE, True)
+
+    def assume_value(self, dtype: Any, truth: bool = False) -> Any:
+        """The value to assume for a value that the step reads from the GPU."""
+        if dtype is torch.bool:
+            return self._assumed("reads a GPU value", truth)
+        return self._assumed("reads a GPU value", 1.0 if dtype.is_floating_point else 1)
+
+    def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        self.note(
+            f"the size of a result at {user_line()} depends on data; its upper bound, {shape[0]}, "
+            "was assumed"
+        )
+        return like.new_empty(shape, dtype=dtype or like.dtype)
+
+    def _selected(self, mask: Any) -> Any:
+        """As many indices as a mask selects; as many as it could select if it is not known."""
+        known = getattr(mask, "constant", None)
+        if known is None:
+            return self._upper(mask, (mask.numel(),), torch.int64)
+        with no_dispatch():
+            count = int(known.sum())
+        return mask.new_empty((count,), dtype=torch.int64)
+
+    def _nonzero(self, tensor: Any) -> Any:
+        return self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64)
+
+    def _plain_indices(self, indices: Any) -> list[Any]:
+        """The indices, with each boolean mask replaced by the integer indices that it selects."""
+        plain: list[Any] = []
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                plain += [self._selected(index)] * index.dim()
+            else:
+                plain.append(index)
+        return plain
+
+    def _index(self, tensor: Any, indices: Any) -> Any:
+        return _aten.index.Tensor(tensor, self._plain_indices(indices))
+
+    def _index_put(self, tensor: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+        return tensor if values is not None else None
+
+    def _unique(self, tensor: Any, *args: Any, **_: Any) -> Any:
+        count = tensor.numel()
+        return (
+            self._upper(tensor, (count,)),
+            tensor.new_empty(tensor.shape, dtype=torch.int64),
+            tensor.new_empty((count,), dtype=torch.int64),
+        )
+
+    def _bincount(self, tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
+        size = max(minlength, 1)
+        self.note(
+            f"the size of bincount's result at {user_line()} depends on data; {size} (minlength) "
+            "was assumed"
+        )
+        return tensor.new_empty((size,), dtype=weights.dtype if weights is not None else None)
+
+    def _pack_padded_sequence(self, padded: Any, lengths: Any, batch_first: bool) -> Any:
+        longest = padded.shape[1 if batch_first else 0]
+        values = self.lengths(lengths, longest, "packed sequences")
+        sizes = [sum(n > step for n in values) for step in range(max(values))]
+        mode = padded.fake_mode
+        with no_dispatch():
+            counts = torch.LongTensor(sizes)
+        known = mode.fake_tensor_converter.from_real_tensor(mode, counts, make_constant=True)
+        return padded.new_empty((sum(sizes), *padded.shape[2:])), known
+
+    def _grouped_mm(self, a: Any, b: Any, offs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if offs is not None:
+            self.note("the groups of grouped products (experts) were assumed to be equally large")
+        return grouped_mm(a, b, offs, *args, **kwargs)
+
+    def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:
+        """The whole numbers in a tensor; the upper bound for each of them if they are not known."""
+        known = getattr(tensor, "constant", None)
+        if known is None:
+            self.note(
+                f"the lengths of {what} at {user_line()} depend on data; their upper bound, "
+                f"{bound}, was assumed"
+            )
+            return [bound] * tensor.numel()
+        with no_dispatch():
+            return [int(n) for n in known.tolist()]
+
+
+@cache
+def _base(func: Any) -> str:
+    return ".".join(str(func).split(".")[:2])
