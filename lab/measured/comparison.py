@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import statistics
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 import wavecast
+from lab.measured.figures import Figures, figures
 from lab.measured.public_steps.case import Case, Traces
 from wavecast import Prediction, Predictor, Trace, ops
 from wavecast.predictors.base import Scaler
+from wavecast.steps.ranges import gpu_powers
 
 Fit = Callable[[str], Predictor | Scaler]
 
@@ -57,6 +59,8 @@ class Scored:
     bound_by: str
     kinds_s: Mapping[str, float]
     """The GPU's predicted time by kind of op."""
+    gpu_range_s: tuple[float, float] = (0.0, math.inf)
+    """The predicted range of the GPU's time."""
 
     @property
     def error(self) -> float:
@@ -69,24 +73,15 @@ class Scored:
         return None if self.case.gpu_s is None else self.gpu_s / self.case.gpu_s - 1
 
     @property
+    def gpu_within(self) -> bool:
+        """Whether the GPU's measured time lies in its predicted range."""
+        low_s, high_s = self.gpu_range_s
+        return self.case.gpu_s is not None and low_s <= self.case.gpu_s <= high_s
+
+    @property
     def within(self) -> bool:
         """Whether the measured time lies in the predicted range."""
         return self.low_s <= self.case.measured_s <= self.high_s
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What many errors say."""
-
-    count: int
-    mean: float
-    median: float
-    bias: float
-    worst: float
-    within: float
-    """Share of the measured times in the predicted ranges."""
-    waits: int
-    """How many steps are predicted to wait for the host."""
 
 
 def score(
@@ -118,7 +113,15 @@ def score(
                 host_s=found.host_s,
                 bound_by=found.bound_by,
                 kinds_s=_kinds(found),
+                gpu_range_s=gpu_range_s(found),
             )
+
+
+def gpu_range_s(found: Prediction) -> tuple[float, float]:
+    """The predicted range of the GPU's time, whatever the host does."""
+    least, most = found.gpu_spread
+    powers = gpu_powers(found.device.vendor, measured=found.known_chip)
+    return found.gpu_s * least**powers.below, found.gpu_s * most**powers.above
 
 
 def _kinds(found: Prediction) -> dict[str, float]:
@@ -146,18 +149,9 @@ def read(cases: Iterable[Case], traces: Traces) -> Iterator[tuple[Case, Trace]]:
                 yield case, trace
 
 
-def summary(rows: Sequence[Scored]) -> Summary:
-    """Of at least one row."""
-    sizes = [abs(row.error) for row in rows]
-    return Summary(
-        count=len(rows),
-        mean=statistics.mean(sizes),
-        median=statistics.median(sizes),
-        bias=statistics.mean(row.error for row in rows),
-        worst=max(sizes),
-        within=statistics.mean(row.within for row in rows),
-        waits=sum(row.bound_by != "gpu" for row in rows),
-    )
+def summary(rows: Sequence[Scored]) -> Figures:
+    """The figures of at least one row."""
+    return figures((row.error for row in rows), (row.within for row in rows))
 
 
 def groups(rows: Iterable[Scored], key: Callable[[Scored], str]) -> list[tuple[str, list[Scored]]]:

@@ -1,7 +1,7 @@
 """Steps of models that no fit has seen, on our H200: predicted first, then measured.
 
     python -m lab.score.blind measure OUT [SECONDS]   on the GPU
-    python -m lab.score.blind [PAGE]                  predicted against measured, from the files
+    python -m lab.score.blind [--write]               predicted against measured, from the files
 
 Models of torchvision and transformers and a few plain ones (`lab/steps/memory.py`), and
 those that `lab/collect/population.py` keeps back, timm's most of all. Each is traced without using
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,11 +25,14 @@ from typing import Any
 
 import wavecast
 from lab.measured import campaigns
+from lab.measured.comparison import gpu_range_s
+from lab.measured.figures import Figures, figures, percent, record
 from lab.measured.timed import BLIND, documents
 from lab.score import pages
 from wavecast import Prediction
 
 GPU = "h200-sxm"
+MARK = "begin: python -m lab.score.blind"
 SORTS = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
 """What the steps of models are called that are not in the suite."""
 
@@ -111,6 +113,12 @@ class BlindRow:
         """Of the time that the GPU is busy."""
         return self.found.gpu_s / self.gpu_s - 1
 
+    @property
+    def gpu_within(self) -> bool:
+        """Whether the GPU's measured time lies in its predicted range."""
+        low_s, high_s = gpu_range_s(self.found)
+        return low_s <= self.gpu_s <= high_s
+
 
 def rows() -> Iterator[BlindRow]:
     """All steps of the files."""
@@ -122,26 +130,30 @@ def rows() -> Iterator[BlindRow]:
 
 
 def table() -> Iterator[str]:
-    """Step by step, and in sum."""
-    found = list(rows())
+    """A line for each step, then the figures of each machine."""
+    every = list(rows())
     yield "| step | GPU busy | predicted | error |"
     yield "|---|---:|---:|---:|"
-    for row in found:
+    for row in every:
         yield (
             f"| {row.name} | {row.gpu_s * 1e3:.1f} ms | {row.found.gpu_s * 1e3:.1f} ms "
             f"| {row.gpu_error:+.0%} |"
         )
     yield ""
-    yield "| steps of | steps | mean error | median | worst |"
-    yield "|---|---:|---:|---:|---:|"
-    machines = dict.fromkeys(row.machine for row in found)
+    yield "| steps of | steps | mean error | median | bias | worst | in range |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    machines = dict.fromkeys(row.machine for row in every)
     sums = {"all machines": set(machines), **{f"{name} machine": {name} for name in machines}}
     for title, names in sums.items():
-        sizes = [abs(row.gpu_error) for row in found if row.machine in names]
-        yield (
-            f"| {title} | {len(sizes)} | {statistics.mean(sizes):.1%} "
-            f"| {statistics.median(sizes):.1%} | {max(sizes):.0%} |"
-        )
+        found = figures_of([row for row in every if row.machine in names])
+        cells = " | ".join(found.cells(1))
+        yield f"| {title} | {found.count} | {cells} | {percent(found.in_range)} |"
+
+
+def figures_of(some: Iterable[BlindRow]) -> Figures:
+    """The five figures of the GPU's time."""
+    chosen = list(some)
+    return figures((row.gpu_error for row in chosen), (row.gpu_within for row in chosen))
 
 
 def main() -> None:
@@ -153,8 +165,9 @@ def main() -> None:
         return
     text = "\n".join(table())
     print(text)
-    for page in sys.argv[1:]:
-        pages.write(Path(page), "blind", text)
+    if sys.argv[1:] == ["--write"]:
+        pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)
+        record({"h200 GPU time, blind models": figures_of(rows())})
 
 
 if __name__ == "__main__":

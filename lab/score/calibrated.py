@@ -2,12 +2,12 @@
 
     python -m lab.score.calibrated --data FOLDER --cache FOLDER
 
-`wavecast calibrate` times a large square product, and the learned models run theirs at that rate.
-No public table has that product. For each GPU of NeuSight's float32 steps those of its single
-products stand in that are nearest to it, the ones with the longest shortest side: the median of how
-many times as fast they were as predicted says how fast the square one would have been. It takes
-some of them (`--products`), since single ones are off by factors there. The models were fitted
-without any GPU of that chip.
+`wavecast calibrate` times a large square product, and the learned models then run their products at
+that rate. No public table has that product. So for each GPU of NeuSight's float32 steps, some of
+its single products stand in: those with the longest shortest side, nearest to a large square.
+The median of how many times faster they were than predicted is taken for the square's own. Single
+products are off by factors in that data, hence several (`--products`). The models were fitted
+without any GPU of the same chip.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRODUCTS = 30
 
 
 def products(gpu: str, data: Path) -> list[OpRow]:
-    """NeuSight's products in float32, those first that fill a GPU best."""
+    """NeuSight's float32 products on a GPU, those with the longest shortest side first."""
     found = [
         row
         for row in rows_of(data)
@@ -56,7 +56,7 @@ def shortest_side(row: OpRow) -> float:
 
 
 def faster(some: list[OpRow], device: Device, learned: Learned) -> Iterator[float]:
-    """How many times as fast as predicted each was."""
+    """How many times faster than predicted each product was."""
     for row in some:
         said = learned.predict(row.ops[0], device)
         assert said is not None
@@ -64,7 +64,7 @@ def faster(some: list[OpRow], device: Device, learned: Learned) -> Iterator[floa
 
 
 def calibrated(device: Device, times: float, learned: Learned) -> Device:
-    """The device with the rate as a measured fact that such products ask for."""
+    """The device with a measured rate that makes large products this many times faster."""
     square = CALIBRATED[ops.Unit.FP32]
     said, flops = learned.predict(square, device), ops.executed_flops(square)
     assert said is not None
@@ -74,7 +74,7 @@ def calibrated(device: Device, times: float, learned: Learned) -> Device:
 
 
 def main() -> None:
-    """Print both errors of each GPU."""
+    """Print the error of each GPU with and without the measured rate."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

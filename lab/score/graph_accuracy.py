@@ -1,22 +1,27 @@
 """CUDA graphs: predicted against replayed on our H200.
 
-    python -m lab.score.graph_accuracy
+    python -m lab.score.graph_accuracy [--write]
 
-reads measurements/h200/host/*.json (`lab.collect.host_reality`), one file a machine, traces the
-steps of it here, and prints the table of docs/concepts/timeline.md. The other steps of these files
-were timed after a profiler had run (docs/adr/0018); `lab.score.iterations` has hosts without one.
+The measurements are measurements/h200/host/*.json, one file a machine (`lab.collect.host_reality`).
+The command traces their steps here and prints the table of docs/concepts/timeline.md. `--write`
+records the figures for docs/accuracy.md. The other steps of these files were timed after a profiler
+had run (docs/adr/0018); `lab.score.iterations` has hosts without one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import wavecast
 from lab.collect.host_reality import GRAPHED, make_capturable, named
+from lab.measured.figures import figures, record
 from lab.places import H200
+from wavecast import Prediction
 
 MEASURED = H200 / "host"
 GPU = "h200-sxm"
@@ -24,37 +29,70 @@ GPU = "h200-sxm"
 Run = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
+@dataclass(frozen=True)
+class GraphRow:
+    """A replayed step and its prediction."""
+
+    name: str
+    replayed: Mapping[str, Any]
+    eager_s: float | None
+    predicted: Prediction
+
+    @property
+    def error(self) -> float:
+        """How far the predicted replay is off: 0.1 is 10% too long."""
+        return self.predicted.seconds / float(self.replayed["wall_s"]) - 1
+
+    @property
+    def within(self) -> bool:
+        """Whether the replay's time lies in the predicted range."""
+        return self.predicted.low_s <= float(self.replayed["wall_s"]) <= self.predicted.high_s
+
+
 def runs() -> dict[str, Run]:
-    """What was measured, by file."""
+    """The measurements, by the name of their file."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(MEASURED.glob("*.json"))}
 
 
-def lines(run: Run) -> Iterator[str]:
-    """How well replayed graphs are met."""
+def rows(run: Run) -> Iterator[GraphRow]:
+    """Every step of a machine that was replayed as a graph, traced and predicted."""
+    for name, replayed in run["graphed"].items():
+        if "wall_s" in replayed:
+            key = next(key for key in GRAPHED if named(key) == name)
+            trace = wavecast.trace(partial(make_capturable, key))
+            predicted = wavecast.predict(trace, GPU, host="reference", graphed=True)
+            before = run["eager"].get(name)
+            yield GraphRow(name, replayed, before["wall_s"] if before else None, predicted)
+
+
+def lines(some: Iterable[GraphRow]) -> Iterator[str]:
+    """A line for each replayed graph."""
     yield "| step | eager | graph | busy | kernels | gap | launch | predicted | error |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
-    for name, found in run["graphed"].items():
-        if "wall_s" not in found:
-            continue
-        key = next(key for key in GRAPHED if named(key) == name)
-        trace = wavecast.trace(partial(make_capturable, key))
-        said = wavecast.predict(trace, GPU, host="reference", graphed=True)
-        before = run["eager"].get(name)
-        eager = f"{1e3 * before['wall_s']:.1f} ms" if before else ""
+    for row in some:
+        found = row.replayed
+        eager = "" if row.eager_s is None else f"{1e3 * row.eager_s:.1f} ms"
         gap = (found["wall_s"] - found["gpu_s"]) / found["kernels"]
         yield (
-            f"| {name} | {eager} | {1e3 * found['wall_s']:.2f} ms | {1e3 * found['gpu_s']:.2f} ms "
-            f"| {found['kernels']} | {1e6 * gap:.2f} us | {1e6 * found['issue_s']:.0f} us "
-            f"| {1e3 * said.seconds:.2f} ms | {said.seconds / found['wall_s'] - 1:+.1%} |"
+            f"| {row.name} | {eager} | {1e3 * found['wall_s']:.2f} ms "
+            f"| {1e3 * found['gpu_s']:.2f} ms | {found['kernels']} | {1e6 * gap:.2f} us "
+            f"| {1e6 * found['issue_s']:.0f} us | {1e3 * row.predicted.seconds:.2f} ms "
+            f"| {row.error:+.1%} |"
         )
 
 
 def main() -> None:
     """Print the table of each machine."""
+    every = []
     for name, run in runs().items():
         if "graphed" in run:
+            some = list(rows(run))
+            every += some
             print(f"{name}:\n")
-            print("\n".join(lines(run)))
+            print("\n".join(lines(some)))
+    if sys.argv[1:] == ["--write"]:
+        found = figures((row.error for row in every), (row.within for row in every))
+        record({"h200 CUDA graphs": found})
 
 
 if __name__ == "__main__":

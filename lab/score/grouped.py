@@ -1,7 +1,7 @@
 """Grouped products of mixtures of experts: measured on this machine's GPU, and predicted.
 
     python3 -m lab.score.grouped measure OUT [SECONDS]
-    python -m lab.score.grouped [--write docs/accuracy.md]
+    python -m lab.score.grouped [--write]
 
 The first takes the experts of real models, 1k to 16k tokens, and times the products of a training
 step as autograd asks for them (forward, gradient of the data, gradient of the weights), and writes
@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.collect.experts import GPU, ExpertRow, measure, measured_s, op_of, read
+from lab.measured.figures import Figures, figures, percent, record
 from lab.score import pages
 from wavecast import Predictor, device
 from wavecast.predictors.attainable import Attainable
@@ -25,20 +26,24 @@ from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.roofline import Roofline
 
-MARK = "grouped"
+MARK = "begin: python -m lab.score.grouped"
 
 
-def errors(rows: Sequence[ExpertRow], predictor: Callable[[ExpertRow], Predictor]) -> str:
-    """Mean, median and worst error, and how many rows lie in their ranges."""
+def figures_of(rows: Sequence[ExpertRow], predictor: Callable[[ExpertRow], Predictor]) -> Figures:
+    """The five figures of one predictor."""
     gpu = device(GPU)
-    off, within = [], []
+    errors, within = [], []
     for row in rows:
         answer, seconds = predictor(row).predict(op_of(row), gpu), measured_s(row)
         assert answer is not None
-        off.append(abs(answer.seconds / seconds - 1))
+        errors.append(answer.seconds / seconds - 1)
         within.append(answer.low_s <= seconds <= answer.high_s)
-    mean, median, worst = statistics.mean(off), statistics.median(off), max(off)
-    return f"{mean:.0%} / {median:.0%} / {worst:.0%} | {statistics.mean(within):.0%}"
+    return figures(errors, within)
+
+
+def cell(found: Figures) -> str:
+    """Mean / median / worst error."""
+    return " / ".join(map(percent, (found.mean, found.median, found.worst)))
 
 
 def fitted_without(rows: Sequence[ExpertRow]) -> dict[str, Learned]:
@@ -54,8 +59,8 @@ def fitted_without(rows: Sequence[ExpertRow]) -> dict[str, Learned]:
     return found
 
 
-def sort_of(row: ExpertRow) -> str:
-    """What a table has a line for."""
+def line_of(row: ExpertRow) -> str:
+    """The line of the table that a row belongs to."""
     if row.op != "aten._grouped_mm":
         return {"aten.bmm": "equal groups as a batch (bmm)"}.get(row.op, "fp8, forward")
     if row.events_s is None:
@@ -66,7 +71,7 @@ def sort_of(row: ExpertRow) -> str:
 def table(
     rows: Sequence[ExpertRow], key: Callable[[ExpertRow], str], learned: Mapping[str, Learned]
 ) -> str:
-    """Errors of those who answer, by a key."""
+    """Errors of three predictors, by a key."""
     roofline, attainable = Roofline(), Attainable.shipped()
     lines = [
         "| products | count | roofline | attainable | in range | learned | in range |",
@@ -74,12 +79,13 @@ def table(
     ]
     for name in sorted({key(row) for row in rows}):
         chosen = [row for row in rows if key(row) == name]
-        cells = [
-            errors(chosen, lambda _: roofline).partition(" |")[0],
-            errors(chosen, lambda _: attainable),
-            errors(chosen, lambda row: learned[row.model]),
-        ]
-        lines.append(f"| {name} | {len(chosen)} | {' | '.join(cells)} |")
+        bound = figures_of(chosen, lambda _: roofline)
+        constant = figures_of(chosen, lambda _: attainable)
+        fitted = figures_of(chosen, lambda row: learned[row.model])
+        lines.append(
+            f"| {name} | {len(chosen)} | {cell(bound)} | {cell(constant)} "
+            f"| {percent(constant.in_range)} | {cell(fitted)} | {percent(fitted.in_range)} |"
+        )
     return "\n".join(lines)
 
 
@@ -105,9 +111,19 @@ def report() -> str:
     whole = table(together, lambda _: "all in one kernel", learned).splitlines()[-1]
     by_model = table(together, lambda row: row.model, learned)
     return (
-        f"{table(rows, sort_of, learned)}\n{whole}\n\n{unequal(together)}\n\n"
+        f"{table(rows, line_of, learned)}\n{whole}\n\n{unequal(together)}\n\n"
         f"In one kernel, by model:\n\n{by_model}"
     )
+
+
+def recorded_figures() -> dict[str, Figures]:
+    """The five figures of products in one kernel, each model left out of the fit."""
+    from lab.fit.grouped import in_one_kernel
+
+    rows = read()
+    learned = fitted_without(rows)
+    one_kernel = in_one_kernel(rows)
+    return {"op grouped products": figures_of(one_kernel, lambda row: learned[row.model])}
 
 
 def main() -> None:
@@ -115,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables there, too")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     commands = parser.add_subparsers(dest="command")
     measuring = commands.add_parser("measure")
     measuring.add_argument("folder", type=Path)
@@ -127,7 +143,8 @@ def main() -> None:
     text = report()
     print(text)
     if given.write:
-        pages.write(given.write, MARK, text)
+        pages.write(pages.APPENDIX / "accuracy-ops.md", MARK, text)
+        record(recorded_figures())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m lab.score.iterations --measure OUT --seed N                      on the GPU
     python -m lab.score.iterations --cache FOLDER --count FILE                 of a new file
-    python -m lab.score.iterations --data FOLDER --cache FOLDER [--write PAGE] from the files
+    python -m lab.score.iterations --data FOLDER --cache FOLDER [--write]      from the files
 
 Hosts differ by more than models do, and `wavecast calibrate` times them within a minute. Here it
 runs first, as users do it, and a little of it again between timings: these hosts are virtual, and
@@ -38,6 +38,7 @@ from lab.fit.host import Steps, host_without, machine_factor, model_of
 from lab.fit.host import read as read_steps
 from lab.fit.host_reference import reference_of
 from lab.measured import campaigns, own_steps
+from lab.measured.figures import Figures, figures, percent, record
 from lab.measured.timed import Machine, busy_s, iteration_s, machines, unseen_machines
 from lab.score import blind, pages
 from lab.score.blind import MakeStep, Step
@@ -256,33 +257,50 @@ def rows(data: Path, cache: Path, titles: Collection[str] = EVERY) -> Iterator[I
 
 
 def table(found: Sequence[IterationRow]) -> Iterator[str]:
-    """By host: the suite, on all machines and on each, and the others."""
-    yield "| predicted with | steps | mean error | median | worst | in range |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    """A line for each host and set: the suite on all machines and on each, and blind models."""
+    yield "| predicted with | steps | mean error | median | bias | worst | in range |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for title, chosen in sets_of(found).items():
+        yield _line(title, chosen)
+
+
+def sets_of(found: Sequence[IterationRow]) -> dict[str, list[IterationRow]]:
+    """The rows of each line of the table, by its title."""
+    sets: dict[str, list[IterationRow]] = {}
     names = dict.fromkeys(row.machine for row in found)
     for title in dict.fromkeys(row.host for row in found):
         same = [row for row in found if row.host == title]
-        own, others = ([r for r in same if r.of_suite is wanted] for wanted in (True, False))
-        yield _line(f"{title}: the suite", own)
-        unseen = [row for row in own if row.unseen]
+        of_suite = [row for row in same if row.of_suite]
+        sets[f"{title}: the suite"] = of_suite
+        unseen = [row for row in of_suite if row.unseen]
         if unseen:
-            yield _line(f"{title}: the suite, machines in no fit", unseen)
+            sets[f"{title}: the suite, machines in no fit"] = unseen
         for name in names if title in (AT_START, THROUGHOUT) else ():
-            there = [row for row in own if row.machine == name]
-            yield _line(f"{title}: the suite, {name} machine", there)
-        yield _line(f"{title}: models of the blind test", others)
+            there = [row for row in of_suite if row.machine == name]
+            sets[f"{title}: the suite, {name} machine"] = there
+        sets[f"{title}: models of the blind test"] = [row for row in same if not row.of_suite]
+    return sets
+
+
+def figures_of(found: Sequence[IterationRow]) -> dict[str, Figures]:
+    """The five figures of each line of the table that is not about one machine."""
+    return {
+        f"h200 iterations, {title}": figures(
+            (row.error for row in chosen), (row.within for row in chosen)
+        )
+        for title, chosen in sets_of(found).items()
+        if not title.endswith(" machine")
+    }
 
 
 def _line(title: str, some: Sequence[IterationRow]) -> str:
-    sizes = [abs(row.error) for row in some]
-    return (
-        f"| {title} | {len(some)} | {statistics.mean(sizes):.1%} | {statistics.median(sizes):.1%} "
-        f"| {max(sizes):.0%} | {statistics.mean(row.within for row in some):.0%} |"
-    )
+    found = figures((row.error for row in some), (row.within for row in some))
+    cells = " | ".join(found.cells(1))
+    return f"| {title} | {found.count} | {cells} | {percent(found.in_range)} |"
 
 
 def noise() -> Iterator[str]:
-    """Of each machine: its host by the benchmark and by its steps, and how steps repeat."""
+    """A line for each machine: its host factors, and how far two timings of a step differ."""
     yield "| machine | host at the start | throughout | by its steps | two timings differ by |"
     yield "|---|---:|---:|---:|---:|"
     reference = reference_times()["cuda"]
@@ -308,7 +326,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="that may be measured")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="the public tables")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where traces and fits are")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     given = parser.parse_args()
     if given.measure:
         measure(given.measure, given.seconds, given.seed)
@@ -322,10 +340,12 @@ def main() -> None:
         parser.error(
             "models left out of the fit need --data FOLDER, with what others are fitted on"
         )
-    text = "\n".join((*table(list(rows(given.data, given.cache))), "", *noise()))
+    predicted = list(rows(given.data, given.cache))
+    text = "\n".join((*table(predicted), "", *noise()))
     print(text)
     if given.write:
-        pages.write(given.write, MARK, text)
+        pages.write(pages.APPENDIX / "accuracy-hosts.md", MARK, text)
+        record(figures_of(predicted))
 
 
 if __name__ == "__main__":

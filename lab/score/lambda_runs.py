@@ -1,10 +1,10 @@
-"""Extrapolation on Lambda's public benchmark: more GPUs, and stronger ones.
+"""Extrapolation on Lambda's public benchmark: to more GPUs, and to stronger ones.
 
     python -m lab.score.lambda_runs --data FOLDER
 
-reads FOLDER/lambda_scaling.csv and FOLDER/lambda_throughput.csv (raw logs of
-github.com/lambdal/deeplearning-benchmark, parsed; not part of this repository) and writes the
-tables between the marks of docs/runs.md. Nothing of what is predicted is in a fit:
+reads FOLDER/lambda_scaling.csv and FOLDER/lambda_throughput.csv (parsed raw logs of
+github.com/lambdal/deeplearning-benchmark; not part of this repository) and writes the tables of
+docs/appendix/runs-gpus.md. No predicted run is in a fit:
 
 - more GPUs: for each GPU, interconnect, software, task, precision and batch, fit on 1 and 2 GPUs,
   predict 4;
@@ -22,14 +22,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lab.measured.public_steps.lambda_steps import GPUS
-from lab.places import DOCS
 from lab.score import pages
 from wavecast.hardware.devices import device
 from wavecast.regression.extrapolation import Extrapolation
 from wavecast.regression.laws import power_of
 from wavecast.runs.run import Run
 
-PAGE = DOCS / "runs.md"
+PAGE = pages.APPENDIX / "runs-gpus.md"
+MARK = "begin: python -m lab.score.lambda_runs"
 ALLOWED_FLAGS = {"", "reported_above_steady", "reported_below_steady"}
 TASKS = ("resnet50", "ssd", "bert_base_squad", "bert_large_squad", "gnmt")
 """Those whose times mean what they say (the data's own README)."""
@@ -125,6 +125,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
+    """Write both tables, and print them."""
     parser = argparse.ArgumentParser(description="Extrapolation on Lambda's public benchmark.")
     parser.add_argument("--data", type=Path, required=True, help="the folder with the two tables")
     arguments = parser.parse_args()
@@ -133,7 +134,7 @@ def main() -> None:
         ("stronger GPUs", stronger_gpus(arguments.data)),
     ):
         shown = f"{table(list(errors))}\n\nPrinted in the slides, in percent: {PUBLISHED[name]}."
-        pages.write(PAGE, name, shown)
+        pages.write(PAGE, f"{MARK} '{name}'", shown)
         print(f"{name}\n\n{shown}\n")
 
 

@@ -1,7 +1,7 @@
-"""Lines through the layers of one net, applied to others: tables of docs/runs.md.
+"""Lines through the layers of one net, applied to others: docs/appendix/runs-layers.md.
 
-`python -m lab.score.run_models` writes them. Beside the package's own models it tries other
-features of a layer, to tell what would help and what would not.
+`python -m lab.score.run_models` writes the tables. Beside the models of the package it tries other
+features of a layer, to see which would help.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ WAYS = (
 
 @cache
 def network(name: str) -> Network:
+    """A net as a list of layers."""
     make, shape = NETS[name]
     with torch.device("meta"):
         model = make()
@@ -65,17 +66,19 @@ def network(name: str) -> Network:
 
 @cache
 def trace(name: str, batch: int, precision: str) -> Trace:
+    """The measured trace of a net."""
     return campaigns.traces("runs")[layer_key(name, batch, precision)]
 
 
 @cache
 def work(name: str, batch: int, precision: str) -> LayerWork:
-    """What the op models say of each layer."""
+    """The time that the op models predict for each layer."""
     gpu = wavecast.device(GPU)
     return predicted_work(trace(name, batch, precision), network(name), gpu, Learned.shipped())
 
 
 def times(name: str, batch: int, precision: str, predicted: bool) -> tuple[LayerTime, ...]:
+    """The measured times of a net's layers, with their predicted ones if asked for."""
     found = work(name, batch, precision) if predicted else None
     return times_of_trace(trace(name, batch, precision), network(name), work=found).times
 
@@ -114,12 +117,13 @@ def per_layer(precision: str) -> str:
 
 
 def summed(errors: Sequence[float]) -> str:
+    """The mean and the worst error as a cell."""
     sizes = [abs(error) for error in errors]
     return f"mean {statistics.mean(sizes):.1%}, worst {max(sizes):.1%}"
 
 
 def transferred(which: Transfer, precision: str, way: Way) -> tuple[float, float]:
-    """The error over the layers that the sources have a line for, and how much time they take."""
+    """The error over the layers that the sources have a line for, and their share of the time."""
     sources, target, batch = which
     model = PerLayer(way.method).fit(
         each
@@ -139,7 +143,7 @@ _SMS = 132
 
 
 def _matrices(layer: NetworkLayer, batch: int) -> tuple[int, int, int]:
-    """Height, width and depth of the product that a layer is: the outputs are height by width."""
+    """Height, width and depth of a layer as a matrix product: outputs are height by width."""
     if layer.kind is LayerCategory.CONV:
         depth = math.prod(layer.kernel) * layer.inputs[0] // layer.groups
         return batch * layer.outputs[1] * layer.outputs[2], layer.outputs[0], depth
@@ -195,7 +199,7 @@ METHODS = (Method.RELATIVE_NON_NEGATIVE, Method.PROPORTIONAL)
 
 
 def features() -> str:
-    """Mean and worst error from one net to another, by what a layer's time is a sum of."""
+    """Mean and worst error from one net to another, by the features of a layer."""
     columns = [*product(METHODS, LAYER_PRECISIONS)]
     names = [f"{method.split()[0]}, {precision}" for method, precision in columns]
     lines = [f"| a layer takes 1 and | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
@@ -218,7 +222,7 @@ def features() -> str:
 
 
 def _chosen(rows: Sequence[Mapping[Transfer, float]]) -> list[float]:
-    """The errors of what was chosen without looking at the net it is applied to."""
+    """The errors of the features chosen without the net that they are applied to."""
     found: list[float] = []
     for net in NETS:
 
@@ -262,7 +266,7 @@ def _table(
 
 
 def _coefficients(rows: Array, seconds: Array, method: Method) -> Array:
-    """A feature that these layers do not tell from those before it counts as 0."""
+    """The fitted coefficients; a feature that depends on those before it gets 0."""
     kept: list[int] = []
     for index in range(rows.shape[1]):
         more = [*kept, index]
@@ -274,11 +278,11 @@ def _coefficients(rows: Array, seconds: Array, method: Method) -> Array:
 
 
 SHOWN = {"vgg16": "", "googlenet": "lower.10."}
-"""Of these nets, layers whose names begin so."""
+"""The nets whose rates are shown, and how the names of their layers begin."""
 
 
 def rates() -> str:
-    """How many operations a second layers do forward, and by which algorithm in fp32."""
+    """Operations per second of layers in the forward pass, and the algorithm in fp32."""
     cells = [*product(LAYER_PRECISIONS, LAYER_BATCHES)]
     lines = [
         "| net | layer | " + " | ".join(f"{p}, batch {b}" for p, b in cells) + " |",

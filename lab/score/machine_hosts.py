@@ -1,11 +1,12 @@
-"""What it would gain to know the host: steps of each machine, with a factor from its other models.
+"""What knowing the host would gain: each machine's steps with a factor from its other models.
 
-    python -m lab.score.machine_hosts --data FOLDER --cache FOLDER [--write docs/accuracy.md]
+    python -m lab.score.machine_hosts --data FOLDER --cache FOLDER [--write]
 
-Every public table, and every lease of our GPU, had another host, and all are predicted with the
-reference host. Here one factor for each machine (`--host-factor`) is taken from the steps of all
-other model families on it, never from the family that is judged: about what `wavecast calibrate`
-would tell. GPUs of the public tables are left out of the fit, as in `lab.score.accuracy`.
+Every public table, and every lease of our GPU, had another host. All of them are predicted with the
+reference host. Here each machine gets one factor (`--host-factor`). It is taken from the steps of
+all other model families on that machine, never from the family that is judged, and is about what
+`wavecast calibrate` would measure. GPUs of the public tables are left out of the fit, as in
+`lab.score.accuracy`. `--write` puts the table into docs/appendix/accuracy-hosts.md.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FACTORS = 2.0 ** np.linspace(-1.25, 1.0, 13)
 
 @dataclass(frozen=True, eq=False)
 class HostRow:
-    """A step with the seconds that it takes by each of `FACTORS`."""
+    """A step, and its predicted seconds with each of `FACTORS`."""
 
     case: Case
     reference_s: float
@@ -46,13 +47,13 @@ class HostRow:
 
     @property
     def machine(self) -> str:
-        """What shares a host: a GPU of a public table, or one lease of ours."""
+        """The machine of the step: a GPU of a public table, or one lease of ours."""
         ours = self.case.set.startswith("h200")
         return self.case.set if ours else f"{self.case.set.split()[0]} {self.case.gpu}"
 
 
 def played(traced: Iterable[tuple[Case, Trace]], left_out: LeftOut) -> Iterator[HostRow]:
-    """Each step on hosts of all factors."""
+    """Each step, predicted on hosts of all factors."""
     for case, trace in traced:
         predictor: Predictor = Learned.shipped()
         if not case.set.startswith("h200"):
@@ -64,7 +65,7 @@ def played(traced: Iterable[tuple[Case, Trace]], left_out: LeftOut) -> Iterator[
 
 
 def judged(rows: Sequence[HostRow]) -> Iterator[tuple[HostRow, float, float]]:
-    """Each step with its machine's factor, as others show it, and the seconds by that."""
+    """Each step, the factor that other families on its machine show, and its seconds with it."""
     for row in rows:
         others = [
             other
@@ -77,7 +78,7 @@ def judged(rows: Sequence[HostRow]) -> Iterator[tuple[HostRow, float, float]]:
 
 
 def table(rows: Sequence[HostRow]) -> Iterator[str]:
-    """By machine, and by set."""
+    """A line for each machine, and one for all leases of our H200."""
     found = list(judged(rows))
     yield "| steps of | steps | reference host: mean | median | known: mean | median | factor |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
@@ -108,7 +109,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # of models that are older than their library
     every = [*own_steps.cases(), *public_steps.cases(given.data)]
@@ -117,7 +118,7 @@ def main() -> None:
     text = "\n".join(table(list(played(traced, LeftOut(given.data, given.cache)))))
     print(text)
     if given.write:
-        pages.write(given.write, MARK, text)
+        pages.write(pages.APPENDIX / "accuracy-hosts.md", MARK, text)
 
 
 if __name__ == "__main__":

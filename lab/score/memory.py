@@ -1,16 +1,16 @@
-"""Predicted memory against the real allocator and nvidia-smi on our H200: tables of docs/memory.md.
+"""Predicted memory against the real allocator and nvidia-smi on our H200.
 
     python -m lab.score.memory steps         # allocated, reserved, process (a few minutes)
     python -m lab.score.memory batches       # the largest batch under a limit (half an hour)
-    python -m lab.score.memory workspaces    # libraries' own, models left out (a minute)
+    python -m lab.score.memory workspaces    # workspaces of libraries, models left out (a minute)
 
-Measured by lab/collect/memory_reality.py (measurements/h200/memory); every step is traced here.
+Measured by lab/collect/memory_reality.py (measurements/h200/memory); every step is traced here. The
+commands write the tables of docs/memory.md and docs/appendix/memory-*.md.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from functools import cache, partial
 from typing import Any
 
 import wavecast
+from lab.measured.figures import figures
 from lab.places import DOCS, H200
 from lab.score import pages, workspaces
 from lab.steps.memory import GROWING, STEPS
@@ -26,6 +27,7 @@ from wavecast.traces.step import Trace
 
 MEASURED = H200 / "memory"
 PAGE = DOCS / "memory.md"
+MARK = "begin: python -m lab.score.memory"
 GPU = "h200-sxm"
 LARGE_BYTES = 2e9
 """Whole processes are compared from here on."""
@@ -33,7 +35,7 @@ LARGE_BYTES = 2e9
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A step: what was measured, and how far the predictions are off."""
+    """A step: its measured peak, and the errors of the predictions."""
 
     name: str
     allocated_bytes: int
@@ -69,19 +71,29 @@ def _compared(name: str, row: dict[str, Any]) -> MemoryRow:
     )
 
 
-def steps_table(rows: Sequence[MemoryRow]) -> str:
-    """The summary, then a line for each step."""
+def steps_summary(rows: Sequence[MemoryRow]) -> str:
+    """The figures of all steps, and of the steps whose models are in no fit."""
     others = [row for row in rows if not row.name.startswith("suite ")]
-    lines = ["| | steps | mean error | median | worst |", "|---|---:|---:|---:|---:|"]
-    for chosen, of in ((rows, ""), (others, ", models in no fit")):
+    lines = [
+        "| memory | steps | mean error | median | bias | worst |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for chosen, which in ((rows, ""), (others, ", models in no fit")):
         for name, errors in (
             ("allocated at the peak", [row.allocated for row in chosen]),
             ("reserved", [row.reserved for row in chosen]),
             ("process above 2 GB", [row.process for row in chosen if row.process is not None]),
         ):
             if errors:
-                lines.append(_summary(f"{name}{of}", errors))
-    lines += ["", "| step | allocated | error | reserved | process |", "|---|---:|---:|---:|---:|"]
+                found = figures(errors)
+                cells = " | ".join(found.cells(1, worst_digits=1))
+                lines.append(f"| {name}{which} | {found.count} | {cells} |")
+    return "\n".join(lines)
+
+
+def steps_table(rows: Sequence[MemoryRow]) -> str:
+    """A line for each step."""
+    lines = ["| step | allocated | error | reserved | process |", "|---|---:|---:|---:|---:|"]
     for row in rows:
         process = "" if row.process is None else f"{row.process:+.1%}"
         lines.append(
@@ -91,14 +103,8 @@ def steps_table(rows: Sequence[MemoryRow]) -> str:
     return "\n".join(lines)
 
 
-def _summary(name: str, errors: Sequence[float]) -> str:
-    sizes = [abs(error) for error in errors]
-    cells = (statistics.mean(sizes), statistics.median(sizes), max(sizes))
-    return f"| {name} | {len(sizes)} | {' | '.join(f'{cell:.1%}' for cell in cells)} |"
-
-
-def batches_table() -> str:
-    """Predicted and true largest batches under each limit."""
+def batches_tables() -> tuple[str, str]:
+    """A summary, and the predicted and true largest batches under each limit."""
     lines = [
         "| step | limit | largest batch | predicted | error |",
         "|---|---:|---:|---:|---:|",
@@ -113,12 +119,15 @@ def batches_table() -> str:
         true = row["fits"] if row["too_large"] == row["fits"] + 1 else f"{row['fits']} or more"
         lines.append(f"| {row['model']} | {row['gib']} GiB | {true} | {found} | {error:+.1%} |")
         print(lines[-1], flush=True)
-    too_large, too_small = max(errors), min(errors)
-    summary = (
-        f"{len(errors)} largest batches: mean error {statistics.mean(map(abs, errors)):.1%}, at "
-        f"worst {too_large:+.1%} too large and {too_small:+.1%} too small."
+    return batches_summary(errors), "\n".join(lines)
+
+
+def batches_summary(errors: Sequence[float]) -> str:
+    """One sentence on all searches."""
+    return (
+        f"{len(errors)} largest batches: mean error {figures(errors).mean:.1%}, at worst "
+        f"{max(errors):+.1%} too large and {min(errors):+.1%} too small."
     )
-    return "\n".join([summary, "", *lines])
 
 
 def _error(predicted: int, fits: int, too_large: int) -> float:
@@ -141,15 +150,21 @@ def _traced(model: str, batch: int) -> Trace:
 
 
 def main(what: str) -> None:
-    """Write one table, and print it."""
-    if what == "steps":
-        content = steps_table(compare_steps())
-    elif what == "batches":
-        content = batches_table()
+    """Write the tables of one command, and print them."""
+    detail = pages.APPENDIX / f"memory-{what}.md"
+    mark = f"{MARK} {what}"
+    if what == "workspaces":
+        shown = workspaces.table(workspaces.compare())
     else:
-        content = workspaces.table(workspaces.compare())
-    pages.write(PAGE, what, content)
-    print(content)
+        if what == "steps":
+            rows = compare_steps()
+            summary, shown = steps_summary(rows), steps_table(rows)
+        else:
+            summary, shown = batches_tables()
+        pages.write(PAGE, mark, summary)
+        print(summary, end="\n\n")
+    pages.write(detail, mark, shown)
+    print(shown)
 
 
 if __name__ == "__main__":

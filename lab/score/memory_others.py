@@ -1,11 +1,11 @@
-"""Memory as others predict it without a GPU, against the real allocator on our H200.
+"""Memory as other tools predict it without a GPU, against the real allocator on our H200.
 
     python -m lab.score.memory_others tracker       # torch's MemTracker, on the suite
     python -m lab.score.memory_others estimators    # accelerate estimate-memory and torch-kitsune
 
-The suite's steps and their peaks are those of measurements/h200/suite.csv; MemTracker runs them on
-fake tensors, twice as we do, the second time with the optimizer's state. The estimators know a
-model and not a step. Writes the tables of docs/memory.md.
+The steps and their measured peaks are those of measurements/h200/suite.csv. MemTracker runs each
+step twice on fake tensors, as we do: the second time the optimizer has its state. The estimators
+know a model and not a step. Writes the tables of docs/appendix/memory-others.md.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import wavecast
-from lab.places import DOCS, H200
+from lab.places import H200
 from lab.score import pages
 from wavecast import suite
 from wavecast.runs.suite_results import SuiteResult, read_results
 
-PAGE = DOCS / "memory.md"
+PAGE = pages.APPENDIX / "memory-others.md"
+MARK = "begin: python -m lab.score.memory_others"
 GPU = "h200-sxm"
 
 
 @dataclass(frozen=True)
 class PeerRow:
-    """A step: the real peak, and what two predict, in how much time."""
+    """A step: its measured peak, and two predictions with the time that each took."""
 
     name: str
     peak: int
@@ -46,7 +47,7 @@ class PeerRow:
 
 
 def by_tracker() -> list[PeerRow]:
-    """Some models of the suite at their smallest measured batch, in both precisions."""
+    """Ten models of the suite at their smallest measured batch, in both precisions."""
     first: dict[tuple[str, str], SuiteResult] = {}
     for row in read_results(H200 / "suite.csv"):
         if row.status == "ok" and row.model in MODELS:
@@ -88,7 +89,7 @@ def tracked(benchmark: suite.Benchmark, batch: int, precision: str) -> int:
 
 @contextmanager
 def staying_modules() -> Iterator[None]:
-    """Modules that are told to go to the CPU, where they are: fake ones cannot."""
+    """Within it, `Module.to` does nothing: fake modules cannot be moved."""
     moved = torch.nn.Module.to
     torch.nn.Module.to = lambda self, *_, **__: self
     try:
@@ -103,7 +104,7 @@ def _optimizers(step: Any) -> list[torch.optim.Optimizer]:
 
 
 def tracker_table(rows: Sequence[PeerRow]) -> str:
-    """Both, over the steps that both can run."""
+    """The figures of both, over the steps that both can run."""
     both = [row for row in rows if row.theirs is not None]
     lines = [
         "| | steps | mean error | median | worst | time for all |",
@@ -203,7 +204,7 @@ def main(what: str) -> None:
         content = tracker_table(rows)
     else:
         content = estimator_table(by_estimators())
-    pages.write(PAGE, what, content)
+    pages.write(PAGE, f"{MARK} {what}", content)
     print(content)
 
 

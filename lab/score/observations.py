@@ -3,8 +3,8 @@
     python -m lab.score.observations RESULTS.csv TRACES
 
 RESULTS.csv and the folder TRACES are what `wavecast suite run --traces` wrote. Each observation
-that one GPU and one framework can show is stated with what the rows say; those about frameworks
-(3), two GPUs (9) and several machines (12) are left out.
+that one GPU and one framework can show is printed with the models that show it. Those about
+frameworks (3), two GPUs (9) and several machines (12) are left out.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ RECURRENT = frozenset({"nmt", "gnmt", "deep-speech-2"})
 _BATCH_NORM = re.compile(r"batch_norm|bn_(?:fw|bw)")
 
 NOISE = 0.03
-"""A drop smaller than this is none."""
+"""A drop smaller than this does not count."""
 SATURATED = 1.10
-"""Twice the batch that gives less than this is saturated: TBD has Inception-v3 below it."""
+"""A GPU is saturated if doubling the batch gains less: TBD has Inception-v3 below it."""
 LOW = 0.8
-"""GPU utilisation below which TBD speaks of low; the others reach 0.95."""
+"""GPU utilisation that TBD calls low; the other models reach 0.95."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One of the paper's findings, and what these measurements say of it."""
+    """One of the paper's findings, and the models that show it here."""
 
     number: int
     claim: str
@@ -169,7 +169,7 @@ def observe_kernels(traces: Mapping[str, Trace], device: Device) -> Observation:
 
 
 def main(path: Path, folder: Path) -> None:
-    """Print what the rows and the traces say."""
+    """Print every observation, and the models that do not show it."""
     rows = read_results(path)
     found = (*observe(rows), observe_kernels(campaigns.loose_traces(folder), device(rows[0].gpu)))
     for each in sorted(found, key=lambda found: found.number):

@@ -1,14 +1,24 @@
-"""Tables that benchmarks write into pages of the documents, between marks."""
+"""Generated tables in the documentation: each stands between two marks on its page."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from lab.places import DOCS
 
-def write(page: Path, name: str, content: str) -> None:
-    """Put a table between `<!-- name -->` and `<!-- end -->` on a page."""
+APPENDIX = DOCS / "appendix"
+
+
+def write(page: Path, mark: str, content: str) -> None:
+    """Put a table between `<!-- mark -->` and `<!-- end -->` on a page."""
     text = page.read_text(encoding="utf-8")
-    mark = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    assert mark.search(text), f"{page} has no mark {name}"
-    page.write_text(mark.sub(lambda m: f"{m[1]}{content}\n{m[2]}", text), encoding="utf-8")
+    marked = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    assert marked.search(text), f"{page} has no mark {mark}"
+    page.write_text(marked.sub(lambda m: f"{m[1]}{content}\n{m[2]}", text), encoding="utf-8")
+
+
+def section(page: Path, mark: str) -> str:
+    """The table that stands between `<!-- mark -->` and `<!-- end -->` on a page."""
+    text = page.read_text(encoding="utf-8")
+    return text.partition(f"<!-- {mark} -->\n")[2].partition("\n<!-- end -->")[0]

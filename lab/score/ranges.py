@@ -1,22 +1,25 @@
-"""How wide the range of a step must be: nine in ten steps that models knew nothing of lie in it.
+"""How wide the range of a step must be for nine in ten measured steps to lie within it.
 
-    python -m lab.score.ranges --data FOLDER --cache FOLDER [--write docs/accuracy.md]
+    python -m lab.score.ranges --data FOLDER --cache FOLDER [--write]
 
-Split conformal, by what is known of the GPU and of the host (`wavecast.steps.ranges`): of the steps of a
-class that the GPU bounds, one in twenty took less than the power `below` of their ops' ranges
-allows and one in twenty more than `above` allows; of those that the host bounds, the same of its
-factors. Every step counts once; of hosts, which many steps share, every owner does
-(docs/adr/0020-what-is-known-of-a-gpu.md says why). A step was predicted
+This is split conformal prediction, by what is known of the GPU and of the host
+(`wavecast.steps.ranges`). Of the GPU-bound steps of a class, one in twenty took less than the power
+`below` of their ops' ranges allows, and one in twenty took more than `above` allows. Of the
+host-bound steps, the same holds for factors. Every step counts once. Many steps share a host, so
+for hosts every owner of a table counts once (docs/adr/0020-what-is-known-of-a-gpu.md says why). The
+classes differ in how a step was predicted:
 
-* `unseen`, `foreign`, `unknown`: by models fitted without the GPU's chip, on the reference host
-  (published steps; foreign GPUs are of a vendor of whom no op is in the fit). `unknown` are our own
-  hosts, too, as if they had not been calibrated, the machine left out of the reference;
-* `measured`: by models that saw the chip, but no model of the step's family (our H200);
-* `known`: with a host calibrated between the timings, its costs fitted without the machine and
-  without the model (`lab.score.iterations`).
+* `unseen` and `foreign` GPUs, `unknown` and `foreign` hosts: by models fitted without the GPU's
+  chip, on the reference host. These are published steps. Foreign GPUs are of a vendor none of whose
+  ops is in the fit. `unknown` has our own hosts as well, as if they had not been calibrated, with
+  the machine left out of the reference.
+* `measured` GPUs: by models that saw the chip, but no model of the step's family (our H200).
+* `known` hosts: with a host calibrated between the timings, its costs fitted without the machine
+  and without the model (`lab.score.iterations`).
 
-Prints how many steps of each source lie in their ranges, and how many would if the ranges were made
-of the other sources' steps alone. Writes data/models/ranges.toml.
+The command prints how many steps of each source lie in their ranges, and how many would if the
+ranges were made from the other sources alone. It writes data/models/ranges.toml; `--write` puts the
+table into docs/appendix/accuracy-ranges.md.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from wavecast.steps.ranges import VENDOR
 OUTSIDE = 0.05
 """The share of steps on either side of their ranges."""
 MARGIN = 1.3
-"""Who takes longer by this factor, the GPU or the host, certainly sets the pace."""
+"""The GPU or the host sets the pace if it takes longer than the other by this factor."""
 GPU_CLASSES = ("measured", "unseen", "foreign")
 HOST_CLASSES = ("known", "unknown", "foreign")
 MARK = "begin: python -m lab.score.ranges"
@@ -53,32 +56,32 @@ MARK = "begin: python -m lab.score.ranges"
 
 @dataclass(frozen=True)
 class Score:
-    """A measured step beside its prediction: what its range would have to be."""
+    """How far the range of a step would have to reach to hold its measured time."""
 
     part: str
-    """Who set the pace: "gpu" or "host"."""
+    """The part that set the pace: "gpu" or "host"."""
     known: str
-    """The class of what is known of it."""
+    """The class of the GPU or of the host."""
     source: str
     below: float
     above: float
-    """How far down and up it would have to reach: by powers of its ops' ranges, or by factors."""
+    """How far down and up: powers of its ops' ranges for a GPU, factors for a host."""
 
 
 def on_gpu(found: Prediction, ratio: float, known: str, source: str) -> Score:
-    """Of a step that the GPU bounds; `ratio` is measured over predicted."""
+    """The score of a GPU-bound step; `ratio` is measured over predicted."""
     least, most = found.gpu_spread
     below, above = (max(math.log(ratio) / math.log(end), 0.0) for end in (least, most))
     return Score("gpu", known, source, below, above)
 
 
 def on_host(ratio: float, known: str, source: str) -> Score:
-    """Of a step that the host bounds."""
+    """The score of a host-bound step."""
     return Score("host", known, source, 1 / ratio, ratio)
 
 
 def published(data: Path, cache: Path) -> Iterator[Score]:
-    """Steps that others measured, chips left out; compiled ones are other steps than we trace."""
+    """Published steps, chips left out; compiled ones are other steps than we trace."""
     left_out = LeftOut(data, cache)
     cases = [case for case in public_steps.cases(data) if "compiled" not in case.set]
     for case, trace in read(cases, Traces(cache)):
@@ -112,7 +115,7 @@ def timed(data: Path, cache: Path) -> Iterator[Score]:
 
 
 def highest(values: Iterable[float], weights: Iterable[float]) -> float:
-    """What all but `OUTSIDE` of such values do not exceed, with the correction for few of them."""
+    """The value that all but `OUTSIDE` do not exceed, corrected for few values."""
     ordered = sorted(zip(values, weights, strict=True))
     share = (1 - OUTSIDE) * (len(ordered) + 1) / len(ordered)
     found, weight = zip(*ordered, strict=True)
@@ -131,7 +134,7 @@ def ends(scores: Sequence[Score]) -> tuple[float, float]:
 
 
 def _owner(source: str) -> str:
-    """Training and inference of one table were measured by the same people."""
+    """The owner of a table: training and inference were measured by the same people."""
     return source.split()[0]
 
 
@@ -182,7 +185,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table there, too")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
     args = parser.parse_args(given)
     scores = [
         *ours(args.data, args.cache),
@@ -194,7 +197,7 @@ def main(given: Sequence[str] | None = None) -> None:
     shown = "\n".join(table(scores))
     print(f"{text}\n{shown}")
     if args.write:
-        pages.write(args.write, MARK, shown)
+        pages.write(pages.APPENDIX / "accuracy-ranges.md", MARK, shown)
 
 
 if __name__ == "__main__":

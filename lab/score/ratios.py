@@ -30,9 +30,9 @@ KEYS = {
     "linear": ["b", "m", "n", "k"],
 }
 LEAST_MS = 0.2
-"""Below, these timings are the host's."""
+"""Shorter timings show the host's launches, not the GPU."""
 PAIRS = 400
-"""Rows of each pair of GPUs that are looked at."""
+"""The most rows of each pair of GPUs that are compared."""
 
 
 def layer_of(kind: str, row: Any) -> Layer:
@@ -73,7 +73,7 @@ def measured_call(kind: str, row: Any) -> Call:
 
 
 def main(folder: Path) -> None:
-    """Print the mean errors, and how many measurements the ranges hold."""
+    """Print mean errors, and the share of measurements within the ranges."""
     import pandas as pd
 
     table = pd.read_parquet(folder / "ops.parquet")

@@ -1,4 +1,4 @@
-"""Whole steps against throughput that others published: ResNet-50 in float32.
+"""ResNet-50 in float32: predicted steps against published throughput.
 
     python -m lab.score.real_check LAMBDA.csv PROFILE
 
@@ -37,7 +37,7 @@ def published(path: Path) -> dict[str, float]:
 
 
 def main(table: Path, profile: Path) -> None:
-    """Print how far each way is off, for one image."""
+    """Print the error of each way to predict the time of an image."""
     benchmark = suite.benchmark("resnet50")
     traced = wavecast.trace(lambda: benchmark.make_step(BATCH, "fp32"))
     measured, seen = campaigns.traces("habitat")[MEASURED], wavecast.read_kineto(profile)

@@ -1,9 +1,10 @@
-"""Models of runs and layers on what we measured: the tables of docs/runs.md.
+"""Models of runs and layers, fitted on our measurements.
 
     python -m lab.score.run_models
 
-fits measurements/h200/runs.csv (no GPU needed; some minutes) and writes the tables between the
-marks of the page. Names of tables make only those: python -m lab.score.run_models "per layer".
+fits measurements/h200/runs.csv (no GPU needed; some minutes) and writes the tables of
+docs/appendix/runs-whole.md and runs-layers.md. Names of tables make only those:
+python -m lab.score.run_models "per layer".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 import wavecast
 from lab.collect.run_grid import BATCHES, ITERATIONS, NETS, VARIANTS, GridRow, Variant, read
-from lab.places import DOCS, H200
+from lab.places import H200
 from lab.score import layer_models, pages
 from lab.score.layer_models import GPU
 from wavecast.predictors.learned.predictor import Learned
@@ -29,7 +30,7 @@ from wavecast.runs.run import Run
 from wavecast.suite import benchmark
 from wavecast.traces.step import Phase
 
-PAGE = DOCS / "runs.md"
+MARK = "begin: python -m lab.score.run_models"
 MEASURED = H200 / "runs.csv"
 MAIN = "training graph tf32"
 SPLITS = {6: (16, 15), 12: (24, 17), 20: (32, 20)}
@@ -50,7 +51,7 @@ NOISE = 0.01
 
 
 def measured_runs(net: str, variant: str = MAIN, startup: bool = False) -> list[Run]:
-    """The runs of a net, with or without what comes before their iterations."""
+    """The measured runs of a net, with or without the start-up before their iterations."""
     phase, mode, precision = variant.split()
     return [
         Run(
@@ -69,15 +70,18 @@ def measured_runs(net: str, variant: str = MAIN, startup: bool = False) -> list[
 
 @cache
 def rows_measured() -> list[GridRow]:
+    """All measured runs, read once."""
     return read(MEASURED)
 
 
 def seen(runs: Sequence[Run], count: int) -> list[Run]:
+    """The 6, 12 or 20 shortest runs at the smallest batches, which a model is fitted on."""
     batch, iterations = SPLITS[count]
     return [run for run in runs if run.batch <= batch and run.iterations <= iterations]
 
 
 def unseen(runs: Sequence[Run]) -> list[Run]:
+    """The 140 runs that no fit has seen."""
     short = set(seen(runs, 20))
     return [run for run in runs if run not in short]
 
@@ -97,14 +101,14 @@ def errors(
 
 
 def noise(runs: Sequence[Run]) -> float:
-    """MAPE in percent of a line in the iterations for each batch: no model of batches is nearer."""
+    """MAPE in percent of a line for each batch by itself: no model of batches can be nearer."""
     by_batch = [[run for run in runs if run.batch == batch] for batch in BATCHES]
     return 100 * statistics.mean(EndToEnd(phase=each[0].phase).fit(each).mape for each in by_batch)
 
 
 @cache
 def predicted_s(net: str, batch: int, precision: str, phase: str) -> float:
-    """What the op models say an iteration takes on the GPU."""
+    """The GPU time that the op models predict for an iteration."""
     gpu, predictor = wavecast.device(GPU), Learned.shipped()
     trace = wavecast.trace(lambda: benchmark(net).make_step(batch, precision), samples=batch)
     calls = [call for call in trace if phase == "training" or call.phase is Phase.FORWARD]
@@ -112,7 +116,7 @@ def predicted_s(net: str, batch: int, precision: str, phase: str) -> float:
 
 
 def variants(by_work: bool = False) -> str:
-    """Every variant that was measured: whole, and the three splits."""
+    """Errors of every measured variant: on all runs, and on the three splits."""
     last = "" if by_work else "a line for each batch | "
     lines = [
         f"| variant | net | all 160 runs | from 6 | from 12 | from 20 | {last}".rstrip(),
@@ -143,7 +147,7 @@ def _work(net: str, variant: Variant) -> BatchWork:
 
 
 def end_to_end(startup: bool = False) -> str:
-    """Table 4 on our GPU, next to the paper's."""
+    """Table 4 of the paper on our GPU, beside the printed values."""
     lines = [
         "| net | method | all 160 runs | from 6 | from 12 | from 20 |",
         "|---|---|---:|---:|---:|---:|",
@@ -173,7 +177,7 @@ _NAMES = {
 
 
 def simulated() -> str:
-    """The four ways to fit on made-up runs, with the published numbers of runs and noise."""
+    """Errors of four ways to fit, on made-up runs with noise."""
     methods = [each for each in Method if each is not Method.PROPORTIONAL]  # as the relative one
     lines = [
         f"| runs like | noise | fitted on | {' | '.join(methods)} |",
@@ -215,7 +219,7 @@ Times = Callable[[int, int], float]
 
 
 class RunDraw(Protocol):
-    """From a seed and a noise to the times that were measured, or might have been."""
+    """Makes the times of all runs from a seed and a noise."""
 
     def __call__(self, seed: int, noise: float = NOISE) -> Mapping[tuple[int, int], float]: ...
 
@@ -244,7 +248,7 @@ def _synthetic(
 def _measured(net: str) -> tuple[Times, RunDraw]:
     runs = measured_runs(net)
     times = {(run.batch, run.iterations): run.seconds for run in runs}
-    # What a run costs is guessed from the two cheapest batches: nobody knows the others yet.
+    # The cost of a run is guessed from the two cheapest batches: the others were not run yet.
     pilot = EndToEnd().fit(seen(runs, 6))
     return lambda b, i: pilot.predict(b, i).seconds, lambda seed, noise=NOISE: times
 
@@ -295,11 +299,16 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+LAYER_TABLES = ("per layer", "per layer in fp32", "rates", "features")
+
+
 def main() -> None:
+    """Make the tables that were asked for, and write them."""
     for name in sys.argv[1:] or TABLES:
         shown = TABLES[name]()
         print(f"{name}\n\n{shown}\n", flush=True)
-        pages.write(PAGE, name, shown)
+        page = "runs-layers.md" if name in LAYER_TABLES else "runs-whole.md"
+        pages.write(pages.APPENDIX / page, f"{MARK} '{name}'", shown)
 
 
 if __name__ == "__main__":

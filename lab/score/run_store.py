@@ -1,8 +1,8 @@
 """A million runs in the store, and a server killed during an import: python -m lab.score.run_store
 
-Each case runs in a process of its own, which says its time, how much of it the process worked (not
-the server), and the most memory it had. Runs are made up; the store, the files and the PostgreSQL
-server are real. `--runs 10000` is a quick try.
+Each case runs in a process of its own, which reports its time, its CPU time (without the server's)
+and the most memory it had. Runs are made up; the store, the files and the PostgreSQL server are
+real. `--runs 10000` is a quick try.
 """
 
 from __future__ import annotations

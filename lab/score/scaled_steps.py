@@ -1,8 +1,8 @@
-"""Published steps scaled from a measurement: recorded on our H200, predicted on the GPUs of others.
+"""Published steps scaled from a measurement: recorded on our H200, predicted on other GPUs.
 
-The recordings are those of `lab.collect.scaled`. A step's kernels are scaled, not its host: on the
-other machine the host is as unknown as to the contenders that start from nothing, so that it is
-the reference host here, too.
+The recordings are those of `lab.collect.scaled`. A step's kernels are scaled, but its host is not:
+the host of the other machine is as unknown as for predictions that start from nothing. So the
+reference host is used here as well.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from lab.measured import campaigns
 from lab.measured.comparison import Contender, Scored, groups, summary
+from lab.measured.figures import percent
 from lab.measured.public_steps.case import Case, Traces
 from wavecast import Trace, ops
 from wavecast.predictors.habitat import Habitat
@@ -24,7 +25,7 @@ HOST = "reference"
 WAVES, SHIPPED, LEFT_OUT = "scaled by waves", "scaled", "scaled, GPU left out"
 NAMES = (WAVES, SHIPPED, LEFT_OUT)
 SAME = 0.9
-"""Share of the traced launches that a recording must have, and the reverse."""
+"""A recording and the trace must agree on this share of their launches."""
 
 
 def contenders(fit: Callable[[str], Learned] | None = None) -> list[Contender]:
@@ -79,12 +80,15 @@ def table(rows: Sequence[Scored]) -> str:
     if not cases:
         return ""
     lines = [
-        f"Scaled from a measurement, and from nothing, on the same steps: {len(cases)} whose "
-        "step we recorded on an H200 (`lab.collect.scaled`). Kernels are scaled to the GPU of the "
-        "case, never the H200 itself; the host is the reference host for all. `scaled` is what "
-        "`wavecast.predict` does with a measured trace. Its ratios are those of `learned`, in "
-        f"`{LEFT_OUT}` those of models that have not seen the GPU's chip; `{WAVES}` needs none. "
-        "None of the three knows that old libraries were slower, as `learned` does here.",
+        "## Scaled from a measurement",
+        "",
+        f"We recorded {len(cases)} of the published steps on our H200 (`lab.collect.scaled`). Here "
+        "they are scaled to the GPU of each case, beside predictions from nothing for the same "
+        "steps. The H200 itself is never a target, and the host is the reference host for all. "
+        "`scaled` is what `wavecast.predict` does with a measured trace: it uses the ratios of "
+        f"`learned`. `{LEFT_OUT}` uses the ratios of models that have not seen the chip, and "
+        f"`{WAVES}` uses no model. These three do not know that old libraries were slower, which "
+        "`learned` does here.",
         "",
         "| set, predictor | steps | mean | median | bias | worst | in range |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -94,8 +98,6 @@ def table(rows: Sequence[Scored]) -> str:
     for name, group in groups(same, lambda row: row.case.set):
         for contender in order:
             found = summary([row for row in group if row.contender == contender])
-            lines.append(
-                f"| {name}, {contender} | {found.count} | {found.mean:.0%} | {found.median:.0%} "
-                f"| {found.bias:+.0%} | {found.worst:.0%} | {found.within:.0%} |"
-            )
+            cells = " | ".join([*found.cells(), percent(found.in_range)])
+            lines.append(f"| {name}, {contender} | {found.count} | {cells} |")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""How long importing, tracing and predicting take, and how much memory: python -m lab.score.speed
+"""Time and memory of importing, tracing and predicting: python -m lab.score.speed
 
-Each case runs in a process of its own; tracing is timed after torch has been imported, once
-cold and once warm.
+Each case runs in a process of its own. Tracing is timed after torch has been imported, once cold
+and once warm.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _predict_all() -> dict[str, Any]:
 
 
 def _predict_many() -> dict[str, Any]:
-    """A thousand distinct products: more than a large step has, and of the dearest sort."""
+    """A thousand distinct products: more than a large step has, and of the slowest kind."""
     import wavecast
     from wavecast.predictors.learned.predictor import Learned
     from wavecast.traces.step import Op, TensorSpec

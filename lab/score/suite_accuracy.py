@@ -1,9 +1,9 @@
-"""The suite, predicted against measured on our H200: the tables of docs/suite.md.
+"""The suite, predicted against measured on our H200.
 
     python -m lab.score.suite_accuracy
 
-predicts every row of measurements/h200/suite.csv without a GPU (minutes), and writes the tables
-between the marks of docs/suite.md.
+predicts every row of measurements/h200/suite.csv without a GPU (minutes), and writes the tables of
+docs/suite.md and docs/appendix/suite-steps.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from lab.measured import campaigns
@@ -26,13 +25,15 @@ from wavecast.runs.suite_results import SuiteResult, read_results
 
 MEASURED = H200 / "suite.csv"
 PAGE = DOCS / "suite.md"
+STEPS = pages.APPENDIX / "suite-steps.md"
+MARK = "begin: python -m lab.score.suite_accuracy"
 
 Pair = tuple[SuiteResult, SuiteResult]
 """Measured and predicted."""
 
 
 def pairs() -> list[Pair]:
-    """Every row that ran, and what is predicted for it."""
+    """Every measured row that ran, with its prediction."""
     rows = [row for row in read_results(MEASURED) if row.status == "ok"]
     gpu = device(rows[0].gpu)
     return [(row, predict_there(row.configuration, gpu)) for row in rows]
@@ -47,32 +48,35 @@ def largest(found: Sequence[Pair]) -> list[Pair]:
 def per_model(found: Iterable[Pair]) -> str:
     """One row for each step: throughput and utilisation."""
     lines = [
-        "| model | batch | precision | step | throughput | error | GPU | predicted | cores "
-        "| predicted |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| step | time | throughput | error | GPU, predicted | cores, predicted |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for row, other in found:
         lines.append(
-            f"| {row.model} | {row.batch} | {row.precision} | {1e3 * (row.seconds or 0):.1f} ms "
+            f"| {_title(row)} | {1e3 * (row.seconds or 0):.1f} ms "
             f"| {row.throughput_per_s:,.0f} {row.unit}/s | {_relative(row, other):+.0%} "
-            f"| {row.gpu_utilisation:.0%} | {other.gpu_utilisation:.0%} "
-            f"| {cores(row):.1%} | {cores(other):.1%} |"
+            f"| {row.gpu_utilisation:.0%}, {other.gpu_utilisation:.0%} "
+            f"| {cores(row):.1%}, {cores(other):.1%} |"
         )
     return "\n".join(lines)
+
+
+def _title(row: SuiteResult) -> str:
+    return f"{row.model} b{row.batch} {row.precision}"
 
 
 def memory_by_kind(found: Iterable[Pair]) -> str:
     """One row for each step: memory by kind, and how far the prediction is off."""
     names = " | ".join(TBD_KINDS)
     lines = [
-        f"| model | batch | precision | {names} | sum of maxima | peak |",
-        f"|---|---:|---|{'---:|' * (len(TBD_KINDS) + 2)}",
+        f"| step | {names} | sum of maxima | peak |",
+        f"|---|{'---:|' * (len(TBD_KINDS) + 2)}",
     ]
     for row, other in found:
         cells = (_bytes(kind, row, other) for kind in TBD_KINDS)
         held = sum(_held(kind, row) or 0 for kind in TBD_KINDS)
         lines.append(
-            f"| {row.model} | {row.batch} | {row.precision} | {' | '.join(cells)} "
+            f"| {_title(row)} | {' | '.join(cells)} "
             f"| {memory(held)} | {_bytes('peak', row, other)} |"
         )
     return "\n".join(lines)
@@ -129,7 +133,7 @@ def summary(found: Sequence[Pair]) -> str:
 
 
 def observations(found: Iterable[Observation]) -> str:
-    """What the rows say of each of TBD's observations."""
+    """How many models show each of TBD's observations."""
     lines = ["| no. | in 2018 | here |", "|---:|---|---|"]
     for each in found:
         total = len(each.agreeing) + len(each.others)
@@ -140,14 +144,14 @@ def observations(found: Iterable[Observation]) -> str:
 def utilisation(path: Path) -> str:
     """GPU utilisation by three sources."""
     lines = [
-        "| model | batch | precision | wavecast | nvidia-smi | torch.profiler |",
-        "|---|---:|---|---:|---:|---:|",
+        "| step | wavecast | nvidia-smi | torch.profiler |",
+        "|---|---:|---:|---:|",
     ]
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             shares = (f"{float(row[n]):.1%}" for n in ("wavecast", "nvidia_smi", "profiler"))
-            cells = (row["model"], row["batch"], row["precision"], *shares)
-            lines.append(f"| {' | '.join(cells)} |")
+            step = f"{row['model']} b{row['batch']} {row['precision']}"
+            lines.append(f"| {step} | {' | '.join(shares)} |")
     return "\n".join(lines)
 
 
@@ -156,12 +160,16 @@ def main() -> None:
     found = pairs()
     rows = [row for row, _ in found]
     seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
-    write = partial(pages.write, PAGE)
-    write("observations", observations(sorted(seen, key=lambda each: each.number)))
-    write("summary", summary(found))
-    write("per model", per_model(largest(found)))
-    write("memory", memory_by_kind(largest(found)))
-    write("utilisation", utilisation(H200 / "utilisation.csv"))
+    ordered = sorted(seen, key=lambda observation: observation.number)
+    tables = (
+        (PAGE, "observations", observations(ordered)),
+        (PAGE, "summary", summary(found)),
+        (STEPS, "per model", per_model(largest(found))),
+        (STEPS, "memory", memory_by_kind(largest(found))),
+        (STEPS, "utilisation", utilisation(H200 / "utilisation.csv")),
+    )
+    for page, name, shown in tables:
+        pages.write(page, f"{MARK}, {name}", shown)
 
 
 if __name__ == "__main__":

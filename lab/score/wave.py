@@ -2,13 +2,13 @@
 
     python -m lab.score.wave FOLDER    FOLDER holds NeuSight's ops.parquet (needs pandas)
 
-Every call is scaled from each GPU to each other one, and the error is that of the ratio of its
-times, mean |predicted / measured - 1|. NeuSight's calls were timed alone, so the small ones show
-what the host takes to launch them; those above 0.2 ms on both GPUs show kernels. Registers were
-not recorded, so SM counts stand for waves, except below, where kernels of one wave are sought.
+Every call is scaled from each GPU to each other GPU. The error is that of the ratio of its times:
+mean |predicted / measured - 1|. NeuSight's calls were timed alone, so that small ones show the time
+of a launch; calls above 0.2 ms on both GPUs show kernels. Registers were not recorded, so SM counts
+stand for waves, except where kernels of one wave are compared.
 
-What is chosen here, and on what: the gamma of contractions of unknown shape, what happens below
-one wave, and the ranges, all as one constant for all GPUs. Nothing else is fitted.
+Three things were chosen on this data, each as one constant for all GPUs: the gamma of contractions
+of unknown shape, the rule for less than one wave, and the ranges. Nothing else is fitted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COLUMNS = (
 SIZES = COLUMNS[2:13]
 CONTRACTED = ("bmm", "linear", "conv")
 SGEMM_REGISTERS = 128
-"""What cuBLAS's single-precision kernels use, about; not recorded."""
+"""About the registers of cuBLAS's single-precision kernels, which were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ Method = Callable[[WaveCase], float]
 
 @cache
 def gpu(name: str) -> Device:
+    """The device that a name of the table stands for."""
     return device(IDS[name])
 
 
@@ -103,13 +104,13 @@ def gpu(name: str) -> Device:
 
 
 def by_op(case: WaveCase) -> float:
-    """What the library answers."""
+    """The ratio that the library predicts."""
     scaled = scale(case.kernel, *case.devices, case.intensity, case.kind)
     return math.nan if scaled is None else scaled.ratio
 
 
 def at_gamma(gamma: float, case: WaveCase) -> float:
-    """Eq. 2 on what the data sheets say, SM counts for waves."""
+    """Equation 2 with the numbers of data sheets, and SM counts for waves."""
     origin, target = (_sheet(each) for each in case.devices)
     return wave_ratio(origin, target, gamma)
 
@@ -120,11 +121,13 @@ def _sheet(each: Device) -> Waves:
 
 
 def bandwidths(case: WaveCase) -> float:
+    """The ratio of memory bandwidths."""
     origin, target = case.devices
     return origin.memory_bytes_per_s / target.memory_bytes_per_s
 
 
 def peaks(case: WaveCase) -> float:
+    """The ratio of peak FLOP/s."""
     origin, target = case.devices
     return origin.fp32_flops / target.fp32_flops
 
@@ -215,7 +218,7 @@ def cases(
 
 
 def error(chosen: Sequence[WaveCase], method: Method) -> float:
-    """Percent, mean over cases."""
+    """The mean error of the ratio over cases, in percent."""
     predicted = np.array([method(case) for case in chosen])
     return float(np.mean(np.abs(predicted / _real(chosen) - 1)) * 100)
 
@@ -241,6 +244,7 @@ def table(
 def grouped(
     chosen: Iterable[WaveCase], key: Callable[[WaveCase], str]
 ) -> dict[str, list[WaveCase]]:
+    """Cases by a key, in its order."""
     groups: dict[str, list[WaveCase]] = defaultdict(list)
     for case in chosen:
         groups[key(case)].append(case)
@@ -276,7 +280,7 @@ def one_wave(
 
 
 def _same_gemms(found: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]]) -> Iterator[WaveCase]:
-    """Contractions of the same kernel, well above what a launch takes for such an op."""
+    """Contractions of the same kernel that take much longer than a launch."""
     floors: dict[tuple[str, str], list[float]] = defaultdict(list)
     for by_gpu in found.values():
         for run in by_gpu.values():
@@ -296,7 +300,7 @@ def _same_gemms(found: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]]) -> I
 
 
 def _vidur(path: Path) -> Iterator[WaveCase]:
-    """Kernel times of vidur's inference runs, from 3 us on for they are whole microseconds.
+    """Kernel times of vidur's inference runs, from 3 us on, since they are whole microseconds.
 
     Their launches are those of PyTorch's add and of vLLM's norm and activation, which take one
     block of up to 1024 threads per token.
@@ -323,6 +327,7 @@ def _vidur(path: Path) -> Iterator[WaveCase]:
 
 
 def clocks(case: WaveCase) -> float:
+    """The ratio of clock rates."""
     origin, target = (_sheet(each) for each in case.devices)
     return origin.clock_hz / target.clock_hz
 

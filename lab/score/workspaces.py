@@ -2,9 +2,10 @@
 
     python -m lab.score.memory workspaces
 
-For each model family the constants are fitted without it, and its steps' workspaces predicted from
-the ops of its measured traces: the most at any time (TBD's count), and the allocator's peak with
-the measured workspaces and with the predicted ones.
+For each model family the constants are fitted without it. Then the workspaces of its steps are
+predicted from the ops of its measured traces. Two figures are compared: the most that workspaces
+take at any time (as TBD counts), and the allocator's peak with measured and with predicted
+workspaces.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class WorkspaceRow:
-    """A step: what its libraries took, and what they were expected to."""
+    """A step: its measured and predicted workspace and peak, in bytes."""
 
     model: str
     strict: bool
-    """Convolutions in float32 without TF32."""
+    """Whether it has convolutions in float32 without TF32."""
     measured: int
     predicted: int
     peak: int

@@ -1,4 +1,4 @@
-"""What docs/accuracy.md and docs/memory.md say of measurements/h200 is what these files say."""
+"""The pages about scaling and memory repeat what the files in measurements/h200 show."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from wavecast.traces.step import Kernel, Measurement, Trace
 
 GPU = device("h200-sxm")
 TRACES = [(name, key) for name in ("habitat", "measured") for key in campaigns.traces(name)]
-PAGE = re.sub(r"\s+", " ", (DOCS / "accuracy.md").read_text(encoding="utf-8"))
-
+SCALING = DOCS / "appendix" / "accuracy-scaling.md"
+PAGE = re.sub(r"\s+", " ", SCALING.read_text(encoding="utf-8"))
 MEMORY = (DOCS / "memory.md").read_text(encoding="utf-8")
 
 
@@ -76,7 +76,7 @@ def test_a_measured_step_returns_on_its_own_gpu(name: str, key: str) -> None:
 
 def test_the_page_counts_the_traces() -> None:
     assert f"All {len(TRACES)} measured traces*" in PAGE
-    assert f"[{len(TRACES)} traces; {len(rows('same.csv'))} steps measured twice]" in PAGE
+    assert f"(`same.csv`, {len(rows('same.csv'))} steps)" in PAGE
 
 
 def test_the_page_repeats_how_far_two_measurements_differ() -> None:
@@ -139,20 +139,41 @@ def memory_rows(name: str) -> list[dict[str, Any]]:
 def test_the_memory_page_has_every_step_and_every_search() -> None:
     steps, searches = memory_rows("steps.jsonl"), memory_rows("growing.jsonl")
     assert {row["status"] for row in (*steps, *searches)} == {"ok"}
+    every_step, every_search = appendix("memory-steps.md"), appendix("memory-batches.md")
     for row in steps:
-        assert f"| {row['name']} | {row['allocated_bytes'] / 2**30:.2f} GiB | " in MEMORY
+        assert f"| {row['name']} | {row['allocated_bytes'] / 2**30:.2f} GiB | " in every_step
     for row in searches:
-        assert f"| {row['model']} | {row['gib']} GiB | {row['fits']}" in MEMORY
+        assert f"| {row['model']} | {row['gib']} GiB | {row['fits']}" in every_search
     assert f"| allocated at the peak | {len(steps)} |" in MEMORY
     large = sum(row["process_bytes"] > 2e9 for row in steps)
     assert f"| process above 2 GB | {large} |" in MEMORY
     assert f"{len(searches)} largest batches: " in MEMORY
-    assert f"{len(searches)} of 50 were found" in MEMORY
+    assert f"{len(searches)} of 50 were found" in every_search
+
+
+def test_the_memory_page_repeats_its_appendices() -> None:
+    page = " ".join(MEMORY.split())
+    line = next(x for x in appendix("memory-workspaces.md").splitlines() if "**all**" in x)
+    _, steps, _, mean, _, of_peak, worst = (cell.strip() for cell in line.strip("|").split("|"))
+    assert f"Over the {steps} steps of the suite" in page
+    assert f"within {mean} in the mean (median 0.0%)" in page
+    assert f"by {of_peak} in the mean" in page
+    assert f"up to {worst.strip('+-')} of a step's peak" in page
+    others = appendix("memory-others.md")
+    ours, tracker = re.findall(r"^\| (?:wavecast|MemTracker) \| 20 \| ([\d.]+%)", others, re.M)
+    assert f"mean error {tracker}, ours {ours} on the same steps" in page
+    means = re.search(r"mean error\*\* \| \| [\d.]+% \| ([\d.]+%) \| ([\d.]+%)", others)
+    assert means is not None
+    assert f"is {means[1]} off and torch-kitsune {means[2]}" in page
+
+
+def appendix(name: str) -> str:
+    return (DOCS / "appendix" / name).read_text(encoding="utf-8")
 
 
 def test_the_readme_repeats_the_memory_page() -> None:
     found = [
-        re.search(rf"\| {what} \| \d+ \| ([\d.]+%) \| [\d.]+% \| ([\d.]+%) \|", MEMORY)
+        re.search(rf"\| {what} \| \d+ \| ([\d.]+%) \| [\d.]+% \| \S+ \| ([\d.]+%) \|", MEMORY)
         for what in ("allocated at the peak", "reserved", "process above 2 GB")
     ]
     means, worst = zip(*(match.groups() for match in found if match), strict=True)

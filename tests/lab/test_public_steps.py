@@ -360,8 +360,8 @@ def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> N
     found = summary(rows)
     assert found.count == 4
     assert found.bias == pytest.approx(-1, abs=0.01)
-    assert found.mean == pytest.approx(-found.bias)
-    assert found.within == 0
+    assert found.mean == pytest.approx(1, abs=0.01)
+    assert found.in_range == 0
 
 
 def test_steps_of_old_libraries_have_a_predictor_of_their_own(tmp_path: Path) -> None:

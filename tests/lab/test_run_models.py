@@ -1,4 +1,4 @@
-"""What docs/runs.md says of our runs and layers is what lab.score.run_models computes."""
+"""The pages about runs and layers repeat what lab.score.run_models computes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import pytest
 
 from lab.collect import run_grid
 from lab.places import DOCS, ROOT
-from lab.score import layer_models, run_models
+from lab.score import layer_models, pages, run_models
 
-PAGE = (DOCS / "runs.md").read_text(encoding="utf-8")
+APPENDIX = DOCS / "appendix"
+WHOLE = (APPENDIX / "runs-whole.md").read_text(encoding="utf-8")
+LAYERS = (APPENDIX / "runs-layers.md").read_text(encoding="utf-8")
+GPUS = (APPENDIX / "runs-gpus.md").read_text(encoding="utf-8")
+SHORT = " ".join((DOCS / "runs.md").read_text(encoding="utf-8").split())
 
 
 VARIANTS = [variant.name for variant in run_grid.VARIANTS]
@@ -51,18 +55,59 @@ def test_predicted_work_in_the_place_of_the_batch_helps_where_the_batch_bends() 
     )
     assert all(with_work < without for with_work, without in zip(bent, plain, strict=True))
     shown = " | ".join(f"{error:.2f}" for error in bent)
-    assert f"| training graph fp32 | alexnet | {shown} |" in PAGE
+    assert f"| training graph fp32 | alexnet | {shown} |" in WHOLE
 
 
 def test_the_page_has_the_tables_that_are_computed() -> None:
     for name in ("end to end", "end to end with start-up", "variants", "rates", "features"):
-        assert run_models.TABLES[name]() in PAGE
+        assert run_models.TABLES[name]() in WHOLE + LAYERS
+
+
+@pytest.mark.parametrize(
+    ("mark", "variant", "title"),
+    [
+        ("variants", "training graph tf32", "ours: TF32, each iteration a CUDA graph"),
+        ("variants", "testing graph tf32", "the same, forward pass only"),
+        ("variants", "training eager tf32", "ours: plain PyTorch, which waits for the host"),
+        ("variants", "training graph fp32", "ours: without TF32"),
+        (
+            "variants by predicted work",
+            "training graph fp32",
+            "the same, predicted work in place of the batch",
+        ),
+    ],
+)
+def test_the_short_page_repeats_the_variants(mark: str, variant: str, title: str) -> None:
+    table = pages.section(APPENDIX / "runs-whole.md", f"{run_models.MARK} '{mark}'")
+    line = next(line for line in table.splitlines() if line.startswith(f"| **{variant}**"))
+    cells = re.search(r"mean ([\d.]+), worst ([\d.]+) \| (\d of 9)", line)
+    assert cells is not None
+    assert f"| {title} | {' | '.join(cells.groups())} |" in SHORT
+
+
+def test_the_short_page_repeats_the_layers_and_the_gpus() -> None:
+    titles = [
+        "operations, as published",
+        "operations, relative errors",
+        "predicted times, relative errors",
+        "predicted times, proportional errors",
+    ]
+    errors = [
+        re.findall(r"mean ([\d.]+%), worst ([\d.]+%)", line)
+        for line in LAYERS.splitlines()
+        if line.startswith("| **one net**")
+    ]
+    for title, tf32, fp32 in zip(titles, *errors, strict=True):
+        assert f"| {title} | {', '.join(tf32)} | {', '.join(fp32)} |" in SHORT
+    for line in GPUS.splitlines():
+        if line.startswith("| **all** |"):
+            assert line.removeprefix("| **all** ").removesuffix(" |") in SHORT
 
 
 @pytest.mark.parametrize("precision", run_grid.LAYER_PRECISIONS)
 def test_layers_of_one_net_predict_the_others_as_the_page_says(precision: str) -> None:
     table = layer_models.per_layer(precision)
-    assert table in PAGE
+    assert table in LAYERS
     *_, one_net, _ = table.splitlines()
     mean, worst = map(float, re.findall(r"mean ([\d.]+)%, worst ([\d.]+)%", one_net)[-1])
     published = float(re.findall(r"mean ([\d.]+)%", one_net)[0])
@@ -70,7 +115,8 @@ def test_layers_of_one_net_predict_the_others_as_the_page_says(precision: str) -
     if precision == "tf32":
         assert (mean <= 10, worst <= 23) == (True, True), "the paper's bounds"
     else:
-        assert f"{mean:g}% on average and {worst:g}% at worst" in PAGE
+        assert f"{mean:g}% on average and {worst:g}% at worst" in " ".join(LAYERS.split())
+        assert f"{mean:g}% on average and {worst:g}% at worst" in SHORT
 
 
 def test_the_page_says_which_layers_changed_their_algorithm() -> None:

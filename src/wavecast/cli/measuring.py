@@ -108,7 +108,6 @@ def calibrate(
     bandwidth of a copy and the rates of large matrix products, written into a device file apart
     from the nominal numbers. Both are in your configuration folder. Nothing else should run.
     """
-    from wavecast.hardware.calibration import calibrated
 
     has_gpu()  # says what to install where torch is missing
     with waiting("calibrating the host"):

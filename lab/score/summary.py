@@ -1,0 +1,126 @@
+"""The tables of docs/accuracy.md: five figures for every set.
+
+    python -m lab.score.summary            print the tables
+    python -m lab.score.summary --write    put them into the page
+
+The figures are those that the scoring commands recorded in docs/appendix/accuracy.json. Each line
+names the command that makes it, so that a figure can be made again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lab.measured.figures import Figures, percent, recorded
+from lab.places import DOCS
+from lab.score import pages
+from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
+
+PAGE = DOCS / "accuracy.md"
+MARK = "begin: python -m lab.score.summary"
+
+
+@dataclass(frozen=True)
+class ShownSet:
+    """A set on the page."""
+
+    key: str
+    """Its name in the file of figures."""
+    title: str
+    page: str
+    """The page of the appendix with its details, without the folder and the ending."""
+
+
+PUBLIC = (
+    ShownSet("neusight infer", "NeuSight, transformers, inference", "accuracy-steps"),
+    ShownSet("neusight train", "NeuSight, transformers, training", "accuracy-steps"),
+    ShownSet("timm train", "timm, image models on an RTX 3090, training", "accuracy-steps"),
+    ShownSet("timm infer", "timm, image models on an RTX 3090, inference", "accuracy-steps"),
+    ShownSet("lambda", "Lambda, NVIDIA's examples on 13 GPUs, training", "accuracy-steps"),
+    ShownSet("nvidia", "NVIDIA's own tables for the V100, training", "accuracy-steps"),
+    ShownSet("torchcnn infer", "torchcnn, image models on 5 GPUs, inference", "accuracy-steps"),
+    ShownSet("torchcnn train", "torchcnn, image models on 4 GPUs, training", "accuracy-steps"),
+    ShownSet("h200 suite", "our suite on the H200", "accuracy-steps"),
+    ShownSet("h200 steps", "our other steps on the H200", "accuracy-steps"),
+    ShownSet("h200 suite-half", "our suite on a slow host, after a profiler", "accuracy-steps"),
+)
+"""Whole steps, with every GPU of the same chip left out of the fit."""
+OURS = (
+    ShownSet("h200 GPU time, in the fit", "GPU time, models in the fit", "accuracy-families"),
+    ShownSet(
+        "h200 GPU time, families left out", "GPU time, model families left out", "accuracy-families"
+    ),
+    ShownSet("h200 GPU time, blind models", "GPU time, models never seen", "accuracy-blind"),
+    ShownSet("h200 CUDA graphs", "CUDA graphs, replayed", "accuracy-hosts"),
+    ShownSet(
+        f"h200 iterations, {THROUGHOUT}: the suite",
+        "iterations, host calibrated, machine left out",
+        "accuracy-hosts",
+    ),
+    ShownSet(
+        f"h200 iterations, {THROUGHOUT}: the suite, machines in no fit",
+        "the same, two machines that are in no fit",
+        "accuracy-hosts",
+    ),
+    ShownSet(
+        f"h200 iterations, {MODEL_OUT}: the suite",
+        "iterations, host calibrated, machine and model left out",
+        "accuracy-hosts",
+    ),
+    ShownSet(
+        f"h200 iterations, {REFERENCE}: the suite",
+        "iterations, reference host, machine left out",
+        "accuracy-hosts",
+    ),
+)
+"""Our H200, whose ops are in the fit."""
+OPS = (
+    ShownSet("op product/cores", "matrix products on CUDA cores", "accuracy-ops"),
+    ShownSet("op product/tensor", "matrix products on tensor cores", "accuracy-ops"),
+    ShownSet("op convolution/cores", "convolutions on CUDA cores", "accuracy-ops"),
+    ShownSet("op convolution/tensor", "convolutions on tensor cores", "accuracy-ops"),
+    ShownSet("op attention/tensor", "attention on tensor cores", "accuracy-ops"),
+    ShownSet("op elementwise", "elementwise ops", "accuracy-ops"),
+    ShownSet("op norm", "normalisation", "accuracy-ops"),
+    ShownSet("op softmax", "softmax", "accuracy-ops"),
+    ShownSet("op recurrent/cores", "recurrent layers on CUDA cores", "accuracy-ops"),
+    ShownSet("op recurrent/tensor", "recurrent layers on tensor cores", "accuracy-ops"),
+    ShownSet("op grouped products", "products of experts (H200, models left out)", "accuracy-ops"),
+)
+"""Single ops, with every GPU of the same chip left out of the fit."""
+TABLES = {"steps": PUBLIC, "our H200": OURS, "ops": OPS}
+
+
+def table(lines: Sequence[ShownSet], sets: Mapping[str, Figures]) -> str:
+    """Five figures for each set, in Markdown."""
+    shown = [
+        "| set | n | mean error | bias | worst | in range |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for line in lines:
+        found = sets[line.key]
+        cells = (
+            f"{found.count:,}",
+            percent(found.mean),
+            percent(found.bias, signed=True),
+            percent(found.worst),
+            percent(found.in_range),
+        )
+        shown.append(f"| [{line.title}](appendix/{line.page}.md) | {' | '.join(cells)} |")
+    return "\n".join(shown)
+
+
+def main() -> None:
+    """Print the tables, or put them into the page."""
+    sets = recorded()
+    for name, lines in TABLES.items():
+        text = table(lines, sets)
+        print(text, end="\n\n")
+        if sys.argv[1:] == ["--write"]:
+            pages.write(PAGE, f"{MARK}, {name}", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The figures of docs/accuracy.md: what the file has, what the page shows, and the appendices."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lab.measured.comparison import Contender, Scored
+from lab.measured.figures import Figures, figures, percent, record, recorded
+from lab.measured.public_steps.case import Case
+from lab.score import accuracy, pages, summary
+from lab.score.iterations import EVERY, MARK
+from lab.steps import zoo
+from wavecast.predictors.roofline import Roofline
+
+ROOT = Path(__file__).parents[2]
+SETS = recorded()
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of every line of the tables in a text."""
+    lines = (line for line in text.splitlines() if line.startswith("|"))
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+
+
+def test_five_figures_of_errors() -> None:
+    found = figures([0.1, -0.3], [True, False])
+    assert (found.count, found.in_range) == (2, 0.5)
+    assert found.mean == pytest.approx(0.2)
+    assert found.median == pytest.approx(0.2)
+    assert found.bias == pytest.approx(-0.1)
+    assert found.worst == pytest.approx(0.3)
+    assert figures([0.1]).in_range is None
+
+
+def test_an_unknown_figure_is_a_dash() -> None:
+    assert percent(None) == "-"
+    assert percent(0.0812, 1) == "8.1%"
+    assert percent(0.05, signed=True) == "+5%"
+    assert percent(-0.002, signed=True) == "0%"
+    assert percent(1.0) == "100%"
+
+
+def test_recording_a_set_keeps_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "accuracy.json"
+    record({"first": figures([0.12345, 0.2], [True, True])}, file)
+    record({"second": Figures(3, 0.5, None, None, None)}, file)
+    kept = recorded(file)
+    assert kept["first"] == Figures(2, 0.161725, 0.161725, 0.2, 1.0)
+    assert kept["second"] == Figures(3, 0.5, None, None, None)
+    assert list(kept) == ["first", "second"]
+
+
+@pytest.mark.parametrize("name", summary.TABLES)
+def test_the_page_shows_the_figures_of_the_file(name: str) -> None:
+    shown = pages.section(summary.PAGE, f"{summary.MARK}, {name}")
+    assert shown == summary.table(summary.TABLES[name], SETS)
+
+
+def test_every_set_of_the_page_has_its_appendix() -> None:
+    for lines in summary.TABLES.values():
+        for line in lines:
+            assert (pages.APPENDIX / f"{line.page}.md").exists()
+
+
+def test_the_file_repeats_the_table_of_sets() -> None:
+    text = pages.section(pages.APPENDIX / "accuracy-steps.md", accuracy.MARK)
+    table = rows_of(text.partition("\n\n")[2].partition("\n\n")[0])[2:]
+    assert len(table) == 12
+    for name, count, mean, _, bias, worst, held, _ in table:
+        found = SETS[name]
+        assert int(count) == found.count
+        assert mean == percent(found.mean)
+        assert int(bias.strip("%")) == round(100 * (found.bias or 0.0))
+        assert (worst, held) == (percent(found.worst), percent(found.in_range))
+
+
+def test_the_file_repeats_the_table_of_iterations() -> None:
+    table = rows_of(pages.section(pages.APPENDIX / "accuracy-hosts.md", MARK))
+    lines = {cells[0]: cells for cells in table if len(cells) == 7}
+    for title in EVERY:
+        for which in ("the suite", "the suite, machines in no fit", "models of the blind test"):
+            found = SETS[f"h200 iterations, {title}: {which}"]
+            _, count, mean, _, bias, worst, held = lines[f"{title}: {which}"]
+            assert int(count) == found.count
+            assert (mean, worst, held) == (
+                percent(found.mean, 1),
+                percent(found.worst),
+                percent(found.in_range),
+            )
+            assert bias == percent(found.bias, 1, signed=True)
+
+
+def test_the_file_repeats_the_tables_of_our_gpu_time() -> None:
+    families = rows_of((pages.APPENDIX / "accuracy-families.md").read_text(encoding="utf-8"))
+    _, count, mean, _, bias, worst, held, in_the_fit = next(
+        cells for cells in families if cells[0] == "**all**"
+    )
+    found = SETS["h200 GPU time, families left out"]
+    assert (int(count), mean) == (found.count, percent(found.mean, 1))
+    assert bias == percent(found.bias, 1, signed=True)
+    assert (worst, held) == (percent(found.worst), percent(found.in_range))
+    assert in_the_fit == percent(SETS["h200 GPU time, in the fit"].mean, 1)
+    blind = rows_of((pages.APPENDIX / "accuracy-blind.md").read_text(encoding="utf-8"))
+    every = next(cells for cells in blind if cells[0] == "all machines")
+    found = SETS["h200 GPU time, blind models"]
+    assert (every[1], every[2], every[5]) == (
+        str(found.count),
+        percent(found.mean, 1),
+        percent(found.worst),
+    )
+    assert (every[4], every[6]) == (percent(found.bias, 1, signed=True), percent(found.in_range))
+
+
+def test_the_file_repeats_the_card_and_the_table_of_ops() -> None:
+    card = ROOT / "src" / "wavecast" / "data" / "models" / "learned.toml"
+    groups = tomllib.loads(card.read_text(encoding="utf-8"))["groups"]
+    table = rows_of((pages.APPENDIX / "accuracy-ops.md").read_text(encoding="utf-8"))
+    lines = {cells[0]: cells for cells in table if len(cells) == 7}
+    names = [line.key.removeprefix("op ") for line in summary.OPS if line.key[3:] in groups]
+    assert len(names) == 10
+    for name in names:
+        found, cells = SETS[f"op {name}"], lines[name]
+        assert (found.count, found.mean) == (groups[name]["ops"], groups[name]["mean"])
+        assert cells[1] == f"{found.count:,}"
+        assert cells[5].startswith(f"{found.mean:.0%} /")
+        assert cells[6] == percent(found.in_range)
+
+
+def test_the_short_page_of_traced_models_repeats_the_long_one() -> None:
+    said = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
+    short, long = (ROOT / "docs" / name for name in ("zoo.md", "appendix/zoo-models.md"))
+    first = said.search(short.read_text(encoding="utf-8"))
+    second = said.search(long.read_text(encoding="utf-8"))
+    assert first is not None
+    assert second is not None
+    assert first[1] == second[1]
+    assert zoo.markdown([zoo.ZooResult("a", 1, 0.1, (), ())], "1.0").startswith(
+        long.read_text(encoding="utf-8").partition("\n")[0]
+    )
+
+
+def made_rows() -> list[Scored]:
+    """Made-up predictions of two GPUs, precisions, families and versions by all contenders."""
+    rows = []
+    for number in range(120):
+        case = Case(
+            set="lambda" if number < 60 else "h200 suite",
+            gpu=("t4", "l4", "rtx-3090")[number % 3],
+            model=f"model{number % 2}",
+            family=f"family{number % 2}",
+            precision="amp_fp16" if number % 8 == 1 else "fp32",
+            batch=8,
+            layout="",
+            measured_s=1.0 + number / 50,
+            make_step=lambda: lambda: None,
+            software=f"torch 2.{number % 2}",
+            gpu_s=1.0 if number >= 60 else None,
+        )
+        for name in ("roofline", "attainable", "learned", accuracy.LEFT_OUT, "networks", "scaled"):
+            bound = "gpu" if number % 5 else "host"
+            kinds = {"matmul": 0.9, "copy": 0.1}
+            rows.append(Scored(case, name, 1.1, 0.5, 2.0, 1.0, 0.1, bound, kinds))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "name", ["accuracy-steps.md", "accuracy-sets.md", "accuracy-predictors.md"]
+)
+def test_the_pages_have_the_form_that_the_command_writes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = Contender(accuracy.LEFT_OUT, lambda _: Roofline())
+    monkeypatch.setattr(accuracy, "CONTENDERS", [*accuracy.CONTENDERS, left_out])
+    written = accuracy.report(made_rows(), ["- a step that failed"])[name]
+    page = pages.section(pages.APPENDIX / name, accuracy.MARK)
+    assert heads(written) == heads(page)
+    titles = re.findall(r"^## (?!H200|Lambda|Neusight|Nvidia|Timm|Torchcnn).+$", page, re.MULTILINE)
+    assert all(title in written for title in titles)
+
+
+def heads(text: str) -> set[str]:
+    """The first line of each table."""
+    lines = text.splitlines()
+    return {lines[n] for n in range(len(lines) - 1) if lines[n + 1].startswith("|---")}
+
+
+def test_figures_of_sets_are_those_with_the_gpu_left_out() -> None:
+    found = accuracy.figures_of(made_rows())
+    assert set(found) == {"lambda", "h200 suite"}
+    assert found["lambda"].count == 60
