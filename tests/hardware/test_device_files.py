@@ -99,7 +99,7 @@ def test_a_write_that_fails_leaves_what_was_there(
         raise OSError("no space left")
 
     monkeypatch.setattr(Path, "write_text", torn)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(InvalidInput, match="no space left; choose another place"):
         save(with_measured(device("t4"), COPIED), tmp_path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["t4.toml"]
