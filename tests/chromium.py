@@ -33,6 +33,7 @@ function cut(page) {
 async function look(url) {
   const frame = document.createElement("iframe");
   frame.style = "width:%dpx;height:3000px;border:0";
+  frame.sandbox = "allow-same-origin";  // no scripts: the theme's may lay a page out forever
   frame.src = url;
   document.body.append(frame);
   await new Promise(done => { frame.onload = done; });

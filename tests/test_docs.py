@@ -1,4 +1,4 @@
-"""What the documents say is true: examples run, shown output is printed, links and versions hold.
+"""What the documents say is true: examples run, shown output is printed, tables are complete.
 
 After a change that moves numbers, `make outputs` rewrites what is shown.
 """
@@ -26,24 +26,47 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OURS = [*PAGES, ROOT / "Makefile", ROOT / "mkdocs.yml", ROOT / "constraints.txt", ROOT / ".ci/run"]
 
+FOLLOWED = {page.name for page in (ROOT / "docs" / "howto").glob("add-*.md")}
+"""Pages whose commands `tests/test_recipes.py` runs."""
+
 RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
 SHOWN = re.compile(
     r"(<!-- output: wavecast (?P<command>.*?) -->\n```text\n)(?P<output>.*?)```", re.DOTALL
 )
 MADE = re.compile(r"(<!-- output: python -m (?P<module>[\w.]+) -->\n```text\n).*?```", re.DOTALL)
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+INLINE = re.compile(r"`(wavecast (?!--)[^`]+)`")
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
 
 def commands() -> Iterator[str]:
-    """The arguments of every `wavecast` command that a page shows."""
+    """The arguments of every `wavecast` command in a shell block, or within the README's text."""
     for page in PAGES:
-        for block in SHELL.findall(page.read_text(encoding="utf-8")):
-            for line in block.splitlines():
-                if line.startswith("wavecast "):
-                    yield line.removeprefix("wavecast ")
+        if page.name in FOLLOWED:
+            continue
+        text = page.read_text(encoding="utf-8")
+        lines = [line for block in SHELL.findall(text) for line in block.splitlines()]
+        if page.name == "README.md":
+            lines += INLINE.findall(text)
+        for line in lines:
+            if line.startswith("wavecast "):
+                yield line.removeprefix("wavecast ")
+
+
+def command_names() -> Iterator[str]:
+    """The name of every command that `wavecast --help` shows, those of groups included."""
+    from typer.main import get_command
+
+    from wavecast.cli import app
+
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        if hasattr(command, "commands"):
+            yield from (f"{name} {inner}" for inner in command.commands)
+        elif not command.hidden:
+            yield name
 
 
 def printed(command: str) -> str:
@@ -133,35 +156,45 @@ def test_the_reference_names_every_parameter_of_trace() -> None:
         assert f"| `{name}` |" in reference
 
 
+def test_the_reference_has_every_command() -> None:
+    table = (ROOT / "docs" / "reference.md").read_text().partition("\n## Commands\n")[2]
+    rows = re.findall(r"^\| `([^`]+)` \|", table.partition("\n## ")[0], re.MULTILINE)
+    listed = {
+        next((name for name in command_names() if f"{row} ".startswith(f"{name} ")), row)
+        for row in rows
+    }
+    assert listed == set(command_names())
+
+
+def test_the_reference_has_an_example_of_every_public_name() -> None:
+    blocks = PYTHON.findall((ROOT / "docs" / "reference.md").read_text())
+    used = set(re.findall(r"\bwc\.(\w+)", "\n".join(blocks)))
+    assert set(wavecast.__all__) <= used
+
+
 def test_the_number_of_gpus_is_right() -> None:
     shipped = len(list((ROOT / "src/wavecast/data/devices").glob("*.toml")))
     for page in ("README.md", "CHANGELOG.md"):
-        said = re.findall(r"(\d+)\s+GPUs(?: from|, each)", (ROOT / page).read_text())
-        assert said == [str(shipped)], page
+        numbers = re.findall(r"(\d+)\s+GPUs(?: from|, with a range)", (ROOT / page).read_text())
+        assert numbers == [str(shipped)], page
 
 
 def test_the_readme_repeats_the_accuracy_page() -> None:
-    figures, bounds = (by_set(f"accuracy-{name}.md") for name in ("steps", "predictors"))
-    said = re.findall(
-        r"\| ([a-z0-9 ]+): (\d+) .*?\| mean error (\d+%) \(bare roofline: (\d+%)\), "
-        r"worst (\d+%); (\d+%) within the range",
+    accuracy = (ROOT / "docs" / "accuracy.md").read_text()
+    rows = re.findall(
+        r"\| ([^|]+): (\d+) steps \| (\d+%) \| (\d+%) \| (\d+%) \|",
         (ROOT / "README.md").read_text(),
     )
-    assert said
-    for name, steps, mean, bare, worst, within in said:
-        assert [steps, mean, worst, within] == [figures[name][n] for n in (1, 2, 5, 6)], name
-        assert bare == bounds[name][2].partition(" ")[0], name
-
-
-def by_set(page: str) -> dict[str, list[str]]:
-    """The cells of each line of the first generated table of an appendix, by set."""
-    text = (ROOT / "docs" / "appendix" / page).read_text(encoding="utf-8")
-    table = text.partition("## By set\n\n")[2].partition("\n\n")[0].splitlines()[2:]
-    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
-    return {cells[0]: cells for cells in rows}
+    assert len(rows) >= 4
+    for name, steps, mean, worst, in_range in rows:
+        line = next(line for line in accuracy.splitlines() if line.startswith(f"| [{name}]"))
+        _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        assert [steps, mean, worst, in_range] == [cells[n] for n in (0, 1, 3, 4)], name
 
 
 def test_the_site_has_every_page() -> None:
+    """Decision records and appendices are linked from pages, and are not in the menu."""
+
     def pages(nav: object) -> Iterator[str]:
         if isinstance(nav, str):
             yield nav
@@ -171,7 +204,24 @@ def test_the_site_has_every_page() -> None:
 
     listed = set(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     written = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
-    assert written == listed
+    assert {page for page in written if not page.startswith(("adr/", "appendix/"))} == listed
+
+
+def test_the_decision_records_are_one_link_away() -> None:
+    index = (ROOT / "docs" / "adr" / "index.md").read_text()
+    for page in (ROOT / "docs" / "adr").glob("0*.md"):
+        assert page.name in index
+    assert "adr/index.md" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert "adr/index.md" in (ROOT / "docs" / "concepts" / "architecture.md").read_text()
+
+
+def test_the_architecture_page_has_the_rooms_in_their_order() -> None:
+    from test_architecture import HOUSES
+
+    page = (ROOT / "docs" / "concepts" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`(?: itself)? \|", page.partition("\n## The rooms\n")[2], re.M)
+    rooms = ["wavecast" if room == "" else room for room in HOUSES["wavecast"]]
+    assert rows == [room for room in rooms if room != "__main__"]
 
 
 def test_no_file_of_ours_knows_a_machine() -> None:
