@@ -40,17 +40,14 @@ from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
+from wavecast.predictors.learned import Learned
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.mixed_precision import MixedPrecision
-from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.roofline import Roofline, bound
 from wavecast.predictors.wave import WaveScaling
 from wavecast.traces.step import Call, Kernel, Op, Phase
-
-# The first prediction reads the shipped fit, and other programs may keep the machine busy.
-unhurried = settings(deadline=None)
 
 PREDICTORS: dict[str, Predictor] = {
     "roofline": Roofline(),
@@ -191,7 +188,7 @@ def test_predictors_keep_their_promises_for_common_ops(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "promise"), promises(PREDICTORS, PREDICTOR_CHECKS, excused=False), ids=ids
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(ops(), min_size=1, max_size=3), devices())
 def test_predictors_keep_their_promises_for_any_op(
     name: str, promise: Promise, asked: Sequence[Op], gpu: Device
@@ -208,7 +205,6 @@ def test_exceptions_of_predictors_are_needed(name: str, promise: Promise) -> Non
 
 
 @pytest.mark.parametrize("name", PREDICTORS)
-@unhurried
 @given(ops(), devices())
 def test_no_answer_is_faster_than_physics_allows(name: str, op: Op, gpu: Device) -> None:
     check_bound(PREDICTORS[name], [op], gpu, LEAST_S.get(name))
@@ -217,7 +213,6 @@ def test_no_answer_is_faster_than_physics_allows(name: str, op: Op, gpu: Device)
 
 
 @pytest.mark.parametrize("name", [n for n in PREDICTORS if n != "mlp"])
-@unhurried
 @given(ops(), devices(), gains, st.floats(1, 20))
 def test_a_better_gpu_is_never_slower(
     name: str, op: Op, gpu: Device, gain: dict[str, float], factor: float
@@ -227,7 +222,6 @@ def test_a_better_gpu_is_never_slower(
 
 
 @pytest.mark.parametrize("name", FASTER_WITH_A_LARGER_BATCH)
-@unhurried
 @given(st.sampled_from(sorted(MAKERS)), sizes, sizes, small, small, dtypes, devices())
 def test_a_larger_batch_is_never_faster(
     name: str, kind: str, b1: int, b2: int, c: int, n: int, dtype: str, gpu: Device
@@ -259,7 +253,6 @@ every_predictor_of_all_ops = pytest.mark.parametrize(
 
 
 @every_predictor
-@unhurried
 @given(devices())
 def test_an_unknown_op_is_not_guessed(predictor: Predictor, gpu: Device) -> None:
     assert predictor.predict(unknown(), gpu) is None
@@ -329,7 +322,7 @@ def test_scalers_keep_their_promises_for_common_ops(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "promise"), promises(SCALERS, SCALER_CHECKS, excused=False), ids=ids
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(calls(), min_size=1, max_size=3), devices(), devices())
 def test_scalers_keep_their_promises_for_any_call(
     name: str, promise: Promise, measured: Sequence[Call], origin: Device, target: Device
@@ -346,7 +339,6 @@ def test_exceptions_of_scalers_are_needed(name: str, promise: Promise) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in SCALERS if n != "habitat with mlp"])
-@unhurried
 @given(calls(), devices(), devices(), st.floats(1, 20))
 def test_a_target_that_is_faster_in_everything_is_never_slower(
     name: str, call: Call, origin: Device, target: Device, factor: float
@@ -354,7 +346,6 @@ def test_a_target_that_is_faster_in_everything_is_never_slower(
     check_faster_target(SCALERS[name], [call], origin, target, factor)
 
 
-@unhurried
 @given(st.sampled_from(LAYERS_OF_MLP), sizes, small, dtypes, devices(), devices(), gains)
 def test_habitat_with_learned_is_monotone_where_it_takes_ratios(
     kind: str,

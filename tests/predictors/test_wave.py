@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from made import mm, relu, unknown
 
@@ -303,7 +303,6 @@ SOME = st.sampled_from(
 INTENSITIES = st.none() | st.floats(0, 1e4)
 
 
-@settings(deadline=None)
 @given(KERNELS, SOME, SOME, INTENSITIES, st.sampled_from([None, *Kind]))
 def test_every_kernel_has_a_positive_finite_ratio_in_its_range(
     kernel: Kernel, origin: Device, target: Device, intensity: float | None, kind: Kind | None
@@ -315,7 +314,6 @@ def test_every_kernel_has_a_positive_finite_ratio_in_its_range(
     assert (origin != target) or answer.ratio == 1
 
 
-@settings(deadline=None)
 @given(KERNELS, SOME, SOME)
 def test_there_and_back_at_equal_gamma_is_no_change(k: Kernel, here: Device, there: Device) -> None:
     out, back = scale(k, here, there, 0.0), scale(k, there, here, 0.0)

@@ -66,7 +66,7 @@ def test_at_the_cost_of_a_grid_a_design_spreads_less(count: int) -> None:
 
 @pytest.mark.parametrize("criterion", Criterion)
 @given(budget=st.floats(60, 400), repeats=st.integers(1, 3))
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 def test_designs_keep_their_budget_and_determine_the_fit(
     criterion: Criterion, budget: float, repeats: int
 ) -> None:

@@ -171,7 +171,6 @@ def test_undetermined_coefficients_are_refused_with_the_runs_to_add(
         max_size=6,
     )
 )
-@settings(deadline=None)
 def test_after_adding_the_runs_that_are_named_it_fits(points: list[tuple[int, int]]) -> None:
     added: list[tuple[int, int]] = []
     try:
@@ -233,7 +232,7 @@ def test_runs_may_come_one_by_one() -> None:
     scale=st.floats(1e-6, 1e6),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_another_unit_of_time_changes_nothing_but_the_unit(scale: float, seed: int) -> None:
     runs = seen(grid_runs(BETAS["VGG-like"], 0.05, seed), 12)
     scaled = [replace(run, seconds=run.seconds * scale) for run in runs]
@@ -245,7 +244,7 @@ def test_another_unit_of_time_changes_nothing_but_the_unit(scale: float, seed: i
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_non_negative_fits_never_predict_below_zero(seed: int) -> None:
     rng = np.random.default_rng(seed)
     runs = [Run("made", b, i, float(rng.uniform(0.1, 10))) for b in (8, 16) for i in (1, 5, 9)]

@@ -8,8 +8,14 @@ from made import tensor
 from wavecast.hardware.devices import device
 from wavecast.ops.kernel_counts import COUNTED, SORTING
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, columns_of
-from wavecast.predictors.learned.physics.passes import row_of
+from wavecast.predictors.learned.physics.columns import (
+    CASTS,
+    STRIDES,
+    VECTORS,
+    StreamRow,
+    columns_of,
+)
+from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
@@ -18,10 +24,16 @@ THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}
 BIG = (64, 2304, 768)
 
 
+def stream_row(op: Op) -> StreamRow:
+    (part,) = parts_of(op)
+    assert isinstance(part.row, StreamRow)
+    return part.row
+
+
 def physics_s(op: Op, gpu: str = "h200-sxm") -> float:
     facts = gpu_of(device(gpu))
     assert facts is not None
-    return float(stream_limits(columns_of([row_of(op)]), facts, THETA).seconds()[0])
+    return float(stream_limits(columns_of([stream_row(op)]), facts, THETA).seconds()[0])
 
 
 def added(one: TensorSpec, other: TensorSpec, out: TensorSpec) -> Op:
@@ -51,7 +63,7 @@ last = TensorSpec((8, 64, 32, 32), "float32", (65536, 1, 2048, 64))
     ],
 )
 def test_kernels_reach_operands_by_vectors_one_by_one_or_with_casts(op: Op, path: float) -> None:
-    assert row_of(op).access == path
+    assert stream_row(op).access == path
 
 
 # Measured on our H200 (measurements/h200/population). Earlier models were 2 to 5 times too fast.
@@ -99,12 +111,12 @@ def norm(shape: tuple[int, ...], *, training: bool, channels_last: bool = False)
 def test_launches_are_counted() -> None:
     shape = (8, 64, 7, 7)
     many = COUNTED["aten.native_batch_norm"]
-    assert row_of(norm(shape, training=True)).kernels == many
-    assert row_of(norm(shape, training=True, channels_last=True)).kernels == many + 1
-    assert row_of(norm(shape, training=False)).kernels == 1
+    assert stream_row(norm(shape, training=True)).kernels == many
+    assert stream_row(norm(shape, training=True, channels_last=True)).kernels == many + 1
+    assert stream_row(norm(shape, training=False)).kernels == 1
     table, places = tensor(729, 12), tensor(38416, dtype="int64")
     for accumulates, kernels in ((True, SORTING), (False, 1)):
         given = (table, places, tensor(38416, 12))
         put = Op("aten.index_put", given, (table,), (("accumulate", accumulates),))
-        assert row_of(put).kernels == kernels
+        assert stream_row(put).kernels == kernels
     assert physics_s(norm(shape, training=True)) > 2 * physics_s(norm(shape, training=False))

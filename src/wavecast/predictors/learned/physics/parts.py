@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from wavecast import ops
 from wavecast.ops import Kind, attention, convolution, matmul, rnn
-from wavecast.ops.registry import integer, integers, item_bytes, stored
+from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.predictors.learned.gpus import CODES
 from wavecast.predictors.learned.physics import passes
 from wavecast.predictors.learned.physics.columns import (
@@ -41,27 +41,27 @@ class Part(NamedTuple):
 
 def parts_of(op: Op) -> tuple[Part, ...]:
     """The parts of an op; empty where no model knows it."""
-    kind = ops.kind(op)
-    if kind is None or not ops.has_shapes(op) or ops.cost_of(op) is None:
+    kind, cost = ops.kind(op), ops.cost_of(op)
+    if kind is None or cost is None or not ops.has_shapes(op):
         return ()
     match kind:
         case Kind.MATMUL:
-            return _products(op)
+            return _products(op, cost)
         case Kind.CONVOLUTION:
             return _convolutions(op)
         case Kind.ATTENTION:
-            return (_attention(op),)
+            return (_attention(op, cost),)
         case Kind.RNN:
-            return _recurrent(op)
+            return _recurrent(op, cost)
         case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
-    return (Part("stream", passes.row_of(op)),)
+    return (Part("stream", passes.row_of(op, cost)),)
 
 
 # Matrix products.
 
 
-def _products(op: Op) -> tuple[Part, ...]:
+def _products(op: Op, cost: Cost) -> tuple[Part, ...]:
     first = 1 if "add" in op.base else 0
     if op.base.endswith("_foreach_mm") or not op.outputs:
         return ()
@@ -71,14 +71,13 @@ def _products(op: Op) -> tuple[Part, ...]:
     batch, m, n, k = _sizes(op, a, b)
     if op.base == "aten.linear":
         b = TensorSpec(b.shape[::-1], b.dtype, (1, b.shape[-1]))
-    cost = ops.cost_of(op)
     product = ProductRow(
         batch=batch,
         m=m,
         n=n,
         k=k,
         item_bytes=item_bytes(a),
-        moved_bytes=cost.bytes if cost else 0,
+        moved_bytes=cost.bytes,
         unit=CODES[ops.unit(op)],
         alignment=min(math.gcd(_row_stride(t), 16) for t in (a, b, op.outputs[0])),
         a_by_columns=_by_columns(a),
@@ -208,10 +207,9 @@ def _convolution(
 # Attention and recurrent layers.
 
 
-def _attention(op: Op) -> Part:
+def _attention(op: Op, cost: Cost) -> Part:
     problem = attention.problem(op, as_torch=False)
     pairs = max(problem.q_len * problem.k_len, 1)
-    cost = ops.cost_of(op)
     row = AttentionRow(
         sequences=problem.sequences,
         q_len=problem.q_len,
@@ -219,7 +217,7 @@ def _attention(op: Op) -> Part:
         head_width=(problem.d + problem.d_v) / 2,
         attended_share=attention.attended(op, problem.q_len, problem.k_len) / pairs,
         flops=ops.executed_flops(op) or 0,
-        moved_bytes=cost.bytes if cost else 0,
+        moved_bytes=cost.bytes,
         unit=CODES[ops.unit(op)],
         backward="backward" in op.base,
         efficient="efficient" in op.base,
@@ -235,7 +233,7 @@ def _has_bias(op: Op) -> bool:
     return any(len(t.shape) == 4 for t in op.inputs[first + 3 : first + 4])
 
 
-def _recurrent(op: Op) -> tuple[Part, ...]:
+def _recurrent(op: Op, cost: Cost) -> tuple[Part, ...]:
     """The steps, which follow each other, and the products over all steps at once.
 
     These are the product with the input and, backward, those for the gradients of the input and of
@@ -245,7 +243,7 @@ def _recurrent(op: Op) -> tuple[Part, ...]:
     net = rnn.rnn_shape(op)
     steps = rnn.cell_steps(op) / max(net.layers * net.directions, 1)
     wants = integers(op, "output_mask") or (1, 1, 1, 1)
-    cost, item, unit = ops.cost_of(op), item_bytes(op.inputs[0]), CODES[ops.unit(op)]
+    item, unit = item_bytes(op.inputs[0]), CODES[ops.unit(op)]
     backward = "backward" in op.base
     row = RecurrentRow(
         steps=steps,
@@ -258,7 +256,7 @@ def _recurrent(op: Op) -> tuple[Part, ...]:
         item_bytes=item,
         unit=unit,
         backward=backward,
-        moved_bytes=cost.bytes if cost else 0,
+        moved_bytes=cost.bytes,
     )
     gates, inputs = net.gates * net.hidden, sum(net.widths) / max(net.layers, 1)
     products: list[tuple[float, float, float]] = [

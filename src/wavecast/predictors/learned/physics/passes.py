@@ -25,10 +25,8 @@ _NEIGHBOURS = {"trilinear": 8, "bilinear": 4, "bicubic": 16}
 """How many places the gradient of one interpolated point goes to."""
 
 
-def row_of(op: Op) -> StreamRow:
+def row_of(op: Op, cost: Cost) -> StreamRow:
     """The columns of an op that passes over memory."""
-    cost = ops.cost_of(op)
-    assert cost is not None
     kind = ops.kind(op)
     outputs = [t for t in op.outputs if t.device != "cpu"]
     whole = _whole(op, outputs)
