@@ -16,7 +16,6 @@ from shell import Outcome, run, run_in_terminal
 
 import wavecast
 from wavecast.campaigns.layer_times import read_rows
-from wavecast.cli import measuring
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import ncu
 from wavecast.frameworks.pytorch.measurement import calibration, host_benchmark, iteration
@@ -26,7 +25,7 @@ from wavecast.hardware.calibration import reference_times
 from wavecast.hardware.device import Fact
 from wavecast.hardware.devices import device
 from wavecast.hardware.host_files import find_host
-from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.hardware.hosts import REFERENCE_HOST, RecordedHost
 from wavecast.traces.counters import Counted, KernelKey
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -154,7 +153,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path
 def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A machine on which everything takes what `measured` says; gives a target to measure."""
     path = tmp_path / "train.py"
-    path.write_text("def make_step(batch=4):\n    print('made')\n    return lambda: batch\n")
+    path.write_text(
+        "def make_step(batch=4, precision='fp32'):\n    print('made')\n    return lambda: batch\n"
+    )
 
     def fake(run_step: Callable[[], int], samples: int | None, **options: Any) -> Trace:
         return measured(samples=None if samples is None else run_step())
@@ -171,15 +172,15 @@ def test_a_measurement_is_summed_up_and_saved(a_gpu: str, tmp_path: Path) -> Non
     assert done.code == 0
     assert {
         "iteration 10.0 ms steady state",
-        "GPU busy 8.00 ms 80% of it",
-        "host, to issue it 200 us waiting not counted",
-        "while recorded 25.0 ms 2.5 times as long",
+        "GPU busy 8.00 ms 80% of the iteration",
+        "host busy 200 us time to issue the step, waiting not counted",
+        "iteration while recorded 25.0 ms 2.5 times as long",
         "Tesla T4; torch 2.13.0; CUDA 13.0",
         "2 kernels in 2 calls; times are the median of 10 iterations",
         "aten.mm 1 6.00 ms 75.0%",
         f"saved as {out}",
     } <= set(cells(done.out))
-    assert any(line.startswith("sum of parts 8.00 ms") for line in cells(done.out))
+    assert any(line.startswith("sum of the kernels 8.00 ms") for line in cells(done.out))
     assert wavecast.load_trace(out) == measured(samples=16)
 
 
@@ -205,7 +206,7 @@ def test_communication_is_told_with_what_of_it_nothing_hid(
 
 
 def test_long_kernels_are_counted_once_for_each_gpu(
-    a_gpu: str, monkeypatch: pytest.MonkeyPatch
+    a_gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[list[str], Sequence[str]]] = []
 
@@ -214,12 +215,14 @@ def test_long_kernels_are_counted_once_for_each_gpu(
         return {("relu_kernel", 4096, 256): Counted(7.0, 9.0)}
 
     monkeypatch.setattr(ncu, "count", fake)
+    out = tmp_path / "counted.json.gz"
     for _ in range(2):
-        found = measuring._counted(measured(), "train.py:make", 16, "bf16")
-        assert [call.kernels[0].flops for call in found] == [None, 7.0]
-    iterate = ["-m", "wavecast", "iterate", "train.py:make", "--batch", "16", "--precision", "bf16"]
+        run("measure", a_gpu, "--counters", "-b", "16", "-p", "bf16", "-o", out)
+        assert [call.kernels[0].flops for call in wavecast.load_trace(out)] == [None, 7.0]
+    iterate = ["-m", "wavecast", "iterate", a_gpu, "--batch", "16", "--precision", "bf16"]
     assert asked == [(["relu_kernel"], iterate)]
-    measuring._counted(measured(gpu="NVIDIA L4"), "train.py:make", None, None)
+    monkeypatch.setattr(wavecast, "measure", lambda step, **options: measured(gpu="NVIDIA L4"))
+    run("measure", a_gpu, "--counters")
     assert asked[1] == (["relu_kernel"], iterate[:4])
 
 
@@ -252,11 +255,11 @@ def test_without_a_gpu_the_host_is_calibrated_and_kept(a_host: None, tmp_path: P
     done = run("calibrate")
     shown = cells(done.out)
     assert (done.code, shown[0]) == (0, "a processor")
-    assert "a module 1.10 us 2.20 us 2.00" in shown
-    assert "from the end to the host 7.30 us 7.30 us 1.00" in shown
+    assert "entering a module 1.10 us 2.20 us 2.00" in shown
+    assert "delay until the host sees the GPU's end 7.30 us 7.30 us 1.00" in shown
     assert any("without a GPU" in line for line in shown)
     assert f"saved as {tmp_path / 'config' / 'wavecast' / 'host.toml'}" in done.out
-    assert "no GPU here: its rates were not measured" in shown
+    assert "this machine has no GPU: only the host was measured" in shown
     assert find_host("mine").module_s == pytest.approx(2 * REFERENCE_HOST.module_s)
 
 
@@ -270,11 +273,11 @@ def traced(tmp_path: Path) -> Path:
 def test_a_calibrated_host_is_named_where_it_issues(a_host: None, traced: Path) -> None:
     run("calibrate")
     mine = "a processor, calibrated"
-    assert f"issued by the host {mine}" in run("predict", traced, "--gpu", "l4").out
-    assert prediction(traced, "--gpu", "l4", "--host", "reference")["host"] == "reference host"
-    assert prediction(traced, "--gpu", "l4", "--host", "mine")["host"].startswith(f"host {mine}")
+    assert f"host: {mine}" in run("predict", traced, "--gpu", "l4").out
+    assert prediction(traced, "--gpu", "l4", "--host", "reference")["host"] == REFERENCE_HOST.name
+    assert prediction(traced, "--gpu", "l4", "--host", "mine")["host"].startswith(mine)
     profiled = run("profile", traced, "--gpu", "l4").out
-    assert f"predicted, issued by the host {mine}" in profiled
+    assert f"predicted; host: {mine}" in profiled
 
 
 def test_a_host_may_be_kept_elsewhere_and_asked_for(
@@ -284,7 +287,7 @@ def test_a_host_may_be_kept_elsewhere_and_asked_for(
     found = json.loads(run("calibrate", "--host-out", path, "--json").out)
     assert (found["gpu"], found["host"]["file"]) == (None, str(path))
     assert found["host"]["costs"]["module_s"] == pytest.approx(2 * REFERENCE_HOST.module_s)
-    assert prediction(traced, "--gpu", "l4")["host"] == "reference host"
+    assert prediction(traced, "--gpu", "l4")["host"] == REFERENCE_HOST.name
     assert "a processor" in prediction(traced, "--gpu", "l4", "--host", path)["host"]
 
 
@@ -429,7 +432,8 @@ def test_on_its_own_gpu_a_measured_trace_takes_the_measured_time(saved: Path) ->
     assert found["seconds"] == pytest.approx(10e-3)
     assert [part["name"] for part in found["by_source"]] == ["measured"]
     shown = run("predict", saved, "--gpu", "t4").out
-    assert "op times: measured; issued by the host of the measurement" in shown
+    assert "op times: measured\n" in shown
+    assert f"host: {RecordedHost().name}\n" in shown
 
 
 def test_a_profiler_file_is_predicted_as_it_is(tmp_path: Path) -> None:
@@ -549,7 +553,7 @@ def test_three_batches_are_extrapolated_exactly(batches: list[Path]) -> None:
 
 def test_a_larger_batch_is_shown_as_a_table(batches: list[Path]) -> None:
     shown = run("extrapolate", *batches, "--batch", "256", "--gpu", "t4").out
-    assert shown.startswith("a batch of 256 samples, extrapolated from 8, 16, 32\n")
+    assert shown.startswith("a batch of 256 samples, extrapolated from batches of 8, 16, 32\n")
     [row] = [line for line in shown.splitlines() if line.startswith("t4 ")]
     assert row.split()[1:3] == ["320", "ms"]
     narrow = run_in_terminal("extrapolate", *batches, "--batch", "256", "--gpu", "t4", COLUMNS="30")
@@ -579,7 +583,7 @@ def test_batches_that_are_the_same_or_unknown_are_refused(
 ) -> None:
     options = ("--batch", "256", "--gpu", "t4")
     again = refused(run("extrapolate", *batches, batches[0], *options))
-    assert "two of these traces have 8 samples a step" in again
+    assert "two of these traces take 8 samples a step" in again
     unknown = tmp_path / "unknown.json.gz"
     measured(samples=None).save(unknown)
     error = refused(run("extrapolate", *batches, unknown, *options))

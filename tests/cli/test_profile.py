@@ -1,4 +1,4 @@
-"""The commands that look at steps and at the suite."""
+"""`wavecast profile` and `wavecast suite`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measured(tmp_path: Path) -> Path:
 def test_a_measured_trace_is_profiled(measured: Path) -> None:
     done = run("profile", measured)
     assert done.code == 0
-    for part in ("2,000", "GPU utilisation", "50%", "25.0%", "idle: host", "sgemm", "bound by"):
+    for part in ("2,000", "GPU utilisation", "50%", "25.0%", "GPU idle: host", "sgemm", "bound by"):
         assert part in done.out
 
 
@@ -52,7 +52,7 @@ def test_utilisation_is_unknown_where_no_flops_are_known(tmp_path: Path) -> None
     known = Call(relu(8), Phase.FORWARD, kernels=(Kernel("r", 1e-3, start_s=1e-3),))
     whole = Measurement("Tesla T4", seconds=4e-3)
     Trace((call,), measurement=whole).save(path)
-    assert re.search(r"fp32 utilisation +\?", run("profile", path).out)
+    assert re.search(r"FP32 utilisation +\?", run("profile", path).out)
     assert json.loads(run("profile", path, "--json").out)[0]["utilisation"] is None
     Trace((call, known), measurement=whole).save(path)
     assert "at least 0.0%" in run("profile", path).out
