@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from wavecast.errors import InvalidInput
-from wavecast.files import replacing
+from wavecast.files import refusing_unwritable, replacing
 from wavecast.runs.run import COLUMNS, Run, record
 
 SUFFIXES = (".csv", ".jsonl")
@@ -25,11 +25,9 @@ def export(runs: Iterable[Run], path: Path) -> int:
     """
     if path.suffix not in SUFFIXES:
         raise InvalidInput(f"runs are exported as FILE.csv or FILE.jsonl, not {path}")
-    try:
-        with replacing(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
+    with refusing_unwritable(path), replacing(path) as draft:
+        with draft.open("w", encoding="utf-8", newline="") as file:
             return write(runs, file, path.suffix)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}") from None
 
 
 def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
