@@ -73,7 +73,7 @@ def test_doubts_go_to_the_other_stream(table: Path, tmp_path: Path) -> None:
     table.write_text(TABLE + TABLE.splitlines()[1] + "\n")
     done = run("runs", "add", table, "--store", tmp_path / "runs.sqlite")
     assert done.code == 0
-    assert f"warning: {table}: line 5: is a run that is there already" in done.err
+    assert f"warning: {table}: line 5: repeats an earlier run" in done.err
     told = json.loads(run("runs", "add", table, "-s", tmp_path / "x.sqlite", "--json").out)
     assert len(told["warnings"]) == 1
 

@@ -208,16 +208,16 @@ def test_a_folder_is_searched_and_what_is_no_log_is_passed_over(tmp_path: Path) 
 
 
 def test_kinds_that_nobody_knows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match='no format "wandb"; there are tensorboard'):
+    with pytest.raises(UnknownName, match='no format "wandb"; the formats are tensorboard'):
         wavecast.read_runs(tmp_path, format="wandb")
-    with pytest.raises(InvalidInput, match="no file below it is of a kind that we read"):
+    with pytest.raises(InvalidInput, match="no file in this folder has a known format"):
         wavecast.read_runs(tmp_path)
     (tmp_path / "notes.txt").write_text("nothing\n")
-    with pytest.raises(InvalidInput, match=r"notes.txt: is of no kind that we read"):
+    with pytest.raises(InvalidInput, match=r"notes.txt: has no known format"):
         wavecast.read_runs(tmp_path / "notes.txt")
     with pytest.raises(InvalidInput, match="there is no such file"):
         wavecast.read_runs(tmp_path / "gone.csv")
-    with pytest.raises(InvalidInput, match="nothing called batch_size to give"):
+    with pytest.raises(InvalidInput, match="a run has no batch_size; you can give model"):
         wavecast.read_runs(tmp_path / "notes.txt", batch_size=3)
     with pytest.raises(InvalidInput, match="batch must be a whole number from 1 on"):
         wavecast.read_runs(tmp_path / "notes.txt", batch=0)
@@ -237,7 +237,7 @@ def test_doubts_are_warnings_and_many_of_a_kind_are_counted(tmp_path: Path) -> N
         warnings.simplefilter("always")
         assert len(wavecast.read_runs(file)) == 3
     assert len(caught) == 11
-    assert "line 5: is a run that is there already" in str(caught[0].message)
+    assert "line 5: repeats an earlier run" in str(caught[0].message)
     assert "20 more lines like this" in str(caught[-1].message)
 
 
