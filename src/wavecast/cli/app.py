@@ -14,9 +14,21 @@ from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
 
+_ORDER = (
+    *("predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
+    *("trace", "measure", "import", "devices", "calibrate", "suite"),
+    *("runs", "design", "collect", "fit"),
+)
+"""The order of the commands in the help: the most used ones first."""
+
 
 class _Group(typer.core.TyperGroup):
     """The commands. An error of Wavecast is printed as one line; the exit code is 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands, in the order of the help."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: (name not in _ORDER, [*_ORDER, name].index(name)))
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""

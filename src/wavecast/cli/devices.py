@@ -56,7 +56,7 @@ def calibrate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine's host and GPU, and save the results as your own.
+    """Measure this machine's host and GPU, for your predictions.
 
     The host: how long it takes to issue each kind of op. This works with or without a GPU.
     Predictions then use your host; --host reference selects the shipped one.

@@ -30,9 +30,10 @@ def collect(
     ] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a sample of layers on this machine's GPU, for `wavecast fit`.
+    """Measure sample layers on this machine's GPU.
 
-    If it is interrupted, start it again: it continues where it stopped.
+    `wavecast fit` fits a network to their times. If it is interrupted, start it again: it
+    continues where it stopped.
 
     \b
     wavecast collect linear --count 2000 -o linear-h200.csv
@@ -98,7 +99,10 @@ def fit(
     device: Annotated[str, typer.Option("--device", help='Fit on "cpu" or "cuda".')] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Fit one of Habitat's networks to collected layer times, or a model to past runs.
+    """Fit a model to layer times or to past runs.
+
+    Layer times (from wavecast collect) are fitted by one of Habitat's networks; --runs fits the
+    time of whole runs.
 
     \b
     wavecast fit linear-h200.csv linear-t4.csv -o linear.npz

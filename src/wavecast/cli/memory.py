@@ -58,7 +58,9 @@ def memory(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the memory that a training step needs: by kind, by module, and at its peak.
+    """Show the memory that a training step needs.
+
+    By kind of memory, by module, and the largest tensors at the peak.
 
     \b
     wavecast memory resnet50 --batch 64 --gpu l4 --advice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,7 @@ from wavecast.report import records
 from wavecast.steps.larger_batch import by_samples
 
 if TYPE_CHECKING:
-    from wavecast import Predictor, Scaler
+    from wavecast import Prediction, Predictor, Scaler
 
 
 class By(StrEnum):
@@ -150,30 +151,30 @@ def predict(
     if not gpu:
         raise typer.BadParameter("Missing option '--gpu' / '-g'; or predict --from past runs")
     wanted = resolve(target, batch, precision)
-    chosen = _predictor(predictor, wanted, precision, model)
-    traces, devices = family_traces(wanted), named_or_all_gpus(gpu)
-    predictions = [
-        wavecast.predict(
-            traces.on(device),
-            device,
-            predictor=chosen,
-            origin=origin,
-            host=host,
-            host_factor=host_factor,
-            graphed=cuda_graph,
-        )
-        for device in devices
-    ]
-    rows = fastest_first(predictions) if "all" in gpu else fitting_first(predictions)
-    notes = (
-        kernels_of_other_families(wanted.name, wanted.trace, [row.device for row in rows])
-        if wanted.trace is not None
-        else []
+    ask = partial(
+        wavecast.predict,
+        predictor=_predictor(predictor, wanted, precision, model),
+        origin=origin,
+        host=host,
+        host_factor=host_factor,
+        graphed=cuda_graph,
     )
+    traces = family_traces(wanted)
+    predictions = [ask(traces.on(device), device) for device in named_or_all_gpus(gpu)]
+    rows = fastest_first(predictions) if "all" in gpu else fitting_first(predictions)
+    _print(wanted, rows, by, as_json)
+
+
+def _print(target: Target, rows: list[Prediction], by: By | None, as_json: bool) -> None:
+    """Print predictions as JSON, or as a table and, if asked for, breakdowns."""
+    notes = []
+    if target.trace is not None:
+        gpus = [row.device for row in rows]
+        notes = kernels_of_other_families(target.name, target.trace, gpus)
     if as_json:
-        print_json(records.predictions(wanted.name, rows, notes))
+        print_json(records.predictions(target.name, rows, notes))
         return
-    show(report.predictions(wanted.name, rows, width(), notes))
+    show(report.predictions(target.name, rows, width(), notes))
     for row in rows if by is not None else ():
         parts = row.by_op() if by is By.OP else row.by_module()
         show(report.shares(f"{row.device.id}, by {by}", parts, row.gpu_s))
@@ -194,7 +195,9 @@ def extrapolate(
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict a batch that did not fit on the GPU where the step was measured.
+    """Predict a step at a batch that is too large to measure.
+
+    The times at three or more smaller batches are extrapolated by a straight line.
 
     \b
     wavecast extrapolate b16.json.gz b32.json.gz b64.json.gz --batch 256 --gpu a100-sxm-80gb

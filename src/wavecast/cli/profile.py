@@ -39,7 +39,9 @@ def profile(
     kernels: Annotated[int, typer.Option("--kernels", help="How many kernels to list.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where a step's time and memory go: measured on this GPU, from a file, or predicted.
+    """Show where the time and memory of a step go.
+
+    The step is measured on this machine's GPU, read from a file, or predicted.
 
     \b
     wavecast profile resnet50 --batch 32                       (on a machine with a GPU)

@@ -112,54 +112,67 @@ def _extrapolated(fitted: ScalingModel, question: RunQuestion) -> Estimate:
     )
 
 
+BatchesOption = Annotated[
+    str, typer.Option("--batches", help="The batches that you could run, such as 8,16,32.")
+]
+LengthsOption = Annotated[
+    str, typer.Option("--iterations", help="The numbers of iterations, such as 100,200,500.")
+]
+BudgetOption = Annotated[
+    float, typer.Option("--budget", help="GPU-seconds that all runs may take together.")
+]
+CountsOption = Annotated[
+    str, typer.Option("--gpus", help="The numbers of GPUs that you could use.")
+]
+CostsOption = Annotated[
+    str | None,
+    typer.Option("--from", help="Past runs that show what a run costs (file or store)."),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="The model of these past runs.")
+]
+StartupOption = Annotated[
+    float, typer.Option("--startup", help="Without --from: seconds before the iterations.")
+]
+IterationOption = Annotated[
+    float, typer.Option("--iteration", help="Without --from: seconds of an iteration at any batch.")
+]
+SampleOption = Annotated[
+    float, typer.Option("--sample", help="Without --from: further seconds for each sample of it.")
+]
+CriterionOption = Annotated[
+    str,
+    typer.Option(
+        "--criterion",
+        help="What should become most certain: all coefficients together (D), each coefficient "
+        "(A), or the predictions (I).",
+    ),
+]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", min=1, help="How often one run may be repeated.")
+]
+MostOption = Annotated[int | None, typer.Option("--most", help="At most so many runs.")]
+
+
 @app.command()
 def design(
-    batches: Annotated[
-        str, typer.Option("--batches", help="The batches that you could run, such as 8,16,32.")
-    ],
-    iterations: Annotated[
-        str,
-        typer.Option("--iterations", help="The numbers of iterations, such as 100,200,500."),
-    ],
-    budget: Annotated[
-        float, typer.Option("--budget", help="GPU-seconds that all runs may take together.")
-    ],
-    gpus: Annotated[
-        str, typer.Option("--gpus", help="The numbers of GPUs that you could use.")
-    ] = "1",
-    source: Annotated[
-        str | None,
-        typer.Option("--from", help="Past runs that show what a run costs (file or store)."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="The model of these past runs.")
-    ] = None,
-    startup: Annotated[
-        float, typer.Option("--startup", help="Without --from: seconds before the iterations.")
-    ] = 0.0,
-    iteration: Annotated[
-        float,
-        typer.Option("--iteration", help="Without --from: seconds of an iteration at any batch."),
-    ] = 0.0,
-    sample: Annotated[
-        float,
-        typer.Option("--sample", help="Without --from: further seconds for each sample of it."),
-    ] = 0.0,
-    criterion: Annotated[
-        str,
-        typer.Option(
-            "--criterion",
-            help="What should become most certain: all coefficients together (D), each "
-            "coefficient (A), or the predictions (I).",
-        ),
-    ] = "D",
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="How often one run may be repeated.")
-    ] = 1,
-    most: Annotated[int | None, typer.Option("--most", help="At most so many runs.")] = None,
+    batches: BatchesOption,
+    iterations: LengthsOption,
+    budget: BudgetOption,
+    gpus: CountsOption = "1",
+    source: CostsOption = None,
+    model: ModelOption = None,
+    startup: StartupOption = 0.0,
+    iteration: IterationOption = 0.0,
+    sample: SampleOption = 0.0,
+    criterion: CriterionOption = "D",
+    repeats: RepeatsOption = 1,
+    most: MostOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose the runs to make, so that a model fitted to them is as certain as possible.
+    """Choose the runs that tell the most for their cost.
+
+    A model that is fitted to these runs is as certain as the budget allows.
 
     \b
     wavecast design --batches 8,16,32,64 --iterations 100,200,500 --budget 600 \\
@@ -169,14 +182,8 @@ def design(
     from wavecast.report import records
     from wavecast.report import run_models as report
 
-    seconds_of: Callable[[int, int], float]
     if source is not None:
-        fitted = _end_to_end(source, model, "training", DEFAULT_METHOD)
-
-        def predicted_seconds(batch: int, length: int) -> float:
-            return fitted.predict(batch, length).seconds
-
-        seconds_of = predicted_seconds
+        seconds_of = _seconds_of(_end_to_end(source, model, "training", DEFAULT_METHOD))
     elif iteration or sample:
         seconds_of = designs.linear_seconds(startup, iteration, sample)
     else:
@@ -192,6 +199,10 @@ def design(
         print_json(records.design(chosen))
     else:
         show(report.design(chosen))
+
+
+def _seconds_of(fitted: RunModel) -> Callable[[int, int], float]:
+    return lambda batch, iterations: fitted.predict(batch, iterations).seconds
 
 
 def _end_to_end(source: str, model: str | None, phase: str, method: str) -> RunModel:

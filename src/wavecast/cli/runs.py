@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wavecast.runs.store.imports import Imported
 
 runs_app = typer.Typer(
-    help="Past runs: read them from logs, keep them in a store, export them.",
+    help="Keep past runs: import logs, list and export them.",
     no_args_is_help=True,
 )
 app.add_typer(runs_app, name="runs")
@@ -137,7 +137,9 @@ def export(
     phase: PhaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write runs of the store as a table that `runs add` reads back exactly.
+    """Write runs of the store into a table.
+
+    `wavecast runs add` reads it back exactly.
 
     \b
     wavecast runs export alexnet.csv --model AlexNet

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
 
 suite_app = typer.Typer(
-    help="The benchmark suite: list it, measure it on this GPU, predict it on any.",
+    help="List, measure or predict the benchmark suite.",
     no_args_is_help=True,
 )
 app.add_typer(suite_app, name="suite")

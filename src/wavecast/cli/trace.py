@@ -41,7 +41,7 @@ def trace(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace a training step. No GPU is needed.
+    """Trace a training step, without a GPU.
 
     \b
     wavecast trace gpt2 --batch 8 --precision bf16 -o gpt2.json.gz
@@ -74,7 +74,7 @@ def measure(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a training step on this machine's GPU, kernel by kernel.
+    """Measure a training step on this machine's GPU.
 
     \b
     wavecast measure resnet50 --batch 64 -o resnet50.json.gz
@@ -108,7 +108,7 @@ def import_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read a torch.profiler file (.json or .json.gz) as a measured trace.
+    """Read a torch.profiler file as a measured trace.
 
     \b
     wavecast import rank0.pt.trace.json.gz -o rank0.json.gz

@@ -154,9 +154,7 @@ def _footnotes(rows: Sequence[Prediction]) -> list[Text]:
     offers = [offer for row in rows if (offer := price(row.device)) is not None]
     if offers:
         newest = max(offer.date for offer in offers)
-        lines.append(
-            f"$/h: the cheapest known on-demand offer, in USD per GPU and hour, as of {newest}"
-        )
+        lines.append(f"$/h: cheapest known on-demand offer in USD per GPU, as of {newest}")
     lines += [
         f"op times: {_sources(rows)}",
         f"host: {rows[0].host.name}",
