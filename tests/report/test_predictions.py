@@ -34,8 +34,8 @@ def test_predictions_fit_every_terminal_and_keep_gpu_and_step(width: int) -> Non
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_gpu_that_is_too_small_is_marked_at_every_width(width: int) -> None:
-    found = predictions(step(state_bytes=100 << 20), "t4", "l4", "a100-sxm-80gb")
-    out = shown(report.predictions("step", found, width), width)
+    rows = predictions(step(state_bytes=100 << 20), "t4", "l4", "a100-sxm-80gb")
+    out = shown(report.predictions("step", rows, width), width)
     marked = [line for line in out.splitlines() if line.startswith("t4 ")]
     assert "does not fit" in marked[0]
     assert out.count("does not fit") == 1
@@ -58,15 +58,15 @@ def test_what_is_not_predicted_is_said_once_for_all_gpus() -> None:
 def test_what_only_some_gpus_cannot_do_names_them() -> None:
     eights = tensor(64, 64, dtype="float8_e4m3fn")
     product = Op("aten._scaled_mm", (eights, eights), (tensor(64, 64),))
-    found = predictions(trace(call(mm()), call(product)), "t4", "v100-sxm-32gb", "h100-sxm-80gb")
-    out = shown(report.predictions("step", found, 200))
+    rows = predictions(trace(call(mm()), call(product)), "t4", "v100-sxm-32gb", "h100-sxm-80gb")
+    out = shown(report.predictions("step", rows, 200))
     said = "ops without a prediction on t4, v100-sxm-32gb, counted as 0 s: aten._scaled_mm (1 call)"
     assert f"{said}\n" in out
 
 
 def test_a_step_without_any_prediction_is_still_a_table() -> None:
-    found = predictions(trace(call(unknown()), samples=4), "t4")
-    out = shown(report.predictions("step", found, 200))
+    rows = predictions(trace(call(unknown()), samples=4), "t4")
+    out = shown(report.predictions("step", rows, 200))
     assert "ops without a prediction, counted as 0 s" in out
     assert "op times: no predictor could answer" in out
 
@@ -88,8 +88,8 @@ def test_notes_of_all_traces_are_shown_and_counted_when_many() -> None:
     notes = [f"upper bound: number {i}" for i in range(8)]
     first = dataclasses.replace(step(), notes=tuple(notes[:4]))
     second = dataclasses.replace(step(), notes=tuple(notes[2:]))
-    found = predictions(first, "l4") + predictions(second, "t4")
-    out = shown(report.predictions("step", found, 200, ["read me"]))
+    rows = predictions(first, "l4") + predictions(second, "t4")
+    out = shown(report.predictions("step", rows, 200, ["read me"]))
     assert "note: read me\n" in out
     assert [f"note: {note}\n" in out for note in notes] == [True] * 4 + [False] * 4
     assert "note: and 4 more (--json lists all)" in out
@@ -110,7 +110,7 @@ def test_names_with_brackets_are_shown_as_they_are() -> None:
 
 
 def test_records_are_plain_data_for_every_gpu() -> None:
-    for each in predictions(step(), *(gpu.id for gpu in wavecast.devices())):
-        found = json.loads(json.dumps(records.prediction(each), allow_nan=False))
-        assert found["gpu"] == each.device.id
-        assert (found["usd_per_hour"] is None) == (found["price"] is None)
+    for prediction in predictions(step(), *(gpu.id for gpu in wavecast.devices())):
+        record = json.loads(json.dumps(records.prediction(prediction), allow_nan=False))
+        assert record["gpu"] == prediction.device.id
+        assert (record["usd_per_hour"] is None) == (record["price"] is None)

@@ -430,24 +430,24 @@ def mutations(content: bytes) -> st.SearchStrategy[bytes]:
 
     @st.composite
     def made(draw: st.DrawFn) -> bytes:
-        found = bytearray(content)
+        mutated = bytearray(content)
         for _ in range(draw(st.integers(1, 4))):
-            at = draw(st.integers(0, max(0, len(found) - 1)))
-            end = min(len(found), at + draw(st.integers(0, 200)))
+            at = draw(st.integers(0, max(0, len(mutated) - 1)))
+            end = min(len(mutated), at + draw(st.integers(0, 200)))
             kind = draw(st.sampled_from(["cut", "put", "repeat", "overwrite", "end"]))
             if kind == "cut":
-                del found[at:end]
+                del mutated[at:end]
             elif kind == "put":
-                found[at:at] = draw(st.binary(max_size=20))
+                mutated[at:at] = draw(st.binary(max_size=20))
             elif kind == "repeat":
-                found[at:at] = found[at:end]
+                mutated[at:at] = mutated[at:end]
             elif kind == "overwrite":
-                found[at:end] = draw(
+                mutated[at:end] = draw(
                     st.sampled_from([b"NaN", b"-1", b"", b"9" * 30, b"\n", b'"', b"1e400", b"\0"])
                 )
             else:
-                del found[at:]
-        return bytes(found)
+                del mutated[at:]
+        return bytes(mutated)
 
     return st.one_of(made(), st.binary(max_size=min(size, 300)))
 
@@ -479,7 +479,7 @@ def test_whatever_happens_to_a_log_is_a_clear_error_or_true_runs(
         told.append(str(error))
     for run in runs:
         assert check(run)
-    assert all(str(tmp_path) in each for each in told)
+    assert all(str(tmp_path) in warning for warning in told)
 
 
 @settings(max_examples=100, deadline=None)
@@ -495,4 +495,4 @@ def test_bytes_at_random_never_confuse_a_reader(
         wavecast.read_runs(file, told=told.append, format=name)
     except InvalidInput as error:
         told.append(str(error))
-    assert all(str(file.parent) in each for each in told)
+    assert all(str(file.parent) in warning for warning in told)

@@ -30,7 +30,7 @@ def test_the_sample_begins_after_the_last_change_and_not_much_later(
         seconds, change = run(seed, noise)
         start = stable_from(seconds)
         assert change <= start <= change + latest
-        throughput = statistics.mean(1 / each for each in seconds[start:])
+        throughput = statistics.mean(1 / time for time in seconds[start:])
         assert throughput == pytest.approx(1, rel=worst)
 
 

@@ -84,9 +84,9 @@ def test_a_run_that_cannot_be_is_refused_and_nothing_is_added(place: str) -> Non
 def test_numbers_come_as_arrays(place: str) -> None:
     with RunStore(place) as store:
         store.add([RUN, replace(RUN, inner_modules=3, seconds=5)])
-        found = store.arrays(("seconds", "inner_modules"), model="AlexNet")
-        np.testing.assert_array_equal(found["seconds"], [2.5, 5.0])
-        np.testing.assert_array_equal(found["inner_modules"], [np.nan, 3.0])
+        arrays = store.arrays(("seconds", "inner_modules"), model="AlexNet")
+        np.testing.assert_array_equal(arrays["seconds"], [2.5, 5.0])
+        np.testing.assert_array_equal(arrays["inner_modules"], [np.nan, 3.0])
         assert store.arrays(model="VGG")["batch"].shape == (0,)
         with pytest.raises(InvalidInput, match="model: not a number of a run"):
             store.arrays(("model",))
@@ -277,9 +277,9 @@ def test_the_tables_are_those_of_the_newest_version(place: str) -> None:
 
     RunStore(place).close()
     engine, _ = connect(place)
-    found = inspect(engine)
+    inspector = inspect(engine)
     for table in (schema.runs, schema.imports):
-        there = {column["name"] for column in found.get_columns(table.name)}
+        there = {column["name"] for column in inspector.get_columns(table.name)}
         assert there == {column.name for column in table.columns}
     assert {column.name for column in schema.runs.columns} - {"id", "number"} == {
         field.name for field in fields(Run)

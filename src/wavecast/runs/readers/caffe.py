@@ -130,11 +130,11 @@ def _testing_runs(training: _Training, given: Given, doubts: Doubts) -> Iterator
 def _take(entry: _Entry, to: _Training, doubts: Doubts) -> None:
     message = entry.message
     place = f"line {entry.line}"
-    if found := _TRAINED.match(message):
-        to.marks.append(Mark(int(found[1]), entry.time_s, place, to.broken))
+    if match := _TRAINED.match(message):
+        to.marks.append(Mark(int(match[1]), entry.time_s, place, to.broken))
         to.broken = False
-    elif found := _TESTING.match(message):
-        to.testing = (int(found[1]), entry.time_s)
+    elif match := _TESTING.match(message):
+        to.testing = (int(match[1]), entry.time_s)
         to.broken = True
     elif "Test net output" in message and to.testing is not None:
         net, since_s = to.testing
@@ -152,17 +152,17 @@ def _take(entry: _Entry, to: _Training, doubts: Doubts) -> None:
 def _take_settings(entry: _Entry, to: _Training) -> None:
     message = entry.message
     if message.startswith("Initializing solver from parameters"):
-        settings = [found for line in entry.text if (found := _SETTING.fullmatch(line))]
+        settings = [match for line in entry.text if (match := _SETTING.fullmatch(line))]
         to.tested = [int(s[2]) for s in settings if s[1] == "test_iter" and whole(s[2])]
         to.accumulated = next(
             (int(s[2]) for s in settings if s[1] == "iter_size" and whole(s[2])), 1
         )
     elif message.startswith("Initializing net from parameters"):
         _take_net(entry.text, to)
-    elif found := _GPUS.match(message):
-        to.facts = replace(to.facts, gpus=len(found[1].split(", ")))
-    elif found := _GPU_NAME.match(message):
-        to.facts = replace(to.facts, gpu=found[1].strip())
+    elif match := _GPUS.match(message):
+        to.facts = replace(to.facts, gpus=len(match[1].split(", ")))
+    elif match := _GPU_NAME.match(message):
+        to.facts = replace(to.facts, gpu=match[1].strip())
 
 
 def _take_net(text: Iterable[str], to: _Training) -> None:
@@ -171,10 +171,10 @@ def _take_net(text: Iterable[str], to: _Training) -> None:
         (word for line in lines for word in ("TRAIN", "TEST") if line.strip() == f"phase: {word}"),
         "TRAIN",
     )
-    batches = {int(found[1]) for line in lines if (found := _BATCH.fullmatch(line))}
+    batches = {int(match[1]) for line in lines if (match := _BATCH.fullmatch(line))}
     if len(batches) == 1:  # with several values it is not clear which is the batch
         to.batches[phase] = batches.pop()
-    name = next((found[1] for line in lines if (found := _NAME.match(line))), "")
+    name = next((match[1] for line in lines if (match := _NAME.match(line))), "")
     if phase == "TRAIN" and name.strip():
         to.facts = replace(to.facts, model=name.strip())
 
@@ -184,8 +184,8 @@ def _entries(lines: Iterable[tuple[int, str]], doubts: Doubts) -> Iterator[_Entr
     year, month = 2000, 0  # a leap year, until the log gives the real one
     entry: _Entry | None = None
     for number, line in lines:
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             if created := _CREATED.match(line):
                 year = int(created[1])
             elif _LIKE_A_LINE.match(line):
@@ -195,22 +195,22 @@ def _entries(lines: Iterable[tuple[int, str]], doubts: Doubts) -> Iterator[_Entr
             continue
         if entry is not None:
             yield entry
-        if found[1]:
-            year = int(found[1])
-        elif month == 12 and int(found[2]) == 1:
+        if match[1]:
+            year = int(match[1])
+        elif month == 12 and int(match[2]) == 1:
             year += 1
-        month = int(found[2])
-        entry = _entry(number, year, found, doubts)
+        month = int(match[2])
+        entry = _entry(number, year, match, doubts)
     if entry is not None:
         yield entry
 
 
-def _entry(number: int, year: int, found: re.Match[str], doubts: Doubts) -> _Entry | None:
-    month, day, hour, minute, second, micros = (int(found[group]) for group in range(2, 8))
+def _entry(number: int, year: int, match: re.Match[str], doubts: Doubts) -> _Entry | None:
+    month, day, hour, minute, second, micros = (int(match[group]) for group in range(2, 8))
     try:
         time = datetime(year, month, day, hour, minute, second, micros)
     except ValueError:
         doubts.tell(f"line {number}", "has an impossible time and is left out")
         return None
     time_s = (time - datetime(2000, 1, 1)).total_seconds()
-    return _Entry(number, time_s, found[8])
+    return _Entry(number, time_s, match[8])
