@@ -112,7 +112,7 @@ def _facts(path: Path, rows: Iterable[tuple[int, dict[str, str]]], given: Given)
 
 
 def _gpus(rows: Iterable[tuple[int, dict[str, str]]]) -> int | None:
-    """The number of GPUs, from the rates of all GPUs and of one. None if only one rate is logged."""
+    """The number of GPUs, from the rates of all and of one. None if only one rate is logged."""
     for _, row in rows:
         both = [number(row.get(f"train/{of}samples_per_sec", "")) for of in ("", "device/")]
         if both[0] and both[1] and both[1] > 0 and both[0] / both[1] < 1e6:
