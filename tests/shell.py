@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 from wavecast.cli import app
 
 GOLDEN = Path(__file__).parent / "golden"
+_PASSED_ON = ("PATH", "PYTHONPATH", "XDG_CONFIG_HOME")
+"""The environment variables of a command in a terminal."""
 WIDTHS = (60, 80, 120, 200)
 """Widths of terminals that every table must fit."""
 
@@ -60,7 +62,7 @@ def run_in_terminal(*arguments: object, **env: str) -> str:
         [sys.executable, "-m", "wavecast", *map(str, arguments)],
         stdout=theirs,
         stderr=theirs,
-        env={name: os.environ[name] for name in ("PATH", "XDG_CONFIG_HOME")}
+        env={name: value for name, value in os.environ.items() if name in _PASSED_ON}
         | {"TERM": "xterm-256color"}
         | env,
     )

@@ -110,9 +110,9 @@ def refused(done: Outcome) -> str:
 def prediction(*arguments: object) -> dict[str, Any]:
     done = run("predict", *arguments, "--json")
     assert (done.code, done.err) == (0, "")
-    [found] = json.loads(done.out)["predictions"]
-    assert isinstance(found, dict)
-    return found
+    [record] = json.loads(done.out)["predictions"]
+    assert isinstance(record, dict)
+    return record
 
 
 # Without a GPU.
@@ -186,10 +186,10 @@ def test_a_measurement_is_summed_up_and_saved(a_gpu: str, tmp_path: Path) -> Non
 
 def test_a_measurement_as_json_is_all_that_is_printed(a_gpu: str) -> None:
     done = run("measure", a_gpu, "--json")
-    found = json.loads(done.out)
-    assert found["measurement"]["gpu"] == "Tesla T4"
-    assert found["measurement"]["seconds"] == 10e-3
-    assert (found["calls"], found["samples"]) == (2, None)
+    record = json.loads(done.out)
+    assert record["measurement"]["gpu"] == "Tesla T4"
+    assert record["measurement"]["seconds"] == 10e-3
+    assert (record["calls"], record["samples"]) == (2, None)
     assert "made" in done.err
 
 
@@ -197,8 +197,8 @@ def test_communication_is_told_with_what_of_it_nothing_hid(
     a_gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = (ran(mm(), 0.0, 4e-3), ran(ALL_REDUCE, 3e-3, 3e-3))
-    found = Trace(calls, measurement=Measurement(""))
-    monkeypatch.setattr(wavecast, "measure", lambda step, **options: found)
+    trace = Trace(calls, measurement=Measurement(""))
+    monkeypatch.setattr(wavecast, "measure", lambda step, **options: trace)
     shown = run("measure", a_gpu).out
     assert "communication: 3.00 ms, 2.00 ms of it while nothing else ran" in shown
     assert "GPU unknown; framework unknown; software unknown" in shown
@@ -284,9 +284,9 @@ def test_a_host_may_be_kept_elsewhere_and_asked_for(
     a_host: None, traced: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "server.toml"
-    found = json.loads(run("calibrate", "--host-out", path, "--json").out)
-    assert (found["gpu"], found["host"]["file"]) == (None, str(path))
-    assert found["host"]["costs"]["module_s"] == pytest.approx(2 * REFERENCE_HOST.module_s)
+    record = json.loads(run("calibrate", "--host-out", path, "--json").out)
+    assert (record["gpu"], record["host"]["file"]) == (None, str(path))
+    assert record["host"]["costs"]["module_s"] == pytest.approx(2 * REFERENCE_HOST.module_s)
     assert prediction(traced, "--gpu", "l4")["host"] == REFERENCE_HOST.name
     assert "a processor" in prediction(traced, "--gpu", "l4", "--host", path)["host"]
 
@@ -318,12 +318,12 @@ def test_with_a_gpu_launches_and_waits_are_measured_too(a_known_gpu: dict[str, F
 def test_a_calibration_as_json_says_where_it_is(
     a_known_gpu: dict[str, Fact], tmp_path: Path
 ) -> None:
-    found = json.loads(run("calibrate", "-o", tmp_path / "mine", "--json").out)
-    assert found["gpu"] == "t4"
-    assert found["file"] == str(tmp_path / "mine" / "t4.toml")
-    assert found["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
+    record = json.loads(run("calibrate", "-o", tmp_path / "mine", "--json").out)
+    assert record["gpu"] == "t4"
+    assert record["file"] == str(tmp_path / "mine" / "t4.toml")
+    assert record["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
     wanted = device_files.with_measured(device("t4"), a_known_gpu)
-    assert wavecast.device(found["file"]) == wanted
+    assert wavecast.device(record["file"]) == wanted
 
 
 # Import.
@@ -337,18 +337,18 @@ def test_a_profiler_file_becomes_a_measured_trace(tmp_path: Path, name: str) -> 
     assert "Tesla T4; torch (profiler file); software unknown" in done.out
     assert "aten.mm 1 300 us 75.0%" in cells(done.out)
     assert done.out.endswith(f"saved as {out}\n")
-    found = wavecast.load_trace(out)
-    assert [call.op.base for call in found] == ["aten.mm", "aten.relu"]
-    assert found.samples == 4
-    assert found.measurement is not None
-    assert found.measurement.gpu_s == pytest.approx(400e-6)
+    trace = wavecast.load_trace(out)
+    assert [call.op.base for call in trace] == ["aten.mm", "aten.relu"]
+    assert trace.samples == 4
+    assert trace.measurement is not None
+    assert trace.measurement.gpu_s == pytest.approx(400e-6)
 
 
 def test_an_import_as_json(tmp_path: Path) -> None:
-    found = json.loads(run("import", profile(tmp_path / "rank0.json"), "--json").out)
-    assert found["target"] == "rank0.json"
-    assert found["measurement"]["gpu"] == "Tesla T4"
-    assert found["by_kind"]["matmul"]["flops"] == 2 * 64**3
+    record = json.loads(run("import", profile(tmp_path / "rank0.json"), "--json").out)
+    assert record["target"] == "rank0.json"
+    assert record["measurement"]["gpu"] == "Tesla T4"
+    assert record["by_kind"]["matmul"]["flops"] == 2 * 64**3
 
 
 def test_a_file_without_shapes_is_imported_all_the_same(tmp_path: Path) -> None:
@@ -391,9 +391,9 @@ def test_a_profiler_file_is_told_from_a_saved_trace_by_what_is_in_it(
 ) -> None:
     plain, packed = (profile(tmp_path / name) for name in ("a.json", "b.json.gz"))
     for path in (plain, packed):
-        found = resolve(str(path)).trace
-        assert found is not None
-        assert [call.op.base for call in found] == ["aten.mm", "aten.relu"]
+        trace = resolve(str(path)).trace
+        assert trace is not None
+        assert [call.op.base for call in trace] == ["aten.mm", "aten.relu"]
     assert resolve(str(saved)).trace == measured()
 
 
@@ -419,18 +419,18 @@ def test_only_a_measured_trace_can_change_its_precision(tmp_path: Path, saved: P
 
 
 def test_a_measured_trace_is_scaled_to_other_gpus(saved: Path) -> None:
-    found = prediction(saved, "--gpu", "a100-sxm-80gb")
+    record = prediction(saved, "--gpu", "a100-sxm-80gb")
     wanted = wavecast.predict(measured(), "a100-sxm-80gb")
-    assert found["seconds"] == wanted.seconds < 10e-3
-    assert found["host"] == "host of the measurement"
-    assert {part["name"] for part in found["by_source"]} == {"ratio of learned", "wave scaling"}
-    assert found["throughput_per_s"] == 8 / wanted.seconds
+    assert record["seconds"] == wanted.seconds < 10e-3
+    assert record["host"] == RecordedHost().name
+    assert {part["name"] for part in record["by_source"]} == {"ratio of learned", "wave scaling"}
+    assert record["throughput_per_s"] == 8 / wanted.seconds
 
 
 def test_on_its_own_gpu_a_measured_trace_takes_the_measured_time(saved: Path) -> None:
-    found = prediction(saved, "--gpu", "t4")
-    assert found["seconds"] == pytest.approx(10e-3)
-    assert [part["name"] for part in found["by_source"]] == ["measured"]
+    record = prediction(saved, "--gpu", "t4")
+    assert record["seconds"] == pytest.approx(10e-3)
+    assert [part["name"] for part in record["by_source"]] == ["measured"]
     shown = run("predict", saved, "--gpu", "t4").out
     assert "op times: measured\n" in shown
     assert f"host: {RecordedHost().name}\n" in shown
@@ -446,10 +446,10 @@ def test_the_origin_is_asked_for_where_the_trace_does_not_say_it(tmp_path: Path)
     path = tmp_path / "measured.json.gz"
     measured(gpu="Tesla V100").save(path)
     assert '"Tesla V100"' in refused(run("predict", path, "--gpu", "l4"))
-    found = prediction(path, "--gpu", "v100-pcie-16gb", "--origin", "v100-pcie-16gb")
-    assert found["seconds"] == pytest.approx(10e-3)
+    record = prediction(path, "--gpu", "v100-pcie-16gb", "--origin", "v100-pcie-16gb")
+    assert record["seconds"] == pytest.approx(10e-3)
     other = prediction(path, "--gpu", "v100-pcie-16gb", "--origin", "t4")
-    assert other["seconds"] < found["seconds"]
+    assert other["seconds"] < record["seconds"]
     assert 'unknown device "v9000"' in refused(
         run("predict", path, "--gpu", "l4", "--origin", "v9000")
     )
@@ -464,16 +464,16 @@ def test_the_origin_is_asked_for_where_the_trace_does_not_say_it(tmp_path: Path)
     ],
 )
 def test_who_predicts_can_be_said(saved: Path, predictor: str, sources: set[str]) -> None:
-    found = prediction(saved, "--gpu", "l4", "--predictor", predictor)
-    assert {part["name"] for part in found["by_source"]} == sources
+    record = prediction(saved, "--gpu", "l4", "--predictor", predictor)
+    assert {part["name"] for part in record["by_source"]} == sources
     scales = predictor == "wave"
-    assert found["host"] == ("host of the measurement" if scales else "reference host")
+    assert record["host"] == (RecordedHost().name if scales else REFERENCE_HOST.name)
 
 
 def test_habitats_own_networks_scale_what_they_know(saved: Path) -> None:
-    found = prediction(saved, "--gpu", "l4", "--predictor", "habitat")
-    assert {part["name"] for part in found["by_source"]} <= {"ratio of mlp", "wave scaling"}
-    assert found["gpu_s"] > 0
+    record = prediction(saved, "--gpu", "l4", "--predictor", "habitat")
+    assert {part["name"] for part in record["by_source"]} <= {"ratio of mlp", "wave scaling"}
+    assert record["gpu_s"] > 0
 
 
 @pytest.mark.parametrize("predictor", ["wave", "habitat"])
@@ -518,7 +518,7 @@ def test_a_slower_host_slows_a_step_that_waits_for_it(tmp_path: Path) -> None:
     assert prediction(path, "--gpu", "l4")["seconds"] == pytest.approx(6e-3)
     slow = prediction(path, "--gpu", "l4", "--host-factor", "3")
     assert slow["seconds"] == pytest.approx(18e-3)
-    assert slow["host"] == "host of the measurement x3"
+    assert slow["host"] == f"{RecordedHost().name} x3"
 
 
 # Extrapolate.
@@ -563,19 +563,19 @@ def test_a_larger_batch_is_shown_as_a_table(batches: list[Path]) -> None:
 
 def test_every_gpu_can_be_asked_for(batches: list[Path]) -> None:
     done = run("extrapolate", *batches, "--batch", "64", "--gpu", "all", "--json")
-    assert {each["gpu"] for each in json.loads(done.out)} == {gpu.id for gpu in wavecast.devices()}
+    assert {row["gpu"] for row in json.loads(done.out)} == {gpu.id for gpu in wavecast.devices()}
 
 
 def test_the_origin_is_that_of_all_batches(batches: list[Path]) -> None:
     options = ("--batch", "64", "--gpu", "t4", "--origin")
     assert 'unknown device "t44"' in refused(run("extrapolate", *batches, *options, "t44"))
-    [found] = json.loads(run("extrapolate", *batches, *options, "l4", "--json").out)
-    assert found["seconds"] != pytest.approx(0.08)
+    [record] = json.loads(run("extrapolate", *batches, *options, "l4", "--json").out)
+    assert record["seconds"] != pytest.approx(0.08)
 
 
 def test_two_batches_are_refused(batches: list[Path]) -> None:
     error = refused(run("extrapolate", *batches[:2], "--batch", "256", "--gpu", "t4"))
-    assert "a line through 2 batches proves nothing" in error
+    assert "2 batch sizes are too few for a line" in error
 
 
 def test_batches_that_are_the_same_or_unknown_are_refused(
@@ -599,8 +599,10 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (done.code, done.out) == (0, f"{out} has 2 of 2 bmm layers\n")
     assert "measuring bmm layers: 2 of 2" in done.err
     before = out.read_bytes()
-    found = json.loads(run("collect", "bmm", "-n", "3", "--device", "cpu", "-o", out, "--json").out)
-    assert found == {"kind": "bmm", "file": str(out), "rows": 3}
+    record = json.loads(
+        run("collect", "bmm", "-n", "3", "--device", "cpu", "-o", out, "--json").out
+    )
+    assert record == {"kind": "bmm", "file": str(out), "rows": 3}
     assert out.read_bytes().startswith(before)
     assert [(row.index, row.gpu, row.seed) for row in read_rows(out)] == [
         (0, "cpu", "0"),

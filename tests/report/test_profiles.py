@@ -8,7 +8,7 @@ from shell import WIDTHS, shown
 
 from wavecast.report import profiles as report
 from wavecast.steps.prediction import predict
-from wavecast.steps.profile import profile_predicted
+from wavecast.steps.profiling import profile_predicted
 
 
 @pytest.mark.parametrize("width", WIDTHS)
