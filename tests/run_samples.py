@@ -23,7 +23,7 @@ WARM_UP = 60
 
 
 def moments(iterations: int, every: int) -> Iterator[tuple[int, float]]:
-    """Iterations that are logged, and when; some jitter, the same each time."""
+    """The logged iterations and their times, with some jitter that is always the same."""
     at_s = 0.0
     for iteration in range(iterations + 1):
         if iteration % every == 0:
@@ -79,7 +79,7 @@ I1102 10:00:00.900000  4242 solver.cpp:279] Solving AlexNet
 
 
 def caffe_log(iterations: int = 1500, test_s: float = 12.5) -> str:
-    """A training of `caffe train` with a test of 100 iterations each 500."""
+    """A training of `caffe train` with a test of 100 iterations every 500 of them."""
     start = datetime(2016, 11, 2, 10, 0, 1)
     tested_s = 0.0
     lines = [CAFFE_HEAD]
@@ -104,7 +104,7 @@ def caffe_log(iterations: int = 1500, test_s: float = 12.5) -> str:
     return "".join(lines)
 
 
-def dllogger_log(epochs: int = 3, each: int = 200) -> str:
+def dllogger_log(epochs: int = 3, length: int = 200) -> str:
     """A training as NVIDIA's ConvNets scripts log it, an epoch's validation in between."""
     lines = []
 
@@ -123,8 +123,8 @@ def dllogger_log(epochs: int = 3, each: int = 200) -> str:
     lines.append('DLLL {"type": "METADATA", "metric": "train.total_ips", "metadata": {}}\n')
     lines.append("=> creating model 'resnet50'\n")
     tested_s = 1.0
-    for iteration, at_s in moments(epochs * each - 1, 1):
-        epoch, within = divmod(iteration, each)
+    for iteration, at_s in moments(epochs * length - 1, 1):
+        epoch, within = divmod(iteration, length)
         if within == 0 and epoch:
             tested_s += 20
             say(at_s + tested_s, [epoch - 1, within], **{"val.loss": 3.0, "val.top1": 40.0})
@@ -135,7 +135,7 @@ def dllogger_log(epochs: int = 3, each: int = 200) -> str:
 
 
 def tensorboard_events(steps: int = 1200) -> bytes:
-    """Scalars of a training each 10 steps, of a validation each 400, and hyperparameters."""
+    """Scalars of a training every 10 steps, of a validation every 400, and hyperparameters."""
     written = record(event(1.6e9, 0, field(3, b"brain.Event:2")))
     plugin = field(1, field(1, b"hparams") + field(2, field(3, hparam("batch_size", 32.0))))
     named = field(1, field(1, b"hparams") + field(2, field(3, hparam("model", "resnet50"))))
@@ -181,11 +181,11 @@ def field(number: int, data: bytes) -> bytes:
 
 def varint(value: int) -> bytes:
     """A whole number as protocol buffers have it."""
-    found = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def trainer_state(steps: int = 400, batch: int = 16) -> str:
@@ -211,7 +211,7 @@ def trainer_state(steps: int = 400, batch: int = 16) -> str:
 
 
 def lightning_metrics(steps: int = 900) -> str:
-    """What CSVLogger and ThroughputMonitor write, with a validation each 300 steps."""
+    """What CSVLogger and ThroughputMonitor write, with a validation every 300 steps."""
     lines = ["epoch,step,train/batches,train/samples,train/time,train_loss,val_loss\n"]
     for step, at_s in moments(steps, 10):
         if step:

@@ -1,10 +1,11 @@
-"""The command line as tests run it, and golden files for what it prints.
+"""The command line as tests run it, tables as a terminal shows them, and golden files.
 
-WAVECAST_OVERWRITE=1 pytest tests/test_cli.py rewrites the golden files; look at the difference.
+WAVECAST_OVERWRITE=1 pytest tests/cli rewrites the golden files. Look at the difference.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import subprocess
@@ -12,16 +13,21 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from wavecast.cli import app
 
 GOLDEN = Path(__file__).parent / "golden"
+_PASSED_ON = ("PATH", "PYTHONPATH", "XDG_CONFIG_HOME")
+"""The environment variables of a command in a terminal."""
+WIDTHS = (60, 80, 120, 200)
+"""Widths of terminals that every table must fit."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -29,15 +35,15 @@ class Outcome:
 
 
 def run(*arguments: object, env: dict[str, str] | None = None) -> Outcome:
-    """A command in this process, into a pipe."""
-    found = CliRunner().invoke(app, [str(each) for each in arguments], env=env)
-    if found.exception is not None and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    return Outcome(found.exit_code, found.stdout, found.stderr)
+    """The outcome of a command that runs in this process and writes into a pipe."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=env)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Outcome(result.exit_code, result.stdout, result.stderr)
 
 
 def run_process(*arguments: object, python: str = "", **env: str) -> Outcome:
-    """A command in a process of its own, after some Python."""
+    """The outcome of a command in a new process, which first runs some Python."""
     code = f"import sys\n{python}\nfrom wavecast.cli import main\nmain()"
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -50,13 +56,13 @@ def run_process(*arguments: object, python: str = "", **env: str) -> Outcome:
 
 
 def run_in_terminal(*arguments: object, **env: str) -> str:
-    """What a terminal would show, with its escape codes; both streams go there."""
+    """Both output streams of a command in a terminal, with escape codes."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "wavecast", *map(str, arguments)],
         stdout=theirs,
         stderr=theirs,
-        env={name: os.environ[name] for name in ("PATH", "XDG_CONFIG_HOME")}
+        env={name: value for name, value in os.environ.items() if name in _PASSED_ON}
         | {"TERM": "xterm-256color"}
         | env,
     )
@@ -72,8 +78,17 @@ def run_in_terminal(*arguments: object, **env: str) -> str:
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # Linux's way to say that the other end is closed
+    except OSError:  # on Linux: the other end is closed
         return b""
+
+
+def shown(part: RenderableType, width: int = 200) -> str:
+    """The text of a table in a terminal of this width."""
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(part)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
 
 
 def check_golden(name: str, text: str) -> None:

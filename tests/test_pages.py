@@ -33,10 +33,13 @@ def test_nothing_in_the_documents_is_cut_off(site: Path, tmp_path: Path) -> None
 
 
 def test_nothing_on_our_own_pages_is_cut_off(tmp_path: Path) -> None:
-    pages = [tmp_path / "memory.html"]
-    done = run("memory", "resnet50", "--batch", "2", "--gpu", "l4", "--html", pages[0])
+    memory, suite = tmp_path / "memory.html", tmp_path / "suite.html"
+    done = run("memory", "resnet50", "--batch", "2", "--gpu", "l4", "--html", memory)
     assert done.code == 0, done.err
-    assert cut_off(pages, tmp_path) == {}
+    options = ("--model", "dcgan", "--precision", "bf16", "--scale", "0.25", "--html", suite)
+    done = run("suite", "predict", "--gpu", "l4", *options)
+    assert done.code == 0, done.err
+    assert cut_off([memory, suite], tmp_path) == {}
 
 
 def test_what_is_too_wide_is_seen(tmp_path: Path) -> None:

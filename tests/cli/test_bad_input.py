@@ -275,7 +275,7 @@ WRONG = [
     Wrong("not a trace", f"predict other.json.gz {L4}", ("not a wavecast trace",)),
     Wrong("empty trace", f"predict nothing.json.gz {L4}", ("has no ops", "trace the step again")),
     Wrong("trace and batch", f"predict good.json.gz --batch 4 {L4}", ("fixed", "trace the step")),
-    Wrong("trace for a GPU", "trace good.json.gz --gpu l4", ("kernels are chosen", "step itself")),
+    Wrong("trace for a GPU", "trace good.json.gz --gpu l4", ("kernels are fixed", "step itself")),
     # Output
     Wrong("wrong suffix", "trace good.json.gz -o out.json", ("FILE.json.gz, not out.json",)),
     Wrong(
@@ -330,10 +330,10 @@ def test_a_folder_that_must_not_be_written_is_named(folder: Path) -> None:
 
 
 def test_a_full_disk_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Trace, path: Path) -> None:
+    def full(self: Path, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Trace, "save", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     done = run("trace", "good.json.gz", "-o", "out.json.gz")
     check(done, 1, ("out.json.gz", "No space left on device", "choose another place"))
 

@@ -16,7 +16,6 @@ from shell import Outcome, run, run_in_terminal
 
 import wavecast
 from wavecast.campaigns.layer_times import read_rows
-from wavecast.cli import measuring
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import ncu
 from wavecast.frameworks.pytorch.measurement import calibration, host_benchmark, iteration
@@ -26,7 +25,7 @@ from wavecast.hardware.calibration import reference_times
 from wavecast.hardware.device import Fact
 from wavecast.hardware.devices import device
 from wavecast.hardware.host_files import find_host
-from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.hardware.hosts import REFERENCE_HOST, RecordedHost
 from wavecast.traces.counters import Counted, KernelKey
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -111,9 +110,9 @@ def refused(done: Outcome) -> str:
 def prediction(*arguments: object) -> dict[str, Any]:
     done = run("predict", *arguments, "--json")
     assert (done.code, done.err) == (0, "")
-    [found] = json.loads(done.out)["predictions"]
-    assert isinstance(found, dict)
-    return found
+    [record] = json.loads(done.out)["predictions"]
+    assert isinstance(record, dict)
+    return record
 
 
 # Without a GPU.
@@ -154,7 +153,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path
 def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A machine on which everything takes what `measured` says; gives a target to measure."""
     path = tmp_path / "train.py"
-    path.write_text("def make_step(batch=4):\n    print('made')\n    return lambda: batch\n")
+    path.write_text(
+        "def make_step(batch=4, precision='fp32'):\n    print('made')\n    return lambda: batch\n"
+    )
 
     def fake(run_step: Callable[[], int], samples: int | None, **options: Any) -> Trace:
         return measured(samples=None if samples is None else run_step())
@@ -171,24 +172,24 @@ def test_a_measurement_is_summed_up_and_saved(a_gpu: str, tmp_path: Path) -> Non
     assert done.code == 0
     assert {
         "iteration 10.0 ms steady state",
-        "GPU busy 8.00 ms 80% of it",
-        "host, to issue it 200 us waiting not counted",
-        "while recorded 25.0 ms 2.5 times as long",
+        "GPU busy 8.00 ms 80% of the iteration",
+        "host busy 200 us time to issue the step, waiting not counted",
+        "iteration while recorded 25.0 ms 2.5 times as long",
         "Tesla T4; torch 2.13.0; CUDA 13.0",
         "2 kernels in 2 calls; times are the median of 10 iterations",
         "aten.mm 1 6.00 ms 75.0%",
         f"saved as {out}",
     } <= set(cells(done.out))
-    assert any(line.startswith("sum of parts 8.00 ms") for line in cells(done.out))
+    assert any(line.startswith("sum of the kernels 8.00 ms") for line in cells(done.out))
     assert wavecast.load_trace(out) == measured(samples=16)
 
 
 def test_a_measurement_as_json_is_all_that_is_printed(a_gpu: str) -> None:
     done = run("measure", a_gpu, "--json")
-    found = json.loads(done.out)
-    assert found["measurement"]["gpu"] == "Tesla T4"
-    assert found["measurement"]["seconds"] == 10e-3
-    assert (found["calls"], found["samples"]) == (2, None)
+    record = json.loads(done.out)
+    assert record["measurement"]["gpu"] == "Tesla T4"
+    assert record["measurement"]["seconds"] == 10e-3
+    assert (record["calls"], record["samples"]) == (2, None)
     assert "made" in done.err
 
 
@@ -196,8 +197,8 @@ def test_communication_is_told_with_what_of_it_nothing_hid(
     a_gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = (ran(mm(), 0.0, 4e-3), ran(ALL_REDUCE, 3e-3, 3e-3))
-    found = Trace(calls, measurement=Measurement(""))
-    monkeypatch.setattr(wavecast, "measure", lambda step, **options: found)
+    trace = Trace(calls, measurement=Measurement(""))
+    monkeypatch.setattr(wavecast, "measure", lambda step, **options: trace)
     shown = run("measure", a_gpu).out
     assert "communication: 3.00 ms, 2.00 ms of it while nothing else ran" in shown
     assert "GPU unknown; framework unknown; software unknown" in shown
@@ -205,7 +206,7 @@ def test_communication_is_told_with_what_of_it_nothing_hid(
 
 
 def test_long_kernels_are_counted_once_for_each_gpu(
-    a_gpu: str, monkeypatch: pytest.MonkeyPatch
+    a_gpu: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[list[str], Sequence[str]]] = []
 
@@ -214,12 +215,14 @@ def test_long_kernels_are_counted_once_for_each_gpu(
         return {("relu_kernel", 4096, 256): Counted(7.0, 9.0)}
 
     monkeypatch.setattr(ncu, "count", fake)
+    out = tmp_path / "counted.json.gz"
     for _ in range(2):
-        found = measuring._counted(measured(), "train.py:make", 16, "bf16")
-        assert [call.kernels[0].flops for call in found] == [None, 7.0]
-    iterate = ["-m", "wavecast", "iterate", "train.py:make", "--batch", "16", "--precision", "bf16"]
+        run("measure", a_gpu, "--counters", "-b", "16", "-p", "bf16", "-o", out)
+        assert [call.kernels[0].flops for call in wavecast.load_trace(out)] == [None, 7.0]
+    iterate = ["-m", "wavecast", "iterate", a_gpu, "--batch", "16", "--precision", "bf16"]
     assert asked == [(["relu_kernel"], iterate)]
-    measuring._counted(measured(gpu="NVIDIA L4"), "train.py:make", None, None)
+    monkeypatch.setattr(wavecast, "measure", lambda step, **options: measured(gpu="NVIDIA L4"))
+    run("measure", a_gpu, "--counters")
     assert asked[1] == (["relu_kernel"], iterate[:4])
 
 
@@ -252,11 +255,11 @@ def test_without_a_gpu_the_host_is_calibrated_and_kept(a_host: None, tmp_path: P
     done = run("calibrate")
     shown = cells(done.out)
     assert (done.code, shown[0]) == (0, "a processor")
-    assert "a module 1.10 us 2.20 us 2.00" in shown
-    assert "from the end to the host 7.30 us 7.30 us 1.00" in shown
+    assert "entering a module 1.10 us 2.20 us 2.00" in shown
+    assert "delay until the host sees the GPU's end 7.30 us 7.30 us 1.00" in shown
     assert any("without a GPU" in line for line in shown)
     assert f"saved as {tmp_path / 'config' / 'wavecast' / 'host.toml'}" in done.out
-    assert "no GPU here: its rates were not measured" in shown
+    assert "this machine has no GPU: only the host was measured" in shown
     assert find_host("mine").module_s == pytest.approx(2 * REFERENCE_HOST.module_s)
 
 
@@ -270,21 +273,21 @@ def traced(tmp_path: Path) -> Path:
 def test_a_calibrated_host_is_named_where_it_issues(a_host: None, traced: Path) -> None:
     run("calibrate")
     mine = "a processor, calibrated"
-    assert f"issued by the host {mine}" in run("predict", traced, "--gpu", "l4").out
-    assert prediction(traced, "--gpu", "l4", "--host", "reference")["host"] == "reference host"
-    assert prediction(traced, "--gpu", "l4", "--host", "mine")["host"].startswith(f"host {mine}")
+    assert f"host: {mine}" in run("predict", traced, "--gpu", "l4").out
+    assert prediction(traced, "--gpu", "l4", "--host", "reference")["host"] == REFERENCE_HOST.name
+    assert prediction(traced, "--gpu", "l4", "--host", "mine")["host"].startswith(mine)
     profiled = run("profile", traced, "--gpu", "l4").out
-    assert f"predicted, issued by the host {mine}" in profiled
+    assert f"predicted; host: {mine}" in profiled
 
 
 def test_a_host_may_be_kept_elsewhere_and_asked_for(
     a_host: None, traced: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "server.toml"
-    found = json.loads(run("calibrate", "--host-out", path, "--json").out)
-    assert (found["gpu"], found["host"]["file"]) == (None, str(path))
-    assert found["host"]["costs"]["module_s"] == pytest.approx(2 * REFERENCE_HOST.module_s)
-    assert prediction(traced, "--gpu", "l4")["host"] == "reference host"
+    record = json.loads(run("calibrate", "--host-out", path, "--json").out)
+    assert (record["gpu"], record["host"]["file"]) == (None, str(path))
+    assert record["host"]["costs"]["module_s"] == pytest.approx(2 * REFERENCE_HOST.module_s)
+    assert prediction(traced, "--gpu", "l4")["host"] == REFERENCE_HOST.name
     assert "a processor" in prediction(traced, "--gpu", "l4", "--host", path)["host"]
 
 
@@ -315,12 +318,12 @@ def test_with_a_gpu_launches_and_waits_are_measured_too(a_known_gpu: dict[str, F
 def test_a_calibration_as_json_says_where_it_is(
     a_known_gpu: dict[str, Fact], tmp_path: Path
 ) -> None:
-    found = json.loads(run("calibrate", "-o", tmp_path / "mine", "--json").out)
-    assert found["gpu"] == "t4"
-    assert found["file"] == str(tmp_path / "mine" / "t4.toml")
-    assert found["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
+    record = json.loads(run("calibrate", "-o", tmp_path / "mine", "--json").out)
+    assert record["gpu"] == "t4"
+    assert record["file"] == str(tmp_path / "mine" / "t4.toml")
+    assert record["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
     wanted = device_files.with_measured(device("t4"), a_known_gpu)
-    assert wavecast.device(found["file"]) == wanted
+    assert wavecast.device(record["file"]) == wanted
 
 
 # Import.
@@ -334,18 +337,18 @@ def test_a_profiler_file_becomes_a_measured_trace(tmp_path: Path, name: str) -> 
     assert "Tesla T4; torch (profiler file); software unknown" in done.out
     assert "aten.mm 1 300 us 75.0%" in cells(done.out)
     assert done.out.endswith(f"saved as {out}\n")
-    found = wavecast.load_trace(out)
-    assert [call.op.base for call in found] == ["aten.mm", "aten.relu"]
-    assert found.samples == 4
-    assert found.measurement is not None
-    assert found.measurement.gpu_s == pytest.approx(400e-6)
+    trace = wavecast.load_trace(out)
+    assert [call.op.base for call in trace] == ["aten.mm", "aten.relu"]
+    assert trace.samples == 4
+    assert trace.measurement is not None
+    assert trace.measurement.gpu_s == pytest.approx(400e-6)
 
 
 def test_an_import_as_json(tmp_path: Path) -> None:
-    found = json.loads(run("import", profile(tmp_path / "rank0.json"), "--json").out)
-    assert found["target"] == "rank0.json"
-    assert found["measurement"]["gpu"] == "Tesla T4"
-    assert found["by_kind"]["matmul"]["flops"] == 2 * 64**3
+    record = json.loads(run("import", profile(tmp_path / "rank0.json"), "--json").out)
+    assert record["target"] == "rank0.json"
+    assert record["measurement"]["gpu"] == "Tesla T4"
+    assert record["by_kind"]["matmul"]["flops"] == 2 * 64**3
 
 
 def test_a_file_without_shapes_is_imported_all_the_same(tmp_path: Path) -> None:
@@ -388,9 +391,9 @@ def test_a_profiler_file_is_told_from_a_saved_trace_by_what_is_in_it(
 ) -> None:
     plain, packed = (profile(tmp_path / name) for name in ("a.json", "b.json.gz"))
     for path in (plain, packed):
-        found = resolve(str(path)).trace
-        assert found is not None
-        assert [call.op.base for call in found] == ["aten.mm", "aten.relu"]
+        trace = resolve(str(path)).trace
+        assert trace is not None
+        assert [call.op.base for call in trace] == ["aten.mm", "aten.relu"]
     assert resolve(str(saved)).trace == measured()
 
 
@@ -416,20 +419,21 @@ def test_only_a_measured_trace_can_change_its_precision(tmp_path: Path, saved: P
 
 
 def test_a_measured_trace_is_scaled_to_other_gpus(saved: Path) -> None:
-    found = prediction(saved, "--gpu", "a100-sxm-80gb")
+    record = prediction(saved, "--gpu", "a100-sxm-80gb")
     wanted = wavecast.predict(measured(), "a100-sxm-80gb")
-    assert found["seconds"] == wanted.seconds < 10e-3
-    assert found["host"] == "host of the measurement"
-    assert {part["name"] for part in found["by_source"]} == {"ratio of learned", "wave scaling"}
-    assert found["throughput_per_s"] == 8 / wanted.seconds
+    assert record["seconds"] == wanted.seconds < 10e-3
+    assert record["host"] == RecordedHost().name
+    assert {part["name"] for part in record["by_source"]} == {"ratio of learned", "wave scaling"}
+    assert record["throughput_per_s"] == 8 / wanted.seconds
 
 
 def test_on_its_own_gpu_a_measured_trace_takes_the_measured_time(saved: Path) -> None:
-    found = prediction(saved, "--gpu", "t4")
-    assert found["seconds"] == pytest.approx(10e-3)
-    assert [part["name"] for part in found["by_source"]] == ["measured"]
+    record = prediction(saved, "--gpu", "t4")
+    assert record["seconds"] == pytest.approx(10e-3)
+    assert [part["name"] for part in record["by_source"]] == ["measured"]
     shown = run("predict", saved, "--gpu", "t4").out
-    assert "op times: measured; issued by the host of the measurement" in shown
+    assert "op times: measured\n" in shown
+    assert f"host: {RecordedHost().name}\n" in shown
 
 
 def test_a_profiler_file_is_predicted_as_it_is(tmp_path: Path) -> None:
@@ -442,10 +446,10 @@ def test_the_origin_is_asked_for_where_the_trace_does_not_say_it(tmp_path: Path)
     path = tmp_path / "measured.json.gz"
     measured(gpu="Tesla V100").save(path)
     assert '"Tesla V100"' in refused(run("predict", path, "--gpu", "l4"))
-    found = prediction(path, "--gpu", "v100-pcie-16gb", "--origin", "v100-pcie-16gb")
-    assert found["seconds"] == pytest.approx(10e-3)
+    record = prediction(path, "--gpu", "v100-pcie-16gb", "--origin", "v100-pcie-16gb")
+    assert record["seconds"] == pytest.approx(10e-3)
     other = prediction(path, "--gpu", "v100-pcie-16gb", "--origin", "t4")
-    assert other["seconds"] < found["seconds"]
+    assert other["seconds"] < record["seconds"]
     assert 'unknown device "v9000"' in refused(
         run("predict", path, "--gpu", "l4", "--origin", "v9000")
     )
@@ -460,16 +464,16 @@ def test_the_origin_is_asked_for_where_the_trace_does_not_say_it(tmp_path: Path)
     ],
 )
 def test_who_predicts_can_be_said(saved: Path, predictor: str, sources: set[str]) -> None:
-    found = prediction(saved, "--gpu", "l4", "--predictor", predictor)
-    assert {part["name"] for part in found["by_source"]} == sources
+    record = prediction(saved, "--gpu", "l4", "--predictor", predictor)
+    assert {part["name"] for part in record["by_source"]} == sources
     scales = predictor == "wave"
-    assert found["host"] == ("host of the measurement" if scales else "reference host")
+    assert record["host"] == (RecordedHost().name if scales else REFERENCE_HOST.name)
 
 
 def test_habitats_own_networks_scale_what_they_know(saved: Path) -> None:
-    found = prediction(saved, "--gpu", "l4", "--predictor", "habitat")
-    assert {part["name"] for part in found["by_source"]} <= {"ratio of mlp", "wave scaling"}
-    assert found["gpu_s"] > 0
+    record = prediction(saved, "--gpu", "l4", "--predictor", "habitat")
+    assert {part["name"] for part in record["by_source"]} <= {"ratio of mlp", "wave scaling"}
+    assert record["gpu_s"] > 0
 
 
 @pytest.mark.parametrize("predictor", ["wave", "habitat"])
@@ -514,7 +518,7 @@ def test_a_slower_host_slows_a_step_that_waits_for_it(tmp_path: Path) -> None:
     assert prediction(path, "--gpu", "l4")["seconds"] == pytest.approx(6e-3)
     slow = prediction(path, "--gpu", "l4", "--host-factor", "3")
     assert slow["seconds"] == pytest.approx(18e-3)
-    assert slow["host"] == "host of the measurement x3"
+    assert slow["host"] == f"{RecordedHost().name} x3"
 
 
 # Extrapolate.
@@ -549,7 +553,7 @@ def test_three_batches_are_extrapolated_exactly(batches: list[Path]) -> None:
 
 def test_a_larger_batch_is_shown_as_a_table(batches: list[Path]) -> None:
     shown = run("extrapolate", *batches, "--batch", "256", "--gpu", "t4").out
-    assert shown.startswith("a batch of 256 samples, extrapolated from 8, 16, 32\n")
+    assert shown.startswith("a batch of 256 samples, extrapolated from batches of 8, 16, 32\n")
     [row] = [line for line in shown.splitlines() if line.startswith("t4 ")]
     assert row.split()[1:3] == ["320", "ms"]
     narrow = run_in_terminal("extrapolate", *batches, "--batch", "256", "--gpu", "t4", COLUMNS="30")
@@ -559,19 +563,19 @@ def test_a_larger_batch_is_shown_as_a_table(batches: list[Path]) -> None:
 
 def test_every_gpu_can_be_asked_for(batches: list[Path]) -> None:
     done = run("extrapolate", *batches, "--batch", "64", "--gpu", "all", "--json")
-    assert {each["gpu"] for each in json.loads(done.out)} == {gpu.id for gpu in wavecast.devices()}
+    assert {row["gpu"] for row in json.loads(done.out)} == {gpu.id for gpu in wavecast.devices()}
 
 
 def test_the_origin_is_that_of_all_batches(batches: list[Path]) -> None:
     options = ("--batch", "64", "--gpu", "t4", "--origin")
     assert 'unknown device "t44"' in refused(run("extrapolate", *batches, *options, "t44"))
-    [found] = json.loads(run("extrapolate", *batches, *options, "l4", "--json").out)
-    assert found["seconds"] != pytest.approx(0.08)
+    [record] = json.loads(run("extrapolate", *batches, *options, "l4", "--json").out)
+    assert record["seconds"] != pytest.approx(0.08)
 
 
 def test_two_batches_are_refused(batches: list[Path]) -> None:
     error = refused(run("extrapolate", *batches[:2], "--batch", "256", "--gpu", "t4"))
-    assert "a line through 2 batches proves nothing" in error
+    assert "2 batch sizes are too few for a line" in error
 
 
 def test_batches_that_are_the_same_or_unknown_are_refused(
@@ -579,7 +583,7 @@ def test_batches_that_are_the_same_or_unknown_are_refused(
 ) -> None:
     options = ("--batch", "256", "--gpu", "t4")
     again = refused(run("extrapolate", *batches, batches[0], *options))
-    assert "two of these traces have 8 samples a step" in again
+    assert "two of these traces take 8 samples a step" in again
     unknown = tmp_path / "unknown.json.gz"
     measured(samples=None).save(unknown)
     error = refused(run("extrapolate", *batches, unknown, *options))
@@ -595,8 +599,10 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (done.code, done.out) == (0, f"{out} has 2 of 2 bmm layers\n")
     assert "measuring bmm layers: 2 of 2" in done.err
     before = out.read_bytes()
-    found = json.loads(run("collect", "bmm", "-n", "3", "--device", "cpu", "-o", out, "--json").out)
-    assert found == {"kind": "bmm", "file": str(out), "rows": 3}
+    record = json.loads(
+        run("collect", "bmm", "-n", "3", "--device", "cpu", "-o", out, "--json").out
+    )
+    assert record == {"kind": "bmm", "file": str(out), "rows": 3}
     assert out.read_bytes().startswith(before)
     assert [(row.index, row.gpu, row.seed) for row in read_rows(out)] == [
         (0, "cpu", "0"),

@@ -13,6 +13,7 @@ from made import step
 from shell import check_golden, run, run_in_terminal, run_process
 
 import wavecast
+from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.traces.step import Trace
 
 GPUS = ("--gpu", "a100-sxm-80gb", "--gpu", "l4", "--gpu", "t4")
@@ -82,18 +83,18 @@ def test_json_has_every_number(saved: Path) -> None:
 
 
 def test_json_has_the_documented_keys(saved: Path) -> None:
-    found = json.loads(run("predict", saved, *GPUS, "--json").out)
-    assert set(found) == {"target", "trace", "predictions", "notes"}
-    assert set(found["trace"]) == {
+    record = json.loads(run("predict", saved, *GPUS, "--json").out)
+    assert set(record) == {"target", "trace", "predictions", "notes"}
+    assert set(record["trace"]) == {
         *("calls", "distinct_ops", "kernels", "flops", "executed_flops", "bytes", "by_phase"),
         *("by_kind", "unknown_ops", "samples", "unit", "framework", "capability", "notes"),
         "measurement",
     }
-    for prediction in found["predictions"]:
+    for prediction in record["predictions"]:
         assert set(prediction) == {
             *("gpu", "seconds", "low_s", "high_s", "gpu_s", "host_s", "bound_by", "unit"),
             *("throughput_per_s", "usd_per_hour", "price", "throughput_per_usd", "host"),
-            *("persistent_bytes", "fits_persistent", "tensor_bytes", "fits_tensors"),
+            *("peak_bytes", "needed_bytes", "fits"),
             *("by_phase_s", "by_op", "by_module"),
             *("by_source", "unpredicted"),
         }
@@ -102,19 +103,19 @@ def test_json_has_the_documented_keys(saved: Path) -> None:
 
 
 def test_json_and_the_library_agree(saved: Path) -> None:
-    [found] = json.loads(run("predict", saved, "--gpu", "t4", "--json").out)["predictions"]
+    [record] = json.loads(run("predict", saved, "--gpu", "t4", "--json").out)["predictions"]
     wanted = wavecast.predict(wavecast.load_trace(saved), "t4")
-    assert (found["seconds"], found["low_s"]) == (wanted.seconds, wanted.low_s)
-    assert found["throughput_per_s"] == wanted.throughput
+    assert (record["seconds"], record["low_s"]) == (wanted.seconds, wanted.low_s)
+    assert record["throughput_per_s"] == wanted.throughput
 
 
 def test_a_trace_is_summed_up_by_phase(saved: Path) -> None:
     done = run("trace", saved)
     assert done.code == 0
     check_golden("trace.txt", done.out)
-    found = json.loads(run("trace", saved, "--json").out)
-    assert found["target"] == "step.json.gz"
-    assert found["unknown_ops"] == {"mine.secret.default": 2}
+    record = json.loads(run("trace", saved, "--json").out)
+    assert record["target"] == "step.json.gz"
+    assert record["unknown_ops"] == {"mine.secret.default": 2}
 
 
 def test_a_device_is_shown_with_the_source_of_each_fact() -> None:
@@ -125,7 +126,7 @@ def test_a_device_is_shown_with_the_source_of_each_fact() -> None:
 
 def test_several_devices_are_shown_each_once() -> None:
     done = run("devices", "l4", "t4", "NVIDIA L4", "--json")
-    assert [each["id"] for each in json.loads(done.out)] == ["l4", "t4"]
+    assert [row["id"] for row in json.loads(done.out)] == ["l4", "t4"]
 
 
 def test_all_devices_are_listed() -> None:
@@ -145,28 +146,29 @@ def test_a_device_of_ones_own_shows_facts_without_sources(tmp_path: Path) -> Non
     )
     shown = run("devices", path).out
     assert re.search(r"fp32_flops +20.0 TFLOP/s +not given", shown)
-    [found] = json.loads(run("devices", path, "--json").out)
-    assert found["nominal"]["fp32_flops"] == {"value": 2e13, "source": None}
+    [record] = json.loads(run("devices", path, "--json").out)
+    assert record["nominal"]["fp32_flops"] == {"value": 2e13, "source": None}
 
 
 def test_all_predicts_every_gpu_the_fastest_first(saved: Path) -> None:
-    found = json.loads(run("predict", saved, "--gpu", "all", "--json").out)["predictions"]
-    assert {each["gpu"] for each in found} == {gpu.id for gpu in wavecast.devices()}
-    times = [each["seconds"] for each in found]
+    rows = json.loads(run("predict", saved, "--gpu", "all", "--json").out)["predictions"]
+    assert {row["gpu"] for row in rows} == {gpu.id for gpu in wavecast.devices()}
+    times = [row["seconds"] for row in rows]
     assert times == sorted(times)
 
 
 def test_gpus_that_are_too_small_come_last_and_say_so(tmp_path: Path) -> None:
     path = tmp_path / "large.json.gz"
-    step(state_bytes=200 << 20).save(path)
-    found = json.loads(run("predict", path, "--gpu", "all", "--json").out)["predictions"]
-    fits = [each["fits_tensors"] for each in found]
+    step(state_bytes=100 << 20).save(path)
+    rows = json.loads(run("predict", path, "--gpu", "all", "--json").out)["predictions"]
+    fits = [row["fits"] for row in rows]
     assert fits == sorted(fits, reverse=True)
     assert False in fits
-    assert {each["tensor_bytes"] for each in found} == {103 * (200 << 20)}
+    assert all(row["needed_bytes"] >= row["peak_bytes"] >= 103 * (100 << 20) for row in rows)
     shown = run("predict", path, "--gpu", "t4", "--gpu", "l4").out
-    assert "does not fit: needs at least 20.1 GiB of 16.0 GiB" in shown
+    assert "does not fit: needs 20.4 GiB of 16.0 GiB" in shown
     assert "of 24.0 GiB" not in shown
+    assert shown.index("\nl4 ") < shown.index("\nt4 "), "named first, but it comes last"
 
 
 def test_repeated_gpus_are_predicted_once(saved: Path) -> None:
@@ -185,11 +187,11 @@ def test_a_slower_host_makes_a_slower_step(saved: Path) -> None:
 
 def test_a_step_in_a_cuda_graph_waits_for_the_gpu_alone(saved: Path) -> None:
     done = run("predict", saved, "--gpu", "h200-sxm", "--cuda-graph", "--json")
-    (found,) = json.loads(done.out)["predictions"]
-    assert found["host"] == "reference host, as one CUDA graph"
-    assert found["bound_by"] == "gpu"
+    (record,) = json.loads(done.out)["predictions"]
+    assert record["host"] == f"{REFERENCE_HOST.name}, as one CUDA graph"
+    assert record["bound_by"] == "gpu"
     shown = run("profile", saved, "--gpu", "h200-sxm", "--cuda-graph").out
-    assert "issued by the reference host, as one CUDA graph" in shown
+    assert f"predicted; host: {REFERENCE_HOST.name}, as one CUDA graph" in shown
 
 
 def test_hosts_and_graphs_are_for_predictions(saved: Path) -> None:
@@ -201,8 +203,8 @@ def test_hosts_and_graphs_are_for_predictions(saved: Path) -> None:
 
 def test_a_pipe_gets_whole_lines_without_colour_or_blanks_at_their_ends(saved: Path) -> None:
     notes = ("upper bound: " + "very " * 100 + "long",)
-    found = step()
-    Trace(found.calls, found.allocations, found.framework, notes=notes).save(saved)
+    made = step()
+    Trace(made.calls, made.allocations, made.framework, notes=notes).save(saved)
     for arguments in (("predict", saved, *GPUS, "--by", "op"), ("devices",), ("trace", saved)):
         shown = run(*arguments, env={"COLUMNS": "40"}).out
         assert not ESCAPE.search(shown)
@@ -216,7 +218,7 @@ def test_a_narrow_terminal_gets_fewer_columns_not_broken_ones(saved: Path) -> No
     assert max(map(len, lines)) <= 60
     heading = next(line for line in lines if line.startswith("GPU"))
     assert heading.split()[:2] == ["GPU", "step"]
-    assert "range" not in heading
+    assert "host busy" not in heading
     assert [line.split()[0] for line in lines if line.startswith(("a100", "l4", "t4"))] == [
         *("a100-sxm-80gb", "l4", "t4"),
     ]
@@ -291,13 +293,13 @@ def test_attention_is_traced_for_each_family_of_gpus(network: Path, tmp_path: Pa
     target, out = f"{network}:make_attention", tmp_path / "attention.json.gz"
     gpus = ("--gpu", "h100-sxm-80gb", "--gpu", "k80")
     direct = json.loads(run("predict", target, *gpus, "--json").out)
-    ops = [{part["name"] for part in each["by_op"]} for each in direct["predictions"]]
+    ops = [{part["name"] for part in row["by_op"]} for row in direct["predictions"]]
     assert ops[0] != ops[1]
     run("trace", target, "--gpu", "h100-sxm-80gb", "-o", out)
     again = json.loads(run("predict", out, *gpus, "--json").out)
     assert again["predictions"][0] == direct["predictions"][0]
     assert "k80 would choose others" in again["notes"][0]
-    assert "note: attention.json.gz has the attention kernels" in run("predict", out, *gpus).out
+    assert "note: attention.json.gz holds the attention kernels" in run("predict", out, *gpus).out
 
 
 def test_progress_is_shown_on_a_terminal_only(

@@ -1,4 +1,4 @@
-"""The commands that look at steps and at the suite."""
+"""`wavecast profile` and `wavecast suite`."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def measured(tmp_path: Path) -> Path:
 def test_a_measured_trace_is_profiled(measured: Path) -> None:
     done = run("profile", measured)
     assert done.code == 0
-    for part in ("2,000", "GPU utilisation", "50%", "25.0%", "idle: host", "sgemm", "bound by"):
+    for part in ("2,000", "GPU utilisation", "50%", "25.0%", "GPU idle: host", "sgemm", "bound by"):
         assert part in done.out
 
 
 def test_its_numbers_are_in_the_json(measured: Path) -> None:
-    [found] = json.loads(run("profile", measured, "--json").out)
-    assert found["gpu"] == "t4"
-    assert found["measured"] is True
-    assert found["gpu_utilisation"] == pytest.approx(0.5)
-    assert found["cpu_utilisation"] == pytest.approx(0.25)
-    assert found["throughput_per_s"] == pytest.approx(2000)
-    assert found["kernels"][0]["name"] == "sgemm"
-    assert found["memory_bytes"]["weights"] is None
+    [record] = json.loads(run("profile", measured, "--json").out)
+    assert record["gpu"] == "t4"
+    assert record["measured"] is True
+    assert record["gpu_utilisation"] == pytest.approx(0.5)
+    assert record["cpu_utilisation"] == pytest.approx(0.25)
+    assert record["throughput_per_s"] == pytest.approx(2000)
+    assert record["kernels"][0]["name"] == "sgemm"
+    assert record["memory_bytes"]["weights"] is None
 
 
 def test_utilisation_is_unknown_where_no_flops_are_known(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_utilisation_is_unknown_where_no_flops_are_known(tmp_path: Path) -> None
     known = Call(relu(8), Phase.FORWARD, kernels=(Kernel("r", 1e-3, start_s=1e-3),))
     whole = Measurement("Tesla T4", seconds=4e-3)
     Trace((call,), measurement=whole).save(path)
-    assert re.search(r"fp32 utilisation +\?", run("profile", path).out)
+    assert re.search(r"FP32 utilisation +\?", run("profile", path).out)
     assert json.loads(run("profile", path, "--json").out)[0]["utilisation"] is None
     Trace((call, known), measurement=whole).save(path)
     assert "at least 0.0%" in run("profile", path).out
@@ -63,8 +63,8 @@ def test_several_looks_are_joined(measured: Path, tmp_path: Path) -> None:
     slower = replace(seen.measurement or Measurement("Tesla T4"), seconds=10e-3, cores=8)
     path = tmp_path / "again.json.gz"
     replace(seen, measurement=slower).save(path)
-    [found] = json.loads(run("profile", measured, path, "--json").out)
-    assert found["seconds"] == pytest.approx(9e-3)
+    [record] = json.loads(run("profile", measured, path, "--json").out)
+    assert record["seconds"] == pytest.approx(9e-3)
     refused = run("profile", measured, measured, "--gpu", "l4")
     assert refused.code == 1
     assert "leave --gpu out" in refused.err

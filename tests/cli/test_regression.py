@@ -21,9 +21,9 @@ def write(path: Path, runs: list[Run]) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["model", "batch", "iterations", "seconds", "gpu", "gpus"])
-        for each in runs:
+        for past in runs:
             writer.writerow(
-                [each.model, each.batch, each.iterations, each.seconds, each.gpu, each.gpus]
+                [past.model, past.batch, past.iterations, past.seconds, past.gpu, past.gpus]
             )
     return path
 
@@ -38,9 +38,11 @@ def test_fit_shows_coefficients_and_errors(table: Path) -> None:
     assert done.code == 0
     assert "batch*iterations" in done.out
     assert "mean error on these 12 runs 0.0%" in done.out
-    found = json.loads(run("fit", "--runs", table, "--json").out)
-    assert [each["value"] for each in found["coefficients"]] == pytest.approx(BETA, rel=1e-6)
-    assert found["runs"] == len(found["errors"]) == 12
+    record = json.loads(run("fit", "--runs", table, "--json").out)
+    assert [coefficient["value"] for coefficient in record["coefficients"]] == pytest.approx(
+        BETA, rel=1e-6
+    )
+    assert record["runs"] == len(record["errors"]) == 12
 
 
 def test_fit_plots_actual_against_predicted(table: Path, tmp_path: Path) -> None:
@@ -57,11 +59,11 @@ def test_predict_from_runs_gives_a_time_with_its_range(table: Path) -> None:
     done = run(*asked)
     assert done.code == 0
     assert "90% range" in done.out
-    found = json.loads(run(*asked, "--json").out)
-    assert found["seconds"] == pytest.approx(seconds(BETA, 64, 90_000), rel=1e-6)
-    assert found["low_s"] <= found["seconds"] <= found["high_s"]
+    record = json.loads(run(*asked, "--json").out)
+    assert record["seconds"] == pytest.approx(seconds(BETA, 64, 90_000), rel=1e-6)
+    assert record["low_s"] <= record["seconds"] <= record["high_s"]
     ordinary = json.loads(run(*asked, "--method", "ordinary", "--json").out)
-    assert ordinary["seconds"] == pytest.approx(found["seconds"], rel=1e-6)
+    assert ordinary["seconds"] == pytest.approx(record["seconds"], rel=1e-6)
 
 
 def test_predict_from_a_store(tmp_path: Path) -> None:
@@ -70,9 +72,9 @@ def test_predict_from_a_store(tmp_path: Path) -> None:
     with wavecast.RunStore(place) as store:
         store.add(grid_runs(BETA))
     asked = ("predict", "made", "--batch", 64, "--iterations", 1000, "--json", "--from")
-    found = json.loads(run(*asked, place).out)
+    record = json.loads(run(*asked, place).out)
     own = json.loads(run(*asked, "runs", env={"WAVECAST_RUNS": str(place)}).out)
-    assert found["seconds"] == own["seconds"] == pytest.approx(seconds(BETA, 64, 1000), rel=1e-6)
+    assert record["seconds"] == own["seconds"] == pytest.approx(seconds(BETA, 64, 1000), rel=1e-6)
     done = run("predict", "vgg", "--from", place, "--batch", 64, "--iterations", 1000)
     assert (done.code, "has no run of vgg" in done.err) == (1, True)
 
@@ -94,9 +96,9 @@ def test_predict_more_gpus_says_which_law_and_why(tmp_path: Path) -> None:
     done = run(*asked)
     assert done.code == 0
     assert "fitted without them" in done.out
-    found = json.loads(run(*asked, "--json").out)
-    assert found["seconds"] == pytest.approx(100 * (0.01 + 0.064 + 0.015))
-    assert found["law"] in {each["law"] for each in found["laws"]}
+    record = json.loads(run(*asked, "--json").out)
+    assert record["seconds"] == pytest.approx(100 * (0.01 + 0.064 + 0.015))
+    assert record["law"] in {trial["law"] for trial in record["laws"]}
 
 
 def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
@@ -108,8 +110,8 @@ def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
     ]
     table = write(tmp_path / "power.csv", runs)
     asked = ("predict", "--from", table, "--batch", 64, "--iterations", 10, "--json", "--gpu")
-    found = json.loads(run(*asked, "a100-sxm-40gb").out)
-    assert 0 < found["seconds"] < 64
+    record = json.loads(run(*asked, "a100-sxm-40gb").out)
+    assert 0 < record["seconds"] < 64
 
 
 @pytest.mark.parametrize(
@@ -149,16 +151,16 @@ def test_design_says_which_runs_to_make() -> None:
     done = run(*asked, *GUESS)
     assert done.code == 0
     assert "D-efficiency" in done.out
-    found = json.loads(run(*asked, *GUESS, "--criterion", "A", "--most", 5, "--json").out)
-    assert found["criterion"] == "A"
-    assert len(found["runs"]) == 5
-    assert found["cost_s"] == pytest.approx(sum(each["seconds"] for each in found["runs"]))
+    record = json.loads(run(*asked, *GUESS, "--criterion", "A", "--most", 5, "--json").out)
+    assert record["criterion"] == "A"
+    assert len(record["runs"]) == 5
+    assert record["cost_s"] == pytest.approx(sum(chosen["seconds"] for chosen in record["runs"]))
 
 
 def test_design_knows_costs_from_past_runs(table: Path) -> None:
     asked = ("design", "--batches", "8,16", "--iterations", "100,200,300", "--budget", 60)
-    found = json.loads(run(*asked, "--from", table, "--json").out)
-    first = found["runs"][0]
+    record = json.loads(run(*asked, "--from", table, "--json").out)
+    first = record["runs"][0]
     assert first["seconds"] == pytest.approx(seconds(BETA, first["batch"], first["iterations"]))
 
 

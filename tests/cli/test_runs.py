@@ -33,8 +33,8 @@ def test_runs_are_added_listed_and_exported(place: str, table: Path, tmp_path: P
     listed = run("runs", "list", "--store", place, "--model", "AlexNet", "--last", 2)
     assert re.search(r"AlexNet +testing +m6000 +2 +64 +fp32 +5 +200 +9.25 s +46.2 ms", listed.out)
     assert listed.out.splitlines()[-1].startswith("2 of 3 runs in ")
-    found = json.loads(run("runs", "list", "--store", place, "--phase", "testing", "--json").out)
-    assert [(each["seconds"], each["source"]) for each in found] == [(9.25, "old.csv:7")]
+    rows = json.loads(run("runs", "list", "--store", place, "--phase", "testing", "--json").out)
+    assert [(row["seconds"], row["source"]) for row in rows] == [(9.25, "old.csv:7")]
 
     out = tmp_path / "out.csv"
     assert run("runs", "export", out, "--store", place).code == 0
@@ -52,8 +52,8 @@ def test_what_a_log_does_not_say_the_options_do(tmp_path: Path) -> None:
     options = ("--model", "net", "--gpu", "l4", "--precision", "bf16", "--warm-up", 100)
     done = json.loads(run("runs", "add", file, "--store", place, *options, "--json").out)
     assert done["files"] == [{"file": str(file), "runs": 1, "new": 1, "resumed_at": 0}]
-    (found,) = json.loads(run("runs", "list", "--store", place, "--json").out)
-    assert (found["model"], found["gpu"], found["precision"], found["iterations"]) == (
+    (record,) = json.loads(run("runs", "list", "--store", place, "--json").out)
+    assert (record["model"], record["gpu"], record["precision"], record["iterations"]) == (
         *("net", "l4", "bf16"),
         900 - 10 - 100,
     )
@@ -65,15 +65,15 @@ def test_a_dry_run_shows_and_adds_nothing(table: Path, tmp_path: Path) -> None:
     assert shown.code == 0
     assert shown.out.count("AlexNet") == 3
     assert not (tmp_path / "runs.sqlite").exists()
-    found = json.loads(run("runs", "add", table, "--dry-run", "--json", env=env).out)
-    assert [each["batch"] for each in found["runs"]] == [32, 64, 64]
+    record = json.loads(run("runs", "add", table, "--dry-run", "--json", env=env).out)
+    assert [row["batch"] for row in record["runs"]] == [32, 64, 64]
 
 
 def test_doubts_go_to_the_other_stream(table: Path, tmp_path: Path) -> None:
     table.write_text(TABLE + TABLE.splitlines()[1] + "\n")
     done = run("runs", "add", table, "--store", tmp_path / "runs.sqlite")
     assert done.code == 0
-    assert f"warning: {table}: line 5: is a run that is there already" in done.err
+    assert f"warning: {table}: line 5: repeats an earlier run" in done.err
     told = json.loads(run("runs", "add", table, "-s", tmp_path / "x.sqlite", "--json").out)
     assert len(told["warnings"]) == 1
 

@@ -83,7 +83,7 @@ def test_a_store_that_is_lost_meanwhile_is_told_and_the_run_kept(tmp_path: Path)
 def test_a_wrong_store_is_found_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="not mysql:"):
         TrainingRecorder("mysql://host/runs", "test")
-    with pytest.raises(InvalidInput, match="nothing called batch_size"):
+    with pytest.raises(InvalidInput, match="a run has no batch_size"):
         TrainingRecorder(tmp_path / "runs.sqlite", "test", batch_size=3)
 
 

@@ -33,7 +33,7 @@ def read(file: Path, **given: Any) -> tuple[tuple[Run, ...], list[str]]:
 
 
 def trained(runs: tuple[Run, ...]) -> Run:
-    (run,) = (each for each in runs if each.phase == "training")
+    (run,) = (candidate for candidate in runs if candidate.phase == "training")
     return run
 
 
@@ -74,8 +74,8 @@ def test_the_batch_of_caffe_is_one_of_each_gpu_and_of_each_pass(tmp_path: Path) 
 
 
 def test_a_caffe_log_over_new_year_is_read_on(tmp_path: Path) -> None:
-    def moved(found: re.Match[str]) -> str:
-        minute = int(found[1]) + 56  # ten o'clock becomes four minutes to midnight
+    def moved(time: re.Match[str]) -> str:
+        minute = int(time[1]) + 56  # ten o'clock becomes four minutes to midnight
         return f"I1231 23:{minute}" if minute < 60 else f"I0101 00:{minute - 60:02}"
 
     log = samples.caffe_log().replace("2016/11/02", "2016/12/31")
@@ -158,11 +158,11 @@ def test_other_kinds_of_tables_give_the_same(name: str, tmp_path: Path) -> None:
         ),
     }[name]
     (tmp_path / name).write_text(text)
-    found, told = read(tmp_path / name)
+    runs, told = read(tmp_path / name)
     assert told == []
-    assert [r.seconds for r in found] == [2.5, 4.5, 9.25]
-    assert [r.inner_modules for r in found] == [None, None, 5]
-    assert found[0].source.startswith(str(tmp_path / name))
+    assert [r.seconds for r in runs] == [2.5, 4.5, 9.25]
+    assert [r.inner_modules for r in runs] == [None, None, 5]
+    assert runs[0].source.startswith(str(tmp_path / name))
 
 
 def test_what_is_given_goes_before_what_the_file_says(tmp_path: Path) -> None:
@@ -208,16 +208,16 @@ def test_a_folder_is_searched_and_what_is_no_log_is_passed_over(tmp_path: Path) 
 
 
 def test_kinds_that_nobody_knows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match='no format "wandb"; there are tensorboard'):
+    with pytest.raises(UnknownName, match='no format "wandb"; the formats are tensorboard'):
         wavecast.read_runs(tmp_path, format="wandb")
-    with pytest.raises(InvalidInput, match="no file below it is of a kind that we read"):
+    with pytest.raises(InvalidInput, match="no file in this folder has a known format"):
         wavecast.read_runs(tmp_path)
     (tmp_path / "notes.txt").write_text("nothing\n")
-    with pytest.raises(InvalidInput, match=r"notes.txt: is of no kind that we read"):
+    with pytest.raises(InvalidInput, match=r"notes.txt: has no known format"):
         wavecast.read_runs(tmp_path / "notes.txt")
     with pytest.raises(InvalidInput, match="there is no such file"):
         wavecast.read_runs(tmp_path / "gone.csv")
-    with pytest.raises(InvalidInput, match="nothing called batch_size to give"):
+    with pytest.raises(InvalidInput, match="a run has no batch_size; you can give model"):
         wavecast.read_runs(tmp_path / "notes.txt", batch_size=3)
     with pytest.raises(InvalidInput, match="batch must be a whole number from 1 on"):
         wavecast.read_runs(tmp_path / "notes.txt", batch=0)
@@ -237,7 +237,7 @@ def test_doubts_are_warnings_and_many_of_a_kind_are_counted(tmp_path: Path) -> N
         warnings.simplefilter("always")
         assert len(wavecast.read_runs(file)) == 3
     assert len(caught) == 11
-    assert "line 5: is a run that is there already" in str(caught[0].message)
+    assert "line 5: repeats an earlier run" in str(caught[0].message)
     assert "20 more lines like this" in str(caught[-1].message)
 
 
@@ -252,10 +252,10 @@ def test_results_of_the_suite_are_runs_of_their_stable_iterations(tmp_path: Path
     wanted = (SuiteStep("resnet50", 8, "bf16"), SuiteStep("resnet50", 16, "bf16"))
     file = tmp_path / "suite.csv"
 
-    def measured(each: SuiteStep) -> SuiteResult:
-        if each.batch == 16:
-            return SuiteResult(each.model, each.batch, each.precision, "t4", "oom")
-        row = SuiteResult(each.model, each.batch, each.precision, "t4", "ok", seconds=0.25)
+    def measured(step: SuiteStep) -> SuiteResult:
+        if step.batch == 16:
+            return SuiteResult(step.model, step.batch, step.precision, "t4", "oom")
+        row = SuiteResult(step.model, step.batch, step.precision, "t4", "ok", seconds=0.25)
         return replace(row, iterations=60, software="torch 2.11, CUDA 13")
 
     run_suite(wanted, file, measured, gpu="t4")

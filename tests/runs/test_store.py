@@ -84,11 +84,11 @@ def test_a_run_that_cannot_be_is_refused_and_nothing_is_added(place: str) -> Non
 def test_numbers_come_as_arrays(place: str) -> None:
     with RunStore(place) as store:
         store.add([RUN, replace(RUN, inner_modules=3, seconds=5)])
-        found = store.arrays(("seconds", "inner_modules"), model="AlexNet")
-        np.testing.assert_array_equal(found["seconds"], [2.5, 5.0])
-        np.testing.assert_array_equal(found["inner_modules"], [np.nan, 3.0])
+        arrays = store.arrays(("seconds", "inner_modules"), model="AlexNet")
+        np.testing.assert_array_equal(arrays["seconds"], [2.5, 5.0])
+        np.testing.assert_array_equal(arrays["inner_modules"], [np.nan, 3.0])
         assert store.arrays(model="VGG")["batch"].shape == (0,)
-        with pytest.raises(InvalidInput, match="model: no numbers"):
+        with pytest.raises(InvalidInput, match="model: not a number of a run"):
             store.arrays(("model",))
 
 
@@ -104,7 +104,7 @@ def test_a_file_imported_twice_doubles_nothing(place: str, tmp_path: Path) -> No
         told: list[str] = []
         assert add_file(store, file, Given(batch=512), told=told.append).new == 1
         assert told == [
-            f"{file}: was imported before, with other runs; those stay in the store, too"
+            f"{file}: was imported before with other runs; these stay in the store, too"
         ]
 
 
@@ -277,9 +277,9 @@ def test_the_tables_are_those_of_the_newest_version(place: str) -> None:
 
     RunStore(place).close()
     engine, _ = connect(place)
-    found = inspect(engine)
+    inspector = inspect(engine)
     for table in (schema.runs, schema.imports):
-        there = {column["name"] for column in found.get_columns(table.name)}
+        there = {column["name"] for column in inspector.get_columns(table.name)}
         assert there == {column.name for column in table.columns}
     assert {column.name for column in schema.runs.columns} - {"id", "number"} == {
         field.name for field in fields(Run)
@@ -314,7 +314,7 @@ def test_a_server_killed_during_an_import_loses_nothing(
     monkeypatch.setattr("wavecast.runs.store.imports.insert", insert_and_kill)
     with RunStore(place) as store:
         try:
-            with pytest.raises(StoreUnavailable, match="nothing half-written is in it"):
+            with pytest.raises(StoreUnavailable, match="nothing was half-written"):
                 add_file(store, file)
         finally:
             postgres_server.start()
@@ -354,7 +354,7 @@ def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "runs.csv"
     file.write_text(TABLE)
-    with pytest.raises(InvalidInput, match="is not a run store, nor any SQLite database"):
+    with pytest.raises(InvalidInput, match="is not a run store: it is no SQLite database"):
         RunStore(file)
     assert file.read_text() == TABLE
     with pytest.raises(InvalidInput, match="a file or a postgresql:// URL, not mysql:"):

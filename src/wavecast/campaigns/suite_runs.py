@@ -18,6 +18,7 @@ from typing import Any
 
 from wavecast import suite
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
+from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
@@ -38,7 +39,16 @@ def configurations(
         models: names of models of the suite; empty for all of them.
         precisions: precisions of `suite.PRECISIONS`.
         scales: the batch sizes, as fractions of the model's default batch.
+
+    Raises:
+        InvalidInput: a precision is unknown, or a scale is not above 0.
     """
+    for precision in precisions:
+        if precision not in suite.PRECISIONS:
+            known = ", ".join(suite.PRECISIONS)
+            raise InvalidInput(f"unknown precision {precision!r}; known: {known}")
+    if min(scales) <= 0:
+        raise InvalidInput(f"a share of the default batch must be above 0, not {min(scales):g}")
     chosen = [suite.benchmark(name) for name in models] or list(suite.benchmarks())
     steps = (
         SuiteStep(model.name, max(model.smallest_batch, round(model.default_batch * scale)), p)

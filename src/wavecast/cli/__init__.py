@@ -1,15 +1,18 @@
-"""The command line: arguments in, calls of the library, tables or JSON out."""
+"""The command line: it reads arguments, calls the library, and prints tables or JSON.
 
-from wavecast.cli import (  # noqa: F401  (they register)
-    learning,
-    measuring,
+A module has the name of its main command.
+"""
+
+from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
+    devices,
+    fit,
     memory,
-    predicting,
-    profiling,
-    regressing,
+    predict,
+    profile,
+    run_models,
     runs,
-    suites,
-    tracing,
+    suite,
+    trace,
 )
 from wavecast.cli.app import app, main
 

@@ -14,12 +14,24 @@ from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
 
+_ORDER = (
+    *("predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
+    *("trace", "measure", "import", "devices", "calibrate", "suite"),
+    *("runs", "design", "collect", "fit"),
+)
+"""The order of the commands in the help: the most used ones first."""
+
 
 class _Group(typer.core.TyperGroup):
-    """The commands; errors of ours are one line and exit code 1."""
+    """The commands. An error of Wavecast is printed as one line; the exit code is 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the commands, in the order of the help."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: (name not in _ORDER, [*_ORDER, name].index(name)))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
+        """Run a command, and turn its errors into exit codes."""
         try:
             return super().invoke(ctx)
         except WavecastError as error:
@@ -34,24 +46,28 @@ class _Group(typer.core.TyperGroup):
 app = typer.Typer(
     name="wavecast",
     cls=_Group,
-    help="How long training takes, on GPUs you do not have.",
+    help="Predict time, memory and cost of training on GPUs you do not have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help=f"What to trace: {FORMS}.")]
-BatchOption = Annotated[int | None, typer.Option("--batch", "-b", help="Samples in a batch.")]
+TargetArgument = Annotated[
+    str, typer.Argument(metavar="TARGET", help=f"The training step: {FORMS}.")
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", "-b", help="The number of samples in a batch.")
+]
 PrecisionOption = Annotated[
-    str | None, typer.Option("--precision", "-p", help="fp32, tf32, bf16 or fp16.")
+    str | None, typer.Option("--precision", "-p", help="The precision: fp32, tf32, bf16 or fp16.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="The trace to write (FILE.json.gz or FILE.trace)."),
+    typer.Option("--out", "-o", help="Save the trace as FILE.json.gz or FILE.trace."),
 ]
 
 
@@ -70,9 +86,9 @@ def _root(
 
 
 def refuse_unwritable(out: Path) -> None:
-    """Refuse a place for a trace before it is made, which may take long."""
+    """Refuse a bad path for a trace at once, before tracing or measuring takes its time."""
     if not out.name.endswith(SUFFIXES):
-        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace will do, too)")
+        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
     if out.is_dir():
         raise InvalidInput(f"cannot write {out}: it is a directory; name a file in it")
     if not out.parent.is_dir():

@@ -1,11 +1,10 @@
-"""Commands about memory: how much a step needs, where it fits, how large a batch may be."""
+"""`wavecast memory`, `fits` and `max-batch`: the GPU memory of a step."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,19 +14,25 @@ import typer
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.screen import print_json, show, width
-from wavecast.cli.tracing import family_traces, gpus, trace_of
+from wavecast.cli.steps import family_traces, named_gpus, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
-from wavecast.frameworks.targets import Target, resolve
+from wavecast.frameworks.targets import Target, resolve, smaller_variants
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
+from wavecast.report import memory as report
+from wavecast.report import records
+from wavecast.report.units import bytes_of_gib
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
     from wavecast.footprint.memory import Memory
 
 SegmentsOption = Annotated[
-    bool, typer.Option("--expandable-segments", help="As torch's allocator with that setting.")
+    bool,
+    typer.Option(
+        "--expandable-segments", help="Assume PYTORCH_ALLOC_CONF=expandable_segments:True."
+    ),
 ]
 
 
@@ -36,23 +41,26 @@ def memory(
     target: TargetArgument,
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", "-g", help="The GPU it should run on; repeat to compare several."),
+        typer.Option("--gpu", "-g", help="The GPU to run on; repeat to compare several."),
     ] = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
     advice: Annotated[
-        bool, typer.Option("--advice", help="Compute what would make it smaller.")
+        bool, typer.Option("--advice", help="Also compute changes that would save memory.")
     ] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Run it on this machine's GPU, too.")
+        bool, typer.Option("--measure", help="Also run the step on this machine's GPU.")
     ] = False,
     page: Annotated[
-        Path | None, typer.Option("--html", help="Write memory over the step as a page.")
+        Path | None,
+        typer.Option("--html", help="Write the memory over the step as a page of HTML."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what memory a training step needs: by kind, by module, and when the most.
+    """Show the memory that a training step needs.
+
+    By kind of memory, by module, and the largest tensors at the peak.
 
     \b
     wavecast memory resnet50 --batch 64 --gpu l4 --advice
@@ -60,26 +68,26 @@ def memory(
     wavecast memory gpt2 --measure                        (on a machine with a GPU)
     """
     from wavecast.footprint.advice import advise
-    from wavecast.report import memory as report
 
     wanted = resolve(target, batch, precision)
-    names: list[str] = []
+    headings: list[str] = []
     if measure:
-        names, found = _measured(wanted)
+        headings, memories = ["predicted", "measured"], _predicted_and_measured(wanted)
     else:
-        chosen: list[Device | None] = [*gpus(gpu)] if gpu else [None]
-        found = [
-            wavecast.memory(_trace(wanted, each), each, expandable_segments=expandable_segments)
-            for each in chosen
+        devices: list[Device | None] = [*named_gpus(gpu)] if gpu else [None]
+        memories = [
+            wavecast.memory(_trace(wanted, device), device, expandable_segments=expandable_segments)
+            for device in devices
         ]
-    advised = advise(found[0], _others(target, batch, precision, found[0])) if advice else ()
+    advised = advise(memories[0], _retraced(wanted, memories[0])) if advice else ()
     if page is not None:
-        _write(page, wanted.name, found[0])
+        from wavecast.report import pages
+
+        write_whole(page, pages.memory_page(wanted.name, memories[0]))
     if as_json:
-        first, *others = found
-        print_json([report.memory_record(first, advised), *map(report.memory_record, others)])
+        print_json(records.memories(memories, advised))
     else:
-        show(report.memories(wanted.name, found, advised, names))
+        show(report.memories(wanted.name, memories, width(), advised, headings))
 
 
 @app.command()
@@ -91,24 +99,21 @@ def fits(
     expandable_segments: SegmentsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say on which GPUs a training step fits.
+    """Show on which GPUs a training step fits.
 
     \b
     wavecast fits llama-1b --precision bf16 --gpu all
     """
-    from wavecast.report import memory as report
-
     wanted = resolve(target, batch, precision)
-    chosen = list(wavecast.devices()) if "all" in gpu else gpus(gpu)
     traces = family_traces(wanted)
-    found = [
-        wavecast.memory(traces.on(each), each, expandable_segments=expandable_segments)
-        for each in chosen
+    memories = [
+        wavecast.memory(traces.on(device), device, expandable_segments=expandable_segments)
+        for device in named_or_all_gpus(gpu)
     ]
     if as_json:
-        print_json([_short(each) for each in found])
+        print_json([records.fit_in_memory(step_memory) for step_memory in memories])
     else:
-        show(report.fitting_gpus(wanted.name, found, width()))
+        show(report.fitting_gpus(wanted.name, memories, width()))
 
 
 @app.command("max-batch")
@@ -116,46 +121,49 @@ def max_batch(
     target: TargetArgument,
     gpu: Annotated[list[str], typer.Option("--gpu", "-g", help="A GPU; repeat for more.")],
     precision: PrecisionOption = None,
-    start: Annotated[int, typer.Option("--start", help="A batch that is likely to fit.")] = 8,
+    start: Annotated[
+        int, typer.Option("--start", help="The first batch to try; one that is likely to fit.")
+    ] = 8,
     limit: Annotated[
-        float | None, typer.Option("--limit-gib", help="What the allocator may reserve, instead.")
+        float | None,
+        typer.Option("--limit-gib", help="Let the allocator reserve at most this many GiB."),
     ] = None,
     expandable_segments: SegmentsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the largest batch that fits; no GPU needed.
+    """Find the largest batch that fits. No GPU is needed.
 
     \b
     wavecast max-batch resnet50 --precision bf16 --gpu l4 --gpu a100-sxm-80gb
     """
-    from wavecast.report import memory as report
-
     if resolve(target, start, precision).make_step is None:
-        raise InvalidInput(f"{target} is a trace: its batch is fixed; name the step itself")
-    found = [
+        raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
+    answers = [
         (
-            each,
+            device,
             wavecast.max_batch(
-                _maker(target, precision),
-                each,
-                limit_bytes=None if limit is None else round(limit * (1 << 30)),
+                _step_maker(target, precision),
+                device,
+                limit_bytes=None if limit is None else bytes_of_gib(limit),
                 start=start,
                 expandable_segments=expandable_segments,
             ),
         )
-        for each in gpus(gpu)
+        for device in named_gpus(gpu)
     ]
     if as_json:
-        print_json([{"gpu": each.id, **asdict(answer)} for each, answer in found])
+        print_json(records.largest_batches(answers))
     else:
-        show(report.largest_batches(f"{target}: the largest batch", found, width()))
+        show(report.largest_batches(f"{target}: the largest batch", answers, width()))
 
 
 def _trace(target: Target, gpu: Device | None) -> Trace:
     return trace_of(target, None if gpu is None else family(gpu))
 
 
-def _maker(target: str, precision: str | None) -> Callable[[int], Callable[[], object]]:
+def _step_maker(target: str, precision: str | None) -> Callable[[int], Callable[[], object]]:
+    """A function that makes the step of a target for any batch."""
+
     def make(batch: int) -> Callable[[], object]:
         wanted = resolve(target, batch, precision)
         assert wanted.make_step is not None
@@ -165,63 +173,30 @@ def _maker(target: str, precision: str | None) -> Callable[[int], Callable[[], o
     return make
 
 
-def _others(
-    target: str, batch: int | None, precision: str | None, found: Memory
-) -> dict[str, Callable[[], Trace | None]]:
-    """The same step in other words: a lower precision, half of the batch twice."""
-    wanted = resolve(target, batch, precision)
-    if wanted.make_step is None:
-        return {}
-    steps: dict[str, Target] = {}
-    if precision in (None, "fp32", "tf32"):
-        steps["bfloat16 autocast"] = resolve(target, batch, "bf16")
-    samples = batch or _batch_of(wanted)
-    if samples and samples > 1:
-        half = resolve(target, samples // 2, precision)
-        steps[f"batch {samples // 2}, accumulated twice"] = half
-    return {name: partial(_traced, each, found.device) for name, each in steps.items()}
+def _retraced(target: Target, step_memory: Memory) -> dict[str, Callable[[], Trace | None]]:
+    """Functions that trace smaller variants of a step, by what they change."""
+    return {
+        change: partial(_trace_if_possible, variant, step_memory.device)
+        for change, variant in smaller_variants(target).items()
+    }
 
 
-def _traced(target: Target, gpu: Device | None) -> Trace | None:
-    """None: the step takes no such argument."""
+def _trace_if_possible(target: Target, gpu: Device | None) -> Trace | None:
+    """The trace of a target. None if the user's function takes no batch or precision."""
     try:
         return _trace(target, gpu)
     except InvalidInput:
         return None
 
 
-def _batch_of(target: Target) -> int | None:
-    """The batch that a suite model has by itself."""
-    words = target.name.split(", batch ")
-    return int(words[1].split(",")[0]) if len(words) == 2 else None
-
-
-def _measured(target: Target) -> tuple[list[str], list[Memory]]:
-    """Predicted and measured, side by side."""
+def _predicted_and_measured(target: Target) -> list[Memory]:
     from wavecast.footprint.memory import of_measured
     from wavecast.frameworks.pytorch.measurement.memory import measure_memory
 
     if target.make_step is None:
-        raise InvalidInput(f"{target.name} is a trace: name the step itself to measure it")
+        raise InvalidInput(f"{target.name} is a trace; name the step itself to measure it")
     seen = measure_memory(target.make_step)
-    here = wavecast.device(seen.trace.measurement.gpu) if seen.trace.measurement else None
-    predicted = wavecast.memory(_trace(target, here), here)
-    real = of_measured(seen.trace, here, seen.peak_bytes, seen.reserved_bytes, seen.device_bytes)
-    return ["predicted", "measured"], [predicted, real]
-
-
-def _write(path: Path, title: str, found: Memory) -> None:
-    from wavecast.report import memory_page
-
-    write_whole(path, memory_page.page(title, found))
-
-
-def _short(found: Memory) -> dict[str, object]:
-    return {
-        "gpu": found.device.id if found.device else None,
-        "fits": found.fits,
-        "memory_bytes": found.device.memory_bytes if found.device else None,
-        "process_bytes": found.process_bytes,
-        "reserved_bytes": found.reserved_bytes,
-        "peak_bytes": found.peak_bytes,
-    }
+    gpu = wavecast.device(seen.trace.measurement.gpu) if seen.trace.measurement else None
+    predicted = wavecast.memory(_trace(target, gpu), gpu)
+    measured = of_measured(seen.trace, gpu, seen.peak_bytes, seen.reserved_bytes, seen.device_bytes)
+    return [predicted, measured]

@@ -1,26 +1,26 @@
-"""The commands of the run store."""
+"""`wavecast runs`: the store of past runs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.screen import advancing, print_json, show, width
+from wavecast.cli.screen import counting_items, print_json, show, warn, width
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.runs.run import Run, record
+from wavecast.report import records
+from wavecast.report import runs as report
+from wavecast.report.units import runs as runs_in_words
 
 if TYPE_CHECKING:
     from wavecast.runs.readers.facts import Given
     from wavecast.runs.store.imports import Imported
 
 runs_app = typer.Typer(
-    help="Past runs: read them from logs, keep them in a store, take them out again.",
+    help="Keep past runs: import logs, list and export them.",
     no_args_is_help=True,
 )
 app.add_typer(runs_app, name="runs")
@@ -30,13 +30,13 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         "-s",
-        help="A file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE. If not given: "
-        "$WAVECAST_RUNS, or a file among the user's data.",
+        help="A file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE. The default is "
+        "$WAVECAST_RUNS, else a file in your data folder.",
     ),
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Only of this model.")]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Only this model.")]
 GpuOption = Annotated[
-    str | None, typer.Option("--gpu", "-g", help="Only of this GPU, as the runs call it.")
+    str | None, typer.Option("--gpu", "-g", help="Only this GPU, by its name in the runs.")
 ]
 PhaseOption = Annotated[str | None, typer.Option("--phase", help='Only "training" or "testing".')]
 
@@ -48,34 +48,42 @@ def add(
     ],
     store: StoreOption = None,
     format: Annotated[
-        str | None, typer.Option("--format", "-f", help="Of the logs; found out if not given.")
+        str | None,
+        typer.Option("--format", "-f", help="The format of the logs; recognised by default."),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="What was trained.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Over all GPUs.")] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", "-g", help="On which GPU.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="On how many.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="The model that was trained.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="The batch of all GPUs together.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", "-g", help="The GPU.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="The number of GPUs.")] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", "-p", help="fp32, tf32, fp16 or bf16.")
+        str | None,
+        typer.Option("--precision", "-p", help="The precision: fp32, tf32, fp16 or bf16."),
     ] = None,
     inner_modules: Annotated[
         int | None, typer.Option("--inner-modules", help="The depth within a family of CNNs.")
     ] = None,
     warm_up: Annotated[
-        int | None, typer.Option("--warm-up", help="Iterations to drop; found if not given.")
+        int | None,
+        typer.Option("--warm-up", help="Iterations to drop as warm-up; found by default."),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Whose times to take, where there are several.")
+        str | None,
+        typer.Option("--metric", help="The metric whose times to use, if there are several."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be added, and add nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Add the runs of logs to the store: each once, however often it is added.
+    """Add the runs of logs to the store. A run that is added again is stored once.
 
     Reads Caffe logs, CSV and JSON tables of runs, TensorBoard events, trainer_state.json,
-    Lightning's metrics.csv, MLflow file stores and logs of dllogger. What a log does not say, the
-    options do. Killed at any moment and started again, it goes on where it was.
+    Lightning's metrics.csv, MLflow file stores and dllogger logs. The options supply what a log
+    does not say. If an import is interrupted, start it again: it continues where it stopped.
 
     \b
     wavecast runs add train.log --gpu v100-sxm-32gb
@@ -102,22 +110,22 @@ def list_(
     model: ModelOption = None,
     gpu: GpuOption = None,
     phase: PhaseOption = None,
-    last: Annotated[int, typer.Option("--last", min=1, help="How many of those added last.")] = 20,
+    last: Annotated[int, typer.Option("--last", min=1, help="How many runs to list.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List runs of the store, those added last.
+    """List the runs that were added to the store last.
 
     \b
     wavecast runs list --model AlexNet --last 50
     """
     with wavecast.RunStore(store) as opened:
-        found = list(opened.runs(model=model, gpu=gpu, phase=phase, last=last))
-        there = opened.count(model=model, gpu=gpu, phase=phase)
+        runs = list(opened.runs(model=model, gpu=gpu, phase=phase, last=last))
+        total = opened.count(model=model, gpu=gpu, phase=phase)
     if as_json:
-        print_json([record(run) for run in found])
+        print_json(records.rows(runs))
         return
-    _show(found)
-    print(f"{len(found):,} of {_runs(there)} in {opened.name}")
+    show(report.past_runs(runs, width()) if runs else None)
+    print(f"{len(runs):,} of {runs_in_words(total)} in {opened.name}")
 
 
 @runs_app.command()
@@ -129,7 +137,9 @@ def export(
     phase: PhaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write runs of the store as a table, which `runs add` reads back exactly.
+    """Write runs of the store into a table.
+
+    `wavecast runs add` reads it back exactly.
 
     \b
     wavecast runs export alexnet.csv --model AlexNet
@@ -141,44 +151,43 @@ def export(
     if as_json:
         print_json({"file": str(out), "runs": count, "store": opened.name})
     else:
-        print(f"{out} has {_runs(count)} of {opened.name}")
+        print(f"{out} has {runs_in_words(count)} of {opened.name}")
 
 
 def _add(
     files: list[Path], given: Given, format: str | None, place: str | None, as_json: bool
 ) -> None:
-    """Add file by file; one that is wrong keeps no other from being added."""
-    done: list[Imported] = []
+    """Add file by file. A file that cannot be read does not keep the others out."""
+    added: list[Imported] = []
     failed: list[str] = []
-    told: list[str] = []
+    warnings: list[str] = []
     with wavecast.RunStore(place) as store:
         from wavecast.runs.store.imports import add_file
 
         for file in files:
             try:
-                with advancing(f"adding {file.name}") as progress:
-                    found = add_file(
-                        store, file, given, format=format, told=told.append, progress=progress
+                with counting_items(f"adding {file.name}") as progress:
+                    imported = add_file(
+                        store, file, given, format=format, told=warnings.append, progress=progress
                     )
             except InvalidInput as error:
                 failed.append(str(error))
             else:
-                done.append(found)
+                added.append(imported)
                 if not as_json:
-                    print(_sentence(found))
+                    print(report.imported_file(imported))
             if not as_json:
-                _warn(told)
-                told.clear()
+                warn(warnings)
+                warnings.clear()
     if as_json:
         print_json(
             {
-                **{"store": store.name, "files": [asdict(each) for each in done]},
-                **{"warnings": told, "failed": failed},
+                **{"store": store.name, "files": records.rows(added)},
+                **{"warnings": warnings, "failed": failed},
             }
         )
     else:
-        new, runs = sum(each.new for each in done), sum(each.runs for each in done)
-        print(f"{new:,} new of {_runs(runs)}, in {store.name}")
+        print(report.imported_files(added, store.name))
     if failed:
         raise WavecastError("; ".join(failed))
 
@@ -186,34 +195,14 @@ def _add(
 def _show_read(files: list[Path], given: Given, format: str | None, as_json: bool) -> None:
     from wavecast.runs.readers import iterate_runs
 
-    told: list[str] = []
-    found = [
-        run for file in files for run in iterate_runs(file, given, format=format, told=told.append)
+    warnings: list[str] = []
+    runs = [
+        run
+        for file in files
+        for run in iterate_runs(file, given, format=format, told=warnings.append)
     ]
     if as_json:
-        print_json({"runs": [record(run) for run in found], "warnings": told})
+        print_json({"runs": records.rows(runs), "warnings": warnings})
         return
-    _show(found)
-    _warn(told)
-
-
-def _show(found: list[Run]) -> None:
-    from wavecast.report import runs
-
-    if found:
-        show(runs.runs(found, width()))
-
-
-def _sentence(found: Imported) -> str:
-    before = f", resumed after {found.resumed_at:,}" if 0 < found.resumed_at < found.runs else ""
-    return f"{found.file}: {_runs(found.runs)}, {found.new:,} new{before}"
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count:,} runs"
-
-
-def _warn(told: list[str]) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    for doubt in told:
-        console.print(f"warning: {doubt}", markup=False, style="yellow")
+    show(report.past_runs(runs, width()) if runs else None)
+    warn(warnings)

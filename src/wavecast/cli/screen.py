@@ -1,10 +1,10 @@
-"""What goes to the terminal or a pipe."""
+"""Printing: results to the terminal or a pipe, progress to the standard error."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
@@ -17,35 +17,19 @@ from rich.progress import (
 )
 
 _PIPE_WIDTH = 10_000
-"""Columns for a pipe: nothing is cut off or wrapped there."""
+"""The width assumed for a pipe, where nothing is wrapped or left out."""
 _WORTH_A_LINE = 20_000
-"""Things of which a pipe is told how many are done."""
-
-
-@contextmanager
-def counting(doing: str) -> Iterator[Callable[[int], None] | None]:
-    """A line that counts while a long model is traced; nothing in a pipe."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with console.status(doing) as status:
-
-        def update(count: int) -> None:
-            if count % 100 == 0:
-                status.update(f"{doing}: {count} ops")
-
-        yield update
+"""From this many items on, progress is written to a pipe as well."""
 
 
 def width() -> int:
-    """Columns to write in."""
+    """The number of columns to write in."""
     console = Console()
     return console.width if console.is_terminal else _PIPE_WIDTH
 
 
 def show(*parts: RenderableType | None) -> None:
-    """Print to a terminal as wide as it is; to a pipe in full, without blanks at line ends."""
+    """Print tables and lines; a pipe gets them in full width, without trailing blanks."""
     console = Console(highlight=False)
     shown = [part for part in parts if part is not None]
     if console.is_terminal:
@@ -62,9 +46,32 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
+def warn(messages: Iterable[str]) -> None:
+    """Print warnings to the standard error, one line each."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for message in messages:
+        console.print(f"warning: {message}", markup=False, style="yellow")
+
+
+@contextmanager
+def counting_ops(doing: str) -> Iterator[Callable[[int], None] | None]:
+    """A status line that counts traced ops; a pipe gets none."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with console.status(doing) as status:
+
+        def update(count: int) -> None:
+            if count % 100 == 0:
+                status.update(f"{doing}: {count} ops")
+
+        yield update
+
+
 @contextmanager
 def waiting(doing: str) -> Iterator[None]:
-    """A line that says what takes long; nothing in a pipe."""
+    """A status line while something takes long; a pipe gets none."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -74,8 +81,11 @@ def waiting(doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def counted(doing: str, total: int) -> Iterator[Callable[[int, float], None]]:
-    """A bar with what is done and how long the rest takes; a line now and then in a pipe."""
+def counting_down(doing: str, total: int) -> Iterator[Callable[[int, float], None]]:
+    """A bar with the number of items done and the seconds left; a pipe gets 20 lines.
+
+    The function that comes back takes the number done and the seconds left.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield (
@@ -95,8 +105,11 @@ def counted(doing: str, total: int) -> Iterator[Callable[[int, float], None]]:
 
 
 @contextmanager
-def advancing(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for what is done of what there is, known only later; lines in a pipe, for much."""
+def counting_items(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for a total that is only known later; a pipe gets lines if there are many items.
+
+    The function that comes back takes the number done and the total.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         said = 0.0
@@ -116,8 +129,8 @@ def advancing(doing: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """What is being done now, as it changes."""
+def telling_stages() -> Iterator[Callable[[str], None]]:
+    """A status line whose text changes with the stage of the work; a pipe gets all stages."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda line: print(line, file=sys.stderr)

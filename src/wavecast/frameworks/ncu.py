@@ -22,9 +22,10 @@ from typing import Any
 
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.files import cache_folder, write_whole
-from wavecast.traces.counters import Counted, KernelKey, key_of
+from wavecast.predictors.wave import kernels_that_matter
+from wavecast.traces.counters import Counted, KernelKey, key_of, with_counters
 from wavecast.traces.kernel_names import function_name, template_words
-from wavecast.traces.step import Kernel
+from wavecast.traces.step import Kernel, Trace
 
 # How many FLOPs one count of each metric stands for.
 _PER_INSTRUCTION = {
@@ -40,6 +41,25 @@ _TENSOR = {
     for types in ("bf16_dst_fp32", "fp16_dst_fp16", "fp16_dst_fp32", "tf32_dst_fp32")
 }
 _BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+
+
+def with_counted_kernels(trace: Trace, command: Sequence[str]) -> Trace:
+    """A measured trace with hardware counters on its longest kernels.
+
+    A kernel is counted once for each GPU; the counts are kept in the user's cache folder.
+
+    Args:
+        trace: the measured step.
+        command: runs the same step between cudaProfilerStart and Stop.
+    """
+    path = cache_path(trace.measurement.gpu if trace.measurement else "")
+    known = load(path)
+    longest = [kernel for call in kernels_that_matter(trace) for kernel in call.kernels]
+    missing = [kernel for kernel in longest if key_of(kernel) not in known]
+    if missing:
+        known |= count(missing, command)
+        save(known, path)
+    return with_counters(trace, known)
 
 
 def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, Counted]:

@@ -33,10 +33,18 @@ class Target:
     """A step to trace, or a trace."""
 
     name: str
+    """The title of reports: the target with its batch and precision."""
     make_step: MakeStep | None = None
     trace: Trace | None = None
     samples: int | None = None
+    """How many `unit`s one step takes, for the throughput. None when unknown."""
     unit: str = "samples"
+    text: str = ""
+    """The target as the user wrote it."""
+    batch: int | None = None
+    """The batch of the step. None when a function chooses its own, or for a saved trace."""
+    precision: str | None = None
+    """The precision of the step. None when a function chooses its own, or for a saved trace."""
 
 
 def resolve(text: str, batch: int | None = None, precision: str | None = None) -> Target:
@@ -64,6 +72,19 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
     return _suite_model(text, batch, precision or "fp32")
+
+
+def smaller_variants(target: Target) -> dict[str, Target]:
+    """Variants of a step that train the same model with less memory, by what they change."""
+    if target.make_step is None:
+        return {}
+    variants: dict[str, Target] = {}
+    if target.precision in (None, "fp32", "tf32"):
+        variants["bfloat16 autocast"] = resolve(target.text, target.batch, "bf16")
+    if target.batch is not None and target.batch > 1:
+        half = target.batch // 2
+        variants[f"batch {half}, accumulated twice"] = resolve(target.text, half, target.precision)
+    return variants
 
 
 def _saved(path: str, batch: int | None, precision: str | None) -> Target:
@@ -127,6 +148,9 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
         make_step=lambda: model.make_step(size, precision),
         samples=round(size * model.units_per_sample),
         unit=model.unit,
+        text=model.name,
+        batch=size,
+        precision=precision,
     )
 
 
@@ -147,7 +171,9 @@ def _function(text: str, batch: int | None, precision: str | None) -> Target:
         _refuse_async(step, f"the step that {text} returned")
         return step
 
-    return Target(text, make_step=make_step, samples=batch)
+    return Target(
+        text, make_step=make_step, samples=batch, text=text, batch=batch, precision=precision
+    )
 
 
 def _import(place: str) -> Any:
@@ -281,4 +307,11 @@ def _timm(name: str, batch: int, precision: str) -> Target:
         model = timm.create_model(name)
         return classifier_step(model, (batch, *model.pretrained_cfg["input_size"]), precision)
 
-    return Target(f"timm:{name}, batch {batch}, {precision}", make_step=make_step, samples=batch)
+    return Target(
+        f"timm:{name}, batch {batch}, {precision}",
+        make_step=make_step,
+        samples=batch,
+        text=f"timm:{name}",
+        batch=batch,
+        precision=precision,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from wavecast.footprint.largest_batch import LargestBatch, largest_batch
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.hardware.families import family
+from wavecast.hardware.families import family, family_of
 from wavecast.traces.step import Trace
 
 Family = tuple[int, int]
@@ -96,6 +96,27 @@ def depends_on_family(trace: Trace) -> bool:
     """Whether a step has attention, whose kernels depend on the GPU family."""
     # A GPU without a kernel for attention runs several ops instead, `_safe_softmax` among them.
     return any("attention" in op.name or op.base == "aten._safe_softmax" for op in trace.counts)
+
+
+def kernels_of_other_families(name: str, trace: Trace, gpus: Sequence[Device]) -> list[str]:
+    """A note if a traced step holds attention kernels that some of the GPUs would not choose.
+
+    Args:
+        name: what the note calls the trace.
+        trace: traced or measured. A measured one gets no note: scaling accounts for the kernels.
+        gpus: those that the step is predicted for.
+    """
+    made_for = trace.capability
+    if made_for is None or trace.measurement is not None or not depends_on_family(trace):
+        return []
+    others = [gpu.id for gpu in gpus if family(gpu) != family_of(made_for)]
+    if not others:
+        return []
+    names = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+    return [
+        f"{name} holds the attention kernels of compute capability {made_for[0]}.{made_for[1]}, "
+        f"but {names} would choose others; predict from the step itself instead of its trace"
+    ]
 
 
 def max_batch(

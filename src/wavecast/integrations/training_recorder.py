@@ -16,9 +16,9 @@ from typing import Any
 
 from wavecast.errors import WavecastError
 from wavecast.runs.readers import make_given
+from wavecast.runs.readers.doubts import Doubts, warn
 from wavecast.runs.readers.facts import Facts
-from wavecast.runs.readers.stretches import Mark, runs_of, trainings
-from wavecast.runs.readers.text import Doubts, warn
+from wavecast.runs.readers.timing import Mark, runs_of, trainings
 from wavecast.runs.run import Run
 
 MOST_MARKS = 100_000

@@ -75,6 +75,21 @@ class Design:
     times of runs have one of 1%."""
 
 
+def linear_seconds(
+    startup_s: float, iteration_s: float, sample_s: float
+) -> Callable[[int, int], float]:
+    """A guess of a run's time: a start-up, then a fixed time and a time per sample an iteration.
+
+    Args:
+        startup_s: seconds before the first iteration.
+        iteration_s: seconds of an iteration that do not depend on the batch.
+        sample_s: seconds of an iteration for each sample of its batch.
+    """
+    if iteration_s + sample_s <= 0 or min(startup_s, iteration_s, sample_s) < 0:
+        raise InvalidInput("the guessed times must not be negative, nor all be 0")
+    return lambda batch, iterations: startup_s + iterations * (iteration_s + batch * sample_s)
+
+
 def configurations(
     batches: Iterable[int],
     iterations: Iterable[int],

@@ -1,1 +1,1 @@
-"""Results for people and programs: tables of text, and JSON."""
+"""Results for people (tables and pages) and for programs (JSON)."""

@@ -1,13 +1,10 @@
-"""The memory of a step as tables in a terminal, and as data."""
+"""The memory of a step as tables in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from wavecast.footprint.advice import Advice
 from wavecast.footprint.kinds import KINDS
@@ -15,182 +12,157 @@ from wavecast.footprint.largest_batch import LargestBatch
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.device import Device
-from wavecast.report import text
-from wavecast.report.tables import Column, fitting, table
-from wavecast.report.units import memory
+from wavecast.report.records import MODULE_DEPTH
+from wavecast.report.tables import Column, fitting, notes, remarks, table, titled
+from wavecast.report.units import memory, or_unknown, percent
 
-_LONGEST = 8
-_DEPTH = 3
+BEFORE_THE_STEP = "before the step"
+"""What made a tensor that no op of the step made."""
+_ROWS = 8
 
 
 def memories(
     title: str,
-    found: Sequence[Memory],
+    columns: Sequence[Memory],
+    width: int,
     advice: Sequence[Advice] = (),
-    names: Sequence[str] = (),
-    limit: int = _LONGEST,
+    headings: Sequence[str] = (),
 ) -> RenderableType:
-    """Memory by kind and by module, side by side; the peak of the first one explained.
+    """Memory by kind, one column for each GPU, and the peak of the first column in detail.
 
     Args:
-        title: what it is of.
-        found: on one GPU or several, or predicted and measured.
-        advice: what would make it smaller.
-        names: of the columns; the GPUs' if not given.
-        limit: rows of each list.
+        title: what the step is.
+        columns: one memory for each GPU, or a predicted and a measured one.
+        width: columns of the terminal.
+        advice: changes that would make it smaller.
+        headings: one for each column; the names of the GPUs if not given.
     """
-    first = found[0]
-    heads = list(names) or [each.device.id if each.device else "any GPU" for each in found]
-    return Group(
-        Text(title, style="bold"),
+    first = columns[0]
+    names = list(headings) or [m.device.id if m.device else "any GPU" for m in columns]
+    rows = _rows(columns)
+    cells = [
+        Column("", [name for name, _ in rows], left=True),
+        *(Column(name, [row[i] for _, row in rows]) for i, name in enumerate(names)),
+    ]
+    return titled(
+        title,
+        table(cells),
         "",
-        table([Column("", [name for name, _ in _rows(found)], left=True), *_columns(heads, found)]),
+        *remarks(_explanations(first)),
+        *notes(list(dict.fromkeys(note for m in columns for note in m.trace.notes))),
         "",
-        *(Text(line, style="dim") for line in _explanations(first)),
-        *text.notes(list(dict.fromkeys(note for each in found for note in each.trace.notes))),
-        "",
-        *_lists(first, limit),
-        *_advised(advice),
+        *_peak(first, width),
+        *_advised(advice, width),
     )
 
 
-def _columns(heads: Sequence[str], found: Sequence[Memory]) -> list[Column]:
-    rows = _rows(found)
-    return [Column(head, [cells[i] for _, cells in rows]) for i, head in enumerate(heads)]
-
-
-def _rows(found: Sequence[Memory]) -> list[tuple[str, list[str]]]:
-    rows = [(kind, [_shown(each.by_kind[kind]) for each in found]) for kind in KINDS]
-    rows.append(("allocated at the peak", [memory(each.peak_bytes) for each in found]))
-    rows.append(("reserved", [memory(each.reserved_bytes) for each in found]))
-    if any(each.device for each in found):
-        rows.append(("context and libraries", [_shown(each.context_bytes) for each in found]))
-        rows.append(("process", [_shown(each.process_bytes) for each in found]))
-        rows.append(("GPU", [memory(e.device.memory_bytes) if e.device else "" for e in found]))
-        rows.append(("fits", [_fits(each) for each in found]))
+def _rows(columns: Sequence[Memory]) -> list[tuple[str, list[str]]]:
+    rows = [(kind, [or_unknown(m.by_kind[kind], memory) for m in columns]) for kind in KINDS]
+    rows.append(("allocated at the peak", [memory(m.peak_bytes) for m in columns]))
+    rows.append(("reserved by the allocator", [memory(m.reserved_bytes) for m in columns]))
+    if any(m.device for m in columns):
+        contexts = [or_unknown(m.context_bytes, memory) for m in columns]
+        rows.append(("CUDA context and libraries", contexts))
+        rows.append(("whole process", [or_unknown(m.process_bytes, memory) for m in columns]))
+        rows.append(("memory of the GPU", [_capacity(m) for m in columns]))
+        rows.append(("fits", [_fits(m) for m in columns]))
     return rows
 
 
-def _fits(found: Memory) -> str:
-    return {True: "yes", False: "no", None: ""}[found.fits]
+def _capacity(step_memory: Memory) -> str:
+    return memory(step_memory.device.memory_bytes) if step_memory.device else ""
 
 
-def _shown(nbytes: int | None) -> str:
-    return "?" if nbytes is None else memory(nbytes)
+def _fits(step_memory: Memory) -> str:
+    return {True: "yes", False: "no", None: ""}[step_memory.fits]
 
 
-def _explanations(found: Memory) -> Iterable[str]:
-    call = found.trace.calls[found.peak_call] if len(found.trace) else None
-    if call is not None:
+def _explanations(step_memory: Memory) -> Iterable[str]:
+    if len(step_memory.trace):
+        call = step_memory.trace.calls[step_memory.peak_call]
         where = f" of {call.module}" if call.module else ""
         yield f"the peak is in the {call.phase} pass, at {call.op.base}{where}"
-    if found.device is None:
-        yield "name a GPU (--gpu) for workspaces, the process and whether it fits"
+    if step_memory.device is None:
+        yield "name a GPU (--gpu) to see workspaces, the whole process, and whether it fits"
         return
     known = measured_context()
-    if found.context_bytes and found.device.compute_capability != known.capability:
-        yield f"context and libraries: as measured on an {known.gpu}, more than smaller GPUs take"
+    if step_memory.context_bytes and step_memory.device.compute_capability != known.capability:
+        yield (
+            f"CUDA context and libraries: as measured on an {known.gpu}; "
+            "smaller GPUs need less of it"
+        )
 
 
-def _lists(found: Memory, limit: int) -> Iterable[RenderableType]:
-    held = found.held()[:limit]
-    modules = list(found.by_module(_DEPTH).items())[:limit]
-    yield Text("held at the peak", style="bold")
+def _peak(step_memory: Memory, width: int) -> Iterable[RenderableType]:
+    """The largest groups of tensors, and the largest modules, at the peak."""
+    groups = step_memory.held()[:_ROWS]
+    modules = list(step_memory.by_module(MODULE_DEPTH).items())[:_ROWS]
+    columns = [
+        Column("memory", [memory(group.nbytes) for group in groups]),
+        Column("kind", [group.kind for group in groups], left=True),
+        Column("tensors", [str(group.count) for group in groups], 2),
+        Column("made by", [group.op or BEFORE_THE_STEP for group in groups], 1, left=True),
+        Column("module", [group.module or "-" for group in groups], left=True, folds=True),
+    ]
+    yield titled("largest tensors at the peak", table(fitting(columns, width)))
     yield ""
-    yield table(
-        [
-            Column("", [memory(each.nbytes) for each in held]),
-            Column("kind", [each.kind for each in held], left=True),
-            Column("tensors", [str(each.count) for each in held]),
-            Column("made by", [each.op or "before the step" for each in held], left=True),
-            Column("module", [each.module or "-" for each in held], left=True),
-        ]
+    yield titled(
+        "largest modules at the peak",
+        table(
+            [
+                Column("memory", [memory(nbytes) for _, nbytes in modules]),
+                Column("module", [name for name, _ in modules], left=True, folds=True),
+            ]
+        ),
     )
-    yield ""
-    yield Text("by module, at the peak", style="bold")
-    yield ""
-    yield table(
-        [
-            Column("", [memory(nbytes) for _, nbytes in modules]),
-            Column("module", [name for name, _ in modules], left=True),
-        ]
-    )
 
 
-def _advised(advice: Sequence[Advice]) -> Iterable[RenderableType]:
+def _advised(advice: Sequence[Advice], width: int) -> Iterable[RenderableType]:
     if not advice:
         return
-    yield ""
-    yield Text("what would save memory", style="bold")
-    yield ""
-    yield table(
-        [
-            Column("", [each.name for each in advice], left=True),
-            Column("saves", [memory(each.saved_bytes) for each in advice]),
-            Column("reserved then", [memory(each.after.reserved_bytes) for each in advice]),
-            Column("how", [each.how for each in advice], left=True),
-        ]
-    )
-
-
-def fitting_gpus(title: str, found: Sequence[Memory], width: int) -> RenderableType:
-    """One row for each GPU: whether the step fits."""
-    rows = sorted(found, key=lambda e: (not e.fits, e.device.memory_bytes if e.device else 0))
     columns = [
-        Column("GPU", [each.device.id if each.device else "" for each in rows], left=True),
-        Column("fits", [_fits(each) for each in rows], left=True),
-        Column("memory", [memory(e.device.memory_bytes) if e.device else "" for e in rows]),
-        Column("process", [_shown(each.process_bytes or each.reserved_bytes) for each in rows]),
-        Column("of it", [_share(each) for each in rows], 1),
-        Column("workspace", [_shown(each.by_kind["workspace"]) for each in rows], 2),
+        Column("change", [change.name for change in advice], left=True),
+        Column("saves", [memory(change.saved_bytes) for change in advice]),
+        Column("then reserved", [memory(change.after.reserved_bytes) for change in advice], 1),
+        Column("how", [change.how for change in advice], left=True, folds=True),
     ]
-    styles = ["" if each.fits else "dim" for each in rows]
-    return Group(Text(title, style="bold"), "", table(fitting(columns, width), styles))
+    yield ""
+    yield titled("changes that would save memory", table(fitting(columns, width)))
 
 
-def _share(found: Memory) -> str:
-    if found.device is None:
+def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> RenderableType:
+    """One row for each GPU: whether the step fits, and how much of the GPU it needs."""
+    rows = sorted(memories, key=lambda m: (not m.fits, m.device.memory_bytes if m.device else 0))
+    columns = [
+        Column("GPU", [m.device.id if m.device else "" for m in rows], left=True),
+        Column("fits", [_fits(m) for m in rows], left=True),
+        Column("GPU memory", [_capacity(m) for m in rows]),
+        Column("needed", [memory(m.needed_bytes) for m in rows]),
+        Column("share", [_share(m) for m in rows], 1),
+        Column("workspace", [or_unknown(m.by_kind["workspace"], memory) for m in rows], 2),
+    ]
+    styles = ["" if m.fits else "dim" for m in rows]
+    lines = ["needed: by the whole training process, with CUDA's context and libraries"]
+    return titled(title, table(fitting(columns, width), styles), "", *remarks(lines))
+
+
+def _share(step_memory: Memory) -> str:
+    if step_memory.device is None:
         return ""
-    return f"{(found.process_bytes or found.reserved_bytes) / found.device.memory_bytes:.0%}"
+    return percent(step_memory.needed_bytes / step_memory.device.memory_bytes)
 
 
 def largest_batches(
-    title: str, found: Sequence[tuple[Device, LargestBatch]], width: int
+    title: str, answers: Sequence[tuple[Device, LargestBatch]], width: int
 ) -> RenderableType:
-    """One row for each GPU: the largest batch."""
+    """One row for each GPU: the largest batch that fits."""
+    largest = [answer for _, answer in answers]
     columns = [
-        Column("GPU", [device.id for device, _ in found], left=True),
-        Column("largest batch", [str(each.batch) if each.batch else "none" for _, each in found]),
-        Column("peak", [memory(each.peak_bytes) for _, each in found]),
-        Column("for tensors", [memory(each.limit_bytes) for _, each in found], 1),
-        Column("traced", [", ".join(map(str, each.traced)) for _, each in found], 2, left=True),
+        Column("GPU", [gpu.id for gpu, _ in answers], left=True),
+        Column("largest batch", [str(a.batch) if a.batch else "none" for a in largest]),
+        Column("allocated at the peak", [memory(a.peak_bytes) for a in largest]),
+        Column("available", [memory(a.limit_bytes) for a in largest], 1),
+        Column("batches tried", [", ".join(map(str, a.traced)) for a in largest], 2, left=True),
     ]
-    return Group(Text(title, style="bold"), "", table(fitting(columns, width)))
-
-
-def memory_record(found: Memory, advice: Sequence[Advice] = ()) -> dict[str, Any]:
-    """The memory of a step as plain data; bytes, unknown is null."""
-    call = found.trace.calls[found.peak_call]
-    return {
-        "gpu": found.device.id if found.device else None,
-        "peak_bytes": found.peak_bytes,
-        "reserved_bytes": found.reserved_bytes,
-        "context_bytes": found.context_bytes,
-        "process_bytes": found.process_bytes,
-        "fits": found.fits,
-        "by_kind": dict(found.by_kind),
-        "by_module": dict(found.by_module(_DEPTH)),
-        "peak": {"phase": str(call.phase), "op": call.op.base, "module": call.module},
-        "held": [asdict(each) for each in found.held()],
-        "advice": [
-            {
-                "name": each.name,
-                "how": each.how,
-                "saved_bytes": each.saved_bytes,
-                "peak_bytes": each.after.peak_bytes,
-                "reserved_bytes": each.after.reserved_bytes,
-            }
-            for each in advice
-        ],
-        "notes": list(found.trace.notes),
-    }
+    lines = ["available: for PyTorch's allocator, next to CUDA's context and libraries"]
+    return titled(title, table(fitting(columns, width)), "", *remarks(lines))

@@ -1,138 +1,143 @@
-"""Profiles of a step as tables in a terminal: one GPU, or several next to each other."""
+"""Profiles of a step as tables in a terminal: one GPU, or several side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from wavecast.footprint.kinds import TBD_KINDS
-from wavecast.report import text
-from wavecast.report.tables import empty
-from wavecast.report.units import count, duration, memory, three_digits
+from wavecast.report.tables import Column, fitting, notes, remarks, table, titled
+from wavecast.report.units import (
+    UNKNOWN,
+    count,
+    duration,
+    memory,
+    or_unknown,
+    percent,
+    three_digits,
+)
 from wavecast.steps.profile import KernelShare, Profile
 
 _LONGEST_NAME = 60
 _ALL = 0.995
+"""From this share of the GPU's time on, FLOPs count as known for all of it."""
 
 
-def profiles(title: str, found: Sequence[Profile], kernels: int = 5) -> RenderableType:
-    """Everything that is known, a column for each GPU; the first one is what others are held to."""
-    shown = empty()
-    shown.add_column("", no_wrap=True)
-    for each in found:
-        shown.add_column(each.device.id, justify="right", no_wrap=True)
-        if each is not found[0]:
-            shown.add_column(f"/ {found[0].device.id}", justify="right", no_wrap=True)
-    for name, cells in _rows(found):
-        shown.add_row(name, *cells)
-    return Group(
-        Text(title, style="bold"),
+def profiles(
+    title: str, columns: Sequence[Profile], width: int, kernels: int = 5
+) -> RenderableType:
+    """One column for each GPU; later columns are compared with the first.
+
+    Args:
+        title: what the step is.
+        columns: the profiles of one step, each on another GPU.
+        width: columns of the terminal.
+        kernels: how many kernels to list.
+    """
+    first = columns[0].device.id
+    rows = list(_rows(columns))
+    headings = [first]
+    for profile in columns[1:]:
+        headings += [profile.device.id, f"/ {first}"]
+    cells = [
+        Column("", [name for name, _ in rows], left=True),
+        *(Column(name, [row[i] for _, row in rows]) for i, name in enumerate(headings)),
+    ]
+    return titled(
+        title,
+        table(cells),
         "",
-        shown,
-        "",
-        *(Text(line, style="dim") for line in _explanations(found)),
-        *text.notes(list(dict.fromkeys(note for each in found for note in each.notes))),
-        *(_kernel_table(each, kernels) for each in found),
+        *remarks(_explanations(columns)),
+        *notes(list(dict.fromkeys(note for profile in columns for note in profile.notes))),
+        *(_kernel_tables(profile, kernels, width) for profile in columns),
     )
 
 
-def _rows(found: Sequence[Profile]) -> Iterable[tuple[str, list[str]]]:
-    first = found[0]
-    yield "step", _compared([p.seconds for p in found], duration)
+def _rows(columns: Sequence[Profile]) -> Iterable[tuple[str, list[str]]]:
+    first = columns[0]
+    yield "step", _compared([p.seconds for p in columns], duration)
     if first.throughput is not None:
-        yield f"{first.unit}/s", _compared([p.throughput or 0.0 for p in found], count)
-    yield "GPU utilisation", _plain(found, lambda p: f"{p.gpu_utilisation:.0%}")
-    for name in ("fp32", "tensor"):
-        yield f"{name} utilisation", _pad([_utilisation(p, name) for p in found])
-    if any(p.cpu_utilisation is not None for p in found):
-        yield "CPU utilisation", _plain(found, lambda p: _percent(p.cpu_utilisation))
-    for cause in dict.fromkeys(cause for p in found for cause, s in p.idle_s.items() if s):
-        idle = [p.idle_s.get(cause, 0.0) / p.seconds for p in found]
-        yield f"idle: {cause}", _pad([f"{share:.1%}" for share in idle])
+        yield f"{first.unit}/s", _compared([p.throughput or 0.0 for p in columns], count)
+    yield "GPU utilisation", _spaced([percent(p.gpu_utilisation) for p in columns])
+    for name, unit in (("FP32", "fp32"), ("tensor-core", "tensor")):
+        yield f"{name} utilisation", _spaced([_utilisation(p, unit) for p in columns])
+    if any(p.cpu_utilisation is not None for p in columns):
+        yield "CPU utilisation", _spaced([_share(p.cpu_utilisation) for p in columns])
+    for cause in dict.fromkeys(cause for p in columns for cause, s in p.idle_s.items() if s):
+        idle = [p.idle_s.get(cause, 0.0) / p.seconds for p in columns]
+        yield f"GPU idle: {cause}", _spaced([_share(share) for share in idle])
     for kind in TBD_KINDS:
-        if any(p.memory_bytes.get(kind) for p in found):
-            yield kind, _pad([_memory(p.memory_bytes.get(kind)) for p in found])
+        if any(p.memory_bytes.get(kind) for p in columns):
+            yield kind, _spaced([or_unknown(p.memory_bytes.get(kind), memory) for p in columns])
 
 
-def _compared(values: Sequence[float], shown: Callable[[float], str]) -> list[str]:
-    """Each value, and from the second on what it is of the first."""
+def _compared(values: Sequence[float], show: Callable[[float], str]) -> list[str]:
+    """Each value; from the second on followed by its ratio to the first."""
     first, *others = values
-    cells = [shown(first)]
+    cells = [show(first)]
     for value in others:
-        cells += [shown(value), three_digits(value / first) if first else "?"]
+        cells += [show(value), three_digits(value / first) if first else UNKNOWN]
     return cells
 
 
-def _plain(found: Sequence[Profile], shown: Callable[[Profile], str]) -> list[str]:
-    return _pad([shown(each) for each in found])
-
-
-def _pad(cells: Sequence[str]) -> list[str]:
-    """The cells with an empty one after each but the first, where the ratio would be."""
+def _spaced(cells: Sequence[str]) -> list[str]:
+    """The cells; from the second on followed by an empty one in place of a ratio."""
     first, *others = cells
     return [first, *(part for cell in others for part in (cell, ""))]
 
 
-def _utilisation(profile: Profile, name: str) -> str:
-    """A lower bound where the FLOPs of some kernels are not known."""
+def _utilisation(profile: Profile, unit: str) -> str:
+    """The utilisation of a unit; a lower bound where the FLOPs of some kernels are unknown."""
     if not profile.known_share:
-        return "?"
+        return UNKNOWN
     at_least = "at least " if profile.known_share < _ALL else ""
-    return f"{at_least}{profile.utilisation[name]:.1%}"
+    return f"{at_least}{_share(profile.utilisation[unit])}"
 
 
-def _percent(share: float | None) -> str:
-    return "?" if share is None else f"{share:.1%}"
+def _share(share: float | None) -> str:
+    return or_unknown(share, lambda value: percent(value, 1))
 
 
-def _memory(nbytes: int | None) -> str:
-    return "?" if nbytes is None else memory(nbytes)
-
-
-def _explanations(found: Sequence[Profile]) -> Iterable[str]:
-    first = found[0]
-    made = "measured" if first.measured else f"predicted, issued by the {first.issued_by}"
-    yield f"{made}; utilisation of cores is over the time in which the GPU is active"
+def _explanations(columns: Sequence[Profile]) -> Iterable[str]:
+    first = columns[0]
+    yield "measured" if first.measured else f"predicted; host: {first.issued_by}"
+    yield "FP32 and tensor-core utilisation: share of peak FLOP/s while the GPU is busy"
+    if any(seconds for profile in columns for seconds in profile.idle_s.values()):
+        yield "GPU idle: share of the step in which the GPU waits, by cause"
     if first.counted_share:
-        yield f"FLOPs: counted by the hardware for {first.counted_share:.0%} of the GPU's time"
+        yield f"FLOPs were counted by the hardware for {percent(first.counted_share)} of GPU time"
     if first.known_share < _ALL:
-        yield f"FLOPs are known for {first.known_share:.0%} of the GPU's time"
+        yield f"FLOPs are known for {percent(first.known_share)} of GPU time"
     if any(first.memory_bytes.values()):
         unseen = "" if first.memory_bytes["workspace"] else "; workspaces are not known"
-        yield f"memory: the most ever allocated of each kind{unseen}"
+        yield f"memory: the most that is ever allocated of each kind{unseen}"
 
 
-def _kernel_table(profile: Profile, limit: int) -> RenderableType:
+def _kernel_tables(profile: Profile, limit: int, width: int) -> RenderableType:
     parts: list[RenderableType] = []
     what = "kernels" if profile.measured else "ops"
-    for title, group in (
+    for title, rows in (
         (f"longest {what}", profile.kernels[:limit]),
-        (f"long {what} below the average utilisation", profile.wasteful(limit)),
+        (f"long {what} with a utilisation below average", profile.wasteful(limit)),
     ):
-        if group:
-            parts += ["", Text(f"{profile.device.id}: {title}", style="bold"), "", _listed(group)]
+        if rows:
+            parts += ["", titled(f"{profile.device.id}: {title}", _kernel_table(rows, width))]
     return Group(*parts)
 
 
-def _listed(group: Sequence[KernelShare]) -> RenderableType:
-    shown = empty()
-    shown.add_column("", overflow="fold")
-    for name in ("runs", "time", "share", "utilisation", "FLOP/B", "of roofline", "bound by"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for each in group:
-        shown.add_row(
-            Text(_short(each.name)),
-            count(each.runs),
-            duration(each.seconds),
-            f"{each.share:.1%}",
-            _percent(each.utilisation),
-            "?" if each.intensity is None else three_digits(each.intensity),
-            _percent(each.attained),
-            each.bound_by or "?",
-        )
-    return shown
+def _kernel_table(rows: Sequence[KernelShare], width: int) -> RenderableType:
+    columns = [
+        Column("", [_short(row.name) for row in rows], left=True, folds=True),
+        Column("runs", [count(row.runs) for row in rows], 4),
+        Column("time", [duration(row.seconds) for row in rows]),
+        Column("share", [_share(row.share) for row in rows], 1),
+        Column("utilisation", [_share(row.utilisation) for row in rows], 2),
+        Column("FLOP/B", [or_unknown(row.intensity, three_digits) for row in rows], 5),
+        Column("of roofline", [_share(row.attained) for row in rows], 3),
+        Column("bound by", [row.bound_by or UNKNOWN for row in rows], 2),
+    ]
+    return table(fitting(columns, width))
 
 
 def _short(name: str) -> str:

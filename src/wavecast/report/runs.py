@@ -1,34 +1,54 @@
-"""Past runs as a table."""
+"""Past runs as a table in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
 from wavecast.report.tables import Column, fitting, table
-from wavecast.report.units import count, duration
+from wavecast.report.units import count, duration, runs
 from wavecast.runs.run import Run
 
+if TYPE_CHECKING:  # the store needs SQLAlchemy, a table of runs does not
+    from wavecast.runs.store.imports import Imported
 
-def runs(found: Sequence[Run], width: int) -> RenderableType:
+
+def past_runs(rows: Sequence[Run], width: int) -> RenderableType:
     """One row for each run."""
     columns = [
-        Column("model", [each.model for each in found], left=True),
-        Column("phase", [each.phase for each in found], 4, left=True),
-        Column("GPU", [each.gpu for each in found], 1, left=True),
-        Column("GPUs", [str(each.gpus) for each in found], 3),
-        Column("batch", [count(each.batch) for each in found]),
-        Column("precision", [each.precision for each in found], 5, left=True),
-        Column("modules", [_shown(each.inner_modules) for each in found], 7),
-        Column("iterations", [count(each.iterations) for each in found]),
-        Column("took", [duration(each.seconds) for each in found], 2),
-        Column("one", [duration(each.seconds / each.iterations) for each in found]),
-        Column("framework", [each.framework for each in found], 8, left=True),
-        Column("read from", [each.source for each in found], 6, left=True),
+        Column("model", [run.model for run in rows], left=True),
+        Column("phase", [run.phase for run in rows], 4, left=True),
+        Column("GPU", [run.gpu for run in rows], 1, left=True),
+        Column("GPUs", [str(run.gpus) for run in rows], 3),
+        Column("batch", [count(run.batch) for run in rows]),
+        Column("precision", [run.precision for run in rows], 5, left=True),
+        Column("inner modules", [_or_empty(run.inner_modules) for run in rows], 7),
+        Column("iterations", [count(run.iterations) for run in rows]),
+        Column("total time", [duration(run.seconds) for run in rows], 2),
+        Column("per iteration", [duration(run.seconds / run.iterations) for run in rows]),
+        Column("framework", [run.framework for run in rows], 8, left=True),
+        Column("read from", [run.source for run in rows], 6, left=True),
     ]
     return table(fitting(columns, width))
 
 
-def _shown(value: int | None) -> str:
+def imported_file(imported: Imported) -> str:
+    """What importing one file did, in one line."""
+    resumed = (
+        f", resumed after {imported.resumed_at:,}"
+        if 0 < imported.resumed_at < imported.runs
+        else ""
+    )
+    return f"{imported.file}: {runs(imported.runs)}, {imported.new:,} new{resumed}"
+
+
+def imported_files(files: Sequence[Imported], store: str) -> str:
+    """What importing several files did, in one line."""
+    new, read = sum(file.new for file in files), sum(file.runs for file in files)
+    return f"{new:,} new of {runs(read)}, in {store}"
+
+
+def _or_empty(value: int | None) -> str:
     return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Tables of text that fit a width: the columns least needed are left out, none is cut."""
+"""Text tables that fit a width: the least needed columns are left out, and no cell is cut."""
 
 from __future__ import annotations
 
@@ -6,49 +6,84 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from wavecast.report.units import UNKNOWN
+
+ANY_WIDTH = 10**6
+"""The width of a medium that needs no column left out, such as a page of HTML."""
 _GAP = 3
-"""Columns between two cells."""
+"""Blanks between two columns."""
+_NOTES_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and what is under it."""
+    """One column of a table: its heading and its cells."""
 
     name: str
     cells: Sequence[str]
     rank: int = 0
-    """Which goes first when it gets narrow: the highest. Those of rank 0 stay."""
+    """Columns with the highest rank are left out first. Columns of rank 0 always stay."""
     left: bool = False
+    """Whether the column is aligned to the left; numbers are aligned to the right."""
+    folds: bool = False
+    """Whether long cells continue on a second line when the terminal is narrow."""
 
 
 def fitting(columns: Iterable[Column], width: int) -> list[Column]:
-    """The columns that fit a width, in their order; what is unknown in all rows is left out."""
-    kept = [c for c in columns if c.rank == 0 or any(cell not in ("", "?") for cell in c.cells)]
+    """The columns that fit a width, in their order.
+
+    Columns with a rank whose cells are all unknown are left out as well.
+    """
+    kept = [c for c in columns if c.rank == 0 or any(cell not in ("", UNKNOWN) for cell in c.cells)]
     while width_of(kept) > width and any(column.rank for column in kept):
         kept.remove(max(kept, key=lambda column: column.rank))
     return kept
 
 
 def width_of(columns: Sequence[Column]) -> int:
-    """How wide the table of these columns is."""
-    cells = [max(map(len, (column.name, *column.cells))) for column in columns]
-    return sum(cells) + _GAP * (len(cells) - 1)
+    """The width of the table that these columns make, in characters."""
+    widths = [max(map(len, (column.name, *column.cells))) for column in columns]
+    return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def table(columns: Sequence[Column], styles: Sequence[str] = ()) -> Table:
-    """The table of these columns; `styles` are those of its rows."""
-    shown = empty()
+    """The table that these columns make.
+
+    Args:
+        columns: all of the same length.
+        styles: one style for each row; none if not given.
+    """
+    rendered = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
-        shown.add_column(column.name, justify="left" if column.left else "right", no_wrap=True)
+        rendered.add_column(
+            column.name,
+            justify="left" if column.left else "right",
+            no_wrap=not column.folds,
+            overflow="fold" if column.folds else "ellipsis",
+        )
     rows = zip(*(column.cells for column in columns), strict=True)
     for index, row in enumerate(rows):
-        shown.add_row(*map(Text, row), style=styles[index] if styles else None)
+        rendered.add_row(*map(Text, row), style=styles[index] if styles else None)
+    return rendered
+
+
+def titled(title: str, *parts: RenderableType) -> Group:
+    """A bold title, an empty line, and what follows."""
+    return Group(Text(title, style="bold"), "", *parts)
+
+
+def remarks(lines: Iterable[str]) -> list[Text]:
+    """Lines under a table, in a dim style."""
+    return [Text(line, style="dim") for line in lines]
+
+
+def notes(texts: Sequence[str]) -> list[Text]:
+    """Warnings under a table, one line each; the first five of many."""
+    shown = [Text(f"note: {note}", style="yellow") for note in texts[:_NOTES_SHOWN]]
+    if len(texts) > _NOTES_SHOWN:
+        shown.append(Text(f"note: and {len(texts) - _NOTES_SHOWN} more (--json lists all)"))
     return shown
-
-
-def empty() -> Table:
-    """A table in our looks: a line under the headings, nothing around."""
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")

@@ -1,7 +1,7 @@
-"""Records of past trainings: what was asked, and how long it took.
+"""Records of past trainings: the settings of a run, and how long it took.
 
-Readers of logs (`run_readers`) and the store (`run_store`) give them, the regression models take
-them. A run is known by its contents: the same run read twice is one run.
+Runs come from logs (`readers/`) and the run store (`store/`), and regression models are fitted to
+them. Two runs with the same values are the same run.
 """
 
 from __future__ import annotations
@@ -14,32 +14,36 @@ from typing import Any
 from wavecast.errors import InvalidInput
 
 PHASES = ("training", "testing")
-_LARGEST = 2**63 - 1  # what a column of a database holds
+_LARGEST = 2**63 - 1  # the largest integer of a database column
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training or testing of a model: what was asked and how long it took."""
+    """One past training or test of a model: its settings, and how long it took.
+
+    >>> Run("alexnet", batch=64, iterations=1000, seconds=87.5, gpu="v100-sxm-32gb").batch
+    64
+    """
 
     model: str
     batch: int
-    """The global batch, over all GPUs."""
+    """The global batch, of all GPUs together."""
     iterations: int
-    """The timed ones: the stable phase, warm-up dropped."""
+    """The number of timed iterations, without warm-up."""
     seconds: float
-    """That these iterations took."""
+    """The time that these iterations took together."""
     phase: str = "training"
-    """Or "testing"."""
+    """"training" or "testing"."""
     gpu: str = ""
-    """A name or device id as known; "" is unknown."""
+    """The GPU by any name. Empty: unknown."""
     gpus: int = 1
     precision: str = ""
-    """fp32, tf32, fp16, bf16; "" is unknown."""
+    """fp32, tf32, fp16 or bf16. Empty: unknown."""
     framework: str = ""
     inner_modules: int | None = None
-    """The depth within a family of CNNs (MG-1)."""
+    """The depth of the network within a family of CNNs (MG-1). None: unknown."""
     source: str = ""
-    """The file and line it was read from."""
+    """The file and line that the run was read from."""
 
 
 COLUMNS = tuple(field.name for field in fields(Run))
@@ -50,17 +54,19 @@ TEXTS = ("model", "phase", "gpu", "precision", "framework", "source")
 
 
 def check(run: Run) -> Run:
-    """The run itself, when it can be true.
+    """The run itself, if its values are possible.
 
     Raises:
-        InvalidInput: a value that no run can have; says which.
+        InvalidInput: a value is impossible; says which.
     """
     for name in WHOLE:
         value = getattr(run, name)
         if value is None and name == "inner_modules":
             continue
         if type(value) is not int or not 1 <= value <= _LARGEST:
-            raise InvalidInput(f"{name} is {_shown(value)}, but must be a whole number from 1 on")
+            raise InvalidInput(
+                f"{name} is {_shown(value)}, but must be a whole number of at least 1"
+            )
     if type(run.seconds) not in (int, float) or not 0 < run.seconds < math.inf:
         raise InvalidInput(f"seconds is {_shown(run.seconds)}, but must be a finite number above 0")
     for name in TEXTS:
@@ -73,20 +79,20 @@ def check(run: Run) -> Run:
 
 
 def identity(run: Run) -> str:
-    """What makes the run the same run: a hash of its values, less where they were read.
+    """A hash of the run's values, apart from its source. Equal runs have equal hashes.
 
-    Values equal to their default do not count, so that a field added later changes no identity.
+    Values equal to their default are left out, so that a field added later changes no identity.
     """
-    # repr gives the shortest text that reads back as the same number, on every machine; no text of
-    # a run has the character between, which cannot be shown.
-    told = "\x1f".join(
+    # repr gives the shortest text that reads back as the same number on every machine. The
+    # separator is not printable, so no text of a run contains it.
+    text = "\x1f".join(
         [
             f"{name}={float(value)!r}" if name == "seconds" else f"{name}={value}"
             for name, default in _IDENTIFYING
             if (value := getattr(run, name)) != default
         ]
     )
-    return hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def record(run: Run) -> dict[str, Any]:
@@ -97,8 +103,8 @@ def record(run: Run) -> dict[str, Any]:
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise InvalidInput(f"{name} is {_shown(value)}, but must be text")
-    if not value.isprintable():  # nor can a database keep a NUL or half a character
-        raise InvalidInput(f"{name} is {_shown(value)}: it has characters that cannot be shown")
+    if not value.isprintable():  # databases cannot store NUL or lone surrogates
+        raise InvalidInput(f"{name} is {_shown(value)}: it has characters that cannot be printed")
     if len(value) > 1000:
         raise InvalidInput(f"{name} is {_shown(value)}: it is longer than 1000 characters")
 

@@ -1,10 +1,10 @@
-"""When a run has warmed up: the stable phase of its iterations (TBD, section III-D2).
+"""The stable phase of a run, after its warm-up (TBD, section III-D2).
 
-Frameworks try algorithms and fill caches first, so the first iterations say little. The paper
-samples "once throughput is stable" and gives no detector. The rule here: the median over windows
-of 50 iterations is compared with that of the run's last third; stable is what follows the whole of
-the last window that is off by more than the tolerance. A median does not see a warm-up of less than
-half a window, so within the first half window single iterations are compared as well.
+In the first iterations frameworks try algorithms and fill caches. The paper samples "once
+throughput is stable" but gives no rule. The rule here: the median of each window of 50 iterations
+is compared with the median of the run's last third. The stable phase begins after the last window
+that differs by more than the tolerance. A median misses a warm-up shorter than half a window, so
+the iterations of the first half window are also compared one by one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from wavecast.errors import InvalidInput
 WINDOW = 50
 TOLERANCE = 0.05
 ENOUGH = 50
-"""Stable iterations to sample at least, as TBD does."""
+"""The least number of stable iterations in a sample, as in TBD."""
 NOISIEST = 0.07
-"""Iterations that scatter more hide where warm-up ends: at 10% the rule was seen to fail."""
+"""The largest relative scatter for which the rule works; at 10% it was seen to fail."""
 _UNLIKELY = 4
-"""So many standard deviations off, an iteration is not noise."""
+"""An iteration this many standard deviations off is more than noise."""
 
 
 def stable_from(seconds: Sequence[float], window: int = WINDOW) -> int:
     """The first iteration of the stable phase.
 
     Args:
-        seconds: of each iteration, in order.
-        window: iterations whose median is compared; fewer for a run of few iterations.
+        seconds: the time of each iteration, in order.
+        window: how many iterations a window has; fewer for a short run.
 
     Raises:
-        InvalidInput: too few iterations, too much noise, or no stable phase; says which.
+        InvalidInput: there are too few iterations, too much noise, or no stable phase.
     """
     if len(seconds) < 6 * window:
         raise InvalidInput(
-            f"{len(seconds)} iterations are too few to tell where warm-up ends; run at least "
+            f"{len(seconds)} iterations are too few to find the end of warm-up; run at least "
             f"{6 * window}"
         )
     tail = sorted(seconds[-(len(seconds) // 3) :])
@@ -45,8 +45,8 @@ def stable_from(seconds: Sequence[float], window: int = WINDOW) -> int:
     noise = (tail[3 * len(tail) // 4] - tail[len(tail) // 4]) / 2 / 0.674 / settled
     if noise > NOISIEST:
         raise InvalidInput(
-            f"the iterations scatter by {noise:.0%}, which hides where warm-up ends; close other "
-            "programs, or give the number of warm-up iterations yourself"
+            f"the iterations scatter by {noise:.0%}, too much to find the end of warm-up; close "
+            "other programs, or give the number of warm-up iterations yourself"
         )
     last_off = -1
     for begin in range(0, len(seconds) - window + 1):
@@ -64,9 +64,10 @@ def stable_from(seconds: Sequence[float], window: int = WINDOW) -> int:
 
 
 def settled_from(seconds: Sequence[float]) -> int:
-    """Where warm-up ends in a run however short; of one too noisy to tell, after its first third.
+    """The first iteration after warm-up, in a run of any length.
 
-    The window shrinks with the run, so this says less than `stable_from`.
+    The window shrinks with the run, so this is less reliable than `stable_from`. If the end of
+    warm-up cannot be found, the first third of the run counts as warm-up.
     """
     window = max(5, min(WINDOW, len(seconds) // 6))
     try:
@@ -76,10 +77,5 @@ def settled_from(seconds: Sequence[float]) -> int:
 
 
 def is_enough(seconds: Sequence[float]) -> bool:
-    """Whether a run has as many stable iterations as a sample needs."""
+    """Whether a run has at least `ENOUGH` stable iterations."""
     return len(seconds) - settled_from(seconds) >= ENOUGH
-
-
-def stable_seconds(seconds: Sequence[float], window: int = WINDOW) -> float:
-    """The median iteration of the stable phase."""
-    return statistics.median(seconds[stable_from(seconds, window) :])

@@ -1,4 +1,4 @@
-"""Results of the benchmark suite: the table that `wavecast suite run` writes, a row for each step."""
+"""Results of the benchmark suite: the CSV table that `wavecast suite run` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wavecast.files import GrowingTable
 
 @dataclass(frozen=True, slots=True)
 class SuiteStep:
-    """A step of the suite."""
+    """One training step of the suite."""
 
     model: str
     batch: int
@@ -21,14 +21,14 @@ class SuiteStep:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What was measured of a step; None where it did not run, or the measurement does not say."""
+    """The measured or predicted values of one step. None: unknown, or the step did not run."""
 
     model: str
     batch: int
     precision: str
     gpu: str
     status: str
-    """"ok", "oom" (it did not fit) or "predicted"."""
+    """"ok", "oom" (out of memory) or "predicted"."""
     unit: str = "samples"
     seconds: float | None = None
     """The median iteration of the stable phase."""
@@ -47,14 +47,14 @@ class SuiteResult:
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     warm_up: int | None = None
-    """Iterations before the stable phase."""
+    """How many iterations came before the stable phase."""
     iterations: int | None = None
-    """Iterations of the stable phase."""
+    """How many iterations the stable phase has."""
     software: str = ""
 
     @property
     def configuration(self) -> SuiteStep:
-        """What was asked for."""
+        """The step that this is the result of."""
         return SuiteStep(self.model, self.batch, self.precision)
 
 
@@ -65,10 +65,10 @@ _TEXTS = {"model", "precision", "gpu", "status", "unit", "software"}
 
 
 def read_results(path: Path) -> tuple[SuiteResult, ...]:
-    """The results in a file, the last one of each step.
+    """The results in a file. If a step was measured again, its last result.
 
     Raises:
-        InvalidInput: it is not a file of suite results; says which line and why.
+        InvalidInput: the file holds something else, or is damaged; says which line and why.
     """
     return tuple({row.configuration: row for row in TABLE.read(path)}.values())
 

@@ -6,13 +6,14 @@ Habitat, section 6.1.3: predict at three or more batch sizes that fit, fit a lin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from wavecast.errors import InvalidInput
 from wavecast.steps.prediction import Prediction
+from wavecast.traces.step import Trace
 
 FEWEST = 3
 """The fewest batch sizes to fit a line to; with two, nothing would show that it is not a line."""
@@ -116,3 +117,25 @@ def _uncertainty(sizes: np.ndarray, residuals: np.ndarray, batch: int) -> float:
     noise = math.sqrt(float(residuals @ residuals) / freedom)
     spread = float(((sizes - sizes.mean()) ** 2).sum())
     return t * noise * math.sqrt(1 + 1 / len(sizes) + (batch - float(sizes.mean())) ** 2 / spread)
+
+
+def by_samples(traces: Iterable[tuple[str, Trace]]) -> dict[int, Trace]:
+    """Traces of one step at several batches, by the number of samples that a step takes.
+
+    Args:
+        traces: each with the name that messages call it by.
+
+    Raises:
+        InvalidInput: a trace does not say its samples, or two have the same number.
+    """
+    by_number: dict[int, Trace] = {}
+    for name, trace in traces:
+        if trace.samples is None:
+            raise InvalidInput(
+                f"{name} does not say how many samples a step takes; measure or trace it with "
+                "--batch"
+            )
+        if trace.samples in by_number:
+            raise InvalidInput(f"two of these traces take {trace.samples} {trace.unit} a step")
+        by_number[trace.samples] = trace
+    return by_number

@@ -34,6 +34,14 @@ class Recipe:
     decay: float = 1e-4
     seed: int = 0
 
+    @classmethod
+    def sized(cls, width: int, epochs: int) -> Recipe:
+        """The published recipe with another width and number of epochs.
+
+        As published, the learning rate drops after half of the epochs.
+        """
+        return cls(width=width, epochs=epochs, late_after=epochs // 2)
+
 
 @dataclass(frozen=True)
 class Fitted:

@@ -1,7 +1,7 @@
-"""Readers of past trainings' logs: one file a format, all with `recognises` and `read`.
+"""Readers of training logs: one module for each format, with `recognises` and `read`.
 
-Times that cannot be are never taken: a file is refused, or a part of it left out and told, with the
-file and the line. Warm-up is dropped; where it ends is found (TBD-4) or given.
+Impossible times are never used. Either the file is refused, or the part is left out with a warning
+that names the file and the line. Warm-up is dropped; its end is found (TBD-4) or given.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from wavecast.runs.readers import (
     tables,
     tensorboard,
 )
+from wavecast.runs.readers.doubts import Doubts, warn
 from wavecast.runs.readers.facts import Given
-from wavecast.runs.readers.text import Doubts, read_head, warn
+from wavecast.runs.readers.text import read_head
 from wavecast.runs.run import Run
 
-# In the order in which they are asked.
+# In the order in which they are tried.
 FORMATS: dict[str, ModuleType] = {
     "tensorboard": tensorboard,
     "mlflow": mlflow,
@@ -49,23 +50,25 @@ def read_runs(
     told: Callable[[str], None] = warn,
     **given: Any,
 ) -> tuple[Run, ...]:
-    """The runs that a file, or the files below a folder, tell of.
+    """The runs recorded in a file, or in the files below a folder.
 
     Reads Caffe logs, tables (CSV, JSON, JSON Lines), TensorBoard event files, Hugging Face's
     `trainer_state.json`, Lightning's `metrics.csv`, MLflow file stores, logs of NVIDIA's
-    DeepLearningExamples (dllogger), and what `wavecast suite run` wrote.
+    DeepLearningExamples (dllogger), and files of `wavecast suite run`.
+
+    >>> runs = wavecast.read_runs("train.log", gpu="v100-sxm-32gb")  # doctest: +SKIP
 
     Args:
         path: the file or folder.
-        format: of FORMATS, when it should not be found out.
-        told: what is doubtful, with file and line; a `DoubtfulInput` warning if not given.
-        given: what the files do not say, or say wrongly: `model`, `batch` (over all GPUs), `gpu`,
-            `gpus`, `precision`, `framework`, `inner_modules`; `warm_up` iterations to drop instead
-            of finding them; the `metric` whose times are taken, where there are several.
+        format: one of `FORMATS`; recognised if not given.
+        told: takes each warning, with file and line; a `DoubtfulInput` warning if not given.
+        given: facts that the files do not say, or say wrongly: `model`, `batch` (of all GPUs
+            together), `gpu`, `gpus`, `precision`, `framework`, `inner_modules`; the number of
+            `warm_up` iterations to drop; the `metric` whose times are used, if there are several.
 
     Raises:
-        InvalidInput: a file that cannot be read as what it is; says where and why.
-        UnknownName: the format.
+        InvalidInput: a file is damaged or lacks something; says where and why.
+        UnknownName: there is no such format.
     """
     said = make_given(given)
     return tuple(
@@ -82,23 +85,22 @@ def iterate_runs(
     format: str | None = None,
     told: Callable[[str], None] = warn,
 ) -> Iterator[Run]:
-    """The runs of one file, one by one; a table is never in memory as a whole."""
+    """The runs of one file, one by one, so that a table of any length can be read."""
     doubts = Doubts(file, told)
     yield from _reader(file, format).read(file, given, doubts)
     doubts.close()
 
 
 def make_given(given: dict[str, Any]) -> Given:
-    """What the user says, checked.
+    """The facts that the user gives, checked.
 
     Raises:
-        InvalidInput: a name or a value that cannot be.
+        InvalidInput: there is no such fact, or its value is impossible.
     """
-    names = [each.name for each in fields(Given)]
+    names = [field.name for field in fields(Given)]
     if unknown := given.keys() - set(names):
         raise InvalidInput(
-            f"there is nothing called {', '.join(sorted(unknown))} to give; there are "
-            f"{', '.join(names)}"
+            f"a run has no {', '.join(sorted(unknown))}; you can give {', '.join(names)}"
         )
     said = Given(**given)
     for name in ("batch", "gpus", "inner_modules", "warm_up"):
@@ -112,24 +114,24 @@ def find_files(path: Path, format: str | None = None) -> list[Path]:
     """The files to read: the file itself, or those below a folder that a reader recognises.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: there is no such file.
     """
     if format is not None and format not in FORMATS:
-        raise UnknownName(f'there is no format "{format}"; there are {", ".join(FORMATS)}')
+        raise UnknownName(f'there is no format "{format}"; the formats are {", ".join(FORMATS)}')
     if not path.is_dir():
         if not path.exists():
             raise InvalidInput(f"{path}: there is no such file or folder")
         return [path]
-    found = [file for file in _below(path) if format in (None, _recognised(file))]
-    found = [file for file in found if _recognised(file) is not None]
-    if not found:
-        raise InvalidInput(f"{path}: no file below it is of a kind that we read: {_kinds()}")
-    return found
+    files = [file for file in _below(path) if format in (None, _recognised(file))]
+    files = [file for file in files if _recognised(file) is not None]
+    if not files:
+        raise InvalidInput(f"{path}: no file in this folder has a known format: {_kinds()}")
+    return files
 
 
 def _below(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
-        # A checkpoint's state is of a training that went on; an MLflow run is its meta.yaml.
+        # A checkpoint holds part of a training only; an MLflow run is read by its meta.yaml.
         folders[:] = sorted(name for name in folders if not name.startswith((".", "checkpoint-")))
         here = [Path(place) / name for name in sorted(names) if not name.startswith(".")]
         runs = [file for file in here if file.name == "meta.yaml" and _recognised(file) == "mlflow"]
@@ -141,15 +143,15 @@ def _below(folder: Path) -> Iterator[Path]:
 def _reader(file: Path, format: str | None) -> ModuleType:
     name = format or _recognised(file)
     if name is None and file.suffix.lower() in _TABLES:
-        name = "table"  # whose message says which columns are missing
+        name = "table"  # its error says which columns are missing
     if name is None:
-        raise InvalidInput(f"{file}: is of no kind that we read: {_kinds()}")
+        raise InvalidInput(f"{file}: has no known format: {_kinds()}")
     return FORMATS[name]
 
 
 def _recognised(file: Path) -> str | None:
     head = read_head(file)
-    return next((name for name, each in FORMATS.items() if each.recognises(file, head)), None)
+    return next((name for name, reader in FORMATS.items() if reader.recognises(file, head)), None)
 
 
 def _kinds() -> str:

@@ -1,8 +1,8 @@
-"""Logs of NVIDIA's DeepLearningExamples (dllogger): a line `DLLL {...}` an iteration.
+"""Logs of NVIDIA's DeepLearningExamples (dllogger): one line `DLLL {...}` for each iteration.
 
-Each line has the time, a step, and data. Steps are [epoch, iteration] (a third number, of all
-iterations, in some scripts), [iteration] alone, "PARAMETER" for the settings, and [] or [epoch]
-for summaries. Between two epochs lies what is not training, so that stretch is not timed.
+Each line has a time, a step and data. The step is [epoch, iteration] (in some scripts followed by
+the number of all iterations) or [iteration]; "PARAMETER" for settings; [] or [epoch] for summaries.
+The stretch between two epochs is not timed, because other work happens there.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
+from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
-from wavecast.runs.readers.stretches import Mark, runs_of, trainings
-from wavecast.runs.readers.text import Doubts, number_of, parse_json, read_lines, whole_of
+from wavecast.runs.readers.text import number_of, parse_json, read_lines, whole_of
+from wavecast.runs.readers.timing import Mark, runs_of, trainings
 from wavecast.runs.run import Run
 
 _PREFIX = "DLLL "
@@ -23,7 +24,7 @@ _TESTING = ("val", "eval", "test", "infer")
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Whether a file begins as one of dllogger does."""
+    """Whether a file begins like a dllogger log."""
     return any(line.startswith(b"DLLL {") for line in head.splitlines())
 
 
@@ -38,14 +39,14 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """The training of a dllogger file.
 
     Raises:
-        InvalidInput: nothing in it is timed, or what must be known is not; says where.
+        InvalidInput: the log has no times, or does not say the model or batch; says where.
     """
     settings: dict[str, object] = {}
-    steps: list[_Step | None] = []  # None: something else was done
-    clock = ""  # one for the whole file: they begin at different moments
+    steps: list[_Step | None] = []  # None: something other than training
+    clock = ""  # the same field for the whole file, because the two clocks differ
     for number, line in read_lines(path, doubts):
         if not line.startswith(_PREFIX):
-            continue  # what the script prints among them
+            continue  # other output of the script
         entry = _entry(f"line {number}", line.removeprefix(_PREFIX), doubts)
         data = entry.get("data")
         if not isinstance(data, dict):
@@ -65,22 +66,22 @@ def _entry(place: str, text: str, doubts: Doubts) -> dict[str, Any]:
     except InvalidInput:
         entry = None
     if not isinstance(entry, dict):
-        doubts.tell(place, "is not a whole line of dllogger, and is left out")
+        doubts.tell(place, "is not a complete dllogger line and is left out")
         return {}
     return entry
 
 
 def _step(line: int, entry: dict[str, Any], clock: str, doubts: Doubts) -> _Step | None:
-    """The step of a training; None if it is something else."""
-    found = entry.get("step")
-    steps = found if isinstance(found, list) else [found]
-    numbers = tuple(n for each in steps if (n := whole_of(each)) is not None)
-    if len(numbers) < len(steps) or not numbers or _is_test(entry["data"]):
+    """The training step of a log line. None if the line is about something else."""
+    step = entry.get("step")
+    parts = step if isinstance(step, list) else [step]
+    numbers = tuple(n for part in parts if (n := whole_of(part)) is not None)
+    if len(numbers) < len(parts) or not numbers or _is_test(entry["data"]):
         return None
     time_s = number_of(entry.get(clock))
     if time_s is not None and time_s >= 0:
         return _Step(line, time_s, numbers)
-    doubts.tell(f"line {line}", "has no time that can be read, and is left out")
+    doubts.tell(f"line {line}", "has no readable time and is left out")
     return None
 
 
@@ -89,24 +90,24 @@ def _is_test(data: dict[str, Any]) -> bool:
 
 
 def _marks(steps: list[_Step | None]) -> Iterator[Mark]:
-    """Moments of iterations, counted on over the epochs."""
-    numbers = [len(each.numbers) for each in steps if each is not None]
+    """The times of iterations, numbered through all epochs."""
+    numbers = [len(step.numbers) for step in steps if step is not None]
     if not numbers:
         return
     # Summaries of epochs have fewer numbers than iterations.
     most = max(numbers)
     before: _Step | None = None
     done, broken = 0, False
-    for each in steps:
-        if each is None or len(each.numbers) < most:
+    for step in steps:
+        if step is None or len(step.numbers) < most:
             broken = True
             continue
-        epoch, iteration = (each.numbers[0], each.numbers[1]) if most > 1 else (0, each.numbers[0])
+        epoch, iteration = (step.numbers[0], step.numbers[1]) if most > 1 else (0, step.numbers[0])
         if before is not None and most > 1 and epoch != before.numbers[0]:
             broken = True
-            if epoch < before.numbers[0]:  # begun again
+            if epoch < before.numbers[0]:  # the training started again
                 done = 0
-            elif iteration <= before.numbers[1]:  # some scripts count anew in each epoch
+            elif iteration <= before.numbers[1]:  # some scripts restart the count in each epoch
                 done += before.numbers[1] + 1 - iteration
-        yield Mark(done + iteration, each.time_s, f"line {each.line}", broken)
-        before, broken = each, False
+        yield Mark(done + iteration, step.time_s, f"line {step.line}", broken)
+        before, broken = step, False

@@ -1,4 +1,4 @@
-"""What a run is of: told by the user, or found in the file under names that people use."""
+"""The model, batch and GPU of a run: given by the user, or found among a log's settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wavecast.runs.run import Run, check
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a run before it is timed."""
+    """The facts of a run apart from its time. None: unknown."""
 
     model: str | None = None
     batch: int | None = None
@@ -24,38 +24,38 @@ class Facts:
     inner_modules: int | None = None
 
     def known(self) -> dict[str, Any]:
-        """What is known, by name."""
+        """The known facts by name."""
         values = {name: getattr(self, name) for name in Facts.__slots__}
         return {name: value for name, value in values.items() if value is not None}
 
     def corrected(self, given: Given) -> Facts:
-        """With what the user says."""
+        """The facts with those that the user gives instead."""
         return replace(self, **given.known())
 
 
 @dataclass(frozen=True, slots=True)
 class Given(Facts):
-    """What the user says about the runs of a file; it goes before what the file says."""
+    """The facts that the user gives. They replace those that the file says."""
 
     warm_up: int | None = None
-    """Iterations to drop; None to find where warm-up ends."""
+    """How many iterations to drop. None: the end of warm-up is found."""
     metric: str | None = None
-    """The metric whose times are taken, where a file has several."""
+    """The metric whose times are used, if a file has several."""
 
 
 def make_run(
     facts: Facts, given: Given, iterations: int, seconds: float, place: str, phase: str = "training"
 ) -> Run:
-    """The run, when everything is known that must be.
+    """A checked run.
 
     Raises:
-        InvalidInput: the model or the batch is not known, or a value cannot be true; says where.
+        InvalidInput: the model or the batch is unknown, or a value is impossible; says where.
     """
     known = facts.corrected(given)
     for name in ("model", "batch"):
         if getattr(known, name) is None:
             raise InvalidInput(
-                f"{place}: does not say the {name}; give it: {name}=..., or --{name} on the "
+                f"{place}: does not say the {name}; give it as {name}=..., or --{name} on the "
                 "command line"
             )
     try:
@@ -72,7 +72,7 @@ def make_run(
         raise InvalidInput(f"{place}: {error}") from None
 
 
-# Names under which scripts and frameworks keep these, in the order in which they are believed.
+# Names of these settings in scripts and frameworks, the most reliable first.
 _GLOBAL_BATCH = (
     *("global_batch_size", "total_batch_size", "effective_batch_size", "total_train_batch_size"),
     "optimizer_batch_size",
@@ -94,10 +94,10 @@ _PRECISIONS = {
 
 
 def find_facts(settings: Mapping[str, object], given: Given, framework: str | None) -> Facts:
-    """What settings of a training say: its arguments, hyperparameters, parameters.
+    """The facts among a training's settings: arguments, hyperparameters or parameters.
 
-    A batch of one GPU is multiplied only when the number of GPUs is known; a batch of which
-    nobody says whether it is one GPU's or all GPUs' is left unknown when there are several.
+    The batch of one GPU is multiplied only if the number of GPUs is known. If a setting may mean
+    the batch of one GPU or of all, and there are several GPUs, the batch stays unknown.
     """
     lower = {name.lower().rsplit("/", 1)[-1]: value for name, value in settings.items()}
     gpus = given.gpus or _first_whole(lower, _GPUS)
@@ -112,15 +112,13 @@ def find_facts(settings: Mapping[str, object], given: Given, framework: str | No
 
 
 def _batch(settings: Mapping[str, object], gpus: int | None) -> int | None:
-    if (found := _first_whole(settings, _GLOBAL_BATCH)) is not None:
-        return found
+    if (whole_batch := _first_whole(settings, _GLOBAL_BATCH)) is not None:
+        return whole_batch
     accumulated = _first_whole(settings, _ACCUMULATED) or 1
-    if (found := _first_whole(settings, _BATCH_OF_A_GPU)) is not None:
-        return None if gpus is None else found * gpus * accumulated
-    found = _first_whole(settings, _BATCH)
-    if found is None or accumulated != 1 or (gpus or 1) != 1:
-        return None
-    return found
+    if (batch_of_a_gpu := _first_whole(settings, _BATCH_OF_A_GPU)) is not None:
+        return None if gpus is None else batch_of_a_gpu * gpus * accumulated
+    batch = _first_whole(settings, _BATCH)
+    return batch if accumulated == 1 and (gpus or 1) == 1 else None
 
 
 def _precision(settings: Mapping[str, object]) -> str | None:
@@ -128,16 +126,16 @@ def _precision(settings: Mapping[str, object]) -> str | None:
         if str(settings.get(name)).lower() in ("true", "1"):
             return "fp16" if name == "amp" else name
     for name in ("precision", "dtype", "mixed_precision"):
-        if found := _PRECISIONS.get(str(settings.get(name)).lower()):
-            return found
+        if precision := _PRECISIONS.get(str(settings.get(name)).lower()):
+            return precision
     return None
 
 
 def _first_whole(settings: Mapping[str, object], names: tuple[str, ...]) -> int | None:
     for name in names:
-        found = whole_of(settings.get(name))
-        if found is None and (value := number_of(settings.get(name))) is not None:
-            found = int(value) if value.is_integer() else None
-        if found is not None and found > 0:
-            return found
+        number = whole_of(settings.get(name))
+        if number is None and (value := number_of(settings.get(name))) is not None:
+            number = int(value) if value.is_integer() else None
+        if number is not None and number > 0:
+            return number
     return None

@@ -1,8 +1,8 @@
-"""Lightning's `metrics.csv`: moments of iterations, when something recorded their times.
+"""Lightning's `metrics.csv`: the times of iterations, if something recorded them.
 
-`CSVLogger` itself writes none. The callback `ThroughputMonitor` adds `train/time`, seconds of
-training, and `train/batches`; or the module logs the time itself, as `time` or `timestamp`.
-Hyperparameters lie beside, in `hparams.yaml`.
+`CSVLogger` itself writes no times. The callback `ThroughputMonitor` adds `train/time`, in seconds
+of training, and `train/batches`; or the module logs the time itself, as `time` or `timestamp`.
+Hyperparameters are in `hparams.yaml`, next to it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
+from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, find_facts
 from wavecast.runs.readers.flat_yaml import read_flat
 from wavecast.runs.readers.metrics import is_test
-from wavecast.runs.readers.stretches import Mark, runs_of, trainings
-from wavecast.runs.readers.text import Doubts, number, read_lines, read_whole, whole
+from wavecast.runs.readers.text import number, read_lines, read_whole, whole
+from wavecast.runs.readers.timing import Mark, runs_of, trainings
 from wavecast.runs.run import Run
 
 CLOCKS = (
     ("train/time", "train/batches"),
     *((name, "step") for name in ("timestamp", "wall_time", "time", "train_time", "created_at")),
 )
-"""Columns of seconds and of iterations, in the order in which they are looked for."""
+"""Pairs of columns, for seconds and iterations, in the order in which they are tried."""
 _MOST_BYTES = 1 << 20
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Whether a file is Lightning's table of metrics."""
+    """Whether a file is a table of metrics by Lightning."""
     names = head.split(b"\n", 1)[0].decode(errors="replace").strip().split(",")
     return path.suffix == ".csv" and ("step" in names or "train/batches" in names)
 
@@ -38,11 +39,11 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """The training of a table of metrics.
 
     Raises:
-        InvalidInput: nothing in it is timed, or what must be known is not; says where.
+        InvalidInput: the table has no times, or the model or batch is unknown; says where.
     """
     rows = list(_rows(path, doubts))
     names = rows[0][1].keys() if rows else ()
-    clock = next((each for each in CLOCKS if set(each) <= set(names)), None)
+    clock = next((pair for pair in CLOCKS if set(pair) <= set(names)), None)
     if clock is None:
         raise InvalidInput(
             f"{path}: has no times; log them: with Lightning's ThroughputMonitor, as a metric "
@@ -62,7 +63,7 @@ def _rows(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, str]]]:
             if len(row) != len(names):
                 doubts.tell(
                     f"line {reader.line_num}",
-                    f"has {len(row)} values, not {len(names)}, and is left out",
+                    f"has {len(row)} values instead of {len(names)} and is left out",
                 )
                 continue
             yield reader.line_num, dict(zip(names, row, strict=True))
@@ -77,7 +78,7 @@ def _marks(
     broken = False
     for line, row in rows:
         if not row[time_name]:
-            # The seconds of `train/time` leave tests out; a clock does not.
+            # `train/time` does not count tests; a clock does.
             broken = broken or (
                 step_name == "step" and any(is_test(name) and row[name] for name in row)
             )
@@ -86,8 +87,8 @@ def _marks(
         if time_s is None or step is None or time_s < 0 or step < 0:
             doubts.tell(
                 f"line {line}",
-                f"{time_name} {row[time_name][:40]} or {step_name} {row[step_name][:40]} cannot be;"
-                " left out",
+                f"{time_name} {row[time_name][:40]} or {step_name} {row[step_name][:40]} is"
+                " impossible; left out",
             )
             continue
         yield Mark(step, time_s, f"line {line}", broken)
@@ -111,7 +112,7 @@ def _facts(path: Path, rows: Iterable[tuple[int, dict[str, str]]], given: Given)
 
 
 def _gpus(rows: Iterable[tuple[int, dict[str, str]]]) -> int | None:
-    """How many GPUs, by the rates of all and of one, which Lightning writes when there are more."""
+    """The number of GPUs, from the rates of all and of one. None if only one rate is logged."""
     for _, row in rows:
         both = [number(row.get(f"train/{of}samples_per_sec", "")) for of in ("", "device/")]
         if both[0] and both[1] and both[1] > 0 and both[0] / both[1] < 1e6:

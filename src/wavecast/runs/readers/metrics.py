@@ -1,7 +1,8 @@
-"""Which of the metrics that a tracker keeps tells how fast the training was.
+"""The choice of the metric whose times show how fast a training was.
 
-The one with the most steps that is neither of a test nor one an epoch. A test in between takes time
-that is not training's: the stretch in which one was recorded is not timed.
+Trackers keep many metrics. The one with the most steps is chosen, among those that belong neither
+to a test nor to whole epochs. Time spent in a test is not training time, so a stretch in which a
+test was recorded is not timed.
 """
 
 from __future__ import annotations
@@ -13,35 +14,35 @@ from pathlib import Path
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.facts import Given
-from wavecast.runs.readers.stretches import Mark
+from wavecast.runs.readers.timing import Mark
 
 _TEST = re.compile(r"(val|valid|validation|eval|evaluation|test|testing)\d*([_\-. ].*)?")
 _EPOCH = re.compile(r"(.*[_\- ])?epoch([_\- ].*)?|hp_metric")
 
 
 def training_marks(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given) -> list[Mark]:
-    """The moments of the chosen metric, broken where a test was.
+    """The times of the chosen metric; marks after a test say so.
 
     Raises:
-        InvalidInput: the one asked for is not there, or none will do.
+        InvalidInput: the file lacks the metric that was asked for, or has none of training steps.
     """
     chosen = _choose(path, marks, given)
     tests = sorted(
         mark.time_s
-        for name, each in marks.items()
+        for name, its_marks in marks.items()
         if is_test(name) and name != chosen
-        for mark in each
+        for mark in its_marks
     )
     return list(_broken(marks[chosen], tests))
 
 
 def is_test(name: str) -> bool:
-    """Whether a metric is one of a test."""
+    """Whether a metric belongs to a test or validation, by its name."""
     return any(_TEST.fullmatch(part) for part in name.lower().split("/"))
 
 
 def is_training(name: str) -> bool:
-    """Whether a metric is recorded at iterations of a training, as far as its name tells."""
+    """Whether a metric is recorded at training iterations, by its name."""
     return not is_test(name) and not any(_EPOCH.fullmatch(p) for p in name.lower().split("/"))
 
 
@@ -49,20 +50,20 @@ def _choose(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given) -> st
     if given.metric is not None:
         if given.metric not in marks:
             known = ", ".join(sorted(marks)[:10]) or "none"
-            raise InvalidInput(f'{path}: has no metric "{given.metric}"; those it has: {known}')
+            raise InvalidInput(f'{path}: has no metric "{given.metric}"; it has {known}')
         return given.metric
-    able = [name for name in marks if is_training(name)]
-    if not able:
-        known = f" (those it has: {', '.join(sorted(marks)[:10])})" if marks else ""
+    candidates = [name for name in marks if is_training(name)]
+    if not candidates:
+        known = f" (it has {', '.join(sorted(marks)[:10])})" if marks else ""
         raise InvalidInput(
             f"{path}: has no metric of training steps{known}; name one whose steps are "
             "iterations: metric=..., or --metric on the command line"
         )
-    return max(able, key=lambda name: (len(marks[name]), name))
+    return max(candidates, key=lambda name: (len(marks[name]), name))
 
 
 def _broken(marks: Iterable[Mark], tests: Sequence[float]) -> Iterable[Mark]:
-    """Marks, of which those after a test say so."""
+    """The marks; those after a test are marked as after a break."""
     passed = 0
     for mark in marks:
         before = passed

@@ -1,6 +1,6 @@
 """MLflow file stores: `mlruns/EXPERIMENT/RUN/` with `meta.yaml`, `params/` and `metrics/`.
 
-A file of a metric has lines `time in milliseconds, value, step`.
+The file of a metric has lines of `time in milliseconds, value, step`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
+from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
 from wavecast.runs.readers.flat_yaml import read_flat
 from wavecast.runs.readers.metrics import training_marks
-from wavecast.runs.readers.stretches import Mark, runs_of, trainings
-from wavecast.runs.readers.text import Doubts, read_lines, read_whole, whole
+from wavecast.runs.readers.text import read_lines, read_whole, whole
+from wavecast.runs.readers.timing import Mark, runs_of, trainings
 from wavecast.runs.run import Run
 
 _MOST_BYTES = 1 << 20
@@ -28,7 +29,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """The training of an MLflow run, by its `meta.yaml`.
 
     Raises:
-        InvalidInput: nothing in it is timed, or what must be known is not; says where.
+        InvalidInput: the run has no times, or does not say the model or batch; says where.
     """
     folder = path.parent
     meta = read_flat(read_whole(path, _MOST_BYTES).splitlines())
@@ -36,14 +37,14 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
         doubts.tell("", "the run was deleted in MLflow and is left out")
         return
     if meta.get("status") in ("1", "4", "5", "RUNNING", "FAILED", "KILLED"):
-        doubts.tell("", "the run did not finish; what it recorded is taken")
+        doubts.tell("", "the run did not finish; what it recorded is used")
     marks = {
         file.relative_to(folder / "metrics").as_posix(): list(_marks(file, doubts))
         for file in sorted((folder / "metrics").rglob("*"))
         if file.is_file()
     }
     if not marks:
-        raise InvalidInput(f"{path}: the run has no metrics, whose times would tell its speed")
+        raise InvalidInput(f"{path}: the run has no metrics, so its speed is unknown")
     facts = find_facts(_parameters(folder / "params"), given, None)
     chosen = training_marks(folder / "metrics", marks, given)
     yield from runs_of(trainings(chosen, doubts), facts, given, doubts)
@@ -53,19 +54,23 @@ def _marks(file: Path, doubts: Doubts) -> Iterator[Mark]:
     for number, line in read_lines(file, Doubts(file, doubts.told)):
         place = f"{file.parent.name}/{file.name}: line {number}"
         parts = line.split()
-        if len(parts) not in (2, 3, 5):  # newer MLflow adds a data set's name and digest
-            doubts.tell(place, "is not 'time value step', and is left out")
+        if len(parts) not in (
+            2,
+            3,
+            5,
+        ):  # newer versions of MLflow add the name and digest of a data set
+            doubts.tell(place, "is not of the form 'time value step' and is left out")
             continue
         time_ms, step = whole(parts[0]), whole(parts[2]) if len(parts) > 2 else None
         if time_ms is None or step is None or time_ms < 0 or step < 0:
-            doubts.tell(place, "has no time or step that can be, and is left out")
+            doubts.tell(place, "has an impossible time or step and is left out")
             continue
         yield Mark(step, time_ms / 1000, place)
 
 
 def _parameters(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = {}
+    parameters: dict[str, object] = {}
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if file.is_file():
-            found[file.relative_to(folder).as_posix()] = read_whole(file, _MOST_BYTES).strip()
-    return found
+            parameters[file.relative_to(folder).as_posix()] = read_whole(file, _MOST_BYTES).strip()
+    return parameters

@@ -1,12 +1,12 @@
-"""What `wavecast suite run` writes: a row a step, with the median of its stable iterations."""
+"""Files of `wavecast suite run`: one row for each step, with its median stable iteration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, make_run
-from wavecast.runs.readers.text import Doubts
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import read_results
 
@@ -14,20 +14,20 @@ _HEAD = b"model,batch,precision,gpu,status,unit,seconds,throughput_per_s,"
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Whether a file begins as the results of the suite do."""
+    """Whether a file begins like a table of suite results."""
     return head.startswith(_HEAD)
 
 
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """A run of each measured step: as many iterations as were stable, each of their median time.
+    """One run for each measured step: its stable iterations, each with their median time.
 
     Raises:
-        InvalidInput: a row that is not a result; says which line and why.
+        InvalidInput: a row is damaged; says which line and why.
     """
     for row in read_results(path):
         if row.status != "ok" or row.seconds is None or not row.iterations:
             step = f"{row.model}, batch {row.batch}, {row.precision}"
-            doubts.tell(step, f"is {row.status}: no run, and left out", "no runs, and left out")
+            doubts.tell(step, f"has status {row.status}: left out", "not measured: left out")
             continue
         facts = Facts(
             model=row.model,

@@ -1,7 +1,7 @@
-"""Tables of runs: CSV, JSON and JSON Lines, a row or an object a run.
+"""Tables of runs as CSV, JSON or JSON Lines, such as `wavecast runs export` writes.
 
-Their columns are named as a `Run`'s values, or as in `ALIASES`. What `wavecast runs export` writes
-is such a table. A row that is wrong refuses the file; a row that is there twice counts once.
+Each row or object is a run. Columns have the names of `Run`'s fields, or those in `ALIASES`. One
+wrong row refuses the whole file. Repeated rows count once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
+from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given
-from wavecast.runs.readers.text import (
-    Doubts,
-    number_of,
-    parse_json,
-    read_lines,
-    read_whole,
-    whole_of,
-)
+from wavecast.runs.readers.text import number_of, parse_json, read_lines, read_whole, whole_of
 from wavecast.runs.run import COLUMNS, TEXTS, WHOLE, Run, check
 
 ALIASES = {
@@ -40,13 +34,13 @@ ALIASES = {
 REQUIRED = ("model", "batch", "iterations", "seconds")
 _MOST_BYTES = 256 << 20
 _MOST_REMEMBERED = 1_000_000
-"""Rows among which doubles are looked for; memory stays bounded in a table of any length."""
+"""How many rows are remembered to find repeated ones, so that memory stays bounded."""
 _LINES = (".jsonl", ".ndjson")
 _VALUES = attrgetter(*(name for name in COLUMNS if name != "source"))
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Whether a file begins as a table with the columns of runs."""
+    """Whether a file begins like a table with the columns of runs."""
     text = head.decode(errors="replace").removeprefix("\ufeff")
     if text.lstrip()[:1] in ("{", "["):
         return all(f'"{name}"' in text for name in ("iterations", "seconds"))
@@ -58,19 +52,19 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """The runs of a table, one by one.
 
     Raises:
-        InvalidInput: a row that is not a run; says which line and why.
+        InvalidInput: a row is not a run; says which line and why.
     """
-    told = given.known()
+    facts = given.known()
     seen: set[int] = set()
     for line, values in _rows(path, doubts):
-        run = _run(path, line, values, told)
-        known = hash(_VALUES(run))  # takes a tenth of the memory of the values
-        if known in seen:
-            doubts.tell(f"line {line}", "is a run that is there already; it counts once")
+        run = _run(path, line, values, facts)
+        key = hash(_VALUES(run))  # takes a tenth of the memory of the values
+        if key in seen:
+            doubts.tell(f"line {line}", "repeats an earlier run, which counts once")
             continue
         if len(seen) >= _MOST_REMEMBERED:
             seen.clear()
-        seen.add(known)
+        seen.add(key)
         yield run
 
 
@@ -89,7 +83,7 @@ def _csv_rows(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any]]
         raise InvalidInput(f"{path}: is empty")
     names = _names(head.rstrip("\n"))
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidInput(f"{path}: line 1 has columns twice: {', '.join(sorted(twice))}")
+        raise InvalidInput(f"{path}: line 1 has the same column twice: {', '.join(sorted(twice))}")
     _tell_unknown(names, doubts)
     rows = csv.reader(lines, delimiter=_delimiter(head), strict=True)
     try:
@@ -99,7 +93,7 @@ def _csv_rows(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any]]
                 continue
             if len(row) != len(names):
                 raise InvalidInput(
-                    f"{path}: line {line} has {len(row)} values, not the {len(names)} of line 1"
+                    f"{path}: line {line} has {len(row)} values, but line 1 has {len(names)}"
                 )
             yield line, dict(zip(names, row, strict=True))
     except csv.Error as error:
@@ -115,17 +109,17 @@ def _json_lines(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any
 
 
 def _json_items(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a list, each with its line."""
+    """The objects of a JSON list, each with its line number."""
     text = read_whole(path, _MOST_BYTES)
     if not isinstance(parse_json(text, str(path)), list):
-        raise InvalidInput(f"{path}: is not a list of runs; an object a line is FILE.jsonl")
+        raise InvalidInput(f"{path}: is not a list of runs; save one object per line as FILE.jsonl")
     told: set[str] = set()
     for line, values in _items(text, text.index("[")):
         yield line, _named(path, line, values, doubts, told)
 
 
 def _items(text: str, start: int) -> Iterator[tuple[int, Any]]:
-    """The items of the list that begins at a place of valid JSON, each with its line."""
+    """The items of a list in valid JSON that begins at `start`, each with its line number."""
     decoder = json.JSONDecoder()
     line, counted, place = 1, 0, start + 1
     while True:
@@ -142,17 +136,17 @@ def _items(text: str, start: int) -> Iterator[tuple[int, Any]]:
 def _named(path: Path, line: int, values: object, doubts: Doubts, told: set[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InvalidInput(f"{path}: line {line} is not an object with the values of a run")
-    found = {_name(name): value for name, value in values.items()}
-    if len(found) < len(values):
+    named = {_name(name): value for name, value in values.items()}
+    if len(named) < len(values):
         raise InvalidInput(f"{path}: line {line} has the same value under two names")
-    _tell_unknown(found.keys() - told, doubts, line)
-    told |= found.keys()
-    return found
+    _tell_unknown(named.keys() - told, doubts, line)
+    told |= named.keys()
+    return named
 
 
-def _run(path: Path, line: int, values: dict[str, Any], told: dict[str, Any]) -> Run:
+def _run(path: Path, line: int, values: dict[str, Any], given: dict[str, Any]) -> Run:
     place = f"{path}: line {line}"
-    known = dict(told)
+    known = dict(given)
     for name in COLUMNS:
         if name not in known and (value := values.get(name)) not in (None, ""):
             known[name] = _value(place, name, value)
@@ -170,18 +164,18 @@ def _value(place: str, name: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise InvalidInput(f"{place}: {name} is {ascii(value)[:60]}, but must be text")
         return value.strip()
-    found = whole_of(value) if name in WHOLE else number_of(value)
-    if found is None:
+    number = whole_of(value) if name in WHOLE else number_of(value)
+    if number is None:
         kind = "a whole number" if name in WHOLE else "a finite number"
         raise InvalidInput(f"{place}: {name} is {ascii(value)[:60]}, but must be {kind}")
-    return found
+    return number
 
 
 def _tell_unknown(names: Iterable[str], doubts: Doubts, line: int = 1) -> None:
     if unknown := sorted(set(names) - set(COLUMNS) - {""}):
         doubts.tell(
             f"line {line}",
-            f"these columns say nothing about a run and are left out: {', '.join(unknown)[:200]}",
+            f"unknown columns are left out: {', '.join(unknown)[:200]}",
         )
 
 

@@ -1,7 +1,7 @@
-"""TensorBoard event files: a scalar's steps and the times at which they were written.
+"""TensorBoard event files: the steps of a scalar, and the times at which they were written.
 
-Settings are read where scripts keep them for TensorBoard: its hparams plug-in, and the text `args`
-that Hugging Face's trainer writes.
+Settings are read from the hparams plug-in, and from the text `args` that Hugging Face's Trainer
+writes.
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
+from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
 from wavecast.runs.readers.metrics import training_marks
-from wavecast.runs.readers.stretches import Mark, runs_of, trainings
-from wavecast.runs.readers.text import Doubts, parse_json
+from wavecast.runs.readers.text import parse_json
 from wavecast.runs.readers.tfrecord import Value, masked_crc32c, message, records
+from wavecast.runs.readers.timing import Mark, runs_of, trainings
 from wavecast.runs.run import Run
 
 _DOUBLE = struct.Struct("<d")
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Whether a file begins with a record of TensorBoard."""
+    """Whether a file begins with a TensorBoard record."""
     checked = len(head) >= 12 and masked_crc32c(head[:8]) == int.from_bytes(head[8:12], "little")
     return checked or "tfevents" in path.name
 
 
 @dataclass
 class _Events:
-    """What a file holds that is of use."""
+    """The scalars and settings of a file."""
 
     marks: dict[str, list[Mark]] = field(default_factory=dict)
-    """Of each scalar."""
+    """The steps and times of each scalar."""
     settings: dict[str, object] = field(default_factory=dict)
 
 
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """The training of an event file.
+    """The training in an event file.
 
     Raises:
-        InvalidInput: nothing in it is timed, or what must be known is not; says where.
+        InvalidInput: the file has no times, or does not say the model or batch; says where.
     """
     events = _Events()
     for start, data in records(path, doubts):
@@ -56,7 +57,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
 
 
 def _take(data: bytes, place: str, events: _Events, doubts: Doubts) -> None:
-    """Event: 1 wall_time, 2 step, 5 summary. Summary: 1 value."""
+    """Add an event. Event: 1 wall_time, 2 step, 5 summary. Summary: 1 value."""
     time_s, step = math.nan, 0
     values: list[bytes] = []
     for number, value in message(data):
@@ -65,19 +66,19 @@ def _take(data: bytes, place: str, events: _Events, doubts: Doubts) -> None:
         elif number == 2 and isinstance(value, int):
             step = value - (1 << 64) if value >= 1 << 63 else value
         elif number == 5:
-            values += [_bytes(each) for n, each in message(_bytes(value)) if n == 1]
-    for each in values:
-        tag, scalar = _take_value(each, events)
+            values += [_bytes(item) for n, item in message(_bytes(value)) if n == 1]
+    for encoded in values:
+        tag, scalar = _take_value(encoded, events)
         if not scalar:
             continue
         if not (math.isfinite(time_s) and time_s >= 0 and step >= 0):
-            doubts.tell(place, f"the time {time_s} or step {step} cannot be; left out")
+            doubts.tell(place, f"the time {time_s} or step {step} is impossible; left out")
             continue
         events.marks.setdefault(tag, []).append(Mark(step, time_s, place))
 
 
 def _take_value(data: bytes, events: _Events) -> tuple[str, bool]:
-    """Summary.Value: 1 tag, 2 simple_value, 8 tensor, 9 metadata; says whether it is a scalar."""
+    """The tag of a Summary.Value (1 tag, 2 simple_value, 8 tensor, 9 metadata); is it a scalar?"""
     tag, plugin, content, tensor, simple = "", "", b"", b"", False
     for number, value in message(data):
         if number == 1:
@@ -97,21 +98,21 @@ def _take_value(data: bytes, events: _Events) -> tuple[str, bool]:
 
 
 def _plugin(metadata: bytes) -> tuple[str, bytes]:
-    """SummaryMetadata: 1 plugin_data, of 1 name and 2 content."""
+    """The plug-in of a SummaryMetadata: 1 plugin_data, with 1 name and 2 content."""
     name, content = "", b""
     for number, value in message(metadata):
         if number == 1:
-            for inner, each in message(_bytes(value)):
+            for inner, part in message(_bytes(value)):
                 if inner == 1:
-                    name = _text(each)
+                    name = _text(part)
                 elif inner == 2:
-                    content = _bytes(each)
+                    content = _bytes(part)
     return name, content
 
 
 def _hyperparameters(content: bytes) -> dict[str, object]:
-    """HParamsPluginData: 3 session_start_info, of 1 a map from names to values."""
-    found: dict[str, object] = {}
+    """The settings in HParamsPluginData: 3 session_start_info, with 1 a map of names to values."""
+    settings: dict[str, object] = {}
     for number, value in message(content):
         for inner, pair in message(_bytes(value)) if number == 3 else ():
             if inner != 1:
@@ -119,14 +120,14 @@ def _hyperparameters(content: bytes) -> dict[str, object]:
             entry = dict(message(_bytes(pair)))
             for kind, held in message(_bytes(entry.get(2, b""))):
                 if kind == 2 and isinstance(held, bytes) and len(held) == 8:
-                    (found[_text(entry.get(1, b""))],) = _DOUBLE.unpack(held)
+                    (settings[_text(entry.get(1, b""))],) = _DOUBLE.unpack(held)
                 elif kind == 3:
-                    found[_text(entry.get(1, b""))] = _text(held)
-    return found
+                    settings[_text(entry.get(1, b""))] = _text(held)
+    return settings
 
 
 def _arguments(tensor: bytes) -> dict[str, object]:
-    """The JSON that Hugging Face's trainer writes as a text: TensorProto, 8 string_val."""
+    """The settings that Hugging Face's Trainer writes as JSON: TensorProto, 8 string_val."""
     for number, value in message(tensor):
         if number == 8:
             try:

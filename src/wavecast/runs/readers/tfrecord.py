@@ -1,7 +1,7 @@
-"""TensorBoard's files: records with checksums, and just as much of protocol buffers as they need.
+"""The encoding of TensorBoard's files: records with checksums, and simple protocol buffers.
 
-A record is its length (8 bytes), a checksum of that, its data, a checksum of the data; checksums
-are CRC-32C, masked. https://www.tensorflow.org/tutorials/load_data/tfrecord and
+A record has its length (8 bytes), a checksum of the length, the data, and a checksum of the data.
+Checksums are masked CRC-32C. https://www.tensorflow.org/tutorials/load_data/tfrecord and
 https://protobuf.dev/programming-guides/encoding describe the formats.
 """
 
@@ -13,18 +13,19 @@ from functools import cache
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers.text import Doubts, open_file
+from wavecast.runs.readers.doubts import Doubts
+from wavecast.runs.readers.text import open_file
 
 LARGEST = 1 << 20
-"""Bytes of a record that is read; larger ones are images and graphs, and are passed over."""
+"""The largest record that is read, in bytes. Larger ones hold images and graphs."""
 _HEAD = struct.Struct("<QI")
 
 
 def records(path: Path, doubts: Doubts) -> Iterator[tuple[int, bytes]]:
-    """The records of a file, with the byte at which each begins; those too large to be of use not.
+    """The records of a file up to the size `LARGEST`, each with the byte at which it begins.
 
     Raises:
-        InvalidInput: the file is not of records, or damaged in the middle; says at which byte.
+        InvalidInput: the file has no records, or is damaged in the middle; says at which byte.
     """
     with open_file(path) as file:
         size = file.seek(0, 2)
@@ -36,7 +37,7 @@ def records(path: Path, doubts: Doubts) -> Iterator[tuple[int, bytes]]:
             length, checksum = _HEAD.unpack(head)
             if masked_crc32c(head[:8]) != checksum:
                 raise InvalidInput(
-                    f"{path}: byte {start}: is not a record of TensorBoard, or damaged: the "
+                    f"{path}: byte {start}: is not a TensorBoard record, or is damaged: the "
                     "checksum of its length is wrong"
                 )
             end = start + _HEAD.size + length + 4
@@ -66,14 +67,14 @@ def masked_crc32c(data: bytes) -> int:
 
 
 Value = int | bytes
-"""Of a field: a whole number, or bytes (a text, a message, a number of 4 or 8 bytes)."""
+"""The value of a field: a whole number, or bytes (a text, a message, or a number)."""
 
 
 def message(data: bytes) -> Iterator[tuple[int, Value]]:
-    """The fields of a message: numbers and values, in order.
+    """The fields of a message in their order, each as number and value.
 
     Raises:
-        ValueError: it is not a message.
+        ValueError: the data is not a message.
     """
     place = 0
     while place < len(data):
@@ -88,7 +89,7 @@ def message(data: bytes) -> Iterator[tuple[int, Value]]:
         elif kind in (1, 5):
             length = 8 if kind == 1 else 4
         else:
-            raise ValueError(f"there is no kind of field {kind}")
+            raise ValueError(f"unknown wire type {kind}")
         if place + length > len(data):
             raise ValueError("a field is longer than its message")
         yield key >> 3, data[place : place + length]

@@ -1,1 +1,1 @@
-"""The run store: past runs in SQLite or PostgreSQL, each of them once."""
+"""The run store: past runs in SQLite or PostgreSQL, without duplicates."""

@@ -1,4 +1,4 @@
-"""The database behind a run store: SQLite in a file, or PostgreSQL by its URL."""
+"""The database of a run store: SQLite in a file, or PostgreSQL at a URL."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable
 from wavecast.files import data_folder
 
 WAIT_S = 60
-"""How long a writer of SQLite waits for the others."""
+"""How many seconds a writer of SQLite waits for other writers."""
 _FOR_WRITING = "wavecast_writes"
-_LOCK = 0x77617665  # "wave": held by whoever writes to PostgreSQL
+_LOCK = 0x77617665  # "wave": the number of the lock that a writer to PostgreSQL holds
 
 
 def default_place() -> Path:
-    """The store that is used when none is named: a file of the user's."""
+    """The path of the default store: a file in the user's data folder."""
     return data_folder() / "runs.sqlite"
 
 
 def connect(place: str | os.PathLike[str] | None) -> tuple[Engine, str]:
-    """An engine for a place, and what to call the place, without its password.
+    """An engine for a place, and the name of the place without its password.
 
     Raises:
         InvalidInput: the place cannot be a store.
-        MissingExtra: what the place needs is not installed.
+        MissingExtra: the driver of the database is not installed.
     """
-    said = os.fspath(place or os.environ.get("WAVECAST_RUNS") or default_place())
-    if re.match(r"postgres(ql)?(\+\w+)?://", said):
-        return _postgresql(said)
-    if "://" in said and not said.startswith("sqlite:///"):
-        scheme = said.split("://")[0]
+    named = os.fspath(place or os.environ.get("WAVECAST_RUNS") or default_place())
+    if re.match(r"postgres(ql)?(\+\w+)?://", named):
+        return _postgresql(named)
+    if "://" in named and not named.startswith("sqlite:///"):
+        scheme = named.split("://")[0]
         raise InvalidInput(f"a run store is a file or a postgresql:// URL, not {scheme}://...")
-    path = Path(said.removeprefix("sqlite:///")).expanduser()
+    path = Path(named.removeprefix("sqlite:///")).expanduser()
     return _sqlite(path), str(path)
 
 
 @contextmanager
 def writing(engine: Engine, name: str) -> Iterator[Connection]:
-    """A transaction that writes: all of it, or nothing, and after those of others.
+    """A transaction that writes everything or nothing, one writer after the other.
 
     Raises:
-        StoreUnavailable: it could not be; nothing was written.
+        StoreUnavailable: the database failed; nothing was written.
     """
     with telling(name), engine.connect() as plain:
         connection = plain.execution_options(**{_FOR_WRITING: True})
         with connection.begin():
             if engine.dialect.name == "postgresql":
-                # One writer at a time, as in SQLite: no deadlocks, and runs in their order.
+                # One writer at a time, as in SQLite: no deadlocks, and runs keep their order.
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
             yield connection
 
 
 @contextmanager
 def reading(engine: Engine, name: str) -> Iterator[Connection]:
-    """A connection that reads what is there at this moment.
+    """A connection that reads the current content.
 
     Raises:
-        StoreUnavailable: it cannot be read.
+        StoreUnavailable: the database failed.
     """
     with telling(name), engine.connect() as connection:
         yield connection
@@ -74,13 +74,13 @@ def reading(engine: Engine, name: str) -> Iterator[Connection]:
 
 @contextmanager
 def telling(name: str) -> Iterator[None]:
-    """Failures of the database as ours."""
+    """A block in which failures of the database become a StoreUnavailable."""
     try:
         yield
     except SQLAlchemyError as error:
         why = str(getattr(error, "orig", None) or error).strip().split("\n")[0]
         raise StoreUnavailable(
-            f"the run store {name}: {why}; nothing half-written is in it; try again when it is back"
+            f"the run store {name}: {why}; nothing was half-written; try again when it is back"
         ) from error
 
 
@@ -88,7 +88,7 @@ def _sqlite(path: Path) -> Engine:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and _head(path) not in (b"", b"SQLite format 3\0"):
-            raise InvalidInput(f"{path}: is not a run store, nor any SQLite database")
+            raise InvalidInput(f"{path}: is not a run store: it is no SQLite database")
     except OSError as error:
         raise InvalidInput(f"{path}: cannot be a run store ({error.strerror})") from None
     engine = create_engine(
@@ -102,7 +102,7 @@ def _sqlite(path: Path) -> Engine:
         connection.execute("PRAGMA cache_size=-65536")
 
     def begin(connection: Connection) -> None:
-        # A writer says so at once: one that became a writer later might have to give up.
+        # A writer locks at once. SQLite refuses to turn a reader into a writer while others write.
         writes = connection.get_execution_options().get(_FOR_WRITING)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -112,10 +112,10 @@ def _sqlite(path: Path) -> Engine:
 
 
 def _log_ahead(connection: Any) -> None:
-    """Let there be readers and a writer at once.
+    """Switch to write-ahead logging, with which readers do not block a writer.
 
-    Of several that come to a new file first, SQLite lets one do so and tells the others at once
-    that the file is locked, however long they would wait.
+    If several processes open a new file, SQLite lets one of them switch and tells the others at
+    once that the file is locked, whatever their timeout. So the others try again.
     """
     until = time.monotonic() + WAIT_S
     while True:
@@ -134,11 +134,11 @@ def _head(path: Path) -> bytes:
         return file.read(16)
 
 
-def _postgresql(said: str) -> tuple[Engine, str]:
+def _postgresql(place: str) -> tuple[Engine, str]:
     try:
-        url = make_url(said)
+        url = make_url(place)
     except (ArgumentError, ValueError) as error:
-        raise InvalidInput(f"not the URL of a database: {error}") from None
+        raise InvalidInput(f"this is not the URL of a database: {error}") from None
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
     try:

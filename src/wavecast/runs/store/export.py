@@ -1,4 +1,4 @@
-"""Runs as a table that any of our readers, and any other program, reads back exactly."""
+"""Export of runs as a table that `read_runs`, and other programs, read back exactly."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from pathlib import Path
 from typing import TextIO
 
 from wavecast.errors import InvalidInput
-from wavecast.files import replacing
+from wavecast.files import refusing_unwritable, replacing
 from wavecast.runs.run import COLUMNS, Run, record
 
 SUFFIXES = (".csv", ".jsonl")
 
 
 def export(runs: Iterable[Run], path: Path) -> int:
-    """Write runs as CSV or JSON Lines, by the name of the file; gives how many.
+    """Write runs as CSV or JSON Lines, depending on the suffix, and return their number.
 
-    The file appears when it is whole: an export that is interrupted leaves what was there.
+    The file is replaced when the new one is complete. An interrupted export changes nothing.
 
     Raises:
-        InvalidInput: the file cannot be written, or is called otherwise.
+        InvalidInput: the file cannot be written, or has another suffix.
     """
     if path.suffix not in SUFFIXES:
         raise InvalidInput(f"runs are exported as FILE.csv or FILE.jsonl, not {path}")
-    try:
-        with replacing(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
-            return write(runs, file, path.suffix)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {path}: {error.strerror}") from None
+    with (
+        refusing_unwritable(path),
+        replacing(path) as draft,
+        draft.open("w", encoding="utf-8", newline="") as file,
+    ):
+        return write(runs, file, path.suffix)
 
 
 def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
-    """Write runs into an open file; gives how many."""
+    """Write runs into an open file, and return their number."""
     count = 0
     rows = csv.writer(file, lineterminator="\n")
     if suffix == ".csv":

@@ -1,9 +1,8 @@
-"""Importing files into a run store: all of a file or, after an interruption, the rest of it.
+"""Imports of files into a run store, which continue after an interruption.
 
-A file is read twice. The first time it is checked, counted, and known by its runs, so that one that
-is wrong anywhere changes nothing. The second time its runs are written, in transactions of
-10,000, each with how far the import is: whatever is killed meanwhile, the next import of the same
-runs goes on from there.
+A file is read twice. The first time its runs are checked, counted and hashed, so that a file with
+an error anywhere changes nothing. The second time its runs are written in transactions of 10,000.
+Each transaction also records how many runs are done. An import that was killed continues there.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from sqlalchemy import Connection, select, update
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers import iterate_runs
+from wavecast.runs.readers.doubts import warn
 from wavecast.runs.readers.facts import Given
-from wavecast.runs.readers.text import warn
 from wavecast.runs.run import Run, identity
 from wavecast.runs.store.schema import imports
 from wavecast.runs.store.store import BATCH, RunStore, batches, insert
@@ -27,24 +26,26 @@ from wavecast.runs.store.store import BATCH, RunStore, batches, insert
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What importing a file did."""
+    """The result of importing one file."""
 
     file: str
     runs: int
+    """How many runs the file has."""
     new: int
-    """Of these, how many the store did not have."""
+    """How many of them the store did not have."""
     resumed_at: int = 0
-    """How many were passed over, because an import before had come so far."""
+    """How many runs an earlier, interrupted import had already added."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A file whose runs were all read once."""
+    """The result of reading a file for the first time."""
 
     key: str
+    """A hash of all runs."""
     count: int
     kept: tuple[Run, ...] | None
-    """The runs, when they are few."""
+    """The runs themselves, if they are few enough to keep."""
 
 
 def add_file(
@@ -56,19 +57,19 @@ def add_file(
     told: Callable[[str], None] = warn,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Imported:
-    """Add the runs of a file; what the store has of them already stays as it is.
+    """Add the runs of a file that the store does not have yet.
 
     Args:
-        store: to add to.
-        file: of any format that is read.
-        given: what the file does not say.
-        format: of the file, when it should not be found out.
-        told: what is doubtful, with file and line.
-        progress: told how many runs are written, of how many.
+        store: the store.
+        file: a log or table of a known format.
+        given: facts that the file does not say.
+        format: the format of the file; recognised if not given.
+        told: takes each warning, with file and line.
+        progress: takes the number of runs written so far and their total.
 
     Raises:
-        InvalidInput: the file cannot be read; the store is as it was.
-        StoreUnavailable: the database went away; import again when it is back.
+        InvalidInput: the file cannot be read; the store is unchanged.
+        StoreUnavailable: the database failed; import again when it is back.
     """
     checked = _check(iterate_runs(file, given, format=format, told=told))
     done, complete = _begin(store, file, checked, told)
@@ -81,10 +82,10 @@ def add_file(
     else:
         rest = ((identity(run), run) for run in islice(checked.kept, done, None))
     new, written = 0, done
-    for some in batches(rest):
-        written += len(some)
+    for batch in batches(rest):
+        written += len(batch)
         with store.writing() as connection:
-            new += insert(connection, some)
+            new += insert(connection, batch)
             _note(connection, checked.key, written, written == checked.count)
         progress(written, checked.count)
     return Imported(str(file), checked.count, new, done)
@@ -104,7 +105,7 @@ def _check(runs: Iterable[Run]) -> _Checked:
 
 
 def _same(runs: Iterable[Run], checked: _Checked, file: Path) -> Iterator[tuple[str, Run]]:
-    """The runs, as they were when they were checked, with their identities."""
+    """The runs with their identities; an error if they are not those that were checked."""
     digest, count = hashlib.sha256(), 0
     for run in runs:
         key = identity(run)
@@ -120,14 +121,14 @@ def _same(runs: Iterable[Run], checked: _Checked, file: Path) -> Iterator[tuple[
 def _begin(
     store: RunStore, file: Path, checked: _Checked, told: Callable[[str], None]
 ) -> tuple[int, bool]:
-    """How far an import of these runs came before, and whether to its end."""
+    """How many of these runs an earlier import added, and whether it was complete."""
     with store.writing() as connection:
-        found = connection.execute(
+        earlier = connection.execute(
             select(imports.c.rows, imports.c.complete).where(imports.c.id == checked.key)
         ).one_or_none()
-        if found is not None:
-            return int(found.rows), bool(found.complete)
-        before = connection.execute(
+        if earlier is not None:
+            return int(earlier.rows), bool(earlier.complete)
+        same_file = connection.execute(
             select(imports.c.id).where(imports.c.file == str(file)).limit(1)
         ).one_or_none()
         connection.execute(
@@ -135,13 +136,13 @@ def _begin(
                 id=checked.key, file=str(file), rows=0, complete=checked.count == 0
             )
         )
-    if before is not None:
-        told(f"{file}: was imported before, with other runs; those stay in the store, too")
+    if same_file is not None:
+        told(f"{file}: was imported before with other runs; these stay in the store, too")
     return 0, checked.count == 0
 
 
 def _note(connection: Connection, key: str, rows: int, complete: bool) -> None:
-    # Another process may import the same runs, and be further.
+    # Another process may be importing the same runs, and may have added more of them.
     connection.execute(
         update(imports)
         .where(imports.c.id == key, imports.c.rows < rows)

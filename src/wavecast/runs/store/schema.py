@@ -1,7 +1,7 @@
-"""The tables of a run store, by version: a store of an older version is brought up when opened.
+"""The tables of a run store. A store of an older version is upgraded when it is opened.
 
-1. runs
-2. inner modules of a run; imports, so that one that was interrupted goes on where it was
+Version 1: runs.
+Version 2: the inner modules of a run; imports, so that an interrupted one continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wavecast.errors import InvalidInput
 from wavecast.runs.store.database import reading, writing
 
 _metadata = MetaData()
-_number = BigInteger().with_variant(Integer, "sqlite")  # only so does SQLite number rows itself
+_number = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only with this type
 
 versions = Table("wavecast_schema", _metadata, Column("version", Integer, nullable=False))
 
@@ -64,10 +64,10 @@ imports = Table(
 
 
 def migrate(engine: Engine, name: str, to: int | None = None) -> None:
-    """Bring the tables to a version, by default the newest; all steps or none.
+    """Upgrade the tables to a version, by default the newest, in one transaction.
 
     Raises:
-        InvalidInput: a newer wavecast made the store.
+        InvalidInput: the store was made by a newer version of Wavecast.
     """
     newest = len(_STEPS)
     with reading(engine, name) as connection:
@@ -88,13 +88,13 @@ def migrate(engine: Engine, name: str, to: int | None = None) -> None:
 
 
 def version_of(connection: Connection) -> int:
-    """The version of the tables; 0 when there are none."""
+    """The version of the tables. 0 if there are none."""
     if not inspect(connection).has_table(versions.name):
         return 0
     return connection.execute(select(versions.c.version)).scalar_one_or_none() or 0
 
 
-# Steps are written out as they were: the tables above are of the newest version only.
+# Each upgrade is written out in SQL, because the tables above are of the newest version only.
 def _make(connection: Connection) -> None:
     number = (
         "BIGSERIAL PRIMARY KEY"

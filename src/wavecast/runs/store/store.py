@@ -1,4 +1,4 @@
-"""The run store: past runs in a database, each once, for many writers at a time."""
+"""The run store: past runs in a database, without duplicates, for many writers at a time."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from wavecast.runs.store import schema
 from wavecast.runs.store.database import connect, reading, writing
 
 BATCH = 10_000
-"""Runs of one transaction, and of one fetch."""
+"""How many runs are written in one transaction, and fetched at once."""
 _Item = TypeVar("_Item")
 NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules")
+"""The fields of a run that are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What adding runs did."""
+    """How many runs were added."""
 
     new: int
     known: int
-    """Runs that were there already; they count once."""
+    """How many runs the store already had."""
 
 
 class RunStore:
-    """Past runs in SQLite or PostgreSQL; a run added twice is there once.
+    """Past runs in SQLite or PostgreSQL. A run that is added twice is stored once.
 
     ```python
     with wavecast.RunStore() as store:
@@ -44,11 +45,11 @@ class RunStore:
     ```
 
     Args:
-        place: a file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE. Without it the
-            environment's WAVECAST_RUNS, or a file of the user's.
+        place: a file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE. The default is the
+            environment variable WAVECAST_RUNS, else a file in the user's data folder.
 
     Raises:
-        InvalidInput: the place is not a store, or one of a newer wavecast.
+        InvalidInput: the place is not a store, or the store of a newer version of Wavecast.
         MissingExtra: SQLAlchemy or PostgreSQL's driver is not installed.
         StoreUnavailable: the database does not answer.
     """
@@ -68,23 +69,23 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
         self._engine.dispose()
 
     def add(self, runs: Iterable[Run]) -> Added:
-        """Add runs, as many as there are, in transactions of 10,000; each of them whole or not.
+        """Add runs in transactions of 10,000, each of which is written as a whole or not at all.
 
         Raises:
-            InvalidInput: a run that cannot be true; its transaction and what follows is not added.
-            StoreUnavailable: the database went away; what was added before is there, and adding
-                the same runs again adds only what is missing.
+            InvalidInput: a run is impossible. Its transaction and later ones are not written.
+            StoreUnavailable: the database failed. Earlier transactions are written, and adding
+                the same runs again adds only the missing ones.
         """
         new = known = 0
-        for some in batches(runs):
-            rows = [_identified(run) for run in some]
+        for batch in batches(runs):
+            rows = [_identified(run) for run in batch]
             with self.writing() as connection:
                 added = insert(connection, rows)
-            new, known = new + added, known + len(some) - added
+            new, known = new + added, known + len(batch) - added
         return Added(new, known)
 
     def runs(
@@ -95,13 +96,13 @@ class RunStore:
         phase: str | None = None,
         last: int | None = None,
     ) -> Iterator[Run]:
-        """The runs, in the order in which they were added; never all in memory.
+        """The runs in the order in which they were added, fetched in batches.
 
         Args:
-            model: only of this model.
-            gpu: only of this GPU, as it is called in the runs.
+            model: only runs of this model.
+            gpu: only runs on this GPU, by its name in the runs.
             phase: only "training" or "testing".
-            last: only so many, those added last.
+            last: only so many of the runs that were added last.
         """
         table = schema.runs
         chosen = _where(select(*(table.c[name] for name in COLUMNS)), model, gpu, phase)
@@ -121,16 +122,17 @@ class RunStore:
         gpu: str | None = None,
         phase: str | None = None,
     ) -> dict[str, NDArray[np.float64]]:
-        """Numbers of the runs as arrays, eight bytes each: what a fit of a million runs takes.
+        """Numbers of the runs as arrays, for models fitted to millions of runs.
 
         Args:
-            columns: of NUMBERS; an unknown value is NaN.
-            model: only of this model.
-            gpu: only of this GPU.
+            columns: some of `NUMBERS`. Unknown values become NaN.
+            model: only runs of this model.
+            gpu: only runs on this GPU.
             phase: only "training" or "testing".
         """
         if other := set(columns) - set(NUMBERS):
-            raise InvalidInput(f"{', '.join(sorted(other))}: no numbers; those are {NUMBERS}")
+            known = ", ".join(NUMBERS)
+            raise InvalidInput(f"{', '.join(sorted(other))}: not a number of a run; choose {known}")
         table = schema.runs
         chosen = _where(select(*(table.c[name] for name in columns)), model, gpu, phase)
         parts = [
@@ -143,13 +145,13 @@ class RunStore:
     def count(
         self, *, model: str | None = None, gpu: str | None = None, phase: str | None = None
     ) -> int:
-        """How many runs there are."""
+        """The number of runs in the store, or of those that match."""
         chosen = _where(select(func.count()), model, gpu, phase)
         with reading(self._engine, self.name) as connection:
             return int(connection.execute(chosen).scalar_one())
 
     def writing(self) -> AbstractContextManager[Connection]:
-        """A transaction of this store: all of it is written, or nothing."""
+        """A transaction of this store, written as a whole or not at all."""
         return writing(self._engine, self.name)
 
     def _fetched(self, chosen: Select[Any]) -> Iterator[Sequence[Any]]:
@@ -158,11 +160,11 @@ class RunStore:
 
 
 def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
-    """Insert, within a transaction, the runs that are not there; how many those were.
+    """Insert the runs that the store does not have, and return how many those are.
 
     Args:
-        connection: with a transaction.
-        runs: that were checked, each with its identity.
+        connection: a connection within a transaction.
+        runs: checked runs, each with its identity.
     """
     rows = [
         {"id": key, **record(run), "seconds": float(run.seconds)} for key, run in dict(runs).items()
@@ -180,14 +182,14 @@ def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
 
 
 def batches(runs: Iterable[_Item]) -> Iterator[tuple[_Item, ...]]:
-    """The runs, as many at a time as one transaction takes."""
+    """The runs in tuples of the size of one transaction."""
     rest = iter(runs)
-    while some := tuple(islice(rest, BATCH)):
-        yield some
+    while batch := tuple(islice(rest, BATCH)):
+        yield batch
 
 
 def _insert_arrays() -> TextClause:
-    """One statement for many rows, a column an array: in PostgreSQL far faster than row by row."""
+    """One statement that inserts many rows from arrays, which is far faster in PostgreSQL."""
     kinds = {
         column.name: "double precision"
         if isinstance(column.type, Double)

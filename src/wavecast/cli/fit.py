@@ -1,4 +1,4 @@
-"""Commands that collect layer times, and fit models to them or to past runs."""
+"""`wavecast collect` and `fit`: models of your own, from layer times or from past runs."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from typing import Annotated
 import typer
 
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.regressing import DEFAULT_METHOD, MethodOption, fit_runs
-from wavecast.cli.screen import counted, print_json, telling
-from wavecast.errors import InvalidInput, MissingExtra
+from wavecast.cli.run_models import DEFAULT_METHOD, MethodOption, fit_runs
+from wavecast.cli.screen import counting_down, print_json, telling_stages
+from wavecast.errors import InvalidInput, needing_extra
 
 KINDS = "conv2d, lstm, bmm or linear"
 
 
 @app.command()
 def collect(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"{KINDS}.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to fill or continue.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"The kind of layer: {KINDS}.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write or continue.")],
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, help="Layers to measure in all.")
+        int, typer.Option("--count", "-n", min=1, help="How many layers to measure.")
     ] = 1000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the sample; the same on every GPU.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the sample; use the same on every GPU.")
+    ] = 0,
     device: Annotated[
         str, typer.Option("--device", help='"cuda", or "cpu" to try it out.')
     ] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure sampled layers on this machine's GPU, for `wavecast fit`.
+    """Measure sample layers on this machine's GPU.
 
-    Killed at any moment and started again, it goes on where it was.
+    `wavecast fit` fits a network to their times. If it is interrupted, start it again: it
+    continues where it stopped.
 
     \b
     wavecast collect linear --count 2000 -o linear-h200.csv
@@ -39,14 +42,12 @@ def collect(
 
     if device not in ("cuda", "cpu"):
         raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
-    try:
+    with needing_extra("collecting"):
         from wavecast.frameworks.pytorch.measurement.iteration import require_gpu
         from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
-    except ModuleNotFoundError as error:
-        raise MissingExtra("collecting needs torch: pip install 'wavecast[torch]'") from error
     if device == "cuda":
         require_gpu()
-    with counted(f"measuring {kind} layers", count) as update:
+    with counting_down(f"measuring {kind} layers", count) as update:
         rows = collect_layers(
             kind,
             seed,
@@ -67,9 +68,11 @@ def collect(
 def fit(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE...]", help="What wavecast collect wrote."),
+        typer.Argument(metavar="[FILE...]", help="Files that wavecast collect wrote."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The model (FILE.npz).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file for the model (FILE.npz).")
+    ] = None,
     runs: Annotated[
         str | None,
         typer.Option(
@@ -78,23 +81,28 @@ def fit(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Only runs of this model.")
+        str | None, typer.Option("--model", "-m", help="With --runs: only runs of this model.")
     ] = None,
-    phase: Annotated[str, typer.Option("--phase", help="training or testing runs.")] = "training",
+    phase: Annotated[
+        str, typer.Option("--phase", help="With --runs: training or testing.")
+    ] = "training",
     method: MethodOption = DEFAULT_METHOD,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Actual against predicted runs (FILE.svg).")
+        Path | None,
+        typer.Option("--plot", help="With --runs: plot actual against predicted (FILE.svg)."),
     ] = None,
     target: Annotated[
         str, typer.Option("--target", help="forward, backward or forward+backward.")
     ] = "forward+backward",
-    width: Annotated[int, typer.Option(help="Neurons of each layer.")] = 1024,
+    width: Annotated[int, typer.Option(help="Neurons of each hidden layer.")] = 1024,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 80,
-    device: Annotated[str, typer.Option("--device", help='"cpu" or "cuda".')] = "cpu",
+    device: Annotated[str, typer.Option("--device", help='Fit on "cpu" or "cuda".')] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Fit Habitat's network for one kind of layer on what was collected, on one or several GPUs;
-    or, with --runs, the time of whole runs on past ones.
+    """Fit a model to layer times or to past runs.
+
+    Layer times (from wavecast collect) are fitted by one of Habitat's networks; --runs fits the
+    time of whole runs.
 
     \b
     wavecast fit linear-h200.csv linear-t4.csv -o linear.npz
@@ -124,24 +132,23 @@ def _fit_layers(
     from wavecast.campaigns.layer_times import read_rows
     from wavecast.predictors.mlp.file import write_model
 
-    try:
+    with needing_extra("fitting"):
         from wavecast.frameworks.pytorch.mlp_fit import Recipe
-    except ModuleNotFoundError as error:
-        raise MissingExtra("fitting needs torch: pip install 'wavecast[torch]'") from error
     if out.suffix != ".npz" or not out.parent.is_dir():
         raise InvalidInput(f"a model is saved as FILE.npz in a folder that exists, not {out}")
     rows = [row for path in files for row in read_rows(path)]
-    recipe = Recipe(width=width, epochs=epochs, late_after=epochs // 2)
-    with telling() as told:
-        found = layer_fits.fit(rows, target, recipe, on=device, progress=told)
-    write_model(out, found.network, found.card)
+    with telling_stages() as told:
+        fitted = layer_fits.fit(rows, target, Recipe.sized(width, epochs), on=device, progress=told)
+    card = fitted.card
+    write_model(out, fitted.network, card)
     if as_json:
-        print_json(dict(found.card))
+        print_json(dict(card))
         return
-    card = found.card
     print(f"{out}: {card['kind']}, {target}, {card['rows']} layers on {', '.join(card['gpus'])}")
-    print(f"mean error on configurations left out: {card['configuration_error']} %")
+    print(f"mean error on layers not used in the fit: {card['configuration_error']} %")
     for gpu, percent in card["left_out"].items():
-        print(f"mean error on {gpu}, left out: {percent} %")
+        print(f"mean error on {gpu}, if it is not used in the fit: {percent} %")
     if not card["left_out"]:
-        print("one GPU: nothing is known about its error on others; collect on another one")
+        print(
+            "the error on other GPUs is unknown: all layers are from one GPU; collect on a second"
+        )

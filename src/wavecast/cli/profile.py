@@ -1,4 +1,4 @@
-"""The command that looks at where a step's time goes."""
+"""`wavecast profile`: where the time and memory of a step go."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import typer
 
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
-from wavecast.cli.measuring import measured_step
-from wavecast.cli.predicting import GraphOption, HostOption, OriginOption
-from wavecast.cli.screen import print_json, show
-from wavecast.cli.tracing import family_traces, gpus, trace_of
+from wavecast.cli.predict import GraphOption, HostOption, OriginOption
+from wavecast.cli.screen import print_json, show, width
+from wavecast.cli.steps import family_traces, measured_step, named_gpus, trace_of
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import Target, resolve
-from wavecast.report import record
+from wavecast.report import profiles as report
+from wavecast.report import records
 from wavecast.traces.step import Trace
 
 
@@ -24,7 +24,7 @@ def profile(
     more: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TRACE]...", help="Other measured traces of the same step, to join."
+            metavar="[TRACE]...", help="Further measured traces of the same step, to join with it."
         ),
     ] = None,
     gpu: Annotated[
@@ -39,51 +39,52 @@ def profile(
     kernels: Annotated[int, typer.Option("--kernels", help="How many kernels to list.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where a step's time and memory go: measured on this GPU, from a file, or predicted.
+    """Show where the time and memory of a step go.
+
+    The step is measured on this machine's GPU, read from a file, or predicted.
 
     \b
     wavecast profile resnet50 --batch 32                       (on a machine with a GPU)
     wavecast profile rank0.pt.trace.json.gz                    (a torch.profiler file)
-    wavecast profile kernels.json.gz counters.json.gz          (several looks at one step)
+    wavecast profile kernels.json.gz counters.json.gz          (two measurements of one step)
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
-    from wavecast.report import profiles
     from wavecast.steps.arguments import origin_of
     from wavecast.steps.profiling import profile_measured, profile_predicted
 
     if gpu and more:
-        raise InvalidInput("traces are joined where they were measured: leave --gpu out")
+        raise InvalidInput("only measured traces can be joined; leave --gpu out")
     if not gpu and (host is not None or cuda_graph):
-        raise InvalidInput("--host and --cuda-graph are for predictions: name a GPU (--gpu)")
+        raise InvalidInput("--host and --cuda-graph are for predictions; name a GPU (--gpu)")
 
     wanted = resolve(target, batch, precision)
     if gpu:
         traces = family_traces(wanted)
-        found = [
+        profiles = [
             profile_predicted(
                 wanted.name,
-                wavecast.predict(traces.on(each), each, host=host, graphed=cuda_graph),
+                wavecast.predict(traces.on(device), device, host=host, graphed=cuda_graph),
             )
-            for each in gpus(gpu)
+            for device in named_gpus(gpu)
         ]
     else:
         trace = _measured(wanted, more)
-        found = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
+        profiles = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
     if as_json:
-        print_json([record.profile(each) for each in found])
+        print_json([records.profile(step) for step in profiles])
     else:
-        show(profiles.profiles(wanted.name, found, kernels))
+        show(report.profiles(wanted.name, profiles, width(), kernels))
 
 
 def _measured(target: Target, more: list[str] | None) -> Trace:
-    """The measured step that a target is, or is measured as; joined with other looks at it."""
+    """The measured step of a target, joined with further measurements of it."""
     trace = target.trace or measured_step(target)
     if trace.measurement is None:
         raise InvalidInput(
-            f"{target.name} was traced, not measured: name a GPU to predict it for (--gpu)"
+            f"{target.name} was traced, not measured; name a GPU to predict it for (--gpu)"
         )
     if not more:
         return trace
     from wavecast.traces.joining import join
 
-    return join([trace, *(trace_of(resolve(each), None) for each in more)])
+    return join([trace, *(trace_of(resolve(name), None) for name in more)])

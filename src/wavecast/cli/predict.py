@@ -1,8 +1,7 @@
-"""The command that predicts."""
+"""`wavecast predict` and `extrapolate`: the time of a step on other GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -12,36 +11,36 @@ import typer
 
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, app
-from wavecast.cli.regressing import (
+from wavecast.cli.run_models import (
     DEFAULT_METHOD,
-    Asked,
     FromOption,
     MethodOption,
+    RunQuestion,
     predict_run,
 )
 from wavecast.cli.screen import print_json, show, width
-from wavecast.cli.tracing import family_traces, gpus, trace_of
+from wavecast.cli.steps import family_traces, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import FORMS, Target, resolve
-from wavecast.frameworks.tracing import depends_on_family
-from wavecast.hardware.device import Device
-from wavecast.hardware.families import family, family_of
-from wavecast.report import measured, record, text
-from wavecast.traces.step import Trace
+from wavecast.frameworks.tracing import kernels_of_other_families
+from wavecast.planning.choice import fastest_first, fitting_first
+from wavecast.report import predictions as report
+from wavecast.report import records
+from wavecast.steps.larger_batch import by_samples
 
 if TYPE_CHECKING:
     from wavecast import Prediction, Predictor, Scaler
 
 
 class By(StrEnum):
-    """What a breakdown is by."""
+    """The ways to break down the GPU's time."""
 
     OP = "op"
     MODULE = "module"
 
 
 class PredictorName(StrEnum):
-    """Who predicts the ops, or scales the measured ones."""
+    """The predictors of ops, and the scalers of measured ones, by name."""
 
     LEARNED = "learned"
     ATTAINABLE = "attainable"
@@ -53,59 +52,59 @@ class PredictorName(StrEnum):
 
 _GPU_HELP = 'A GPU to predict for; repeat for more, or "all".'
 GpuOption = Annotated[list[str], typer.Option("--gpu", "-g", help=_GPU_HELP)]
+GpusOption = Annotated[list[str] | None, typer.Option("--gpu", "-g", help=_GPU_HELP)]
 PredictorOption = Annotated[
     PredictorName | None,
     typer.Option(
         "--predictor",
-        help="Who predicts the ops (learned, attainable, roofline, mlp), or scales a measurement "
-        "(habitat, wave); the best one if not given.",
+        help="The predictor of op times (learned, attainable, roofline, mlp), or the method that "
+        "scales a measurement (habitat, wave); the most accurate one by default.",
     ),
 ]
 ModelOption = Annotated[
     list[Path] | None,
-    typer.Option("--model", help="Your own networks (wavecast fit) for mlp and habitat."),
+    typer.Option("--model", help="Your own networks (from wavecast fit) for mlp and habitat."),
 ]
 HostOption = Annotated[
     str | None,
     typer.Option(
         "--host",
         metavar="reference|mine|FILE",
-        help="Whose host issues the ops: the shipped reference, yours (wavecast calibrate), or a "
-        "file's. If not given, a measured step has its own host; others have yours if it was "
-        "calibrated, and the reference if not.",
+        help="The host that issues the ops: the shipped reference, yours (from wavecast "
+        "calibrate), or a file. By default a measured step keeps its own host; other steps use "
+        "yours if you calibrated it, else the reference.",
     ),
 ]
 FactorOption = Annotated[
-    float, typer.Option("--host-factor", help="How many times as long that host takes.")
+    float, typer.Option("--host-factor", help="Multiply all times of the host by this.")
 ]
 GraphOption = Annotated[
     bool,
-    typer.Option("--cuda-graph", help="The whole step is captured as a CUDA graph and replayed."),
+    typer.Option("--cuda-graph", help="Assume that the step is replayed as one CUDA graph."),
 ]
 OriginOption = Annotated[
     str | None,
-    typer.Option("--origin", help="The GPU of the measurement, if its name does not say."),
+    typer.Option("--origin", help="The GPU of the measurement, if the trace does not name it."),
 ]
-
-
 TargetOrModel = Annotated[
     str | None,
     typer.Argument(
         metavar="TARGET",
-        help=f"What to trace: {FORMS}. With --from: which model's runs.",
+        help=f"The training step: {FORMS}. With --from: the model of the past runs.",
         show_default=False,
     ),
 ]
-GpusOption = Annotated[list[str] | None, typer.Option("--gpu", "-g", help=_GPU_HELP)]
-ByOption = Annotated[By | None, typer.Option("--by", help="Break the GPU's time down, too.")]
+ByOption = Annotated[
+    By | None, typer.Option("--by", help="Also break the GPU's time down by op or module.")
+]
 IterationsOption = Annotated[
-    int | None, typer.Option("--iterations", "-n", help="With --from: of the run.")
+    int | None, typer.Option("--iterations", "-n", help="With --from: the length of the run.")
 ]
 CountOption = Annotated[
-    int | None, typer.Option("--gpus", help="With --from: more GPUs than were run.")
+    int | None, typer.Option("--gpus", help="With --from: more GPUs than the past runs used.")
 ]
 ModulesOption = Annotated[
-    int | None, typer.Option("--inner-modules", help="With --from: of a deeper network.")
+    int | None, typer.Option("--inner-modules", help="With --from: the depth of a deeper network.")
 ]
 PhaseOption = Annotated[str, typer.Option("--phase", help="With --from: training or testing.")]
 
@@ -141,11 +140,11 @@ def predict(
     wavecast predict alexnet --from runs.csv --batch 64 --iterations 90000
 
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
-    With --from, a whole run is predicted from past ones.
+    With --from, the time of a whole run is predicted from past runs.
     """
     if source is not None:
-        asked = Asked(batch, iterations, phase, method, count, gpu, inner_modules)
-        predict_run(source, target, asked, as_json)
+        question = RunQuestion(batch, iterations, phase, method, count, gpu, inner_modules)
+        predict_run(source, target, question, as_json)
         return
     if target is None:
         raise typer.BadParameter("Missing argument 'TARGET'; or predict --from past runs")
@@ -160,27 +159,25 @@ def predict(
         host_factor=host_factor,
         graphed=cuda_graph,
     )
-    found = _predicted(wanted, gpu, ask)
-    notes = _foreign_kernels(wanted, [each.device for each in found])
-    if as_json:
-        print_json(record.predictions(wanted.name, found, notes))
-        return
-    show(text.predictions(wanted.name, found, width(), notes))
-    for each in found if by is not None else ():
-        parts = each.by_op() if by is By.OP else each.by_module()
-        show(text.shares(f"{each.device.id}, by {by}", parts, each.gpu_s))
-
-
-def _predicted(
-    wanted: Target, names: list[str], ask: Callable[[Trace, Device], Prediction]
-) -> list[Prediction]:
-    """The step on each GPU, the fastest first where all were asked for."""
-    chosen = list(wavecast.devices()) if "all" in names else gpus(names)
     traces = family_traces(wanted)
-    found = [ask(traces.on(each), each) for each in chosen]
-    if "all" in names:
-        found.sort(key=lambda each: (each.fits is False, each.seconds))
-    return found
+    predictions = [ask(traces.on(device), device) for device in named_or_all_gpus(gpu)]
+    rows = fastest_first(predictions) if "all" in gpu else fitting_first(predictions)
+    _print(wanted, rows, by, as_json)
+
+
+def _print(target: Target, rows: list[Prediction], by: By | None, as_json: bool) -> None:
+    """Print predictions as JSON, or as a table and, if asked for, breakdowns."""
+    notes = []
+    if target.trace is not None:
+        gpus = [row.device for row in rows]
+        notes = kernels_of_other_families(target.name, target.trace, gpus)
+    if as_json:
+        print_json(records.predictions(target.name, rows, notes))
+        return
+    show(report.predictions(target.name, rows, width(), notes))
+    for row in rows if by is not None else ():
+        parts = row.by_op() if by is By.OP else row.by_module()
+        show(report.shares(f"{row.device.id}, by {by}", parts, row.gpu_s))
 
 
 @app.command()
@@ -191,69 +188,50 @@ def extrapolate(
     gpu: GpuOption,
     batch: Annotated[
         int,
-        typer.Option("--batch", "-b", help="What is asked for: samples, or the traces' own unit."),
+        typer.Option(
+            "--batch", "-b", help="The batch to predict: samples, or whatever the traces count."
+        ),
     ],
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict a batch that did not fit where the step was measured.
+    """Predict a step at a batch that is too large to measure.
+
+    The times at three or more smaller batches are extrapolated by a straight line.
 
     \b
     wavecast extrapolate b16.json.gz b32.json.gz b64.json.gz --batch 256 --gpu a100-sxm-80gb
     """
-    traces = {}
-    for target in targets:
-        trace = trace_of(resolve(target), None)
-        if trace.samples is None:
-            raise InvalidInput(
-                f"{target} does not say how many samples a step takes; measure or trace it with "
-                "--batch"
-            )
-        if trace.samples in traces:
-            raise InvalidInput(f"two of these traces have {trace.samples} {trace.unit} a step")
-        traces[trace.samples] = trace
-    chosen = list(wavecast.devices()) if "all" in gpu else gpus(gpu)
-    found = {
-        each: wavecast.extrapolate_batch(
-            {size: wavecast.predict(t, each, origin=origin) for size, t in traces.items()}, batch
+    traces = by_samples([(target, trace_of(resolve(target), None)) for target in targets])
+    answers = {
+        device: wavecast.extrapolate_batch(
+            {
+                samples: wavecast.predict(trace, device, origin=origin)
+                for samples, trace in traces.items()
+            },
+            batch,
         )
-        for each in chosen
+        for device in named_or_all_gpus(gpu)
     }
     if as_json:
-        print_json(record.larger_batches(found))
+        print_json(records.larger_batches(answers))
     else:
-        show(measured.larger_batches(found, next(iter(traces.values())).unit, width()))
-
-
-def _foreign_kernels(target: Target, chosen: list[Device]) -> list[str]:
-    """A warning where a saved trace has attention kernels that a GPU would not choose."""
-    trace = target.trace
-    if trace is None or trace.capability is None or not depends_on_family(trace):
-        return []
-    if trace.measurement is not None:  # scaled by what each GPU's own kernels would take
-        return []
-    others = [each.id for each in chosen if family(each) != family_of(trace.capability)]
-    if not others:
-        return []
-    names = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
-    made = ".".join(map(str, trace.capability))
-    return [
-        f"{target.name} has the attention kernels of compute capability {made}; {names} would "
-        "choose others: predict from the step itself"
-    ]
+        show(report.larger_batches(answers, next(iter(traces.values())).unit, width()))
 
 
 def _predictor(
     name: PredictorName | None, target: Target, precision: str | None, models: list[Path] | None
 ) -> Predictor | Scaler | None:
-    """Who answers; None: the library's choice."""
+    """The predictor that the options ask for. None: the library chooses."""
     if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
         raise InvalidInput("--model is for --predictor mlp or habitat")
     if target.trace is not None and precision is not None:
         from wavecast.predictors.mixed_precision import MixedPrecision
 
         if name is not None:
-            raise InvalidInput("--precision of a measured trace has its own predictor")
+            raise InvalidInput(
+                "--precision with a measured trace has its own predictor; leave --predictor out"
+            )
         return MixedPrecision.shipped(precision)
     match name:
         case None:

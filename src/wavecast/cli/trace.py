@@ -1,0 +1,152 @@
+"""`wavecast trace`, `measure` and `import`: three ways to the trace of a step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+import wavecast
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    OutOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    refuse_unwritable,
+)
+from wavecast.cli.screen import print_json, show, waiting
+from wavecast.cli.steps import measured_step, require_gpu, trace_of
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.targets import resolve
+from wavecast.hardware.families import family
+from wavecast.report import records
+from wavecast.report import traces as report
+from wavecast.traces.step import Trace
+
+
+@app.command()
+def trace(
+    target: TargetArgument,
+    out: OutOption = None,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", "-g", help="Choose the kernels of this GPU.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trace a training step, without a GPU.
+
+    \b
+    wavecast trace gpt2 --batch 8 --precision bf16 -o gpt2.json.gz
+    wavecast trace train.py:make_step
+    """
+    if out is not None:
+        refuse_unwritable(out)
+    device = wavecast.device(gpu) if gpu is not None else None
+    wanted = resolve(target, batch, precision)
+    if device is not None and wanted.trace is not None:
+        raise InvalidInput(
+            f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"
+        )
+    traced = trace_of(wanted, None if device is None else family(device))
+    _finish(wanted.name, traced, report.traced_step(wanted.name, traced), out, as_json)
+
+
+@app.command()
+def measure(
+    target: TargetArgument,
+    out: OutOption = None,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    warm_up: Annotated[int, typer.Option(help="Iterations to run before measuring.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(help="Iterations to measure; times are their median.")
+    ] = 10,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Count FLOPs and bytes of long kernels with ncu.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a training step on this machine's GPU.
+
+    \b
+    wavecast measure resnet50 --batch 64 -o resnet50.json.gz
+    wavecast predict resnet50.json.gz --gpu a100-sxm-80gb
+    """
+    if out is not None:
+        refuse_unwritable(out)
+    wanted = resolve(target, batch, precision)
+    measured = measured_step(wanted, warm_up=warm_up, repeats=repeats)
+    if counters:
+        from wavecast.frameworks import ncu
+
+        command = [sys.executable, "-m", "wavecast", "iterate", target]
+        command += [] if batch is None else ["--batch", str(batch)]
+        command += [] if precision is None else ["--precision", precision]
+        with waiting("counting with ncu"):
+            measured = ncu.with_counted_kernels(measured, command)
+    _finish(wanted.name, measured, report.measured_step(wanted.name, measured), out, as_json)
+
+
+@app.command(name="import")
+def import_(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file that torch.profiler wrote.")],
+    out: OutOption = None,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", help="The number of the ProfilerStep; a typical one by default."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="The number of samples in a step.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read a torch.profiler file as a measured trace.
+
+    \b
+    wavecast import rank0.pt.trace.json.gz -o rank0.json.gz
+    wavecast predict rank0.json.gz --gpu h100-sxm-80gb
+    """
+    if out is not None:
+        refuse_unwritable(out)
+    if batch is not None and batch < 1:
+        raise InvalidInput(f"the batch must be at least 1, not {batch}")
+    with waiting(f"reading {path}"):
+        measured = wavecast.read_kineto(path, step=step, samples=batch)
+    _finish(path.name, measured, report.measured_step(path.name, measured), out, as_json)
+
+
+@app.command(hidden=True)
+def iterate(
+    target: TargetArgument,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    warm_up: int = 3,
+) -> None:
+    """Run one iteration between cudaProfilerStart and Stop, for `measure --counters`."""
+    wanted = resolve(target, batch, precision)
+    if wanted.make_step is None:
+        raise InvalidInput(f"{target} is a trace; it cannot run")
+    require_gpu()
+    from wavecast.frameworks.pytorch.measurement.iteration import run_profiled
+
+    run_profiled(wanted.make_step(), warm_up)
+
+
+def _finish(
+    name: str, traced: Trace, shown: RenderableType, out: Path | None, as_json: bool
+) -> None:
+    """Save a trace if a file was named, then print it."""
+    if out is not None:
+        traced.save(out)
+    if as_json:
+        print_json({"target": name, **records.trace(traced)})
+        return
+    show(shown, None if out is None else Text(f"saved as {out}", style="dim"))

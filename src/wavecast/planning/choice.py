@@ -1,0 +1,17 @@
+"""The order in which GPUs are offered: those on which the step does not fit come last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from wavecast.steps.prediction import Prediction
+
+
+def fitting_first(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The predictions in their order, but those of GPUs with too little memory at the end."""
+    return sorted(predictions, key=lambda prediction: prediction.fits is False)
+
+
+def fastest_first(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The fastest GPUs first, but those with too little memory at the end."""
+    return fitting_first(sorted(predictions, key=lambda prediction: prediction.seconds))

@@ -1,0 +1,244 @@
+"""Predicted steps as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from wavecast.hardware.device import Device
+from wavecast.planning.prices import price
+from wavecast.report.tables import (
+    ANY_WIDTH,
+    Column,
+    fitting,
+    notes,
+    remarks,
+    table,
+    titled,
+    width_of,
+)
+from wavecast.report.units import (
+    UNKNOWN,
+    count,
+    duration,
+    memory,
+    or_unknown,
+    percent,
+    quantity,
+    time_range,
+)
+from wavecast.steps.larger_batch import LargerBatch
+from wavecast.steps.prediction import Prediction, Share
+
+_NAMES_SHOWN = 4
+_SOURCES = {
+    "learned": "learned (physics and fitted models)",
+    "attainable": "attainable (the share of peak rates that ops reach on measured GPUs)",
+    "roofline": "roofline (the peak rates of the data sheet)",
+    "mlp": "mlp (neural networks fitted to layer times)",
+    "wave scaling": "wave scaling (from the measured kernels)",
+}
+"""What the predictors' own names mean."""
+
+
+def predictions(
+    title: str, rows: Sequence[Prediction], width: int, hints: Iterable[str] = ()
+) -> RenderableType:
+    """One row for each GPU; a narrow terminal shows fewer columns.
+
+    Args:
+        title: what was predicted.
+        rows: the predictions, in the order in which they are shown.
+        width: columns of the terminal.
+        hints: further notes for the reader, one line each.
+    """
+    columns = _prediction_columns(rows)
+    if not all(_may_fit(row) for row in rows):
+        columns.append(_memory_column(rows, width - width_of(fitting(columns, ANY_WIDTH))))
+    styles = ["" if _may_fit(row) else "dim" for row in rows]
+    return titled(
+        title,
+        table(fitting(columns, width), styles),
+        "",
+        *_footnotes(rows),
+        *notes([*hints, *dict.fromkeys(note for row in rows for note in row.trace.notes)]),
+    )
+
+
+def _prediction_columns(rows: Sequence[Prediction]) -> list[Column]:
+    unit = rows[0].trace.unit
+    return [
+        Column("GPU", [row.device.id for row in rows], left=True),
+        Column("step", [duration(row.seconds) for row in rows]),
+        Column("range", [time_range(row.low_s, row.high_s) for row in rows], 1),
+        Column(f"{unit}/s", [or_unknown(row.throughput, count) for row in rows], 1),
+        Column("GPU busy", [_share_of_step(row, row.gpu_s) for row in rows], 5),
+        Column("host busy", [_share_of_step(row, row.host_s) for row in rows], 6),
+        Column("bound by", [row.bound_by for row in rows], 3, left=True),
+        Column("$/h", [hourly_price(row.device) for row in rows], 4),
+        Column(f"{unit}/$", [_per_dollar(row) for row in rows], 2),
+    ]
+
+
+def _memory_column(rows: Sequence[Prediction], room: int) -> Column:
+    """The GPUs whose memory is too small; with numbers where there is room for them."""
+    in_full = [
+        ""
+        if row.memory is None or _may_fit(row)
+        else f"does not fit: needs {memory(row.memory.needed_bytes)} "
+        f"of {memory(row.device.memory_bytes)}"
+        for row in rows
+    ]
+    if max(map(len, in_full)) + 3 <= room:
+        return Column("memory", in_full, left=True)
+    return Column("memory", [cell.partition(":")[0] for cell in in_full], left=True)
+
+
+def shares(title: str, parts: Iterable[Share], total_s: float, limit: int = 15) -> RenderableType:
+    """The parts of the GPU's time, longest first; parts beyond the limit are added up."""
+    rows = list(parts)
+    rest = rows[limit:]
+    if len(rest) > 1:
+        calls, seconds = sum(part.calls for part in rest), sum(part.gpu_s for part in rest)
+        rows = [*rows[:limit], Share(f"{len(rest)} others", calls, seconds)]
+    columns = [
+        Column("", [part.name for part in rows], left=True, folds=True),
+        Column("calls", [count(part.calls) for part in rows]),
+        Column("GPU time", [duration(part.gpu_s) for part in rows]),
+        Column("share", [percent(part.gpu_s / total_s if total_s else 0.0, 1) for part in rows]),
+    ]
+    return Group("", titled(title, table(columns)))
+
+
+def larger_batches(rows: Mapping[Device, LargerBatch], unit: str, width: int) -> RenderableType:
+    """The step time at a larger batch, extrapolated on each GPU."""
+    lines = list(rows.values())
+    columns = [
+        Column("GPU", [device.id for device in rows], left=True),
+        Column("step", [duration(line.seconds) for line in lines]),
+        Column("range", [time_range(line.low_s, line.high_s) for line in lines], 2),
+        Column(f"{unit}/s", [count(line.throughput) for line in lines], 1),
+        Column("fixed part", [duration(max(line.fixed_s, 0.0)) for line in lines], 3),
+        Column("per sample", [duration(max(line.per_sample_s, 0.0)) for line in lines], 4),
+    ]
+    first = lines[0]
+    sizes = ", ".join(map(str, first.points))
+    return titled(
+        f"a batch of {first.batch} {unit}, extrapolated from batches of {sizes}",
+        table(fitting(columns, width)),
+        "",
+        *remarks(
+            ["range: 90% range of the straight line; the error of each prediction is not in it"]
+        ),
+    )
+
+
+def hourly_price(device: Device) -> str:
+    """The price of a GPU in USD per hour, or `?`."""
+    offer = price(device)
+    return UNKNOWN if offer is None else f"{offer.usd_per_hour:.2f}"
+
+
+def _may_fit(prediction: Prediction) -> bool:
+    """Whether the step fits, or its memory is unknown: profiler files do not record it."""
+    return prediction.fits is not False
+
+
+def _footnotes(rows: Sequence[Prediction]) -> list[Text]:
+    warnings = [*_missing(rows), *_too_small(rows)]
+    lines = []
+    if all(row.throughput is None for row in rows):
+        lines.append("no throughput: how many samples a step takes is not known (give --batch)")
+    offers = [offer for row in rows if (offer := price(row.device)) is not None]
+    if offers:
+        newest = max(offer.date for offer in offers)
+        lines.append(f"$/h: cheapest known on-demand offer in USD per GPU, as of {newest}")
+    lines += [
+        f"op times: {_sources(rows)}",
+        f"host: {rows[0].host.name}",
+        "range: nine in ten steps lie in it"
+        if _calibrated(rows)
+        else "range: a rough estimate, not checked against measured steps",
+    ]
+    return [*(Text(warning, style="yellow") for warning in warnings), *remarks(lines)]
+
+
+def _too_small(rows: Sequence[Prediction]) -> list[str]:
+    too_small = [row.memory for row in rows if row.fits is False and row.memory is not None]
+    if not too_small:
+        return []
+    needed = memory(max(step_memory.needed_bytes for step_memory in too_small))
+    return [
+        f"too little memory: the training process needs up to {needed}; "
+        '"wavecast memory" shows what for'
+    ]
+
+
+def _calibrated(rows: Sequence[Prediction]) -> bool:
+    """Whether the ranges were calibrated on measured steps.
+
+    Only those of the learned models are, and only for steps that were traced, not measured.
+    """
+    return all(
+        row.pace is None and any(share.name.startswith("learned") for share in row.sources())
+        for row in rows
+    )
+
+
+def _sources(rows: Sequence[Prediction]) -> str:
+    """The predictors that answered, with their shares of the GPU's time where there are several."""
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        for source in row.sources():
+            shares.setdefault(source.name, []).append(source.gpu_s / (row.gpu_s or 1.0))
+    if not shares:
+        return "no predictor could answer"
+    if len(shares) == 1:
+        [name] = shares
+        return _SOURCES.get(name, name)
+
+    def share_range(values: list[float]) -> str:
+        low = min(values) if len(values) == len(rows) else 0.0
+        ends = dict.fromkeys((f"{100 * low:.0f}", f"{100 * max(values):.0f}"))
+        return "-".join(ends) + "%"
+
+    largest_first = sorted(shares.items(), key=lambda item: -max(item[1]))
+    return ", ".join(f"{name} {share_range(values)}" for name, values in largest_first)
+
+
+def _missing(rows: Sequence[Prediction]) -> list[str]:
+    """The ops without a prediction, and the GPUs concerned: GPUs have different units."""
+    gpus: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for row in rows:
+        if row.unpredicted:
+            gpus.setdefault(tuple(sorted(row.unpredicted.items())), []).append(row.device.id)
+    return [
+        f"ops without a prediction{'' if len(names) == len(rows) else f' on {_listed(names)}'}, "
+        f"counted as 0 s: {counted_ops(dict(missing))}"
+        for missing, names in gpus.items()
+    ]
+
+
+def counted_ops(calls: Mapping[str, int]) -> str:
+    """Names of ops with their number of calls: `aten.mm (2 calls)`."""
+    return ", ".join(
+        f"{name} ({number} call{'' if number == 1 else 's'})" for name, number in calls.items()
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+def _share_of_step(prediction: Prediction, seconds: float) -> str:
+    return percent(seconds / prediction.seconds) if prediction.seconds else UNKNOWN
+
+
+def _per_dollar(prediction: Prediction) -> str:
+    offer, rate = price(prediction.device), prediction.throughput
+    if offer is None or rate is None:
+        return UNKNOWN
+    return quantity(offer.per_usd(rate))

@@ -1,0 +1,115 @@
+"""Models fitted to past runs, forecasts and designs: tables in a terminal, and a plot."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Group, RenderableType
+
+from wavecast.predictors.base import Estimate
+from wavecast.regression.design import Design
+from wavecast.regression.end_to_end import RunModel
+from wavecast.report.tables import Column, table, titled
+from wavecast.report.units import long_duration, percent
+
+_SIDE, _MARGIN = 480, 56
+_MOST_POINTS = 2000
+
+
+def run_model(title: str, model: RunModel) -> RenderableType:
+    """The coefficients of a model with their ranges, and its errors on the fitted runs."""
+    coefficients = model.coefficients
+    columns = [
+        Column("feature", [c.feature for c in coefficients], left=True),
+        Column("seconds per unit", [f"{c.value:.4g}" for c in coefficients]),
+        Column("90% range", [f"{c.low:.3g} to {c.high:.3g}" for c in coefficients]),
+    ]
+    errors = model.errors
+    worst = errors[np.argmax(np.abs(errors))]
+    return titled(
+        title,
+        table(columns),
+        "",
+        f"mean error on these {len(errors)} runs {percent(model.mape, 1)}, largest error "
+        f"{worst:+.1%} (positive: predicted longer than it took)",
+    )
+
+
+def forecast(title: str, estimate: Estimate, notes: Sequence[str] = ()) -> RenderableType:
+    """The predicted time of a run."""
+    low, high = long_duration(estimate.low_s), long_duration(estimate.high_s)
+    return titled(
+        title,
+        f"{long_duration(estimate.seconds)}, 90% range {low} to {high}",
+        f"from {estimate.source}",
+        *notes,
+    )
+
+
+def design(chosen: Design) -> RenderableType:
+    """The runs that a design asks for, and how much they tell."""
+    runs = sorted(set(chosen.runs), key=lambda run: (run.gpus, run.batch, run.iterations))
+    several = any(run.gpus > 1 for run in runs)
+    columns = [
+        *([Column("GPUs", [str(run.gpus) for run in runs])] if several else []),
+        Column("batch", [str(run.batch) for run in runs]),
+        Column("iterations", [str(run.iterations) for run in runs]),
+        Column("repeats", [str(chosen.runs.count(run)) for run in runs]),
+        Column("takes about", [long_duration(run.seconds) for run in runs]),
+    ]
+    return Group(
+        table(columns),
+        "",
+        f"{len(chosen.runs)} runs, about {long_duration(chosen.cost_s)} of GPU time; "
+        f"the budget is {long_duration(chosen.budget_s)}",
+        f"{chosen.criterion}-efficiency {percent(chosen.efficiency)} "
+        "(100%: as good as any choice within the budget can be)",
+        "if single runs scatter by 1%, predictions over these batches and iterations scatter by "
+        f"{chosen.spread:.2g}% on average",
+    )
+
+
+def scatter_plot(title: str, model: RunModel) -> str:
+    """Actual against predicted seconds of the runs, as an SVG picture with logarithmic axes."""
+    actual, predicted = model.table.seconds, np.maximum(model.predicted, 1e-12)
+    step = -(-len(actual) // _MOST_POINTS)
+    pairs = list(zip(actual[::step], predicted[::step], strict=True))
+    low = math.floor(math.log10(min(min(pair) for pair in pairs)))
+    high = math.ceil(math.log10(max(max(pair) for pair in pairs)))
+    high = max(high, low + 1)
+    unit = (_SIDE - 2 * _MARGIN) / (high - low)
+
+    def place(seconds: float) -> float:
+        return _MARGIN + unit * (math.log10(seconds) - low)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIDE} {_SIDE}" '
+        'font-family="sans-serif" font-size="12">',
+        f"<title>{html.escape(title)}</title>",
+        f'<rect width="{_SIDE}" height="{_SIDE}" fill="white"/>',
+        f'<text x="{_SIDE / 2}" y="24" text-anchor="middle">{html.escape(title)}: mean error '
+        f"{percent(model.mape, 1)}</text>",
+        f'<path d="M{_MARGIN} {_SIDE - _MARGIN}L{_SIDE - _MARGIN} {_MARGIN}" stroke="#999"/>',
+    ]
+    for power in range(low, high + 1):
+        at, label = place(10.0**power), f"{10.0**power:g}"
+        parts.append(
+            f'<path d="M{at:.1f} {_SIDE - _MARGIN}V{_MARGIN}M{_MARGIN} {_SIDE - at:.1f}'
+            f'H{_SIDE - _MARGIN}" stroke="#ddd"/>'
+            f'<text x="{at:.1f}" y="{_SIDE - _MARGIN + 16}" text-anchor="middle">{label}</text>'
+            f'<text x="{_MARGIN - 6}" y="{_SIDE - at + 4:.1f}" text-anchor="end">{label}</text>'
+        )
+    parts += [
+        f'<circle cx="{place(x):.1f}" cy="{_SIDE - place(y):.1f}" r="3" fill="#3f51b5" '
+        'fill-opacity="0.6"/>'
+        for x, y in pairs
+    ]
+    parts.append(
+        f'<text x="{_SIDE / 2}" y="{_SIDE - 12}" text-anchor="middle">actual seconds</text>'
+        f'<text transform="translate(14 {_SIDE / 2}) rotate(-90)" text-anchor="middle">'
+        "predicted seconds</text></svg>"
+    )
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,117 @@
+"""Traced and measured steps as tables in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from wavecast import ops
+from wavecast.ops import Kind
+from wavecast.report.predictions import counted_ops, shares
+from wavecast.report.tables import Column, notes, remarks, table, titled
+from wavecast.report.units import count, duration, memory, percent, quantity
+from wavecast.steps.prediction import Share
+from wavecast.traces import overlap
+from wavecast.traces.step import Measurement, Phase, Role, Trace
+
+
+def traced_step(title: str, trace: Trace) -> RenderableType:
+    """The calls, FLOPs and memory traffic of a step by phase, and the ops without a formula."""
+    totals = ops.totals(trace)
+    calls = {phase: sum(call.phase is phase for call in trace) for phase in Phase}
+    rows = [
+        (str(phase), number, totals.by_phase.get(phase, ops.Cost()))
+        for phase, number in calls.items()
+        if number
+    ]
+    rows.append(("all", len(trace), totals.cost))
+    columns = [
+        Column("phase", [name for name, _, _ in rows], left=True),
+        Column("calls", [count(number) for _, number, _ in rows]),
+        Column("FLOPs", [quantity(cost.flops, "FLOP") for _, _, cost in rows]),
+        Column("memory traffic", [memory(cost.bytes) for _, _, cost in rows]),
+    ]
+    weights = sum(a.nbytes for a in trace.allocations if a.role is Role.PARAMETER)
+    lines = [
+        f"{len(trace.counts)} distinct ops; {count(totals.kernels)} calls launch kernels; "
+        f"weights {memory(weights)}; {trace.framework or 'framework unknown'}"
+    ]
+    if totals.unknown:
+        lines.append(f"ops without a formula for FLOPs and bytes: {counted_ops(totals.unknown)}")
+    return titled(title, table(columns), "", *map(Text, lines), *notes(trace.notes))
+
+
+def measured_step(title: str, trace: Trace) -> RenderableType:
+    """A measured step: its times, how they were measured, and the longest ops."""
+    kernels = [kernel for call in trace for kernel in call.kernels]
+    measured = trace.measurement or Measurement("")
+    rows = _times(measured, overlap.busy_s(kernels))
+    columns = [
+        Column("", [name for name, _, _ in rows], left=True),
+        Column("time", [time for _, time, _ in rows]),
+        Column("", [remark for _, _, remark in rows], left=True),
+    ]
+    lines = [
+        f"{measured.gpu or 'GPU unknown'}; {trace.framework or 'framework unknown'}; "
+        f"{measured.software or 'software unknown'}",
+        f"{count(len(kernels))} kernels in {count(len(trace))} calls; {_repeats(measured)}",
+        *_communication(trace),
+    ]
+    return titled(
+        title,
+        table(columns),
+        "",
+        *remarks(lines),
+        *notes(trace.notes),
+        shares("GPU time by op", _by_op(trace), sum(k.seconds for k in kernels), limit=10),
+    )
+
+
+def _times(measured: Measurement, busy_s: float) -> list[tuple[str, str, str]]:
+    """The times of a measured step, each with its name and a remark."""
+    rows = []
+    if measured.seconds:
+        how = "steady state" if measured.repeats > 1 else "one iteration"
+        rows.append(("iteration", duration(measured.seconds), how))
+    if measured.gpu_s is not None:
+        share = measured.gpu_s / measured.seconds if measured.seconds else None
+        remark = "" if share is None else f"{percent(share)} of the iteration"
+        rows.append(("GPU busy", duration(measured.gpu_s), remark))
+    if measured.host_s is not None:
+        remark = "time to issue the step, waiting not counted"
+        rows.append(("host busy", duration(measured.host_s), remark))
+    off = f"{busy_s / measured.gpu_s - 1:+.1%} from GPU busy" if measured.gpu_s else ""
+    rows.append(("sum of the kernels", duration(busy_s), off))
+    if measured.recorded_s and measured.seconds:
+        times = f"{measured.recorded_s / measured.seconds:.1f} times as long"
+        rows.append(("iteration while recorded", duration(measured.recorded_s), times))
+    return rows
+
+
+def _repeats(measured: Measurement) -> str:
+    if measured.repeats == 1:
+        return "one iteration"
+    return f"times are the median of {measured.repeats} iterations"
+
+
+def _communication(trace: Trace) -> list[str]:
+    collective = [ops.kind(call.op) is Kind.COLLECTIVE for call in trace]
+    pairs = list(zip(trace, collective, strict=True))
+    total = sum(kernel.seconds for call, is_it in pairs if is_it for kernel in call.kernels)
+    if not total:
+        return []
+    exposed = overlap.exposed_s(trace.calls, collective)
+    alone = sum(seconds for seconds, is_it in zip(exposed, collective, strict=True) if is_it)
+    return [f"communication: {duration(total)}, {duration(alone)} of it while nothing else ran"]
+
+
+def _by_op(trace: Trace) -> list[Share]:
+    calls: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    for call in trace:
+        if call.kernels:
+            name = call.op.base if call.op.base.startswith("aten.") else call.op.name[:60]
+            calls[name] = calls.get(name, 0) + 1
+            seconds[name] = seconds.get(name, 0.0) + sum(k.seconds for k in call.kernels)
+    by_op = (Share(name, calls[name], seconds[name]) for name in calls)
+    return sorted(by_op, key=lambda share: -share.gpu_s)

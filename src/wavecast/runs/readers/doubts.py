@@ -1,0 +1,48 @@
+"""Warnings about logs: what is wrong in a file, where, and what was done about it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wavecast.errors import DoubtfulInput
+
+MOST_TOLD = 10
+"""Warnings of one kind about one file that are given one by one. Further ones are counted."""
+
+
+def warn(doubt: str) -> None:
+    """Give a Python warning, a `DoubtfulInput`."""
+    warnings.warn(doubt, DoubtfulInput, stacklevel=2)
+
+
+@dataclass
+class Doubts:
+    """The warnings about one file, given as its problems are found."""
+
+    path: Path
+    told: Callable[[str], None] = warn
+    """The function that takes each warning."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many warnings of each kind there were."""
+
+    def tell(self, place: str, what: str, kind: str = "") -> None:
+        """Warn about a problem in the file.
+
+        Args:
+            place: where in the file: "line 12". Empty for the whole file.
+            what: the problem, and what was done about it.
+            kind: the problem without its details, under which many are counted; `what` if empty.
+        """
+        kind = kind or what
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if self.counts[kind] <= MOST_TOLD:
+            self.told(f"{self.path}: {place}: {what}" if place else f"{self.path}: {what}")
+
+    def close(self) -> None:
+        """Say how many further warnings there were of each kind."""
+        for kind, count in self.counts.items():
+            if count > MOST_TOLD:
+                self.told(f"{self.path}: {count - MOST_TOLD} more lines like this: {kind}")

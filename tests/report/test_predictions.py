@@ -1,0 +1,116 @@
+"""Predictions as tables: what they say, and how they fit every terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from made import call, mm, step, tensor, trace, unknown
+from shell import WIDTHS, shown
+
+import wavecast
+from wavecast.predictors.roofline import Roofline
+from wavecast.report import predictions as report
+from wavecast.report import records
+from wavecast.steps.prediction import Prediction, Share, predict
+from wavecast.traces.step import Op, Trace
+
+
+def predictions(made: Trace, *gpus: str) -> list[Prediction]:
+    return [predict(made, gpu, predictor=Roofline()) for gpu in gpus]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_predictions_fit_every_terminal_and_keep_gpu_and_step(width: int) -> None:
+    gpus = [gpu.id for gpu in wavecast.devices()]
+    lines = shown(report.predictions("step", predictions(step(), *gpus), width), width).splitlines()
+    assert max(map(len, lines)) <= width
+    heading = next(line for line in lines if line.startswith("GPU"))
+    assert heading.split()[:2] == ["GPU", "step"]
+    assert "…" not in "".join(lines)
+    assert {line.split()[0] for line in lines if line} >= set(gpus)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_gpu_that_is_too_small_is_marked_at_every_width(width: int) -> None:
+    rows = predictions(step(state_bytes=100 << 20), "t4", "l4", "a100-sxm-80gb")
+    out = shown(report.predictions("step", rows, width), width)
+    marked = [line for line in out.splitlines() if line.startswith("t4 ")]
+    assert "does not fit" in marked[0]
+    assert out.count("does not fit") == 1
+    assert "the training process needs up to" in " ".join(out.split())
+    if width == 200:
+        assert "does not fit: needs 20.4 GiB of 16.0 GiB" in marked[0]
+
+
+def test_memory_is_no_topic_where_everything_fits() -> None:
+    out = shown(report.predictions("step", predictions(step(), "t4", "l4"), 200))
+    assert "memory" not in out
+    assert "fit" not in out
+
+
+def test_what_is_not_predicted_is_said_once_for_all_gpus() -> None:
+    out = shown(report.predictions("step", predictions(step(), "t4", "l4"), 200))
+    assert "ops without a prediction, counted as 0 s: mine.secret.default (2 calls)\n" in out
+
+
+def test_what_only_some_gpus_cannot_do_names_them() -> None:
+    eights = tensor(64, 64, dtype="float8_e4m3fn")
+    product = Op("aten._scaled_mm", (eights, eights), (tensor(64, 64),))
+    rows = predictions(trace(call(mm()), call(product)), "t4", "v100-sxm-32gb", "h100-sxm-80gb")
+    out = shown(report.predictions("step", rows, 200))
+    said = "ops without a prediction on t4, v100-sxm-32gb, counted as 0 s: aten._scaled_mm (1 call)"
+    assert f"{said}\n" in out
+
+
+def test_a_step_without_any_prediction_is_still_a_table() -> None:
+    rows = predictions(trace(call(unknown()), samples=4), "t4")
+    out = shown(report.predictions("step", rows, 200))
+    assert "ops without a prediction, counted as 0 s" in out
+    assert "op times: no predictor could answer" in out
+
+
+def test_without_samples_there_is_no_throughput_but_a_hint() -> None:
+    out = shown(report.predictions("step", predictions(step(samples=None), "l4"), 200))
+    assert "samples/s" not in out
+    assert "samples/$" not in out
+    assert "(give --batch)" in out
+
+
+def test_only_ranges_of_the_learned_predictor_are_said_to_be_calibrated() -> None:
+    learned, roofline = [predict(step(), "l4")], predictions(step(), "l4")
+    assert "range: nine in ten steps lie in it" in shown(report.predictions("s", learned, 200))
+    assert "range: a rough estimate" in shown(report.predictions("s", roofline, 200))
+
+
+def test_notes_of_all_traces_are_shown_and_counted_when_many() -> None:
+    notes = [f"upper bound: number {i}" for i in range(8)]
+    first = dataclasses.replace(step(), notes=tuple(notes[:4]))
+    second = dataclasses.replace(step(), notes=tuple(notes[2:]))
+    rows = predictions(first, "l4") + predictions(second, "t4")
+    out = shown(report.predictions("step", rows, 200, ["read me"]))
+    assert "note: read me\n" in out
+    assert [f"note: {note}\n" in out for note in notes] == [True] * 4 + [False] * 4
+    assert "note: and 4 more (--json lists all)" in out
+
+
+def test_a_breakdown_sums_up_what_it_does_not_list() -> None:
+    parts = [Share(f"op{i}", 1, float(100 - i)) for i in range(40)]
+    out = shown(report.shares("by op", parts, sum(part.gpu_s for part in parts), limit=10))
+    assert "25 others" not in out
+    assert "30 others" in out
+    shares = [float(line.split()[-1].rstrip("%")) for line in out.splitlines() if "%" in line]
+    assert sum(shares) == pytest.approx(100, abs=0.6)
+
+
+def test_names_with_brackets_are_shown_as_they_are() -> None:
+    out = shown(report.shares("by module", [Share("net[bold].layers[0]", 1, 1.0)], 1.0))
+    assert "net[bold].layers[0]" in out
+
+
+def test_records_are_plain_data_for_every_gpu() -> None:
+    for prediction in predictions(step(), *(gpu.id for gpu in wavecast.devices())):
+        record = json.loads(json.dumps(records.prediction(prediction), allow_nan=False))
+        assert record["gpu"] == prediction.device.id
+        assert (record["usd_per_hour"] is None) == (record["price"] is None)
