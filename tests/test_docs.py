@@ -215,6 +215,13 @@ def test_the_decision_records_are_one_link_away() -> None:
     assert "adr/index.md" in (ROOT / "docs" / "concepts" / "architecture.md").read_text()
 
 
+def test_every_appendix_is_linked_from_a_page() -> None:
+    pages = [page for page in PAGES if page.parent.name != "appendix"]
+    linked = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    for page in (ROOT / "docs" / "appendix").glob("*.md"):
+        assert f"appendix/{page.name}" in linked, page.name
+
+
 def test_the_architecture_page_has_the_rooms_in_their_order() -> None:
     from test_architecture import HOUSES
 
