@@ -9,7 +9,7 @@ import wavecast as wc
 
 
 def main() -> None:
-    """Trace once, predict on each GPU, and say where the time goes on the last."""
+    """Trace once, then predict on each GPU."""
     trace = wc.trace(make_step, samples=256)
     print(f"{len(trace)} operator calls, {len(trace.counts)} of them different\n")
     for name in ("a100-sxm-80gb", "h100-sxm-80gb", "l4"):

@@ -1,6 +1,6 @@
-"""Is the bigger GPU always better? Habitat's second case study (Yu et al., ATC 2021), and today's.
+"""Is the bigger GPU always better? Habitat's second case study (Yu et al., ATC 2021).
 
-There: is a V100 worth its price over a 2080 Ti, for DCGAN? Now also: what do newer ones bring?
+Is a V100 worth its price over a 2080 Ti, for DCGAN? And how much faster are newer GPUs?
 
 python examples/is_bigger_better.py [TRACE...]    traces of `wavecast measure`; ours if none
 """
@@ -18,8 +18,8 @@ OTHERS = ("v100-sxm-16gb", "rtx-4090", "a100-sxm-80gb", "h100-sxm-80gb")
 
 def main(paths: Sequence[str] = ()) -> None:
     """Print a table for each trace."""
-    found = [wc.load_trace(p) for p in paths or (OURS / f"dcgan-b{b}.json.gz" for b in (64, 128))]
-    for trace in sorted(found, key=lambda trace: trace.samples or 0):
+    traces = [wc.load_trace(p) for p in paths or (OURS / f"dcgan-b{b}.json.gz" for b in (64, 128))]
+    for trace in sorted(traces, key=lambda trace: trace.samples or 0):
         compare(trace)
     offers = [offer for gpu in OTHERS if (offer := wc.price(gpu))]
     print(f"$/h: cheapest on demand as of {max(offer.date for offer in offers)}; ?: no offer known")
@@ -27,7 +27,7 @@ def main(paths: Sequence[str] = ()) -> None:
 
 
 def compare(trace: wc.Trace) -> None:
-    """Print what each GPU makes of a step: how much faster than the first, for what price."""
+    """Print the time of a step on each GPU, its speed-up over the first GPU, and its price."""
     predictions = [wc.predict(trace, gpu) for gpu in (FIRST, *OTHERS)]
     where = trace.measurement.gpu if trace.measurement else "no GPU"
     print(f"batch {trace.samples}, measured on {where}\n")
@@ -41,7 +41,7 @@ def compare(trace: wc.Trace) -> None:
 
 
 def cost(p: wc.Prediction) -> str:
-    """The price of an hour, and thousands of samples for a dollar."""
+    """The price of an hour, and thousands of samples per dollar."""
     offer = wc.price(p.device)
     if offer is None or p.throughput is None:
         return f"{'?':>7}{'?':>9}"

@@ -1,6 +1,6 @@
-"""Which GPU to rent? Habitat's first case study (Yu et al., ATC 2021), with today's GPUs as well.
+"""Which GPU should you rent? Habitat's first case study (Yu et al., ATC 2021), with today's GPUs.
 
-You have one GPU and measured GNMT on it at three batches. What would others do, for how much?
+GNMT was measured on one GPU at three batches. How fast are other GPUs, and what do they cost?
 
 python examples/rent_a_gpu.py [TRACE...]    traces of `wavecast measure`; ours if none is given
 """
@@ -18,7 +18,7 @@ TODAYS = ("l4", "rtx-4090", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm")
 
 
 class Row(NamedTuple):
-    """A GPU that is for rent: samples per second by batch; at the best, samples per dollar."""
+    """A GPU for rent: samples per second at each batch, and per dollar at the best batch."""
 
     gpu: str
     offer: wc.Price
@@ -29,9 +29,9 @@ class Row(NamedTuple):
 
 
 def main(paths: Sequence[str] = ()) -> None:
-    """Predict throughput on each GPU, and order them by what a dollar buys."""
-    found = [wc.load_trace(path) for path in paths or OURS.glob("gnmt-b*.json.gz")]
-    traces = sorted(found, key=lambda trace: trace.samples or 0)
+    """Predict the throughput on each GPU, and order GPUs by samples per dollar."""
+    loaded = [wc.load_trace(path) for path in paths or OURS.glob("gnmt-b*.json.gz")]
+    traces = sorted(loaded, key=lambda trace: trace.samples or 0)
     rows = [row for gpu in (*PAPERS_PRICES, *TODAYS) if (row := rented(gpu, traces))]
     rows.sort(key=lambda row: -row.per_usd)
     where = traces[0].measurement.gpu if traces[0].measurement else "no GPU"
@@ -53,15 +53,15 @@ def main(paths: Sequence[str] = ()) -> None:
 
 
 def rented(gpu: str, traces: Sequence[wc.Trace]) -> Row | None:
-    """What a GPU does and costs; None if nobody is known to rent it out."""
+    """The throughput and the price of a GPU; None if no offer is known."""
     offer = wc.price(gpu)
     if offer is None:
         return None
-    found = [wc.predict(trace, gpu) for trace in traces]
-    best = max(found, key=lambda p: p.throughput or 0.0)
+    predictions = [wc.predict(trace, gpu) for trace in traces]
+    best = max(predictions, key=lambda p: p.throughput or 0.0)
     samples = best.trace.samples or 0
     ends = [offer.per_usd(samples / s) for s in (best.seconds, best.high_s, best.low_s)]
-    return Row(gpu, offer, [p.throughput or 0.0 for p in found], *ends)
+    return Row(gpu, offer, [p.throughput or 0.0 for p in predictions], *ends)
 
 
 if __name__ == "__main__":

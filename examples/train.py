@@ -1,4 +1,4 @@
-"""A training step as one writes it for a GPU: nothing in this file knows about wavecast.
+"""An ordinary training step for a GPU. Nothing in this file was written for wavecast.
 
 wavecast predict examples/train.py:make_step --batch 256 --gpu h100-sxm-80gb --gpu l4
 """

@@ -113,12 +113,12 @@ def test_shown_commands_are_understood(command: str, monkeypatch: pytest.MonkeyP
     word, *arguments = shlex.split(command)
     group = get_command(app)
     assert word in group.commands, f"there is no command {word}"  # type: ignore[attr-defined]
-    found: typer.core.TyperCommand = group.commands[word]  # type: ignore[attr-defined]
-    while hasattr(found, "commands"):  # a command of a group
+    shown: typer.core.TyperCommand = group.commands[word]  # type: ignore[attr-defined]
+    while hasattr(shown, "commands"):  # a command of a group
         word, *arguments = arguments
-        assert word in found.commands, f"there is no command {word}"
-        found = found.commands[word]
-    context = found.make_context(word, arguments)
+        assert word in shown.commands, f"there is no command {word}"
+        shown = shown.commands[word]
+    context = shown.make_context(word, arguments)
     gpus = context.params.get("gpu") or context.params.get("names") or ()
     for gpu in [gpus] if isinstance(gpus, str) else gpus:
         assert gpu == "all" or gpu.endswith(".toml") or wavecast.device(gpu)

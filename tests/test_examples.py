@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 TRACES = ROOT / "examples" / "traces"
 MADE = re.compile(r"<!-- output: python -m (examples\.\w+) -->\n```text\n(.*?)```", re.DOTALL)
 PAPERS_SPEEDUP = 1.1
-"""Of a V100 over a 2080 Ti, DCGAN: the second case study of Yu et al., ATC 2021."""
+"""The speed-up of a V100 over a 2080 Ti for DCGAN: the second case study of Yu et al., ATC 2021."""
 SHOWN = [
     pytest.param(module, shown, id=f"{page.name}: {module}")
     for page in sorted((ROOT / "docs").rglob("*.md"))
@@ -29,7 +29,7 @@ def example(name: str) -> Any:
 
 
 def ran(*command: str) -> subprocess.CompletedProcess[str]:
-    """A script as a reader would run it, from somewhere else."""
+    """Run a script from another folder, as a reader might."""
     return subprocess.run(
         [sys.executable, *command],
         capture_output=True,
@@ -70,22 +70,22 @@ def test_the_gpu_to_rent_is_the_papers_at_the_papers_prices(
     assert "at the paper's prices: t4 " in capsys.readouterr().out
 
 
-def test_a_gpu_that_nobody_rents_out_is_left_out() -> None:
+def test_a_gpu_without_an_offer_is_left_out() -> None:
     assert example("rent_a_gpu").rented("rtx-2080-ti", ()) is None
 
 
 @pytest.fixture
 def speedups(capsys: pytest.CaptureFixture[str]) -> list[float]:
-    """Of a V100 over a 2080 Ti, at both batches."""
+    """The speed-ups of a V100 over a 2080 Ti at both batches."""
     example("is_bigger_better").main()
     out = capsys.readouterr().out
-    found = [float(x) for x in re.findall(r"^v100-sxm-16gb +[\d.]+ ms +([\d.]+)x", out, re.M)]
-    assert len(found) == 2
-    return found
+    ratios = [float(x) for x in re.findall(r"^v100-sxm-16gb +[\d.]+ ms +([\d.]+)x", out, re.M)]
+    assert len(ratios) == 2
+    return ratios
 
 
 def test_a_v100_is_little_better_than_a_2080_ti_as_in_the_paper(speedups: list[float]) -> None:
-    assert all(1.0 < each < 1.3 for each in speedups)
+    assert all(1.0 < speedup < 1.3 for speedup in speedups)
 
 
 def test_the_speed_up_is_as_near_to_the_papers_as_steps_are(
