@@ -20,9 +20,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import wavecast
+from lab import needs
 from lab.fit.learned import fitted_without, rows_of
 from lab.measured.comparison import read
-from lab.measured.op_data import OpRow
+from lab.measured.op_row import OpRow
 from lab.measured.public_steps import neusight
 from lab.measured.public_steps.case import Traces
 from wavecast import Device, ops
@@ -78,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--products", type=int, default=PRODUCTS, help="that stand in for one")
     given = parser.parse_args()

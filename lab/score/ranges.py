@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 
 import wavecast
+from lab import needs
 from lab.fit.generations import LeftOut
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import read
@@ -183,7 +184,7 @@ def _share(scores: Sequence[Score], wanted: tuple[float, float]) -> float:
 def main(given: Sequence[str] | None = None) -> None:
     """Predict, write, show."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
     parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
     args = parser.parse_args(given)
