@@ -87,7 +87,9 @@ def main() -> None:
     gains: dict[str, float] = {}
     fit = lru_cache(partial(fitted_without, data=given.data, cache=given.cache))
     cases = [c for c in neusight.cases(given.data / "neusight") if "compiled" not in c.set]
-    for case, trace in read(cases, Traces(given.cache)):
+    traces = Traces(given.cache)
+    traces.make_missing(cases)
+    for case, trace in read(cases, traces):
         plain, learned = wavecast.device(case.gpu), fit(case.gpu)
         if case.gpu not in gains:
             some = products(case.gpu, given.data)[: given.products]

@@ -115,7 +115,9 @@ def main() -> None:
     warnings.simplefilter("ignore")  # of models that are older than their library
     every = [*own_steps.cases(), *public_steps.cases(given.data)]
     cases = [case for case in every if case.set.startswith(SETS)]
-    traced = read(cases, Traces(given.cache))
+    traces = Traces(given.cache)
+    traces.make_missing(cases)
+    traced = read(cases, traces)
     text = "\n".join(table(list(played(traced, LeftOut(given.data, given.cache)))))
     print(text)
     if given.write:

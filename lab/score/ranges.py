@@ -85,7 +85,9 @@ def published(data: Path, cache: Path) -> Iterator[Score]:
     """Published steps, chips left out; compiled ones are other steps than we trace."""
     left_out = LeftOut(data, cache)
     cases = [case for case in public_steps.cases(data) if "compiled" not in case.set]
-    for case, trace in read(cases, Traces(cache)):
+    traces = Traces(cache)
+    traces.make_missing(cases)
+    for case, trace in read(cases, traces):
         predictor = (left_out.aged if case.old else left_out)(case.gpu)
         found = wavecast.predict(trace, case.gpu, predictor=predictor, host="reference")
         ratio = case.measured_s / found.seconds
