@@ -15,7 +15,7 @@ from lab.measured.profiler_cost import STEPS, before_and_after_s
 
 def table() -> Iterator[str]:
     """A line for each step."""
-    yield "| step | nothing has looked | a profiler has run before | times as long |"
+    yield "| step | no profiler | a profiler ran before | times as long |"
     yield "|---|---:|---:|---:|"
     for name in STEPS:
         before_s, after_s = before_and_after_s(name)
