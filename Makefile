@@ -32,9 +32,10 @@ docs: $(READY) ## the site, strictly, into site/
 
 check: lint types test docs ## everything CI runs
 
-bench: $(READY) ## the benchmarks there are, and our own speed
-	@for file in benchmarks/*.py; do \
-	  grep -q __main__ $$file && echo "python -m benchmarks.$$(basename $$file .py)"; done; true
+bench: $(READY) ## list the fits and the commands that score, and time wavecast itself
+	@$(BIN)/python -m lab --list
+	@for file in lab/score/*.py; do \
+	  grep -q __main__ $$file && echo "python -m lab.score.$$(basename $$file .py)"; done; true
 	$(BIN)/python -m lab.score.speed
 
 outputs: $(READY) ## rewrite the command output that the documents show

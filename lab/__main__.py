@@ -1,15 +1,15 @@
-"""From measurements to everything that ships fitted: data/models and data/hosts.
+"""Make every fitted file that ships again, from the measurements: data/models and data/hosts.
 
-    python -m lab --data FOLDER [--cache FOLDER]       all of it, in order
+    python -m lab --data FOLDER [--cache FOLDER]       all of them, in order
     python -m lab learned generations --data FOLDER    these, in the same order
-    python -m lab --list                               what there is
+    python -m lab --list                               the fits, what they read and write
 
-FOLDER of `--data` has the public tables, each in a folder of its own (`--list` says which).
-That of `--cache` keeps what takes long: traces of published steps, fits with GPUs left out, the
-networks as they are fitted. Our own measurements are in the repository. Seeds are fixed, and cards
-have hashes of the data: the same data give the same files, but for the date on a card. The networks
-(`mlp`) are fitted on a GPU where there is one, whose sums differ in the last digits; on a CPU they
-take hours.
+`--data` names the folder of the public tables, each set in a folder of its own (docs/sources.md).
+`--cache` names a folder that keeps what takes long: traces of published steps, fits with GPUs left
+out, the networks as they are fitted. Our own measurements are in the repository. Seeds are fixed,
+and cards have hashes of the data: the same data give the same files, but for the date on a card.
+The networks (`mlp`) are fitted on a GPU if there is one, whose sums differ in the last digits; on a
+CPU they take hours.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.needs import OPS_AND_STEPS, SINGLE_OPS, check_tables
 from lab.places import H200, ROOT
 
 SHIPPED = ROOT / "src" / "wavecast" / "data"
 LAYERS = H200 / "layers"
-CACHE = ROOT / ".cache" / "training"
-SINGLE_OPS = ("neusight", "kernels", "deepbench")
-STEPS = ("neusight", "timm", "lambda", "nvidia", "torchcnn")
+CACHE = ROOT / ".cache" / "lab"
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where a fit reads, and keeps what takes long."""
+    """Where a fit finds the public tables, and where it keeps what takes long."""
 
     data: Path
     cache: Path
@@ -42,21 +41,21 @@ class Folders:
 
 @dataclass(frozen=True)
 class ShippedFit:
-    """One step on the way from data to weights."""
+    """A fit that writes files of the package."""
 
     name: str
     about: str
     run: Callable[[Folders], None]
     files: tuple[str, ...] = ()
-    """What it writes, as patterns within `SHIPPED`."""
+    """The files that it writes, as patterns within `SHIPPED`."""
     tables: tuple[str, ...] = ()
-    """Folders of public data that it reads."""
+    """The sets of public tables that it reads."""
 
 
 def _attainable(folders: Folders) -> None:
     from lab.fit import attainable
 
-    attainable.main([str(folders.data)])
+    attainable.main(["--data", str(folders.data)])
 
 
 def _mlp(folders: Folders) -> None:
@@ -97,16 +96,16 @@ def _generations(folders: Folders) -> None:
     generations.main(["--data", str(folders.data), "--cache", str(folders.cache)])
 
 
+def _kernel_counts(_: Folders) -> None:
+    from lab.fit import kernel_counts
+
+    kernel_counts.main()
+
+
 def _host(_: Folders) -> None:
     from lab.fit import host
 
     host.main()
-
-
-def _host_reference(_: Folders) -> None:
-    from lab.fit import host_reference
-
-    host_reference.main()
 
 
 def _ranges(folders: Folders) -> None:
@@ -117,6 +116,12 @@ def _ranges(folders: Folders) -> None:
 
 FITS = (
     ShippedFit(
+        "kernel_counts",
+        "how many kernels an op launches",
+        _kernel_counts,
+        ("models/kernel_counts.toml",),
+    ),
+    ShippedFit(
         "attainable",
         "shares of the roofline that ops attain",
         _attainable,
@@ -126,7 +131,7 @@ FITS = (
     ShippedFit("mlp", "Habitat's networks", _mlp, ("models/mlp-*",), ("neusight", "deepbench")),
     ShippedFit(
         "workspaces",
-        "what cuDNN takes as workspace",
+        "the workspace that cuDNN takes for convolutions",
         _workspaces,
         ("models/workspaces.toml",),
     ),
@@ -140,16 +145,15 @@ FITS = (
     ShippedFit("grouped", "the kernel for grouped products", _grouped, ("models/grouped.toml",)),
     ShippedFit(
         "generations",
-        "what whole steps say of generations of GPUs",
+        "constants of GPU generations, from whole steps",
         _generations,
         ("models/generations.toml",),
-        tuple(dict.fromkeys((*SINGLE_OPS, *STEPS))),
+        OPS_AND_STEPS,
     ),
-    ShippedFit("host", "costs of issuing: prints those for timeline.REFERENCE_HOST", _host),
     ShippedFit(
-        "host_reference",
-        "the host benchmark on the reference host",
-        _host_reference,
+        "host",
+        "costs and benchmark times of the reference host",
+        _host,
         ("hosts/reference.toml",),
     ),
     ShippedFit(
@@ -157,17 +161,17 @@ FITS = (
         "how wide the ranges of steps are",
         _ranges,
         ("models/ranges.toml",),
-        tuple(dict.fromkeys((*SINGLE_OPS, *STEPS))),
+        OPS_AND_STEPS,
     ),
 )
-"""In the order in which one needs another."""
+"""In this order, because later fits use the files of earlier ones."""
 
 
 def chosen(names: Sequence[str], known: Sequence[ShippedFit] = FITS) -> list[ShippedFit]:
-    """The fits of these names, in their order; all where none is named.
+    """The fits with these names, in the order of `known`; all of them if no name is given.
 
     Raises:
-        ValueError: a name that is none of a fit, said with the nearest.
+        ValueError: there is no fit with that name; the message has the nearest.
     """
     all_names = [fit.name for fit in known]
     for name in names:
@@ -179,44 +183,36 @@ def chosen(names: Sequence[str], known: Sequence[ShippedFit] = FITS) -> list[Shi
 
 
 def check_data(fits: Sequence[ShippedFit], data: Path | None) -> None:
-    """That the tables are there, before anything is fitted.
+    """Check that the public tables are there, before anything is fitted.
 
     Raises:
-        ValueError: no folder was given, or what it lacks.
+        ValueError: no folder was given, or it lacks a table.
     """
-    needed = {table: fit.name for fit in reversed(fits) for table in fit.tables}
-    if not needed:
-        return
-    who = ", ".join(fit.name for fit in fits if fit.tables)
-    if data is None:
-        raise ValueError(f"{who}: read public tables; give their folder with --data")
-    if not data.is_dir():
-        raise ValueError(f"--data {data} is not a folder; {who} read public tables from it")
-    missing = [f"{name} (for {fit})" for name, fit in needed.items() if not (data / name).is_dir()]
-    if missing:
-        raise ValueError(f"--data {data} lacks the folders {', '.join(sorted(missing))}")
+    needed = {table for fit in fits for table in fit.tables}
+    check_tables(data, needed, ", ".join(fit.name for fit in fits if fit.tables))
 
 
 def contents(fit: ShippedFit, shipped: Path) -> dict[str, str]:
-    """A hash of each file of a fit, but for the date of a card."""
-    found = {}
+    """A hash of each file that a fit writes, without the date of a card."""
+    digests = {}
     for path in sorted(path for pattern in fit.files for path in shipped.glob(pattern)):
         lines = path.read_bytes().split(b"\n")
         if path.suffix == ".toml":
             lines = [line for line in lines if not line.startswith(b"fitted = ")]
-        found[path.relative_to(shipped).as_posix()] = hashlib.sha256(b"\n".join(lines)).hexdigest()
-    return found
+        name = path.relative_to(shipped).as_posix()
+        digests[name] = hashlib.sha256(b"\n".join(lines)).hexdigest()
+    return digests
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """A line for each file: new, changed, or the same."""
+    """A line for each file that says whether it is new, changed or as before."""
     for name, digest in after.items():
         how = "new" if name not in before else "changed"
         yield f"{name}: {'as before' if before.get(name) == digest else how}"
 
 
 def run(fits: Sequence[ShippedFit], folders: Folders, shipped: Path = SHIPPED) -> None:
-    """Fit one after the other, and say what each wrote."""
+    """Run the fits one after the other, and print which files each wrote."""
     folders.cache.mkdir(parents=True, exist_ok=True)
     for number, fit in enumerate(fits, start=1):
         print(f"== {number}/{len(fits)} {fit.name}: {fit.about}", flush=True)
@@ -228,17 +224,23 @@ def run(fits: Sequence[ShippedFit], folders: Folders, shipped: Path = SHIPPED) -
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Fit what is asked for."""
+    """Run the fits that the command line names."""
     parser = argparse.ArgumentParser(
-        prog="python -m training",
+        prog="python -m lab",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of fits; all where none is given")
-    parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="all but these")
-    parser.add_argument("--data", type=Path, help="folder of the public tables")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="default: .cache/training here")
-    parser.add_argument("--list", action="store_true", help="name the fits, and fit nothing")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="fits to run; all of them if none is given"
+    )
+    parser.add_argument(
+        "--skip", nargs="+", default=[], metavar="NAME", help="run all fits but these"
+    )
+    parser.add_argument("--data", type=Path, help="folder of the public tables (docs/sources.md)")
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, help="default: .cache/lab in the repository"
+    )
+    parser.add_argument("--list", action="store_true", help="list the fits and run none")
     args = parser.parse_args(given)
     try:
         skipped = {fit.name for fit in chosen(args.skip)} if args.skip else set()

@@ -1,6 +1,11 @@
-"""Products of the experts of real models: timed on this machine's GPU, and read again.
+"""How long do the products of mixtures of experts take? Times them on this machine's GPU.
 
-`python -m lab.score.grouped measure OUT` writes OUT/grouped.json.
+    python -m lab.collect.experts OUT [--seconds 35]
+
+Needs a GPU, and nothing but torch. Takes the experts of real models with 1k to 16k tokens and times
+the products of a training step as autograd asks for them: forward, gradient of the data, gradient
+of the weights. Writes OUT/grouped.json, which is measurements/h200/grouped.json
+(`lab.measured.experts` reads it).
 """
 
 from __future__ import annotations
@@ -12,20 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from lab.places import H200
-from wavecast.traces.step import Op, TensorSpec
+from lab.collect.gpu_steps import folder_and_seconds
+from lab.measured.experts import ExpertRow, Tensor
 
-MEASURED = H200 / "grouped.json"
-GPU = "h200-sxm"
 TOKENS = (1024, 4096, 16384, 2048, 8192)
 ROUTINGS = ("even", "uneven")
 REPEATS = 7
 FLUSHED_BYTES = 2**28
-"""Several times any L2."""
+"""Several times as large as any L2 cache."""
 ASLEEP_CYCLES = 2_000_000
-"""A millisecond: what the host needs to issue the repeats."""
+"""About a millisecond, in which the host issues the repeats."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Experts:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """What goes in and comes out: gate and up as one product, and down."""
+        """Inner and outer sizes of each product: gate and up as one, and down."""
         return {"up": (self.hidden, 2 * self.inner), "down": (self.inner, self.hidden)}
 
 
@@ -61,66 +64,6 @@ MODELS = (
 )
 
 
-class Tensor(NamedTuple):
-    """What a product reads."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-
-
-class ExpertRow(NamedTuple):
-    """One product."""
-
-    model: str
-    matrix: str
-    turn: str
-    """"forward", "data" (its gradient) or "weights"."""
-    tokens: int
-    routing: str
-    fullest: float
-    """Rows of the expert that has most, over their mean."""
-    op: str
-    inputs: tuple[Tensor, ...]
-    events_s: float | None
-    """By the GPU's clock around the call; None where torch loops over groups and the host waits."""
-    kernels_s: float | None
-    """While a kernel ran, where that was looked at."""
-    kernels: tuple[str, ...]
-
-
-def read(path: Path = MEASURED) -> list[ExpertRow]:
-    """The rows of a file that `measure` wrote."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return [_row(*row) for row in rows]
-
-
-def _row(*row: Any) -> ExpertRow:
-    made = ExpertRow(*row)
-    tensors = (Tensor(tuple(shape), tuple(strides), d) for shape, strides, d in made.inputs)
-    return made._replace(inputs=tuple(tensors), kernels=tuple(made.kernels))
-
-
-def op_of(row: ExpertRow) -> Op:
-    """The op of a row, as a trace has it."""
-    inputs = tuple(TensorSpec(t.shape, t.dtype, t.strides) for t in row.inputs)
-    a, b = inputs[:2]
-    groups = tuple(t.shape[0] for t in inputs[-1:] if row.op != "aten.bmm" and len(b.shape) == 2)
-    shape = (*(groups or a.shape[:-2]), a.shape[-2], b.shape[-1])
-    dtype = "bfloat16" if "scaled" in row.op else a.dtype
-    return Op(row.op, inputs, (TensorSpec(shape, dtype),), (("precision", "ieee"),))
-
-
-def measured_s(row: ExpertRow) -> float:
-    """What a product took."""
-    found = row.kernels_s if row.events_s is None else row.events_s
-    assert found is not None
-    return found
-
-
-# Measuring: needs torch and a GPU.
-
-
 @dataclass(frozen=True)
 class Product:
     """A call to time."""
@@ -132,7 +75,7 @@ class Product:
 
 
 def shares(count: int, routing: str) -> list[float]:
-    """How much of the tokens each expert gets: the same, or as routers do that are not balanced."""
+    """The share of tokens of each expert: equal, or as an unbalanced router gives them."""
     import torch
 
     if routing == "even":
@@ -152,7 +95,7 @@ def ends(rows: int, count: int, routing: str) -> list[int]:
 
 
 def fullest(offsets: Sequence[int]) -> float:
-    """Rows of the expert that has most, over their mean."""
+    """Rows of the fullest expert, over the mean."""
     sizes = [end - begin for begin, end in zip((0, *offsets), offsets, strict=False)]
     return max(sizes) * len(sizes) / max(sum(sizes), 1)
 
@@ -193,7 +136,7 @@ def trained(rows: Any, weight: Any, offsets: Any) -> list[Product]:
 
 
 def batched(products: Sequence[Product], count: int) -> Iterator[Product]:
-    """The same products as plain batches: what equal groups would take without being groups."""
+    """The same products as plain batched products, for groups of equal size."""
     import torch
 
     for each in products:
@@ -224,7 +167,7 @@ def in_fp8(rows: Any, weight: Any, offsets: Any) -> Product:
 
 
 def by_events(run: Callable[[], Any], flushed: Any) -> float:
-    """The median of calls that find L2 full of something else, issued while the GPU sleeps."""
+    """The median seconds of calls with a cold L2 cache, issued while the GPU sleeps."""
     import torch
 
     for _ in range(2):
@@ -259,7 +202,7 @@ def _short(seconds: float) -> float:
 
 
 def products_of(experts: Experts, weight: Any, tokens: int, routing: str) -> Iterator[Product]:
-    """What is timed of a matrix: grouped; where groups are equal, batched and in fp8 beside it."""
+    """The products to time for a matrix: grouped, and for equal groups batched and in fp8 too."""
     import torch
 
     inwards = weight.shape[1]
@@ -296,7 +239,7 @@ def measured(
 
 
 def all_rows(seconds: float, device: str = "cuda") -> Iterator[ExpertRow]:
-    """Model after model, as far as time goes."""
+    """The rows of one model after the other, until the time is up."""
     import torch
 
     until = time.monotonic() + seconds
@@ -325,7 +268,7 @@ def all_rows(seconds: float, device: str = "cuda") -> Iterator[ExpertRow]:
 
 
 def measure(folder: Path, seconds: float) -> None:
-    """Write what the products took, and print a short table."""
+    """Write the measured times of the products, and print a short table."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -343,3 +286,13 @@ def measure(folder: Path, seconds: float) -> None:
         total_s = sum(row.events_s or row.kernels_s or 0.0 for row in mine)
         print(f"{experts.model}: {len(mine)} products, {total_s:.4f} s")
     print(f"{len(rows)} rows in {time.monotonic() - begin:.1f} s")
+
+
+def main() -> None:
+    """Measure into a folder."""
+    given = folder_and_seconds(__doc__, 35.0).parse_args()
+    measure(given.out, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

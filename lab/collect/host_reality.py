@@ -1,25 +1,23 @@
-"""The host side of a step on a GPU machine: what issuing costs there, and what steps then take.
+"""What does issuing a step cost a host, and how long do steps then take? Measures on this machine.
 
-On a GPU:   python -m lab.collect.host_reality OUT [SECONDS [PART...]]
+    python -m lab.collect.host_reality OUT [--seconds 140] [--parts PART ...]
 
-writes OUT/host.json with
+Needs a GPU and transformers. Writes OUT/host.json, which becomes a file of measurements/h200/host:
 
-- the host benchmark on the CPU and on the GPU (`wavecast calibrate`'s host part),
-- host-bound steps: wall, issue and GPU-busy times,
-- the same on slower hosts, made from this one: one whose Python is slowed by a profiling hook, and
-  one whose cores are all busy with something else,
-- steps captured as CUDA graphs: the time of a replay, its launch, its kernels,
-- what `wavecast.measure` makes of a step that replays a graph.
+- hosts: the host benchmark on the CPU and on the GPU (`wavecast calibrate`'s host part),
+- eager: host-bound steps, with wall, issue and GPU-busy times; and the same on slower hosts, made
+  from this one: one whose Python is slowed by a profiling hook, and one whose cores are all busy,
+- again: the host benchmark a second time,
+- graphs: steps captured as CUDA graphs: the time of a replay, its launch, its kernels,
+- measured: a step that replays a graph, as `wavecast.measure` sees it.
 
-What has not begun after SECONDS (140) is left out; parts are hosts, eager, again, graphs and
-measured. `lab.score.graph_accuracy` reads the file;
-what is timed after the first look at the GPU is slowed by it (docs/adr/0018).
+Nothing is begun after SECONDS. `lab.score.graph_accuracy` reads the file. Everything after the
+first use of a profiler is slowed by it (docs/adr/0018).
 """
 
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import os
 import platform
@@ -27,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,9 +33,9 @@ from typing import Any
 
 import torch
 
+from lab.collect.gpu_steps import captured, folder_and_seconds, release_memory, single_s, steady_s
 from lab.collect.reality import time_issue
-from lab.steps.reality import STEPS
-from wavecast import suite
+from lab.steps.graphed import GRAPHED, Key, Step, make_capturable, make_step, named
 from wavecast.frameworks.pytorch.measurement import host_benchmark, profiling
 from wavecast.frameworks.pytorch.measurement.iteration import measure
 
@@ -58,48 +56,16 @@ HOST_BOUND = (
 )
 """Steps of `lab.steps.reality` (measured before, see steps.csv) and of the suite (suite.csv)."""
 SLOWED = (*HOST_BOUND[:5], HOST_BOUND[10])
-GRAPHED = (
-    ("dcgan", 64, "bf16"),
-    ("resnet50", 2, "fp32"),
-    ("bert-base", 16, "bf16"),
-    ("mobilenet_v3", 32, "bf16"),
-    ("vit", 2, "bf16"),
-    ("suite/googlenet", 8, "bf16"),
-    ("resnet50", 32, "bf16"),
-)
 REPEATS = 15
-
-Step = Callable[[], Any]
-Key = tuple[str, int, str]
-
-
-def make_step(key: Key) -> Step:
-    """The step of a name, a batch and a precision."""
-    name, batch, precision = key
-    if name.startswith("suite/"):
-        return suite.benchmark(name.removeprefix("suite/")).make_step(batch, precision)
-    step: Step = STEPS[name][0](batch, precision)
-    return step
+GRAPH_WARM_UP = 4
 
 
 def clock(step: Step, warm_up: int = 4, repeats: int = REPEATS) -> dict[str, float]:
     """Wall time of a step among others, and the host's time to issue one to an idle GPU."""
     for _ in range(warm_up):
         step()
-    torch.cuda.synchronize()
-    issues = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        step()
-        issues.append(time.perf_counter() - begin)
-        torch.cuda.synchronize()
-    walls = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        for _ in range(repeats // 3):
-            step()
-        torch.cuda.synchronize()
-        walls.append((time.perf_counter() - begin) / (repeats // 3))
+    issues, _ = single_s(step, repeats)
+    walls = [steady_s(step, repeats // 3) for _ in range(3)]
     return {"wall_s": statistics.median(walls), "issue_s": statistics.median(issues)}
 
 
@@ -107,32 +73,6 @@ def busy(step: Step) -> dict[str, float]:
     """The GPU's time of a step, and how many kernels it runs."""
     seen = profiling.gpu_activity(step, 2)
     return {"gpu_s": seen.busy_s, "kernels": seen.names.total()}
-
-
-def make_capturable(key: Key) -> Step:
-    """The step with optimizers that keep their count of steps on the GPU, as a graph needs it."""
-    step = make_step(key)
-    for found in gc.get_objects():
-        # By its type: asking some other objects for their class warns.
-        if issubclass(type(found), torch.optim.Optimizer) and not found.state:
-            for group in found.param_groups:
-                if "capturable" in group:
-                    group["capturable"] = True
-    return step
-
-
-def capture(step: Step) -> torch.cuda.CUDAGraph:
-    """A step as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(4):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
 
 
 @contextmanager
@@ -165,14 +105,14 @@ def os_cores() -> set[int]:
 
 
 class Record:
-    """What was found, written after each part; parts that begin too late are left out."""
+    """The results, written after each part; parts that would begin too late are left out."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path, self.begin, self.seconds = path, time.monotonic(), seconds
         self.found: dict[str, Any] = {}
 
     def add(self, section: str, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Do a part and write what came of it."""
+        """Run a part and write its result."""
         began = time.monotonic() - self.begin
         if began > self.seconds:
             print(f"{section} {name}: left out", flush=True)
@@ -201,11 +141,6 @@ def about() -> dict[str, Any]:
         "cores": len(os_cores()),
         "processor": host_benchmark.processor(),
     }
-
-
-def named(key: Key) -> str:
-    """A step in one word."""
-    return "-".join(map(str, key))
 
 
 def eager(record: Record) -> dict[Key, Step]:
@@ -238,13 +173,12 @@ def graphs(record: Record) -> None:
 
     def look(key: Key) -> dict[str, Any]:
         step = make_capturable(key)  # holds the memory that the graph works on
-        replay = capture(step).replay
+        replay = captured(step, GRAPH_WARM_UP).replay
         return clock(replay) | busy(replay)
 
     for key in GRAPHED:
         record.add("graphed", named(key), partial(look, key))
-        gc.collect()
-        torch.cuda.empty_cache()
+        release_memory()
 
 
 def measured_graph(record: Record) -> None:
@@ -252,7 +186,7 @@ def measured_graph(record: Record) -> None:
 
     def look(key: Key) -> dict[str, Any]:
         step = make_capturable(key)
-        found = seen(capture(step).replay)
+        found = seen(captured(step, GRAPH_WARM_UP).replay)
         del step
         return found
 
@@ -260,7 +194,7 @@ def measured_graph(record: Record) -> None:
 
 
 def seen(replay: Step) -> dict[str, Any]:
-    """What `wavecast.measure` says of a step that replays a graph."""
+    """The figures that `wavecast.measure` gives for a step that replays a graph."""
     trace = measure(replay, repeats=5, recordings=1)
     whole = trace.measurement
     assert whole is not None
@@ -300,16 +234,18 @@ PARTS: dict[str, Callable[[Record], None]] = {
 }
 
 
-def main(out: Path, seconds: float, parts: Sequence[str]) -> None:
+def main() -> None:
     """Measure the parts."""
+    parser = folder_and_seconds(__doc__, 140.0)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    given = parser.parse_args()
     faulthandler.enable()
-    out.mkdir(parents=True, exist_ok=True)
-    record = Record(out / "host.json", seconds)
-    for part in parts:
+    given.out.mkdir(parents=True, exist_ok=True)
+    record = Record(given.out / "host.json", given.seconds)
+    for part in given.parts:
         PARTS[part](record)
     print(f"{time.monotonic() - record.begin:.0f} s in all", flush=True)
 
 
 if __name__ == "__main__":
-    given = sys.argv[2:] or ["140"]
-    main(Path(sys.argv[1]), float(given[0]), given[1:] or list(PARTS))
+    main()

@@ -1,25 +1,25 @@
-"""Convolutional networks in both memory layouts, measured on this machine's GPU.
+"""How long do convolutional networks take in each memory layout? Measures them on this GPU.
 
-    python -m lab.collect.layouts OUT [SECONDS [infer]]
+    python -m lab.collect.layouts OUT [--seconds 600] [--infer]
 
-trains torchvision's models as timm's benchmark does (SGD, cuDNN's own search for algorithms), under
-fp16 autocast in NCHW and in channels_last and in fp32 with TF32, and writes a measured trace of
-each into the folder OUT, until SECONDS have passed; what OUT has is not measured again. "infer":
-the forward pass only, of models that no longer learn. Needs torchvision.
+Needs a GPU and torchvision. Trains torchvision's models as timm's benchmark does (SGD, cuDNN's own
+search for algorithms), under fp16 autocast in NCHW and in channels_last, and in fp32 with TF32.
+Writes a measured trace of each step into the folder OUT, until SECONDS have passed; a step whose
+trace is there is not measured again. `--infer` measures the forward pass alone, of models in
+evaluation mode.
 """
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-import wavecast
-from wavecast.traces.step import Trace
+from lab.collect.gpu_steps import NamedStep, folder_and_seconds, record_missing
+from lab.needs import require
+from lab.steps.libraries import import_torchvision
 
 MODELS = {
     "resnet18": 128,
@@ -44,10 +44,8 @@ def make_step(
     name: str, batch: int, precision: str, layout: str, *, infers: bool = False
 ) -> Callable[[], None]:
     """The training step of a torchvision model, or its inference."""
-    import torchvision.models
-
     memory_format = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    model = torchvision.models.get_model(name).cuda().to(memory_format=memory_format)
+    model = import_torchvision().models.get_model(name).cuda().to(memory_format=memory_format)
     images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=memory_format)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -68,41 +66,25 @@ def make_step(
     return infer if infers else step
 
 
-def traces(
-    seconds: float, known: Collection[str] = (), *, infers: bool = False
-) -> Iterator[tuple[str, Trace]]:
-    """The traces, one model and kind after the other, until the time is over."""
-    until = time.monotonic() + seconds
+def steps(*, infers: bool) -> Iterator[NamedStep]:
+    """Every model in every precision and layout."""
     for precision, layout in KINDS:
         for name, batch in MODELS.items():
-            if time.monotonic() > until:
-                return
             title = f"{name}-b{batch}-{precision}-{layout}{'-infer' if infers else ''}"
-            if title in known:
-                continue
-            step = make_step(name, batch, precision, layout, infers=infers)
-            trace = wavecast.measure(step, warm_up=4, repeats=5, recordings=1, samples=batch)
-            yield title, trace
-            del step
-            torch.cuda.empty_cache()
+            make = partial(make_step, name, batch, precision, layout, infers=infers)
+            yield NamedStep(title, make, batch)
 
 
-def main(folder: Path, seconds: float, *, infers: bool = False) -> None:
-    """Write a trace of each."""
+def main() -> None:
+    """Measure the steps that the folder lacks."""
+    parser = folder_and_seconds(__doc__, 600.0)
+    parser.add_argument("--infer", action="store_true", help="the forward pass alone")
+    given = parser.parse_args()
+    require("these networks", "torchvision")
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = True
-    folder.mkdir(parents=True, exist_ok=True)
-    known = {path.name.removesuffix(".json.gz") for path in folder.glob("*.json.gz")}
-    for name, trace in traces(seconds, known, infers=infers):
-        trace.save(folder / f"{name}.json.gz")
-        whole = trace.measurement
-        assert whole is not None
-        print(name, f"{whole.seconds:.5f} {whole.gpu_s:.5f} {whole.host_s:.5f}", flush=True)
+    record_missing(given.out, given.seconds, steps(infers=given.infer), warm_up=4, repeats=5)
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        float(sys.argv[2]) if len(sys.argv) > 2 else 600.0,
-        infers="infer" in sys.argv[3:],
-    )
+    main()

@@ -1,20 +1,19 @@
-"""Measured traces against the GPU they were measured on: is the whole the sum of its parts?
+"""Is a measured step the sum of its measured parts? Measures steps on this machine's GPU.
 
-    python -m lab.collect.measured OUT [same|parts|occupancy [MODEL...]]
+    python -m lab.collect.measured OUT {same,parts,occupancy} [MODEL ...]
 
-same: a measured step, predicted on its own GPU, against another measurement of it.
-parts: the recorded kernels against the busy time of the untouched iteration.
-occupancy: launch configurations with what Kineto says of each.
-Each writes a CSV file to OUT, `same` also the traces.
+Needs a GPU and transformers. Each writes a CSV file into OUT; `same` and `parts` also traces.
+
+- same: a measured step, predicted on its own GPU, against another measurement of it.
+- parts: the recorded kernels against the busy time of the untouched iteration.
+- occupancy: launch configurations, with the occupancy that Kineto states for each.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
-import gc
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import wavecast
+from lab.collect.gpu_steps import release_memory, steady_s
 from lab.steps.reality import LIBRARY_STEPS, STEPS
 from wavecast import suite
 from wavecast.frameworks.kineto.events import read_events
@@ -73,7 +73,7 @@ def same(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
         for precision in PRECISIONS:
             with _made(make, precision) as step:
                 trace = measure(step, recordings=1)
-                again_s = steady_s(step)
+                again_s = steady_s(step, 20)
             _save(trace, out / "measured" / f"{name}-{precision}.json.gz")
             predicted = wavecast.predict(trace, own)
             whole = trace.measurement
@@ -175,18 +175,7 @@ class _made:  # noqa: N801  (reads as a phrase: with _made(make, precision) as s
 
     def __exit__(self, *_: object) -> None:
         del self._step
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def steady_s(step: Callable[[], Any], repeats: int = 20) -> float:
-    """The wall-clock time of one iteration, by the host's clock over many."""
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / repeats
+        release_memory()
 
 
 def _save(trace: Trace, path: Path) -> None:
@@ -199,10 +188,21 @@ def _show(row: dict[str, Any]) -> None:
     print(" ".join(shown), flush=True)
 
 
-def main(out: Path, name: str, models: Sequence[str]) -> None:
-    """Run what was asked for, and write its table."""
+PARTS = {"same": same, "parts": parts, "occupancy": occupancy}
+
+
+def main() -> None:
+    """Measure one of the three, and write its table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
+    parser.add_argument("part", choices=PARTS, help="what to measure")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="only these (default: all)")
+    given = parser.parse_args()
+    out, name = given.out, given.part
     out.mkdir(parents=True, exist_ok=True)
-    rows = {"same": same, "parts": parts, "occupancy": occupancy}[name](out, models)
+    rows = PARTS[name](out, given.models)
     with (out / f"{name}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
@@ -210,4 +210,4 @@ def main(out: Path, name: str, models: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main()

@@ -1,11 +1,15 @@
-"""Loads what the steps of `memory_reality` need, once, in the process that all others fork from."""
+"""Import the libraries of `memory_reality` once, in the process that all others are forked from."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 
-# In this order: steps declare what torchvision lacks in a torch without CUDA.
-for _name in ("lab.steps.memory", "torchvision", "wavecast.frameworks.pytorch.measurement.memory"):
+from lab.steps.libraries import import_torchvision
+
+if find_spec("torchvision"):  # only `--pretend` does without
+    import_torchvision()
+for _name in ("lab.steps.memory", "wavecast.frameworks.pytorch.measurement.memory"):
     import_module(_name)
 _transformers = import_module("transformers")
 for _name in ("Bert", "GPT2", "Llama", "T5", "ViT", "OPT"):

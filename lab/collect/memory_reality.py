@@ -1,15 +1,16 @@
-"""Memory of many steps on a real GPU: allocated, reserved, the whole process, the largest batch.
+"""How much GPU memory do steps take, and which is the largest batch? Measures many on one GPU.
 
     python -m lab.collect.memory_reality OUT [--seconds 240] [--predictions FILE]
 
-Memory does not depend on timing, so that many fresh processes share the GPU, each with its part of
-the memory. What is in OUT already is not measured again. `--pretend` tries all of it without a GPU.
+Needs a GPU, torchvision and transformers. Memory does not depend on timing, so many fresh processes
+share the GPU, each with its part of the memory. Results that OUT has are not measured again.
+`--pretend` tries all of it without a GPU. Writes
 
-OUT/alone.jsonl    whole processes, one at a time, where nvidia-smi does not show them
-OUT/context.jsonl  what a process takes before and after it first uses each library
-OUT/steps.jsonl    one line for each of `memory_steps.STEPS`
-OUT/growing.jsonl  one line for each of `memory_steps.GROWING` and limit: the largest batch
-OUT/traces.tar.gz  the steps as the real allocator saw them, and as traced without using the GPU
+- OUT/alone.jsonl: whole processes, one at a time, where nvidia-smi does not show them,
+- OUT/context.jsonl: the memory of a process before and after it first uses each library,
+- OUT/steps.jsonl: one line for each of `lab.steps.memory.STEPS`,
+- OUT/growing.jsonl: the largest batch, one line for each of `GROWING` and each limit,
+- OUT/traces.tar.gz: the steps as the real allocator saw them, and as traced without the GPU.
 """
 
 from __future__ import annotations
@@ -20,30 +21,24 @@ import multiprocessing
 import os
 import subprocess
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-GIB, MIB = 1 << 30, 1 << 20
+from lab.collect.memory_worker import GIB, MIB, TRACES, processes, work
+from lab.needs import require
+
 ALONE_S = 50.0
-"""Kept for processes that run alone, where there must be any."""
+"""Seconds reserved for processes that must run alone."""
 TASK_S = 150.0
 """A task that takes longer is stopped."""
 MOST_TRIES = 9
-FIRST_STEPS = 12
-"""In float16 the first few overflow, and are not followed by an update."""
 
 
 LARGE_GIB = 25.0
-
-
-TRACES = Path(tempfile.gettempdir()) / "wavecast-memory-traces"
-"""Many files, which OUT gets as one."""
 
 
 class Room:
@@ -54,7 +49,7 @@ class Room:
         self._changed = threading.Condition()
 
     def take(self, gib: float) -> None:
-        """Wait until there is so much."""
+        """Wait until there is enough memory, and take it."""
         with self._changed:
             self._changed.wait_for(lambda: self._left >= gib)
             self._left -= gib
@@ -64,20 +59,6 @@ class Room:
         with self._changed:
             self._left += gib
             self._changed.notify_all()
-
-
-def processes() -> dict[int, int]:
-    """What nvidia-smi says of each process: bytes by its id."""
-    command = [
-        "nvidia-smi",
-        "--query-compute-apps=pid,used_memory",
-        "--format=csv,noheader,nounits",
-    ]
-    with suppress(OSError, subprocess.SubprocessError, ValueError):
-        text = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
-        rows = (line.split(",") for line in text.splitlines() if "," in line)
-        return {int(pid): int(mib) * MIB for pid, mib in rows if mib.strip().isdigit()}
-    return {}
 
 
 def device_used() -> int:
@@ -90,7 +71,7 @@ def device_used() -> int:
 
 
 class Parent:
-    """Starts workers, gives them memory, and writes down what they say."""
+    """Starts workers, grants them memory, and writes their results."""
 
     def __init__(self, out: Path, options: argparse.Namespace) -> None:
         self.out, self.options = out, options
@@ -111,7 +92,7 @@ class Parent:
         self.running: set[Any] = set()
 
     def run(self) -> None:
-        """Everything, as far as the time goes."""
+        """Run all tasks, until the time is up."""
         self.out.mkdir(parents=True, exist_ok=True)
         TRACES.mkdir(parents=True, exist_ok=True)
         done = self._done()
@@ -247,23 +228,23 @@ class Talk:
         self.hear_give()
 
     def hear_need(self, gib: float) -> None:
-        """Memory."""
+        """Grant memory to the process."""
         self.parent.rooms[gib > LARGE_GIB].take(gib)
         self.held = gib
 
     def hear_give(self) -> None:
-        """No more of it."""
+        """Take the memory back."""
         self.parent.rooms[self.held > LARGE_GIB].give(self.held)
         self.held = 0.0
 
     def hear_create(self) -> None:
-        """It is about to show up on the GPU, one at a time."""
+        """The process is about to use the GPU; one process does so at a time."""
         self.parent.creating.acquire()
         self.creating = True
         self.before = set(processes())
 
     def hear_created(self) -> None:
-        """It did: whoever is new is this one."""
+        """The process uses the GPU now: the new one that nvidia-smi shows is this one."""
         now = set(processes())
         new = now - self.before
         if self.pid not in now:
@@ -273,15 +254,15 @@ class Talk:
         self.creating = False
 
     def hear_used(self) -> int:
-        """What it takes of the GPU."""
+        """Bytes of the GPU that the process takes."""
         return processes().get(self.pid, 0)
 
     def hear_device(self) -> int:
-        """What all take."""
+        """Bytes of the GPU that all processes take."""
         return device_used()
 
     def hear_row(self, row: dict[str, Any]) -> None:
-        """A result."""
+        """Write a result of the process."""
         self.ended = True
         self.parent.write(self.kind, row)
 
@@ -311,239 +292,6 @@ def _alone() -> list[tuple[str, str]]:
     from lab.steps.memory import ALONE
 
     return [("alone", name) for name in ALONE]
-
-
-class Asking:
-    """A process's end of the talk."""
-
-    pipe: Any = None
-
-
-def ask(*words: Any) -> Any:
-    """Say something to the parent and wait for its answer."""
-    Asking.pipe.send(words)
-    return Asking.pipe.recv()
-
-
-@contextmanager
-def room(gib: float) -> Iterator[None]:
-    """Memory from the parent."""
-    ask("need", gib)
-    try:
-        yield
-    finally:
-        ask("give")
-
-
-class GpuMemory:
-    """The real one."""
-
-    def create(self) -> None:
-        """Make the process known to the GPU, alone, so that the parent can tell which it is."""
-        import torch
-
-        ask("create")
-        torch.cuda.init()
-        torch.zeros(1, device="cuda")
-        torch.cuda.synchronize()
-        ask("created")
-
-    def state(self) -> dict[str, int]:
-        """What the allocator, the whole device and nvidia-smi say."""
-        import torch
-
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        return {
-            "allocated_bytes": torch.cuda.max_memory_allocated(),
-            "reserved_bytes": torch.cuda.max_memory_reserved(),
-            "reserved_now_bytes": torch.cuda.memory_reserved(),
-            "device_used_bytes": total - free,
-            "process_bytes": ask("used"),
-        }
-
-    def measure(self, make: Callable[[], Any], folder: Path, name: str) -> dict[str, Any]:
-        """A step's memory: of the whole run, of a later step, and op by op."""
-        import torch
-
-        step = make()
-        built = torch.cuda.memory_allocated()
-        for _ in range(FIRST_STEPS):
-            step()
-        whole = self.state()
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        later = self.state()
-        self._look(step, folder, name)
-        return {
-            "built_bytes": built,
-            **whole,
-            "later_allocated_bytes": later["allocated_bytes"],
-            "later_reserved_bytes": later["reserved_bytes"],
-        }
-
-    def _look(self, step: Any, folder: Path, name: str) -> None:
-        from wavecast.frameworks.pytorch.measurement.memory import traced_memory
-
-        traced_memory(step).save(folder / f"{name}.measured.json.gz")
-
-    def trace(self, make: Callable[[], Any], folder: Path, name: str) -> None:
-        """The same without using the GPU."""
-        import wavecast
-
-        wavecast.trace(make, capability=(9, 0)).save(folder / f"{name}.traced.json.gz")
-
-    def fits(self, make: Callable[[], Any], gib: float) -> dict[str, Any]:
-        """Whether two steps run in so much memory."""
-        import torch
-
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(gib * GIB / total)
-        try:
-            step = make()
-            for _ in range(2):
-                step()
-            torch.cuda.synchronize()
-            fits = True
-        except torch.OutOfMemoryError:
-            fits = False
-        return {
-            "fits": fits,
-            "allocated_bytes": torch.cuda.max_memory_allocated(),
-            "reserved_bytes": torch.cuda.max_memory_reserved(),
-        }
-
-
-class Pretended(GpuMemory):
-    """None, to try the rest."""
-
-    def create(self) -> None:
-        """Pretend."""
-        ask("create")
-        ask("created")
-
-    def state(self) -> dict[str, int]:
-        """Pretend."""
-        return {"allocated_bytes": 1, "reserved_bytes": 2, "process_bytes": ask("used")}
-
-    def measure(self, make: Callable[[], Any], folder: Path, name: str) -> dict[str, Any]:
-        """Pretend."""
-        (folder / f"{name}.measured.json.gz").write_bytes(b"")
-        return self.state()
-
-    def trace(self, make: Callable[[], Any], folder: Path, name: str) -> None:
-        """Pretend."""
-
-    def fits(self, make: Callable[[], Any], gib: float) -> dict[str, Any]:
-        """Pretend that a sample takes 70 MB, after 2 GB."""
-        time.sleep(0.05)
-        batch = make.args[0]  # type: ignore[attr-defined]
-        return {"fits": 2e9 + 70e6 * batch <= gib * GIB}
-
-
-def work(pipe: Any, kind: str, name: str, options: argparse.Namespace) -> None:
-    """What one process does."""
-    Asking.pipe = pipe
-    gpu = Pretended() if options.pretend else GpuMemory()
-    try:
-        if kind == "context":
-            row = _context(gpu, options.pretend)
-        elif kind == "alone":
-            row = _run_alone(gpu, name, options)
-        elif kind == "step":
-            row = _step(gpu, name, TRACES)
-        else:
-            row = _try(gpu, name)
-        ask("row", {"name": name, "status": "ok", **row})
-    except Exception as error:
-        ask("row", {"name": name, "status": f"{type(error).__name__}: {str(error)[:300]}"})
-
-
-def _step(gpu: GpuMemory, name: str, folder: Path) -> dict[str, Any]:
-    from lab.steps.memory import STEPS
-
-    chosen = STEPS[name]
-    file = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
-    with room(chosen.gib + 1):
-        gpu.create()
-        row = gpu.measure(chosen.make, folder, file)
-    with suppress(Exception):
-        gpu.trace(chosen.make, folder, file)
-    return row
-
-
-def _run_alone(gpu: GpuMemory, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The whole process, by what the GPU has more to show while it lives; room until it ends."""
-    from lab.steps.memory import STEPS
-
-    ask("need", options.gib * 0.69)  # nearly all of the large room: one at a time
-    before = ask("device")
-    step = None if options.pretend else STEPS[name].make()
-    for _ in range(FIRST_STEPS):
-        if step is not None:
-            step()
-    state = gpu.state()
-    return {**state, "process_bytes": ask("device") - before}
-
-
-def _context(gpu: GpuMemory, pretend: bool) -> dict[str, Any]:
-    """What a process takes as it uses one library after the other."""
-    stages: dict[str, Any] = {}
-    before = processes()
-    gpu.create()
-    stages["context"] = gpu.state()
-    if not pretend:
-        import torch
-        import torch.nn.functional as F
-
-        def later(name: str) -> None:
-            torch.cuda.empty_cache()
-            stages[name] = gpu.state()
-
-        square = torch.randn(1024, 1024, device="cuda", requires_grad=True)
-        (square * 2 + 1).relu().sum().backward()
-        later("elementwise kernels")
-        (square @ square).sum().backward()
-        later("cuBLAS float32")
-        (square.bfloat16() @ square.bfloat16()).sum().backward()
-        later("cuBLAS bfloat16")
-        F.linear(square, square, square[0]).sum().backward()
-        later("cuBLASLt")
-        for dtype in (torch.float32, torch.bfloat16):
-            images = torch.randn(8, 16, 32, 32, device="cuda", dtype=dtype, requires_grad=True)
-            kernel = torch.randn(16, 16, 3, 3, device="cuda", dtype=dtype, requires_grad=True)
-            F.batch_norm(F.conv2d(images, kernel), None, None, training=True).sum().backward()
-            later(f"cuDNN convolution {dtype}")
-        heads = torch.randn(2, 8, 128, 64, device="cuda", dtype=dtype, requires_grad=True)
-        F.scaled_dot_product_attention(heads, heads, heads).sum().backward()
-        later("attention")
-        lstm = torch.nn.LSTM(64, 64).cuda()
-        lstm(torch.randn(16, 8, 64, device="cuda"))[0].sum().backward()
-        later("cuDNN LSTM")
-        optimizer = torch.optim.AdamW([square], fused=True)
-        optimizer.step()
-        later("fused AdamW")
-        found = torch.cuda.get_device_properties(0)
-        stages["gpu"] = {"name": found.name, "total_bytes": found.total_memory}
-    return {"before": before, "stages": stages}
-
-
-def _try(gpu: GpuMemory, name: str) -> dict[str, Any]:
-    """One batch of one model under one limit, in a process of its own."""
-    from lab.steps.memory import GROWING
-
-    model, gib, batch = name.rsplit(" ", 2)
-    _skip_initial_values()
-    with room(float(gib) + 1):
-        return {"batch": int(batch), **gpu.fits(partial(GROWING[model], int(batch)), float(gib))}
-
-
-def _skip_initial_values() -> None:
-    """Memory does not depend on the weights' values, and drawing them takes longer than a step."""
-    import torch
-
-    for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_"):
-        setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
 
 
 def search(fits: Callable[[int], bool], guess: int, until: float) -> tuple[int, int | None]:
@@ -598,6 +346,8 @@ def main() -> None:
     parser.add_argument("--predictions", default="", help="largest batches to begin with, as JSON")
     parser.add_argument("--pretend", action="store_true", help="try it without a GPU")
     options = parser.parse_args()
+    if not options.pretend:
+        require("measuring memory", "torch", "torchvision", "transformers")
     # Without it, asking for a GPU would make it unusable in forked processes.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ["OMP_NUM_THREADS"] = "2"

@@ -1,40 +1,34 @@
-"""What a profiler leaves behind: steps that wait for the host, before and after one has run.
+"""Does a profiler that has run slow down the steps after it? Times steps before and after one.
 
-    python -m lab.collect.profiler_cost --measure OUT     on the GPU
-    python -m lab.collect.profiler_cost                   the table, from the file
+    python -m lab.collect.profiler_cost OUT
 
-Four steps of the suite are timed in a process in which nothing has looked at the GPU, and again
-after torch.profiler has looked at a few tiny kernels; a minute of GPU. What was measured is in
-measurements/h200/profiler.json.
+Needs a GPU and transformers; takes a minute. Four steps of the suite are timed in a process in
+which no profiler has run, and again after torch.profiler has recorded a few tiny kernels. Writes
+OUT/profiler.json, which is measurements/h200/profiler.json; `lab.score.profiler_cost` prints the
+table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.places import H200
+import torch
 
-FILE = H200 / "profiler.json"
-STEPS = ("googlenet b8 tf32", "bert-base b8 fp16", "transformer b16 bf16", "a3c b16 fp32")
-FRESH = "fresh"
+from lab.collect.gpu_steps import iteration_s
+from lab.measured.profiler_cost import FILE, FRESH, STEPS
+from lab.steps.by_name import suite_steps
+from wavecast.frameworks.pytorch.measurement import profiling
+
 ROUNDS = 2
 TIMED_S = 0.5
 
 
 def measure(out: Path) -> None:
-    """Time the steps, let a profiler look, and time them again."""
-    import torch
-
-    from lab.measured.timed import iteration_s
-    from lab.score.iterations import steps
-    from wavecast.frameworks.pytorch.measurement import profiling
-
-    makers = dict(steps())
+    """Time the steps, let a profiler run, and time them again."""
+    makers = dict(suite_steps())
     built = {name: makers[name]() for name in STEPS}
     rows: list[dict[str, Any]] = []
 
@@ -55,35 +49,13 @@ def measure(out: Path) -> None:
     (out / FILE.name).write_text(json.dumps(rows), encoding="utf-8")
 
 
-def table() -> Iterator[str]:
-    """Each step in a fresh process, and after a profiler."""
-    rows = json.loads(FILE.read_text(encoding="utf-8"))
-    yield "| step | nothing has looked | a profiler has run before | times as long |"
-    yield "|---|---:|---:|---:|"
-    for name in STEPS:
-        before, after = (
-            statistics.median(
-                seconds
-                for row in rows
-                if row["step"] == name and (row["stage"] == FRESH) is fresh
-                for seconds in row["seconds"]
-            )
-            for fresh in (True, False)
-        )
-        yield f"| {name} | {before * 1e3:.1f} ms | {after * 1e3:.1f} ms | {after / before:.2f} |"
-
-
 def main() -> None:
-    """Measure, or show."""
+    """Measure into a folder."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--measure", type=Path, metavar="OUT", help="on the GPU, into a folder")
-    given = parser.parse_args()
-    if given.measure:
-        measure(given.measure)
-    else:
-        print("\n".join(table()))
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
+    measure(parser.parse_args().out)
 
 
 if __name__ == "__main__":

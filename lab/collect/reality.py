@@ -1,22 +1,24 @@
-"""Traces made without a GPU against the same steps run on one.
+"""Which ops do real steps run, and how long do they take? Records steps on this machine's GPU.
 
-On a GPU:   python -m lab.collect.reality OUT     records real steps, compares, measures
-Elsewhere:  python -m lab.collect.reality         compares with the recorded ones in measurements/
+    python -m lab.collect.reality OUT
+
+Needs a GPU and transformers. Records each step of `lab.steps.reality`, compares it with the trace
+made without using the GPU, and measures its times and memory. Writes OUT/steps/*.json.gz,
+OUT/steps.csv, OUT/probe.json (the machine, autocast, the host), OUT/attention.json (which kernel
+torch chooses) and OUT/rnn_reserve.json. `lab.score.agreement` compares with the recorded steps
+without a GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
-import gc
 import itertools
 import json
 import platform
 import statistics
-import sys
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,63 +28,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from lab.measured import campaigns
+from lab.collect.gpu_steps import release_memory, single_s, steady_s
+from lab.measured.agreement import compare, describe
 from lab.steps.reality import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.frameworks.pytorch.capture.autocast import registered
 from wavecast.frameworks.pytorch.measurement.iteration import measure as measure_step
 from wavecast.frameworks.pytorch.recorder import OpRecorder, RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
-from wavecast.traces.step import Call, TensorSpec, Trace
-
-RECORDED = "steps"
-"""The campaign of the recorded steps."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How much of a real step a trace has: shares of its ops and of its GPU time."""
-
-    real_ops: int
-    traced_ops: int
-    by_count: float
-    by_gpu_time: float
-    only_real: Counter[Any]
-    only_traced: Counter[Any]
-
-
-def compare(real: Trace, traced: Trace) -> Agreement:
-    """Match ops by phase, name, shapes and dtypes, each as often as it occurs."""
-    expected, got = Counter(map(identity, real)), Counter(map(identity, traced))
-    left = Counter(got)
-    matched_s = total_s = 0.0
-    for call in real:
-        seconds = sum(kernel.seconds for kernel in call.kernels)
-        total_s += seconds
-        if left[identity(call)] > 0:
-            left[identity(call)] -= 1
-            matched_s += seconds
-    common = sum((expected & got).values())
-    return Agreement(
-        real_ops=len(real),
-        traced_ops=len(traced),
-        by_count=common / max(len(real), len(traced)),
-        by_gpu_time=matched_s / total_s if total_s else 1.0,
-        only_real=expected - got,
-        only_traced=got - expected,
-    )
-
-
-def identity(call: Call) -> tuple[Any, ...]:
-    """What two ops must share to be the same (sizes of cuDNN's opaque buffers are its own)."""
-
-    def tensors(specs: tuple[TensorSpec, ...]) -> tuple[Any, ...]:
-        opaque = call.op.base.startswith("aten._cudnn_rnn")
-        return tuple((t.shape, t.dtype) for t in specs if not (opaque and t.dtype == "uint8"))
-
-    # Which of the two names torch uses for the same view changes between its releases.
-    name = call.op.name.replace("_unsafe_view", "view")
-    return call.phase, name, tensors(call.op.inputs), tensors(call.op.outputs)
+from wavecast.traces.step import Trace
 
 
 def record(make_step: Callable[[], Any]) -> Trace:
@@ -93,27 +47,15 @@ def record(make_step: Callable[[], Any]) -> Trace:
 
 def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]:
     """Wall time, host time to issue and GPU-busy time of a step, and its peak memory."""
-    gc.collect()  # what an earlier step left in reference cycles
-    torch.cuda.empty_cache()
+    release_memory()
     before = torch.cuda.memory_allocated()
     step = make_step()
     for _ in range(5):
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    walls, issues = [], []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        step()
-        issued = time.perf_counter()
-        torch.cuda.synchronize()
-        walls.append(time.perf_counter() - start)
-        issues.append(issued - start)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    torch.cuda.synchronize()
-    steady_s = (time.perf_counter() - start) / repeats
+    issues, walls = single_s(step, repeats)
+    iteration_s = steady_s(step, repeats)
     peak = torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
@@ -121,7 +63,7 @@ def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]
         torch.cuda.synchronize()
     busy_s = sum(e.self_device_time_total for e in profiler.key_averages()) * 1e-6 / 3
     return {
-        "steady_s": steady_s,
+        "steady_s": iteration_s,
         "synced_s": statistics.median(walls),
         "issue_s": statistics.median(issues),
         "gpu_busy_s": busy_s,
@@ -205,7 +147,7 @@ def probe() -> dict[str, Any]:
 
 
 def time_issue(count: int = 2000) -> dict[str, float]:
-    """Host seconds to issue one op of a few sorts, and the GPU's rates, on this machine."""
+    """Host seconds to issue one op of a few kinds on this machine."""
     small = torch.zeros(8, device="cuda")
     grad = torch.zeros(8, device="cuda", requires_grad=True)
     matrix = torch.zeros(64, 64, device="cuda")
@@ -267,29 +209,14 @@ def run_on_gpu(out: Path) -> None:
     print("\n".join(lines))
 
 
-def describe(name: str, agreement: Agreement) -> str:
-    """One line, and the ops that differ."""
-    line = (
-        f"{name:22} real {agreement.real_ops:5} traced {agreement.traced_ops:5} "
-        f"count {agreement.by_count:7.2%} gpu time {agreement.by_gpu_time:7.2%}"
+def main() -> None:
+    """Record into a folder."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for title, counter in (("real", agreement.only_real), ("traced", agreement.only_traced)):
-        for (phase, op, inputs, outputs), count in counter.most_common(6):
-            shapes = " ".join(f"{s}{d[-4:]}" for s, d in inputs[:3])
-            line += f"\n    only {title}: {count}x {phase} {op} {shapes} -> {outputs[:2]}"
-    return line
-
-
-def compare_with_recorded() -> None:
-    """Compare traces made here with the steps recorded on the GPU."""
-    for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
-        real = campaigns.traces(RECORDED)[f"{name}-{precision}"]
-        traced = capture(partial(make, batch, precision))
-        print(describe(f"{name} {precision}", compare(real, traced)))
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
+    run_on_gpu(parser.parse_args().out)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        run_on_gpu(Path(sys.argv[1]))
-    else:
-        compare_with_recorded()
+    main()

@@ -1,13 +1,15 @@
-"""What cuDNN's recurrent layers ask torch's allocator for, on a real GPU.
+"""How much memory do cuDNN's recurrent layers ask for? Records it on this machine's GPU.
 
-    python -m lab.collect.recurrent_reality OUT      # two minutes; OUT/rnn_workspaces.jsonl
+    python -m lab.collect.recurrent_reality OUT [--pretend]
 
-One line for each layer: its settings where they are not the usual ones (`MeasuredRecurrentLayer`), and the sizes
-that its forward and its backward pass asked for, in order, as torch's memory history has them;
-what was given back is negative. measurements/h200/rnn_workspaces.jsonl was written so, before there
-were layers with dropout, without training and of small states (`_other_layers`), which are in
-rnn_workspaces_more.jsonl; `_open_layers` are in neither.
-`--pretend` lists the layers, without a GPU.
+Needs a GPU and torch alone; takes two minutes. `--pretend` lists the layers without a GPU. Writes
+OUT/rnn_workspaces.jsonl, one line a layer: the settings that differ from the usual ones
+(`lab.measured.recurrent.MeasuredRecurrentLayer`), and the sizes that its forward and its backward
+pass asked for, in order, from torch's memory history; memory that was given back is negative.
+
+measurements/h200/rnn_workspaces.jsonl was written before layers with dropout, without training and
+with small states were added (`_other_layers`); those are in rnn_workspaces_more.jsonl. The layers
+of `_open_layers` are in neither.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,117 +26,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from wavecast.footprint.workspaces.recurrent import BACKWARD, FORWARD, workspace_bytes
-from wavecast.traces.step import Op, Scalar, TensorSpec
+from lab.measured.recurrent import MODES, MeasuredRecurrentLayer, RecurrentMemory, errors
 
 _WIDTHS = ((64, 256), (512, 256), (1024, 256), (200, 330), (700, 330))
-_MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}
-
-
-@dataclass(frozen=True)
-class MeasuredRecurrentLayer:
-    """A recurrent layer and its input."""
-
-    cell: str = "LSTM"
-    inputs: int = 256
-    hidden: int = 256
-    layers: int = 1
-    both: bool = False
-    bias: bool = True
-    projected: int = 0
-    steps: int = 50
-    batch: int = 16
-    dtype: str = "float32"
-    packed: bool = False
-    dropout: float = 0.0
-    trained: bool = True
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Those that are not the usual ones."""
-        return {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
-        }
-
-    @property
-    def lengths(self) -> list[int]:
-        """Of the sequences, the longest first: all are long but in a packed batch."""
-        shorter = self.steps // 2 if self.packed else 0
-        return [self.steps - shorter * i // max(1, self.batch - 1) for i in range(self.batch)]
-
-    @property
-    def op(self) -> Op:
-        """The forward pass as a trace has it, as far as its workspace depends on it."""
-        stacked = self.layers * (1 + self.both)
-        attrs: dict[str, Scalar] = {
-            "weight_stride0": (4 if self.bias else 2) + (self.projected > 0),
-            "mode": _MODES[self.cell],
-            "hidden_size": self.hidden,
-            "proj_size": self.projected,
-            "num_layers": self.layers,
-            "batch_first": False,
-            "dropout": self.dropout,
-            "train": self.trained,
-            "bidirectional": self.both,
-        }
-        shape = (self.steps, self.batch, self.inputs)
-        if self.packed:
-            shape = (sum(self.lengths), self.inputs)  # type: ignore[assignment]
-        states = TensorSpec((stacked, self.batch, self.projected or self.hidden), self.dtype)
-        source = TensorSpec(shape, self.dtype)
-        return Op(FORWARD, (source, states), (source,), tuple(attrs.items()))
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a layer asked for: sizes in order, negative where they were given back."""
-
-    layer: MeasuredRecurrentLayer
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Of the forward pass: what it takes last, but for what it keeps for the way back."""
-        taken = [size for size in self.forward if size > 0]
-        return taken[-2 if self.layer.trained else -1]
-
-    @property
-    def kept_bytes(self) -> int:
-        """What the forward pass keeps for the way back."""
-        return next((size for size in reversed(self.forward) if size > 0), 0)
-
-    @property
-    def backward_workspace_bytes(self) -> int:
-        """Of the backward pass: what it gives back first."""
-        return -next(size for size in self.backward if size < 0)
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """As a line of the file has it."""
-        return {**self.layer.settings, "forward": self.forward, "backward": self.backward}
-
-
-def read(path: Path) -> list[Found]:
-    """What was measured."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [_read(**json.loads(line)) for line in lines]
-
-
-def _read(forward: list[int], backward: list[int], **settings: Any) -> Found:
-    return Found(MeasuredRecurrentLayer(**settings), tuple(forward), tuple(backward))
-
-
-def errors(found: Found) -> tuple[float, ...]:
-    """Of the expected workspaces, forward and backward."""
-    forward = found.layer.op
-    measured = [(forward, found.workspace_bytes)]
-    if found.layer.trained:
-        backward = replace(forward, name=BACKWARD)
-        measured.append((backward, found.backward_workspace_bytes))
-    return tuple(workspace_bytes(op) / nbytes - 1 for op, nbytes in measured)
 
 
 def layers() -> Iterator[MeasuredRecurrentLayer]:
@@ -145,7 +39,7 @@ def layers() -> Iterator[MeasuredRecurrentLayer]:
 
 
 def _other_layers() -> Iterator[MeasuredRecurrentLayer]:
-    for cell, both in product(_MODES, (False, True)):
+    for cell, both in product(MODES, (False, True)):
         usual = MeasuredRecurrentLayer(cell, both=both)
         for depth, packed, steps in product((2, 3), (False, True), (50, 300)):
             yield replace(usual, layers=depth, packed=packed, steps=steps, dropout=0.2)
@@ -165,7 +59,7 @@ def _other_layers() -> Iterator[MeasuredRecurrentLayer]:
 
 def _open_layers() -> Iterator[MeasuredRecurrentLayer]:
     """Those that the rule answers for, and that were never measured."""
-    for cell, both, hidden in product(_MODES, (False, True), (128, 256)):
+    for cell, both, hidden in product(MODES, (False, True), (128, 256)):
         usual = MeasuredRecurrentLayer(cell, inputs=64, hidden=hidden, both=both)
         for depth, dropout in product((1, 2), (0.0, 0.2)):
             yield replace(usual, layers=depth, dropout=dropout, trained=False)
@@ -177,14 +71,14 @@ def _open_layers() -> Iterator[MeasuredRecurrentLayer]:
 
 
 def _measured_layers() -> Iterator[MeasuredRecurrentLayer]:
-    for cell, both, packed in product(_MODES, (False, True), (False, True)):
+    for cell, both, packed in product(MODES, (False, True), (False, True)):
         usual = MeasuredRecurrentLayer(cell, both=both, packed=packed)
         for depth, steps in product((1, 2, 3, 4), (1, 8, 33, 50, 128, 300, 1000)):
             yield replace(usual, layers=depth, steps=steps)
         for depth, (inputs, hidden) in product((1, 2), _WIDTHS):
             yield replace(usual, layers=depth, inputs=inputs, hidden=hidden)
         yield replace(usual, bias=False)
-    for cell, both in product(_MODES, (False, True)):
+    for cell, both in product(MODES, (False, True)):
         for batch in (1, 3, 64, 256):
             yield MeasuredRecurrentLayer(cell, both=both, batch=batch)
         for dtype, width, depth in product(("float16", "float64"), (256, 330, 1024, 1536), (1, 2)):
@@ -193,7 +87,7 @@ def _measured_layers() -> Iterator[MeasuredRecurrentLayer]:
         yield MeasuredRecurrentLayer(layers=depth, both=both, projected=64, bias=bias)
 
 
-def measure(layer: MeasuredRecurrentLayer) -> Found:
+def measure(layer: MeasuredRecurrentLayer) -> RecurrentMemory:
     """What both passes ask for and give back, in order."""
     dtype = getattr(torch, layer.dtype)
     options: dict[str, Any] = {"proj_size": layer.projected} if layer.projected else {}
@@ -214,7 +108,7 @@ def measure(layer: MeasuredRecurrentLayer) -> Found:
         out.backward(torch.ones_like(out))
     backward = _events()[len(forward) :]
     torch.cuda.memory._record_memory_history(enabled=None)
-    return Found(layer, forward, backward)
+    return RecurrentMemory(layer, forward, backward)
 
 
 def _events() -> tuple[int, ...]:

@@ -1,23 +1,21 @@
-"""Runs of AlexNet, GoogLeNet and VGG-16 over batches and iterations, timed on this machine's GPU.
+"""How long do runs of AlexNet, GoogLeNet and VGG-16 take? Times them on this machine's GPU.
 
-    python -m lab.collect.run_grid OUT --seconds 150
+    python -m lab.collect.run_grid OUT [--seconds 150] [--variants "training graph fp32"]
 
-writes OUT/runs.csv (one row a run), OUT/layers/*.json.gz (measured traces, for the per-layer
-models) and prints a table. What OUT has already is kept and not made again, so the same command
-goes on where time was up. `--variants "training graph fp32"` makes only those. The grid is that of
-Gianniti et al. 2019 (section 4.3), its iterations divided by ten; `ITERATIONS` says how far we know
-it.
+Needs a GPU and torch alone. Writes OUT/runs.csv (one row a run) and OUT/layers/*.json.gz (measured
+traces, for the per-layer models), and prints a table. Runs that OUT has are kept and not made
+again, so the same command continues where time was up. The grid of batches and iterations is that
+of Gianniti et al. 2019 (section 4.3), its iterations divided by ten (`lab.measured.run_grid`).
 
-What a row means:
+The columns and modes:
 
 - `seconds`: this many iterations, one after the other, after the start-up.
 - `startup_s`: before them: building the net, its optimizer and a batch on the GPU, three
   iterations to warm up, and the capture of the graph where there is one.
-- mode `graph`: an iteration is one CUDA graph, so that the GPU is never waiting for the host, as on
-  the slower GPU of the paper. Mode `eager`: plain PyTorch, which on a fast GPU waits at small
-  batches.
-- Lengths up to 20 are runs of their own; the 15 longer ones are read off one run, as from a log
-  that prints the time now and then.
+- mode `graph`: an iteration is one CUDA graph, so that the GPU never waits for the host, as on the
+  slower GPU of the paper. Mode `eager`: plain PyTorch; a fast GPU then waits at small batches.
+- Lengths up to 20 are separate runs; the 15 longer ones are read off one run, as from a log that
+  prints the time now and then.
 - phase `testing`: the forward pass alone.
 
 Nets, batches and lengths come in random order (fixed seed), in two passes with a start-up each.
@@ -38,68 +36,28 @@ from typing import Any
 
 import torch
 
+from lab.collect.gpu_steps import captured
+from lab.measured.run_grid import (
+    BATCHES,
+    ITERATIONS,
+    LAYER_BATCHES,
+    LAYER_PRECISIONS,
+    NETS,
+    VARIANTS,
+    GridRow,
+    Variant,
+    layer_key,
+    read,
+)
 from wavecast.suite import benchmark
 from wavecast.suite.training import float32_products
 
-NETS = ("alexnet", "googlenet", "vgg16")
-BATCHES = tuple(range(8, 65, 8))
-ITERATIONS = (10, 12, 15, 17, 20, *range(25, 96, 5))
-"""A tenth of the paper's 20 values. We know its thresholds (150, 170, 200) and the condition
-numbers of its designs, which leave 100 and 120 as the first two; the 15 above 200 are our own."""
-SHORT = 5
-PASSES = 2
 WARM_UP = 3
-LAYER_BATCHES = (16, 64)
-LAYER_PRECISIONS = ("tf32", "fp32")
 LAYER_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{net: (net, {}) for net in NETS},
     "alexnet-ungrouped": ("alexnet", {"groups": 1}),
 }
 """Nets whose layers are traced; AlexNet also in one group, as the paper counts it."""
-
-
-@dataclass(frozen=True)
-class GridRow:
-    """One timed run."""
-
-    net: str
-    phase: str
-    mode: str
-    precision: str
-    batch: int
-    iterations: int
-    seconds: float
-    startup_s: float
-    start: int
-    """Which start-up it belongs to; rows of one start-up and one run share its noise."""
-    order: int
-    gpu: str
-    software: str
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A way to run the whole grid."""
-
-    phase: str
-    mode: str
-    precision: str
-    passes: int
-    short: int
-    """So many of the shortest lengths are runs of their own."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.phase} {self.mode} {self.precision}"
-
-
-VARIANTS = (
-    Variant("training", "graph", "tf32", PASSES, SHORT),
-    Variant("training", "eager", "tf32", 1, 0),
-    Variant("testing", "graph", "tf32", 1, 0),
-    Variant("training", "graph", "fp32", 1, SHORT),
-    Variant("testing", "graph", "fp32", 1, 0),
-)
 
 
 class Stopwatch:
@@ -146,15 +104,7 @@ def started(net: str, batch: int, variant: Variant, options: dict[str, Any]) -> 
 
 def graphed(run: Callable[[], Any]) -> Callable[[], Any]:
     """The same work as one CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    graph = captured(run, WARM_UP)
 
     def replay(keep: Any = run) -> None:
         graph.replay()
@@ -237,18 +187,6 @@ def made(variant: Variant, found: Sequence[GridRow]) -> dict[int, list[GridRow]]
     return whole
 
 
-def read(path: Path) -> list[GridRow]:
-    """The rows of a table that was begun; none if it was not."""
-    if not path.exists():
-        return []
-    kinds = {"int": int, "float": float, "str": str}
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            GridRow(*(kinds[str(field.type)](row[field.name]) for field in fields(GridRow)))
-            for row in csv.DictReader(file)
-        ]
-
-
 def rows(
     variant: Variant, options: dict[str, Any], until: float, skip: Iterable[int] = ()
 ) -> Iterator[GridRow]:
@@ -304,11 +242,6 @@ def measure_layers(folder: Path, until: float) -> None:
         wavecast.measure(step, repeats=5, recordings=1, samples=batch).save(path)
         del step
         gc.collect()
-
-
-def layer_key(name: str, batch: int, precision: str) -> str:
-    """The key of a net's trace in the campaign `runs`."""
-    return f"{name}-b{batch}-{precision}"
 
 
 def summary(found: Sequence[GridRow]) -> Iterator[str]:

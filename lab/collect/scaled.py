@@ -1,12 +1,13 @@
-"""Steps of others, recorded on our H200: what scaling a measurement to their GPUs starts from.
+"""How long do published steps take on our H200? Records them, to scale to the GPUs of others.
 
     python -m lab.collect.scaled plan PLAN --data FOLDER           which steps, in which order
     python -m lab.collect.scaled measure OUT SECONDS --plan PLAN   on the GPU
 
-The plan is made where the published tables are (`lab/measured/public_steps`), and holds none of
-their times. What is measured of it depends on the time there is: sets take turns, within a set
-families, within these precisions and models, and steps that were published of many GPUs come
-first. One trace a step goes to OUT. The campaign `scaled` is in no fit.
+`plan` needs the public tables (docs/sources.md); PLAN has none of their times. `measure` needs a
+GPU, timm, torchvision and transformers, and writes one trace a step into OUT. How many it measures
+depends on the time: sets take turns, within a set families, within these precisions and models, and
+steps that were published for many GPUs come first. The campaign `scaled` has
+them; it is in no fit.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
+from lab import needs
 from lab.measured import public_steps
 from lab.measured.public_steps.case import Case, Traces
 from wavecast import Trace
 
 LARGEST_BYTES = 200_000
-"""Of one trace."""
+"""The largest trace that is kept."""
 ALL_BYTES = 8_000_000
 WARM_UP = {"amp_fp16": 12}
 """In float16 the first iterations overflow, and have no update, until the loss is scaled less."""
@@ -117,7 +119,7 @@ def _wanted(case: Case) -> Wanted:
 
 
 def measure(out: Path, seconds: float, steps: Iterable[Wanted]) -> None:
-    """Record the steps one after the other while there is time; what is in OUT is not again."""
+    """Record the steps that OUT lacks, one after the other, until the time is up."""
     import torch
 
     from wavecast.suite.training import float32_products
@@ -172,7 +174,7 @@ def _record(wanted: Wanted, path: Path) -> str:
 
 
 def compact(trace: Trace) -> Trace:
-    """The trace without its memory, which others measure, and three digits of the host's times."""
+    """The trace without its allocations, and with three digits of the host's times."""
     calls = (
         call if call.host_s is None else replace(call, host_s=float(f"{call.host_s:.3g}"))
         for call in trace.calls
@@ -217,7 +219,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan")
     planning.add_argument("plan", type=Path)
-    planning.add_argument("--data", type=Path, required=True, help="published measurements")
+    needs.add_data(planning, *needs.STEPS)
     measuring = commands.add_parser("measure")
     measuring.add_argument("out", type=Path)
     measuring.add_argument("seconds", type=float)

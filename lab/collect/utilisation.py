@@ -1,20 +1,19 @@
-"""GPU utilisation as wavecast sees it, as nvidia-smi does, and as torch.profiler's own sums do.
+"""Do wavecast, nvidia-smi and torch.profiler agree on how busy the GPU is? Measures steps here.
 
     python -m lab.collect.utilisation OUT.csv
 
-on a machine with an NVIDIA GPU: steps of the suite, from host-bound to GPU-bound; those that the
-file has are not measured again. nvidia-smi
-counts the part of its sampling period in which a kernel ran; it is asked ten times a second while
-the step runs over and over. torch.profiler's table gives the sum of kernel times, held here to the
-untouched iteration.
+Needs a machine with an NVIDIA GPU and transformers. Steps of the suite, from host-bound to
+GPU-bound; rows that the file has are not measured again. nvidia-smi counts the part of its sampling
+period in which a kernel ran; it is asked ten times a second while the step runs over and over.
+torch.profiler's table gives the sum of kernel times, here divided by the untouched iteration.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,13 +46,13 @@ STEPS = (
 )
 SECONDS = 3.0
 SETTLING_S = 1.2
-"""nvidia-smi averages over up to a second: what it says first is of before."""
+"""nvidia-smi averages over up to a second, so that its first answers are of the time before."""
 COLUMNS = ("model", "batch", "precision", "seconds", "wavecast", "nvidia_smi", "profiler")
 
 
 @contextmanager
 def _asking() -> Iterator[list[float]]:
-    """What nvidia-smi says while the block runs, in order."""
+    """The utilisation that nvidia-smi prints while the block runs, in order."""
     query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     tool = subprocess.Popen([*query, "-i", "0", "-lms", "100"], stdout=subprocess.PIPE, text=True)
     said: list[float] = []
@@ -106,8 +105,13 @@ def _rows(path: Path) -> list[tuple[str, ...]]:
         return [tuple(row) for row in csv.reader(file)][1:]
 
 
-def main(path: Path) -> None:
+def main() -> None:
     """Measure the steps that the table lacks, and print them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", type=Path, metavar="OUT.csv", help="table to write into")
+    path = parser.parse_args().table
     known = {row[:3] for row in _rows(path)}
     with path.open("a", newline="") as file:
         table = csv.writer(file)
@@ -131,4 +135,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

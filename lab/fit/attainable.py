@@ -1,12 +1,13 @@
 """Fit the shares of the roofline that ops attain.
 
-    python -m lab.fit.attainable FOLDER
+    python -m lab.fit.attainable --data FOLDER
 
-on the steps measured on our H200 (the campaign `steps`) and, from FOLDER, on single ops that
-others measured on more GPUs (lab/measured/public.py). For each kind of op and limit: the floor and
-the share s in (0, 1] that fit best seconds = floor + bound / s, every GPU counting the same; and
-how far the group's time was off on each GPU when that one was left out.
-Writes data/models/attainable.toml.
+Needs pandas and the public tables neusight, kernels and deepbench (docs/sources.md), and the steps
+measured on our H200 (the campaign `steps`). Writes src/wavecast/data/models/attainable.toml.
+
+For each kind of op and limit it finds the floor and the share s in (0, 1] with the least error of
+seconds = floor + bound / s, every GPU counting the same. The range is how far the group's time was
+off on each GPU when that GPU was left out of the fit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab import needs
 from lab.measured import campaigns
+from lab.measured.public_ops import sampled_rows
 from lab.places import MODELS
 from wavecast import device, ops
 from wavecast.predictors.attainable import group_of
@@ -70,10 +73,8 @@ def observations(folder: Path | None) -> dict[str, Observed]:
         for call in trace:
             add(call.op, OUR_GPU, overlap.busy_s(call.kernels))
     if folder is not None:
-        from lab.measured.public import rows
-
-        for op, gpu, seconds in rows(folder):
-            add(op, gpu, seconds)
+        for row in sampled_rows(folder):
+            add(row.ops[0], row.gpu, row.seconds)
     return {
         name: Observed(*(np.array(column) for column in zip(*group, strict=True)))
         for name, group in found.items()
@@ -119,14 +120,14 @@ def spread(observed: Observed, floor_s: float) -> tuple[float, float]:
 def main(given: Sequence[str] | None = None) -> None:
     """Fit all groups and write the card."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("folder", type=Path, nargs="?", help="of the public tables")
-    found = observations(parser.parse_args(given).folder)
+    needs.add_data(parser, *needs.SINGLE_OPS)
+    found = observations(parser.parse_args(given).data)
     gpus = sorted({str(gpu) for observed in found.values() for gpu in observed.gpus})
     lines = [
         "# Shares of the roofline that ops attain. Made by lab/fit/attainable.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
-        'data = "16 training steps on our H200 (measurements/h200/steps); single ops published by '
-        'NeuSight, aiconfigurator and DeepBench (lab/measured/public.py)"',
+        'data = "16 training steps on our H200 (measurements/h200/traces/steps.npz); single ops '
+        'published by NeuSight, aiconfigurator and DeepBench (lab/measured/public_ops.py)"',
         f"gpus = {json.dumps(gpus)}",
         f'steps_sha256 = "{campaigns.digest(STEPS)}"',
         "",

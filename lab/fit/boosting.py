@@ -12,7 +12,7 @@ BINS = 32
 MARGIN = 0.5
 """Beyond the smallest and the largest of each feature (most are powers of two)."""
 CLIP = 0.5
-"""Residuals count no more than this: a few rows are off by factors, and would be chased."""
+"""Residuals are clipped to this, because a few rows are off by factors and would dominate."""
 
 
 def grow(
@@ -57,7 +57,7 @@ def grow(
 
 
 def _range(features: Floats) -> tuple[Floats, Floats]:
-    """Where a forest knows something; a feature that was always the same taught it nothing."""
+    """The range of each feature that a forest was trained on; none for a constant feature."""
     low, high = features.min(axis=0), features.max(axis=0)
     varied = high > low
     return np.where(varied, low - MARGIN, -np.inf), np.where(varied, high + MARGIN, np.inf)

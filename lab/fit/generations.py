@@ -1,19 +1,21 @@
-"""What whole steps say of a generation of GPUs: constants for chips whose ops nobody measured.
+"""Fit constants of GPU generations on whole steps, for chips whose single ops were not measured.
 
     python -m lab.fit.generations --data FOLDER --cache FOLDER
 
-Op by op, few chips were measured; whole steps, on more. How far the op models are off on these
-tells what a generation's chips sustain: of their plain cores and of their tensor cores, and how
-its recurrent layers run. One constant for each, shared by all models and GPUs of the generation,
-and shrunk to none: never one of a network or a GPU. Chips with trees of their own do without.
+Needs pandas, timm, torchvision, transformers and the public tables of steps and of ops
+(docs/sources.md). `--cache` keeps the traces of published steps (`lab/measured/public_steps`) and
+the fits with GPUs left out (`lab/fit/learned.py`); both are made when missing. Writes
+src/wavecast/data/models/generations.toml.
+
+Single ops were measured on few chips, whole steps on more. The errors of the op models on these
+steps show what the chips of a generation sustain: on their plain cores, on their tensor cores, and
+in recurrent layers. There is one constant for each, shared by all models and GPUs of the
+generation and shrunk towards none; no network and no GPU has a constant of its own. Chips that have
+their own trees need none of this.
 
 A third of these steps ran with torch before 1.10, whose libraries used tensor cores less well. One
-more constant, of all models and GPUs, says by how much: without it generations that were measured
-then would look slow for ever. What is predicted has today's libraries; `Aged` is for those steps.
-
-FOLDER of `--data` has the published steps (`lab/measured/public_steps`), that of `--cache` their
-traces and the fits (`lab/fit/learned.py`), made when missing. Writes
-data/models/generations.toml.
+more constant, for all models and GPUs, says by how much. Without it, generations that were measured
+then would look slow. Predictions are for today's libraries; `Aged` is for those old steps.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pathlib import Path
 import numpy as np
 
 import wavecast
+from lab import needs
 from lab.fit.learned import chip_of, fitted_without
 from lab.measured import public_steps
 from lab.measured.comparison import read
@@ -47,15 +50,16 @@ from wavecast.steps.work import work_of
 from wavecast.traces.step import Op
 
 PULLS = {"compute": 5.0, "recurrent": 2.0, "old": 5.0}
-"""How many usual steps a constant of zero counts for. Recurrent layers are in few steps."""
+"""How strongly a constant is pulled to zero, as a number of usual steps. Recurrent layers are in
+few steps."""
 NEAR = 0.2
 """Errors (in the logarithm) from here on count by their size, no longer by its square."""
 ROUNDS = 12
 
 Key = tuple[str, str]
-"""The sort of constant ("compute" or "recurrent"), and the class and generation ("cores.7")."""
+"""The kind of constant ("compute" or "recurrent"), and the class and generation ("cores.7")."""
 OLD: Key = ("old", "tensor")
-"""Of old libraries; it comes on top of that of the generation."""
+"""The constant of old libraries, which comes on top of that of the generation."""
 Constants = Mapping[str, Mapping[str, float]]
 
 
@@ -82,7 +86,7 @@ def chosen(data: Path) -> list[Case]:
 
 
 def steps_of(learned: Learned, traced: Iterable[tuple[Case, Trace]]) -> Iterator[PublishedStep]:
-    """Steps that the GPU bounds, as models predict them that know no such constants."""
+    """GPU-bound steps, predicted by models without these constants."""
     for case, trace in traced:
         found = wavecast.predict(trace, case.gpu, predictor=learned)
         if found.bound_by == "gpu":
@@ -99,12 +103,12 @@ def steps_of(learned: Learned, traced: Iterable[tuple[Case, Trace]]) -> Iterator
 
 def _parts(found: Prediction, learned: Learned) -> dict[Key, float]:
     arrays, launched = found.trace.arrays, work_of(found.trace).launched_ops
-    sorts = dict(zip(launched, _keys(launched, found.device, learned), strict=True))
+    keys = dict(zip(launched, _keys(launched, found.device, learned), strict=True))
     seconds: Counter[Key] = Counter()
     for call, count, answer in zip(
         arrays.works, arrays.counts.tolist(), found.answers, strict=True
     ):
-        key = sorts.get(call.op)
+        key = keys.get(call.op)
         if answer is not None and key is not None:
             seconds[key] += count * answer.seconds
     return dict(seconds)
@@ -138,7 +142,7 @@ def fit(steps: Sequence[PublishedStep]) -> dict[Key, float]:
     counts = Counter(step.source for step in steps)
     weight = np.array([counts[step.source] ** -0.5 for step in steps])
     weight /= weight.mean()
-    pull = np.array([PULLS[sort] for sort, _ in (*keys, OLD)])
+    pull = np.array([PULLS[kind] for kind, _ in (*keys, OLD)])
     offsets = np.zeros(len(keys) + 1)
     for _ in range(ROUNDS):
         scaled = parts * np.exp(offsets[:-1] + aged * offsets[-1])
@@ -152,12 +156,14 @@ def fit(steps: Sequence[PublishedStep]) -> dict[Key, float]:
 
 
 def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants:
-    """By sort: the offsets of each class and generation, and of old libraries; `without` leaves a
-    GPU's chip out."""
+    """The offsets of each class and generation, and of old libraries, by kind.
+
+    `without` leaves the steps of a GPU's chip out.
+    """
     out = chip_of(without) if without else None
-    found: dict[str, dict[str, float]] = {sort: {} for sort in PULLS}
-    for (sort, key), offset in fit([step for step in steps if step.chip != out]).items():
-        found[sort][key] = offset
+    found: dict[str, dict[str, float]] = {kind: {} for kind in PULLS}
+    for (kind, key), offset in fit([step for step in steps if step.chip != out]).items():
+        found[kind][key] = offset
     return found
 
 
@@ -167,17 +173,17 @@ class Aged(Predictor):
 
     learned: Learned
     factor: float
-    """By how much tensor cores took longer."""
+    """How many times as long tensor cores took."""
 
     @classmethod
     def of(cls, learned: Learned, found: Constants) -> Aged:
-        """With what was found of old libraries."""
-        sort, units = OLD
-        return cls(learned, math.exp(found[sort][units]))
+        """The predictor with the fitted constant of old libraries."""
+        kind, units = OLD
+        return cls(learned, math.exp(found[kind][units]))
 
     @classmethod
     def shipped(cls) -> Aged:
-        """Of the fit that comes with the package."""
+        """The predictor with the fit that ships."""
         return cls.of(Learned.shipped(), read_toml(MODELS / "generations.toml"))
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
@@ -207,7 +213,7 @@ def _times(answer: Estimate, factor: float) -> Estimate:
 
 
 class LeftOut:
-    """The predictor for a GPU of which neither ops nor steps were seen, nor of its chip."""
+    """Predictors fitted without the ops and the steps of a GPU's chip."""
 
     def __init__(self, data: Path, cache: Path) -> None:
         self._data, self._cache = data, cache
@@ -253,8 +259,8 @@ def to_toml(steps: Sequence[PublishedStep], found: Constants) -> str:
         f"chips = {len({step.chip for step in steps})}",
         f'steps_sha256 = "{digest(steps)}"',
     ]
-    for sort, offsets in found.items():
-        lines += ["", f"[{sort}]", *(f'"{key}" = {value}' for key, value in offsets.items())]
+    for kind, offsets in found.items():
+        lines += ["", f"[{kind}]", *(f'"{key}" = {value}' for key, value in offsets.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -272,7 +278,7 @@ def _off(step: PublishedStep, offsets: Mapping[Key, float]) -> float:
 def main(given: Sequence[str] | None = None) -> None:
     """Fit and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
     args = parser.parse_args(given)
     Traces(args.cache).make_missing(chosen(args.data))

@@ -1,11 +1,14 @@
 """Fit the kernel for grouped products, on the experts of real models measured on our H200.
 
-    python -m lab.fit.grouped          # writes src/wavecast/data/models/grouped.toml
+    python -m lab.fit.grouped
 
-Its constants (`wavecast.predictors.learned.physics.groups`) are fitted on groups that are equal and on groups that
-are not, since a trace does not know which: what is said of one lies between. The errors and the
-range are those of models left out, one after the other; the range is widened, for all is of one
-GPU. The products that are fitted are those of `lab/collect/experts.py`, in bfloat16.
+Needs measurements/h200/grouped.json alone (`lab.collect.experts`). Writes
+src/wavecast/data/models/grouped.toml.
+
+The constants (`wavecast.predictors.learned.physics.groups`) are fitted on groups of equal and of
+unequal sizes together, because a trace does not know the sizes; the prediction lies in between.
+The errors and the range are those of models left out, one after the other. The range is widened,
+because all measurements are of one GPU. Only products in bfloat16 are fitted.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from lab.collect.experts import GPU, ExpertRow, measured_s, op_of, read
 from lab.fit.learned import ONE_GPU_SPREAD, RANGE
 from lab.fit.op_fit import constants
+from lab.measured.experts import GPU, ExpertRow, measured_s, op_of, read
 from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of
@@ -28,11 +31,11 @@ from wavecast.predictors.learned.physics.tiles import Theta
 from wavecast.predictors.learned.predictor import Learned
 
 PRIOR = 2.0
-"""How much a constant resists leaving its physical guess: what nobody measured stays there."""
+"""How strongly a constant is held at its physical guess; one without measurements stays there."""
 
 
 def in_one_kernel(rows: Sequence[ExpertRow]) -> list[ExpertRow]:
-    """Those of the rows that the kernel ran."""
+    """The rows that ran as one grouped kernel."""
     return [row for row in rows if row.op == "aten._grouped_mm" and row.events_s is not None]
 
 
@@ -44,7 +47,7 @@ def our_gpu() -> GpuFacts:
 
 
 def said(rows: Sequence[ExpertRow], theta: Theta) -> Floats:
-    """What the kernel takes for each row by these constants."""
+    """The kernel's predicted seconds for each row, with these constants."""
     batch = batch_of([op_of(row) for row in rows], {})
     return grouped_s(batch.parts["grouped"].columns, our_gpu(), theta)
 
@@ -63,7 +66,7 @@ def fit(rows: Sequence[ExpertRow]) -> dict[str, float]:
 
 
 def left_out(rows: Sequence[ExpertRow]) -> Floats:
-    """What is said of each row by a fit that never saw its model."""
+    """The predicted seconds of each row by a fit that never saw its model."""
     models = np.array([row.model for row in rows])
     found = np.zeros(len(rows))
     for model in np.unique(models):

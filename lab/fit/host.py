@@ -1,35 +1,40 @@
-"""Fit what it costs a host to issue a step, from host-bound steps measured on our H200.
+"""Fit what it costs the reference host to issue a step, and write its file.
 
     python -m lab.fit.host
 
-The host's seconds for a step are the sum of `timeline.COSTS` times how often its calls ask for
-them, times a factor of the machine: each lease of our GPU came with another virtual machine, and
-they differ by up to 1.6. On most of them a profiler had run in the process, which slows all that is
-issued (docs/adr/0018): that is in the factor, too. Costs lie within `BOUNDS`; errors are relative
-and robust. Prints the constants for `wavecast.steps.timeline.REFERENCE_HOST`, those of a machine `MIDDLE`
-times as slow as that of the suite; and the errors with each model left out.
+Needs scipy and measurements/h200, no GPU and no public tables; takes a minute. Writes
+src/wavecast/data/hosts/reference.toml (`lab.fit.host_reference` says what is in it) and prints the
+costs, and the errors with each model left out of the fit.
+
+The host's seconds for a step are the sum of its costs (`wavecast.hardware.hosts.COSTS`), each times
+how often the step's calls need it, times a factor of the machine. Each lease of our GPU came with
+another virtual machine, and they differ by up to 1.6. On most of them a profiler had run in the
+process, which slows all that is issued afterwards (docs/adr/0018): the factor includes that. Costs
+lie within `BOUNDS`; errors are relative and robust. The reference host is `MIDDLE` times as slow as
+the machine on which the suite was measured.
 """
 
 from __future__ import annotations
 
 import re
-import statistics
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
+from lab.fit.host_reference import HOST_BOUND, OUT, host_bound, machine_factor, model_of, to_toml
 from lab.measured import campaigns
-from lab.measured.timed import Machine, Timed, all_machines
+from lab.measured.timed import all_machines, machines
 from wavecast import Host
+from wavecast.files import write_whole
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 
 LEASES = ("suite", "suite-half", "layouts", "measured", "habitat", "population", "inference")
-"""Folders of traces, each of another machine (some of several), where a profiler had run. The last
-two have forward passes alone, which tell what autograd costs."""
-HOST_BOUND = 0.75
-"""GPU utilisation below which the host sets the pace."""
+"""Campaigns of traces measured on other machines (some on several), after a profiler had run. The
+last two have forward passes alone, which show what autograd costs."""
 BOUNDS = {
     "forward_s": (3e-6, 20e-6),
     "autograd_s": (0.0, 20e-6),
@@ -42,20 +47,21 @@ BOUNDS = {
     "tensor_s": (0.2e-6, 8e-6),
     "step_s": (75e-6, 1500e-6),
 }
-"""What a cost may be: an op in Python takes 5 to 15 us, and as much again for autograd."""
+"""The least and the most that each cost may be. An op takes 5 to 15 us in Python, and as much again
+for autograd."""
 MIDDLE = 1.07
-"""Of what a host takes on which the suite was measured, slowed by a profiler. Without one five of
-our machines take 0.94 to 1.24 times as long as that: this is the middle one."""
+"""The reference host over the suite's machine, which a profiler had slowed. Without a profiler five
+of our machines take 0.94 to 1.24 times as long as that one; this is the middle of the five."""
 ROUNDS = 25
 NEAR = 0.05
-"""Errors below this count as their square, larger ones as they are."""
+"""Relative errors below this are squared in the loss, larger ones count by their size."""
 
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Host-bound steps: what they ask for, how long they took, and where."""
+    """Host-bound steps: how often each needs each cost, its seconds, machine and model."""
 
     asked: NDArray[np.float64]
     seconds: Vector
@@ -63,12 +69,13 @@ class Steps:
     models: NDArray[np.str_]
 
     def where(self, mask: NDArray[np.bool_]) -> Steps:
-        """Those of the steps that a mask selects."""
+        """The steps that a mask selects."""
         return Steps(self.asked[mask], self.seconds[mask], self.leases[mask], self.models[mask])
 
 
+@cache
 def read() -> Steps:
-    """All steps that the host bounds."""
+    """All host-bound steps that were measured."""
     rows = [
         ([step.asked.get(name, 0.0) for name in BOUNDS], step.seconds, machine.name, model_of(step))
         for machine in all_machines()
@@ -82,7 +89,7 @@ def read() -> Steps:
                 continue
             if "counters" in key or whole.gpu_s > HOST_BOUND * whole.seconds:
                 continue
-            # Two looks at the same: issued to an idle GPU, and in the steady state.
+            # Both measure the host: issuing to an idle GPU, and the step in the steady state.
             seconds = float(np.sqrt(whole.seconds * max(whole.host_s, 0.5 * whole.seconds)))
             model = re.split(r"[-_]b\d", key)[0]
             rows.append((demands(trace.calls).sum(axis=0)[columns].tolist(), seconds, lease, model))
@@ -90,24 +97,14 @@ def read() -> Steps:
     return Steps(np.array(asked), np.array(seconds_), np.array(leases), np.array(models))
 
 
-def host_bound(machine: Machine) -> list[Timed]:
-    """The steps of a machine for which its host sets the pace."""
-    return [step for step in machine.steps if step.gpu_s < HOST_BOUND * step.seconds]
-
-
-def model_of(step: Timed) -> str:
-    """Whose step it is."""
-    return re.split(r"[-_ ]b\d", step.name)[0]
-
-
 def fit(steps: Steps) -> tuple[Vector, dict[str, float]]:
-    """The costs on the suite's machine, and how many times as long others take."""
+    """The costs on the suite's machine, and each machine's factor over it."""
     low, high = np.array(list(BOUNDS.values())).T
     factors = {str(lease): 1.0 for lease in np.unique(steps.leases)}
     weights = np.ones(len(steps.seconds))
     for _ in range(ROUNDS):
-        of_each = np.array([factors[lease] for lease in steps.leases])
-        seconds = steps.seconds / of_each
+        factor_of_step = np.array([factors[lease] for lease in steps.leases])
+        seconds = steps.seconds / factor_of_step
         rooted = np.sqrt(weights)
         scaled = steps.asked / seconds[:, None] * rooted[:, None]
         costs = lsq_linear(scaled, rooted, bounds=(low, high)).x
@@ -120,18 +117,15 @@ def fit(steps: Steps) -> tuple[Vector, dict[str, float]]:
 
 
 def host_without(machine: str, steps: Steps) -> Host:
-    """The reference host as it would be without what was measured on a machine."""
+    """The reference host, fitted without the steps of one machine."""
     costs, _ = fit(steps.where(steps.leases != machine))
-    return replace(REFERENCE_HOST, **dict(zip(BOUNDS, (MIDDLE * costs).tolist(), strict=True)))
+    fitted_s: dict[str, Any] = {**reference_costs(costs)}
+    return replace(REFERENCE_HOST, **fitted_s)
 
 
-def machine_factor(machine: Machine, host: Host = REFERENCE_HOST) -> float:
-    """How many times as long as another host a machine takes for the steps that it bounds."""
-    ratios = [
-        step.seconds / sum(times * getattr(host, name) for name, times in step.asked.items())
-        for step in host_bound(machine)
-    ]
-    return float(statistics.median(ratios))
+def reference_costs(costs: Vector) -> dict[str, float]:
+    """The costs of the reference host in seconds, from those of the suite's machine."""
+    return dict(zip(BOUNDS, (MIDDLE * costs).tolist(), strict=True))
 
 
 def left_out(steps: Steps) -> Vector:
@@ -140,19 +134,23 @@ def left_out(steps: Steps) -> Vector:
     for model in np.unique(steps.models):
         out = steps.models == model
         costs, factors = fit(steps.where(~out))
-        of_each = np.array([factors.get(lease, 1.0) for lease in steps.leases[out]])
-        errors[out] = steps.asked[out] @ costs * of_each / steps.seconds[out] - 1
+        factor_of_step = np.array([factors.get(lease, 1.0) for lease in steps.leases[out]])
+        errors[out] = steps.asked[out] @ costs * factor_of_step / steps.seconds[out] - 1
     return errors
 
 
 def main() -> None:
-    """Fit, and show how well steps are met."""
+    """Fit, write the file, and print how well steps are predicted."""
     steps = read()
     costs, factors = fit(steps)
     print({lease: round(factor, 2) for lease, factor in factors.items()})
-    found = dict(zip(BOUNDS, MIDDLE * costs * 1e6, strict=True))
-    for name, cost_us in found.items():
-        print(f"{name:14} {cost_us:7.1f} us")
+    fitted_s = reference_costs(costs)
+    for name, cost_s in fitted_s.items():
+        print(f"{name:14} {cost_s * 1e6:7.1f} us")
+    measured = machines()
+    write_whole(OUT, to_toml(fitted_s, measured))
+    for machine in measured:
+        print(f"{machine.name}: {machine_factor(machine):.2f} times the reference host")
     errors = left_out(steps)
     low, high = np.quantile(1 / (1 + errors), (0.05, 0.95))
     print(f"measured over predicted, nine in ten of the steps: {low:.2f} to {high:.2f}")

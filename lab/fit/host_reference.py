@@ -1,66 +1,108 @@
-"""The host benchmark's times on the reference host, from the machines where both were measured.
+"""The reference host: its benchmark times, and the file that ships them with its costs.
 
-    python -m lab.fit.host_reference
+`python -m lab.fit.host` uses this module and writes src/wavecast/data/hosts/reference.toml.
 
-On each machine of `lab.measured.timed` the benchmark ran and steps were timed, before any profiler.
-Its times, divided by how many times as long as the reference host that machine takes for its steps,
-are what the reference host would take. Writes src/wavecast/data/hosts/reference.toml: the mean of
-machines.
+On each machine of `lab.measured.timed` the host benchmark ran and steps were timed, before any
+profiler had run. A machine's factor is how many times as long as the reference host it takes for
+its host-bound steps. Its benchmark times divided by that factor are what the reference host would
+take; the file has their mean over machines.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lab.fit.host import machine_factor
-from lab.measured.timed import Machine, machines
+from lab.measured.timed import Machine, Timed
 from wavecast import Host
-from wavecast.hardware import host_files
+from wavecast.files import shipped, shipped_toml
 from wavecast.hardware.hosts import REFERENCE_HOST
 
-OUT = Path(host_files.__file__).parent / "data" / "hosts" / "reference.toml"
+FILE = "hosts/reference.toml"
+OUT = shipped(FILE)
+HOST_BOUND = 0.75
+"""GPU utilisation below which the host sets the pace."""
+MEASURED_COSTS = ("sync_s", "launch_s", "graph_s", "node_s")
+"""Costs that are measured (measurements/h200/host), not fitted: they stay as the file has them."""
+
+_HEAD = """\
+# Written by python -m lab.fit.host.
+# [costs] are seconds for issuing one of each, fitted on host-bound steps of our H200 (virtual
+# machines, Python 3.12, torch 2.11). The {machines} machines on which no profiler had run take
+# {fastest:.2f} to {slowest:.2f} times as long; hosts of public tables take 0.4 to 2 times as long
+# (python -m lab.score.machine_hosts). sync_s, launch_s, graph_s and node_s are measured
+# (measurements/h200/host), and so is graph.gap_s, the median of seven steps.
+# [cpu] and [cuda] are seconds for the patterns of the host benchmark
+# (wavecast.frameworks.pytorch.measurement.host_benchmark), as the reference host would take them.
+# Measured with {software}.
+"""
+
+
+def host_bound(machine: Machine) -> list[Timed]:
+    """The steps of a machine for which its host sets the pace."""
+    return [step for step in machine.steps if step.gpu_s < HOST_BOUND * step.seconds]
+
+
+def model_of(step: Timed) -> str:
+    """The name of the model that a step trains."""
+    return re.split(r"[-_ ]b\d", step.name)[0]
+
+
+def machine_factor(machine: Machine, host: Host = REFERENCE_HOST) -> float:
+    """How many times as long as `host` a machine takes for its host-bound steps (median)."""
+    ratios = [
+        step.seconds / sum(times * getattr(host, name) for name, times in step.asked.items())
+        for step in host_bound(machine)
+    ]
+    return float(statistics.median(ratios))
 
 
 def reference_of(
     measured: Sequence[Machine], host: Host = REFERENCE_HOST
 ) -> dict[str, dict[str, float]]:
-    """What a host would take for the benchmark, from machines that ran it: the geometric mean."""
-    found: dict[str, dict[str, list[float]]] = {"cpu": {}, "cuda": {}}
+    """The benchmark times of `host`, on "cpu" and "cuda": the geometric mean over machines."""
+    scaled_s: dict[str, dict[str, list[float]]] = {"cpu": {}, "cuda": {}}
     for machine in measured:
         factor = machine_factor(machine, host)
-        for sort, times in (("cpu", machine.start["cpu"]), ("cuda", machine.throughout)):
+        for place, times in (("cpu", machine.start["cpu"]), ("cuda", machine.throughout)):
             for name, seconds in times.items():
-                found[sort].setdefault(name, []).append(seconds / factor)
+                scaled_s[place].setdefault(name, []).append(seconds / factor)
     return {
-        sort: {name: statistics.geometric_mean(each) for name, each in times.items()}
-        for sort, times in found.items()
+        place: {name: statistics.geometric_mean(values) for name, values in patterns.items()}
+        for place, patterns in scaled_s.items()
     }
 
 
-def to_toml(measured: Sequence[Machine]) -> str:
-    """The file's content."""
-    software = {machine.software for machine in measured}
-    lines = [
-        "# Written by python -m lab.fit.host_reference: seconds of the host benchmark's patterns",
-        "# (wavecast.frameworks.pytorch.measurement.host_benchmark), "
-        "as the reference host would take them.",
-        f"# Measured on {len(measured)} machine(s) of our H200 with {', '.join(sorted(software))}.",
-    ]
-    for sort, times in reference_of(measured).items():
-        lines += ["", f"[{sort}]"]
-        lines += [f"{name} = {value:.4g}" for name, value in times.items()]
-    return "\n".join(lines) + "\n"
+def to_toml(fitted_s: Mapping[str, float], measured: Sequence[Machine]) -> str:
+    """The content of the file.
 
-
-def main() -> None:
-    """Write the file."""
-    measured = machines()
-    OUT.write_text(to_toml(measured), encoding="utf-8")
-    for machine in measured:
-        print(f"{machine.name}: {machine_factor(machine):.2f} times the reference host")
-
-
-if __name__ == "__main__":
-    main()
+    Args:
+        fitted_s: the fitted costs of the reference host, in seconds.
+        measured: machines where the host benchmark ran and steps were timed.
+    """
+    shipped_now = shipped_toml(FILE)
+    costs = {name: f"{cost_s * 1e6:.1f}e-6" for name, cost_s in fitted_s.items()}
+    costs |= {name: f"{shipped_now['costs'][name] * 1e6:.1f}e-6" for name in MEASURED_COSTS}
+    seconds: dict[str, Any] = {name: float(text) for name, text in costs.items()}
+    host = Host(name="reference host", **seconds)
+    factors = [machine_factor(machine, host) for machine in measured]
+    head = _HEAD.format(
+        machines=len(measured),
+        fastest=min(factors),
+        slowest=max(factors),
+        software=", ".join(sorted({machine.software for machine in measured})),
+    )
+    sections = {
+        "costs": costs,
+        "graph": {"gap_s": f"{shipped_now['graph']['gap_s'] * 1e6:.1f}e-6"},
+        **{
+            place: {name: f"{seconds:.4g}" for name, seconds in patterns.items()}
+            for place, patterns in reference_of(measured, host).items()
+        },
+    }
+    return head + "".join(
+        f"\n[{title}]\n" + "".join(f"{name} = {value}\n" for name, value in values.items())
+        for title, values in sections.items()
+    )

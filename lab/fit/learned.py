@@ -1,13 +1,15 @@
 """Fit the learned op models, and score them on GPUs left out of the fit.
 
     python -m lab.fit.learned --data FOLDER            fit, and write the model and its card
-    python -m lab.fit.learned --data FOLDER --score    the table only
-    python -m lab.fit.learned --data FOLDER --quick    fit only: keeps the old ranges
+    python -m lab.fit.learned --data FOLDER --score    print the table, write nothing
+    python -m lab.fit.learned --data FOLDER --quick    fit only, and keep the old ranges
 
-FOLDER has the public tables that `lab/measured/op_data.py` reads. Every GPU is predicted by models
-that never saw it. In the table, a kind measured on one GPU only is then one that the models know
-nothing of; on the card its errors are those of the fit, and its range is widened. Writes
-data/models/learned.npz and learned.toml.
+Needs pandas, the public tables neusight, kernels and deepbench (docs/sources.md), and our own
+measurements. Writes src/wavecast/data/models/learned.npz and learned.toml.
+
+Every GPU is predicted by models that never saw it. A kind of op that was measured on one GPU only
+is then unknown to the models: the table says so, and the card has the errors of the fit instead,
+with a wider range.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from lab import needs
 from lab.fit.op_fit import fit
 from lab.fit.op_table import OpTable, tables
-from lab.measured.op_data import OpRow, all_rows, digest
+from lab.measured.op_data import all_rows
+from lab.measured.op_row import OpRow, digest
 from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
@@ -44,30 +48,30 @@ LEAST_ROWS = 20
 """GPUs with fewer rows of a model are not left out by themselves."""
 RANGE = (0.05, 0.95)
 WIDEST = (0.2, 5.0)
-"""No range is wider: a few ops of microseconds are off by more, and no step depends on them."""
+"""The widest range. A few ops of microseconds are off by more, but no step depends on them."""
 ONE_GPU_SPREAD = 1.35
-"""By how much a range grows where all is from one GPU: what elementwise ops, of eight, show
-between GPUs."""
+"""The factor by which a range grows if all measurements are of one GPU: the spread between the
+eight GPUs that have elementwise ops."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredOps:
-    """Rows and what was said of them while their GPU was left out."""
+    """Rows, and their predictions by models that never saw their GPU."""
 
     rows: Sequence[OpRow]
     said_s: Floats
     fitted_s: Floats
-    """What the models say that have seen all GPUs."""
+    """Predictions by the models that have seen all GPUs."""
 
 
 @functools.lru_cache(maxsize=1)
 def rows_of(data: Path) -> Sequence[OpRow]:
-    """All ops that are fitted: AMD's libraries are too few and too different."""
+    """All ops that are fitted. AMD's are left out: they are few, and its libraries differ."""
     return [row for row in all_rows(data) if device(row.gpu).vendor == VENDOR]
 
 
 def fit_all(found: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, OpModel]:
-    """A model of each sort of part; of one that nobody measured, the physics it begins with."""
+    """A model for each kind of part. A kind without measurements keeps its physical guesses."""
     models: dict[str, OpModel] = {}
     for name in FITTED:
         if name in found:
@@ -80,7 +84,7 @@ def fit_all(found: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, Op
 
 
 def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, ScoredOps]:
-    """What models say of each GPU that never saw its chip."""
+    """Predictions for each GPU by models that never saw its chip."""
     scores = {}
     for name in FITTED:
         table = found[name]
@@ -105,7 +109,7 @@ def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[
 
 
 def chip_of(gpu: str) -> tuple[str, int | None]:
-    """What GPUs share that are one chip with other memory or cooling."""
+    """The chip of a GPU: the same for GPUs that differ in memory or cooling only."""
     found = device(gpu)
     return found.architecture, found.sm_count
 
@@ -148,7 +152,7 @@ def kept_fit(path: Path, rows: Sequence[OpRow], *, chips: bool = True) -> Learne
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a group of rows, every GPU counting the same."""
+    """The errors of a group of rows, every GPU counting the same."""
 
     rows: int
     gpus: int
@@ -218,7 +222,7 @@ def covered(rows: Sequence[OpRow], said: Floats) -> float:
 
 
 def said_by(predictor: Roofline | Attainable, rows: Sequence[OpRow]) -> Floats:
-    """What another predictor says; the ops of a row add up."""
+    """The seconds that another predictor gives for each row, summed over its ops."""
     return np.array(
         [
             sum(
@@ -294,7 +298,7 @@ def _references(gpus: Sequence[str]) -> Iterator[str]:
 
 
 def group_lines(scores: Mapping[str, ScoredOps]) -> list[str]:
-    """The card's line of each group."""
+    """A line of the card for each group."""
     lines = []
     for name, scored in grouped(scores).items():
         rows = scored.rows
@@ -314,7 +318,7 @@ def group_lines(scores: Mapping[str, ScoredOps]) -> list[str]:
 
 
 def old_lines() -> list[str]:
-    """The groups of the card that is there."""
+    """The lines of the groups on the card that ships now."""
     path = MODELS / "learned.toml"
     if not path.exists():
         return ['"other" = { low = 0.5, high = 2.0 }']
@@ -324,9 +328,9 @@ def old_lines() -> list[str]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Fit, leave out, write."""
+    """Fit, score with GPUs left out, and write the model and its card."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--score", action="store_true", help="print the table, write nothing")
     parser.add_argument("--quick", action="store_true", help="leave no GPU out")
     args = parser.parse_args(given)

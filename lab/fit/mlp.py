@@ -1,13 +1,16 @@
-"""Fit Habitat's MLPs on layers that others measured and on layers measured on our GPU.
+"""Fit Habitat's networks (MLPs) on layers that others measured and on layers measured on our GPU.
 
-    python -m lab.fit.mlp prepare FOLDER public.npz      the data of others, as arrays (pandas)
-    python -m lab.fit.mlp collect public.npz DIR         layers measured on this machine's GPU
-    python -m lab.fit.mlp fit public.npz DIR/*.csv --out RESULTS
+    python -m lab.fit.mlp prepare FOLDER public.npz      the public layers as arrays
+    python -m lab.fit.mlp fit public.npz measurements/h200/layers/*.csv --out RESULTS
 
-`collect` and `fit` need torch and numpy only. For each kind of layer, target and width: a network
-on 80 % of the configurations, one for each GPU left out, and one on all. A left-out GPU is
-predicted as it is, and from each other GPU as what was measured there times the ratio of two
-predictions. RESULTS gets results.json and, of the narrowest width, the networks with their cards.
+`prepare` needs pandas and the public tables neusight and deepbench (docs/sources.md). `fit` needs
+only torch and numpy, and runs on a GPU machine; `lab.collect.layers` measured our layers. RESULTS
+gets results.json and, of the narrowest width, the networks with their cards, which become
+src/wavecast/data/models/mlp-*.
+
+For each kind of layer, target and width there is a network fitted on 80% of the configurations, one
+for each GPU left out, and one fitted on all. A left-out GPU is predicted directly, and also from
+each other GPU: the time measured there times the ratio of two predictions.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.measured.mlp_data import Table, collected, joined, op_of, prepare, public, shared_layers
-from wavecast.campaigns.layer_times import collect
-from wavecast.campaigns.progress import Progress
+from lab import needs
+from lab.measured.layer_ops import op_of
+from lab.measured.mlp_data import Table, collected, joined, prepare, public
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.mlp.features import DEVICE_FEATURES, device_features
 from wavecast.predictors.mlp.file import write_model
-from wavecast.predictors.mlp.layers import KINDS, Layer, PassTimes, layer, layer_type
+from wavecast.predictors.mlp.layers import KINDS, layer, layer_type
 from wavecast.predictors.mlp.network import MlpNetwork
 from wavecast.predictors.roofline import Roofline
 
@@ -43,7 +46,7 @@ Floats = NDArray[np.float64]
 
 TARGETS = ("forward", "backward", "forward+backward")
 LONG_MS = 0.2
-"""Errors are also given of the rows from here on: all that we have of NeuSight's."""
+"""Errors are also given for rows of at least this: all rows that we have of NeuSight."""
 LEAST_ROWS = 20
 """GPUs with fewer rows of a kind are not left out by themselves."""
 SPREAD = (0.1, 0.9)
@@ -52,50 +55,12 @@ SPREAD = (0.1, 0.9)
 gpu_named = cache(device)
 
 
-def measure(args: argparse.Namespace) -> None:
-    """Measure layers that others measured, then layers of Habitat's ranges, for so many seconds."""
-    from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
-
-    gpu = gpu_id(args.device)
-
-    def timed(each: Layer) -> PassTimes:
-        return time_layer(each, args.device, benchmark=args.benchmark)
-
-    def shown(at: Progress) -> None:
-        if at.done % 500 == 0:
-            print(f"  {at.done} of {at.total}, {at.remaining_s:.0f} s to go", flush=True)
-
-    for kind in args.kinds:
-        shared = shared_layers(public(args.public, kind), kind)
-        plans: list[tuple[int | str, list[Layer] | None, float]] = [
-            ("public", shared, args.seconds * 0.4),
-            (args.seed, None, args.seconds * 0.6),
-        ]
-        for seed, layers, limit_s in plans:
-            began, path = time.perf_counter(), args.out / f"{gpu}-{kind}-{seed}.csv"
-            count = args.count if layers is None else min(args.count, len(layers))
-            rows = collect(
-                kind,
-                seed,
-                count,
-                path,
-                timed,
-                gpu=gpu,
-                software=software(args.benchmark),
-                layers=layers,
-                limit_s=limit_s,
-                progress=shown,
-            )
-            spent_s = time.perf_counter() - began
-            print(f"{path}: {rows} of {count} rows, {spent_s:.0f} s", flush=True)
-
-
 # What is fitted.
 
 
 @dataclass(frozen=True, eq=False)
 class FitProblem:
-    """Rows of one kind with one target, and what other predictors say of them."""
+    """Rows of one kind with one target, and the predictions of others for them."""
 
     kind: str
     target: str
@@ -104,7 +69,7 @@ class FitProblem:
     features: Floats
     ms: Floats
     others_ms: dict[str, Floats]
-    """By predictor: "roofline" and "attainable"."""
+    """Predicted milliseconds of the predictors "roofline" and "attainable"."""
 
     @property
     def trainable(self) -> Array:
@@ -116,7 +81,7 @@ class FitProblem:
 def problem(
     rows: Table, kind: str, target: str, least_s: float = 0.0, limit: int | None = None
 ) -> FitProblem | None:
-    """What there is to learn of a kind; None if nothing was measured.
+    """The rows to fit for a kind and a target; None if nothing was measured.
 
     Rows below `least_s` are left out: under a loss in per cent the shortest would have nearly all
     the weight. Habitat had none, since it measured the host along with them.
@@ -308,7 +273,7 @@ def card(
     spread: list[float],
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """What a reader of the network must know of it."""
+    """The card of a network: data, recipe, errors and ranges."""
     digest = hashlib.sha256()
     for path in (args.public, *sorted(args.collected)):
         digest.update(path.read_bytes())
@@ -370,18 +335,12 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lab.fit.mlp")
     commands = parser.add_subparsers(dest="command", required=True)
     preparing = commands.add_parser("prepare")
-    preparing.add_argument("folder", type=Path)
+    preparing.add_argument("folder", type=needs.tables("neusight", "deepbench"))
     preparing.add_argument("public", type=Path)
-    collecting, fitting = commands.add_parser("collect"), commands.add_parser("fit")
-    for each in (collecting, fitting):
-        each.add_argument("public", type=Path)
-        each.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-        each.add_argument("--device", default="cuda")
-    collecting.add_argument("out", type=Path)
-    collecting.add_argument("--seconds", type=float, default=90, help="for each kind")
-    collecting.add_argument("--count", type=int, default=2500, help="layers of each list")
-    collecting.add_argument("--seed", type=int, default=0)
-    collecting.add_argument("--benchmark", action="store_true", help="cuDNN tries algorithms")
+    fitting = commands.add_parser("fit")
+    fitting.add_argument("public", type=Path)
+    fitting.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    fitting.add_argument("--device", default="cuda")
     fitting.add_argument("collected", type=Path, nargs="*")
     fitting.add_argument("--out", type=Path, required=True)
     fitting.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS[:2]))
@@ -399,8 +358,6 @@ def main(given: Sequence[str] | None = None) -> None:
     args = arguments().parse_args(given)
     if args.command == "prepare":
         prepare(args.folder, args.public)
-    elif args.command == "collect":
-        measure(args)
     else:
         began = time.perf_counter()
         fit_all(args)

@@ -34,37 +34,37 @@ MOST = 4.0
 SCALE = 0.15
 """Errors (in the logarithm) from here on count by their size, no longer by its square."""
 PRIOR = 8.0
-"""How much a constant resists leaving its physical guess: what nobody measured stays there."""
+"""How strongly a constant is held at its physical guess; one without measurements stays there."""
 GPU_ROWS = 8.0
-"""How much a GPU's mean error counts, as the root of a number of rows: shapes are learned from how
-ops differ on one GPU, and what a GPU does as a whole from how GPUs differ, each counting once."""
+"""How much a GPU's mean error counts, as the root of a number of rows. Shapes are learned from how
+ops differ on one GPU, and the level of a GPU from how GPUs differ, each counting once."""
 ALIKE = ("stream", "depthwise")
-"""Models without that: some GPUs have only one op of them, whose error would pass for the GPU's."""
+"""Models without that weight: some GPUs have one such op, whose error would pass for the GPU's."""
 GENERATIONS = ("product", "convolution", "recurrent")
 """Models with a constant for each architecture."""
 LEAST_SHARE = 0.02
 FAMILY_ROWS = 4.0
-"""A family's factor is what so many rows with none would leave of its mean."""
+"""A family's factor is its mean, shrunk as if so many more rows had a factor of one."""
 CHIP_TREES: Mapping[int, dict[str, Any]] = {
     200: {"trees": 150, "depth": 5, "rate": 0.08, "least": 10.0},
     400: {"trees": 150, "depth": 6, "rate": 0.2, "least": 5.0},
     3000: {"trees": 200, "depth": 7, "rate": 0.2, "least": 3.0},
 }
-"""From so many rows on, a chip gets trees of its own: such ones."""
+"""The fewest rows for which a chip gets its own trees, and the size of those trees."""
 IN_GROUPS: Mapping[str, Any] = {"trees": 200, "rate": 0.2, "least": 5.0}
-"""Trees for convolutions in groups. One chip was asked for these, so that nothing but their number
-keeps trees from learning what libraries do with them; what others have in common is known."""
+"""Trees for convolutions in groups. They were measured on one chip only, so that few trees must
+keep the fit from learning what is special about that chip."""
 LEAST_SEEN = 10
-"""From so many rows on a chip's trees know a sort of them."""
+"""The fewest rows of a family for which a chip's trees are trusted."""
 FOLDS = 4
-"""Parts that sorts are dealt into, each left out of trees once."""
+"""Parts that families are dealt into; each part is left out of the trees once."""
 MOST_ELEMENTWISE = 0.1
-"""Elementwise ops are alike where all were measured (NeuSight); what differs on one GPU is what its
-L2 holds."""
+"""Elementwise ops are alike on the GPUs where all were measured (NeuSight). Differences on one GPU
+come from what its L2 cache holds."""
 
 
 def weights(table: OpTable) -> Floats:
-    """Between every row counting the same and every GPU counting the same.
+    """The weight of each row: between every row and every GPU counting the same.
 
     On one GPU long ops count more, by the root of their time: the short ones are many, and what
     they take of a step is little.
@@ -106,7 +106,7 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
 
 
 def shared_trees(features: Floats, left: Floats, weight: Floats, sorts: Floats) -> Forest:
-    """Trees for all chips; what they miss of convolutions in groups, more trees."""
+    """Trees for all chips, and more trees for the errors left on convolutions in groups."""
     forest = grow(features, left, weight)
     grouped = sorts[:, -1] > 0 if sorts.shape[1] else np.zeros(len(left), bool)
     if grouped.sum() < min(CHIP_TREES):
@@ -181,8 +181,7 @@ def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floa
 
 
 def _telling(table: OpTable, model: OpModel) -> Floats:
-    """How much rows say of a model: where memory or the launch bounds an op, little is seen of the
-    chip."""
+    """How much each row says about a model: little where memory or the launch bounds the op."""
     found: Floats = weights(table) * np.maximum(_limits(table, model).share(), LEAST_SHARE)
     return found
 
@@ -200,7 +199,7 @@ def _missed(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Fl
 
 
 def _limits(table: OpTable, model: OpModel) -> TimeLimits:
-    """Of each row: the sum of its parts."""
+    """The sum over the parts of each row."""
     part = table.parts[model.name]
     of_parts = PHYSICS[model.name][0](part.columns, table.facts(model.name), model.theta)
     return TimeLimits(
@@ -209,7 +208,7 @@ def _limits(table: OpTable, model: OpModel) -> TimeLimits:
 
 
 def _shared(table: OpTable, model: str) -> Floats:
-    """How much of what is seen of an op holds for all GPUs: the more have it, the more."""
+    """How far an op's factor holds for all GPUs: the more GPUs show it, the further."""
     family = table.parts[model].family[_places(table, model)]
     gpus: dict[str, set[str]] = {}
     for name, gpu in zip(family, table.gpu, strict=True):
@@ -219,8 +218,10 @@ def _shared(table: OpTable, model: str) -> Floats:
 
 
 def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
-    """Trees on what the model misses on each chip and class of units of which enough is known; GPUs
-    that differ in memory or cooling only are one."""
+    """Trees on the model's errors for each chip and class of units with enough rows.
+
+    GPUs that differ in memory or cooling only count as one chip.
+    """
     part, facts = table.parts[model.name], table.facts(model.name)
     chips = chips_of(classes_of(part.columns, facts), facts)[_places(table, model.name)]
     found = {}
@@ -242,8 +243,11 @@ def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dic
 def trusted(
     features: Floats, left: Floats, weight: Floats, sorts: Floats, size: Mapping[str, Any]
 ) -> Forest:
-    """Trees, with the sorts of rows that they know and what they are worth for others: the slope
-    of what was left over what they say of it, each sort left out of the trees that answer."""
+    """Trees, the families of rows that they were trained on, and their worth for other families.
+
+    The worth is the slope of the errors over the trees' answers, each family answered by trees that
+    were grown without it.
+    """
     forest = grow(features, left, weight, **size)
     if not sorts.shape[1]:
         return forest
@@ -263,7 +267,7 @@ def trusted(
 
 
 def _places(table: OpTable, model: str) -> NDArray[np.int64]:
-    """Where each row's part stands; of several, the last."""
+    """The position of each row's part; of several parts, the last."""
     part = table.parts[model]
     found = np.zeros(len(table), np.int64)
     found[part.row] = np.arange(len(part.row))
@@ -271,8 +275,10 @@ def _places(table: OpTable, model: str) -> NDArray[np.int64]:
 
 
 def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, float]:
-    """What an architecture's GPUs have in common, each counting once, shrunk as if one more had
-    nothing of it."""
+    """The mean error of an architecture's GPUs, each counting once.
+
+    It is shrunk as if one more GPU had no error.
+    """
     part = table.parts[model.name]
     key = generation_of(part.columns, table.facts(model.name))[_places(table, model.name)]
     said = table.predicted(dict(others) | {model.name: model})
@@ -287,8 +293,10 @@ def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) 
 
 
 def _families(table: OpTable, model: OpModel) -> dict[str, float]:
-    """What ops of a name take longer than their like on the same GPU, each GPU counting once, and
-    one more as if it had nothing of it: what one GPU shows may be its own."""
+    """How much longer ops of a name take than similar ops on the same GPU, each GPU counting once.
+
+    It is shrunk as if one more GPU showed no difference, because one GPU may be special.
+    """
     family = table.parts[model.name].family[_places(table, model.name)]
     left = np.clip(_missed(table, model, {}), -REACH, REACH)
     found, weight = {}, _telling(table, model)

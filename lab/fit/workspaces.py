@@ -1,9 +1,12 @@
-"""Fit what cuDNN takes for convolutions, on the steps of the suite measured on our H200.
+"""Fit the workspace that cuDNN takes for convolutions, on steps measured on our H200.
 
-    python -m lab.fit.workspaces          # writes src/wavecast/data/models/workspaces.toml
+    python -m lab.fit.workspaces
 
-A tree answers which algorithm a convolution runs; each leaf names the one that is off the least in
-sum over its convolutions, so that a confusion of two that take the same costs nothing.
+Needs measurements/h200/suite and suite-half alone. Writes src/wavecast/data/models/workspaces.toml.
+
+A decision tree says which algorithm a convolution runs. Each leaf names the algorithm with the
+least error in sum over its convolutions, so that confusing two algorithms with equal workspaces
+costs nothing.
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ GPU = "h200-sxm"
 DEEPEST = 4
 SMALLEST_LEAF = 30
 GAIN = 1.5
-"""A question must save this much of summed error, or it is not asked."""
+"""The least summed error that a question must save to be asked."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A convolution, and what it took."""
+    """A convolution and its measured workspace."""
 
     what: Convolution
     nbytes: int
 
     @property
     def losses(self) -> dict[str, float]:
-        """How far each algorithm is off: as a ratio, in logarithms, of all its memory."""
+        """The error of each algorithm: the logarithm of a ratio, of all memory of the op."""
         tensors = (self.what.source, self.what.weight, self.what.output)
         scale = sum(t.nbytes for t in tensors)
         return {
@@ -64,7 +67,7 @@ def traces(left_out: Collection[str] = ()) -> Iterator[tuple[str, Trace]]:
 
 
 def taken(trace: Trace) -> Iterator[tuple[Op, int]]:
-    """Each op and what it took inside."""
+    """Each op and its measured workspace in bytes."""
     inside = {
         each.born: each.nbytes
         for each in trace.allocations
@@ -75,7 +78,7 @@ def taken(trace: Trace) -> Iterator[tuple[Op, int]]:
 
 
 def observations(found: Sequence[tuple[str, Trace]]) -> dict[str, dict[Op, int]]:
-    """By model: the least that each op was seen to take; an allocator may give more."""
+    """The least workspace of each op, by model; the allocator may give more than was asked for."""
     least: dict[str, dict[Op, int]] = defaultdict(dict)
     for model, trace in found:
         for op, nbytes in taken(trace):
@@ -111,7 +114,7 @@ class _Node:
 
 
 def grow(group: Sequence[Seen]) -> Tree:
-    """A tree that asks what saves the most, until nothing saves enough."""
+    """A decision tree: each question saves the most error, until none saves enough."""
     names = sorted({name for each in group for name in each.losses})
     worst = max((max(each.losses.values()) for each in group), default=0.0)
     losses = np.array([[each.losses.get(n, worst) for n in names] for each in group])
@@ -144,7 +147,7 @@ def grow(group: Sequence[Seen]) -> Tree:
 def _best_question(
     features: NDArray[np.float64], losses: NDArray[np.float64]
 ) -> tuple[int, float, float] | None:
-    """The feature and threshold after which the two sides lose the least; and what they lose."""
+    """The feature and threshold with the least summed error of both sides, and that error."""
     best: tuple[int, float, float] | None = None
     total = losses.sum(axis=0)
     for feature in range(features.shape[1]):
@@ -164,7 +167,7 @@ def _best_question(
 
 
 def card(constants: Constants, steps: int, seen: int) -> str:
-    """The file: who made it, from what, and the numbers."""
+    """The content of the file."""
     lines = [
         "# What cuDNN takes as workspace for convolutions. Made by lab/fit/workspaces.py.",
         f'fitted = "{date.today().isoformat()}"',

@@ -1,8 +1,8 @@
-"""Measured layers as arrays, of others and our own, and the ops that run them."""
+"""Measured layers as arrays: those of others and our own, for Habitat's networks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,37 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.measured.published_gpus import NEUSIGHT
+from lab.measured.published_gpus import DEEPBENCH, NEUSIGHT
+from lab.measured.tables import read_frame
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.predictors.mlp.layers import (
     KINDS,
-    Bmm,
-    Conv2d,
     Layer,
     LayerStatus,
-    Linear,
-    Lstm,
     layer,
     layer_type,
 )
-from wavecast.traces.step import Op, Scalar, TensorSpec
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-DEEPBENCH = {
-    "GTX 1080 Ti": "gtx-1080-ti",
-    "Radeon Vega Frontier Edition": "vega-frontier-edition",
-    "TITAN X Maxwell": "gtx-titan-x-maxwell",
-    "TITAN X Pascal": "titan-x-pascal",
-    "Tesla M40": "m40",
-    "Tesla P100 PCIe 16GB": "p100-pcie-16gb",
-    "Tesla V100 SXM2 16GB": "v100-sxm-16gb",
-}
 NEUSIGHT_LEAST_S = 2e-4
-"""Shorter calls of NeuSight, each timed by itself, took the host longer than the GPU."""
+"""NeuSight timed each call alone; shorter calls took the host longer than the GPU."""
 DEEPBENCH_LEAST_S = 2e-5
-"""DeepBench prints whole microseconds, of many calls in a row."""
+"""DeepBench prints whole microseconds, the mean of many calls."""
 SLOWEST_S = 0.1
 """Layers that took longer on any GPU are not measured again on ours."""
 
@@ -98,13 +85,11 @@ def prepare(folder: Path, out: Path) -> None:
 
 
 def _neusight(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
-    import pandas as pd
-
     names = {"linear": "linear", "bmm": "bmm", "conv2d": "conv"}
     dimensions = {"linear": "b m n k", "bmm": "b m n k", "conv2d": "b in_size c_in c_out"}
     if kind not in names:
         return
-    found = pd.read_parquet(folder / "neusight" / "ops.parquet")
+    found = read_frame(folder / "neusight" / "ops.parquet")
     found = found[(found.op == names[kind]) & (found.latency_ms >= NEUSIGHT_LEAST_S * 1e3)]
     extra = ["ksize", "stride", "pad"] if kind == "conv2d" else []
     columns = [*dimensions[kind].split(), *extra]
@@ -119,12 +104,10 @@ def _neusight(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, f
 
 def _deepbench(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
     """Square convolutions; LSTMs, which skip the input's product: that is an input of width 1."""
-    import pandas as pd
-
     names = {"conv2d": "conv", "lstm": "rnn"}
     if kind not in names:
         return
-    found = pd.read_parquet(folder / "deepbench" / "ops.parquet")
+    found = read_frame(folder / "deepbench" / "ops.parquet")
     bad = found.qc.fillna("").astype(str).str.contains("coarse|cross_gpu_outlier")
     found = found[(found.kind == names[kind]) & (found.input_type == "fp32") & ~bad]
     times: dict[tuple[tuple[int, ...], str], dict[str, float]] = {}
@@ -179,72 +162,3 @@ def collected(paths: Sequence[Path], kind: str) -> Table:
     return table(
         [(row.layer.features(), row.gpu, *t) for row, t in zip(done, times, strict=True)], kind
     )
-
-
-# The ops that run them.
-
-
-def op_of(each: Layer, target: str = "forward") -> Op:
-    """The op that runs a layer: what `layer_of` reads."""
-    backward = target == "backward"
-
-    def made(*shape: int) -> TensorSpec:
-        return TensorSpec(shape, "float32")
-
-    ieee = (("precision", "ieee"),)
-    match each:
-        case Linear(bias, batch, inwards, out):
-            extra = (made(out),) if bias else ()
-            operands = (*extra, made(batch, inwards), made(inwards, out))
-            return Op("aten.addmm" if bias else "aten.mm", operands, (made(batch, out),), ieee)
-        case Bmm(batch, left, middle, right):
-            operands = made(batch, left, middle), made(batch, middle, right)
-            return Op("aten.bmm", operands, (made(batch, left, right),), ieee)
-        case Conv2d():
-            return _convolution(each, made, backward)
-        case Lstm():
-            return _lstm(each, made, backward)
-
-
-def _convolution(each: Conv2d, made: Callable[..., TensorSpec], backward: bool) -> Op:
-    image = made(each.batch, each.in_channels, each.image, each.image)
-    weight = made(each.out_channels, each.in_channels, each.kernel, each.kernel)
-    out = made(each.batch, each.out_channels, each.out_image, each.out_image)
-    bias = (made(each.out_channels),) if each.bias else ()
-    pair = {"stride": each.stride, "padding": each.padding, "dilation": 1}
-    attrs: tuple[tuple[str, Scalar], ...] = (
-        *((name, (value, value)) for name, value in pair.items()),
-        ("transposed", False),
-        ("groups", 1),
-        ("precision", "ieee"),
-    )
-    if not backward:
-        return Op("aten.convolution", (image, weight, *bias), (out,), attrs)
-    mask = ("output_mask", (True, True, each.bias))
-    operands, gradients = (out, image, weight), (image, weight, *bias)
-    return Op("aten.convolution_backward", operands, gradients, (*attrs, mask))
-
-
-def _lstm(each: Lstm, made: Callable[..., TensorSpec], backward: bool) -> Op:
-    directions = 1 + each.bidirectional
-    sequence = made(each.sequence, each.batch, each.inputs)
-    state = made(each.layers * directions, each.batch, each.hidden)
-    out = made(each.sequence, each.batch, directions * each.hidden)
-    weights: list[TensorSpec] = []
-    for number in range(each.layers):
-        width = directions * each.hidden if number else each.inputs
-        of_one = [made(4 * each.hidden, width), made(4 * each.hidden, each.hidden)]
-        weights += (of_one + [made(4 * each.hidden)] * (2 * each.bias)) * directions
-    attrs = (
-        ("weight_stride0", 4 if each.bias else 2),
-        ("mode", 2),
-        ("hidden_size", each.hidden),
-        ("num_layers", each.layers),
-        ("bidirectional", each.bidirectional),
-        ("precision", "ieee"),
-    )
-    operands = (sequence, *weights, state, state)
-    if not backward:
-        return Op("aten._cudnn_rnn", operands, (out, state, state), attrs)
-    mask = ("output_mask", (True, False, False, True))
-    return Op("aten._cudnn_rnn_backward", (*operands, out), (sequence, *weights), (*attrs, mask))

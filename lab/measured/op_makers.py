@@ -13,14 +13,14 @@ def tensor(*shape: int, dtype: str = "float32") -> TensorSpec:
 
 
 def transposed(rows: int, columns: int, dtype: str) -> TensorSpec:
-    """A matrix of which the other one is stored: `weight.t()`."""
+    """A matrix that is stored transposed, like `weight.t()`."""
     return TensorSpec((int(rows), int(columns)), dtype, (1, int(rows)))
 
 
 def product(
     m: int, k: int, n: int, dtype: str = "float32", *, ta: bool = False, tb: bool = False
 ) -> Op:
-    """(m, k) @ (k, n); `ta` and `tb`: that operand is stored the other way round."""
+    """(m, k) @ (k, n); `ta` and `tb` say that an operand is stored transposed."""
     a = transposed(m, k, dtype) if ta else tensor(m, k, dtype=dtype)
     b = transposed(k, n, dtype) if tb else tensor(k, n, dtype=dtype)
     return Op("aten.mm", (a, b), (tensor(m, n, dtype=dtype),), IEEE)
@@ -61,8 +61,18 @@ def convolution(
     bias: bool = False,
     tuned: bool = False,
 ) -> Op:
-    """A convolution in one group, NCHW; `wanted`: its gradients of image and weight instead;
-    `tuned`: cuDNN tried its algorithms."""
+    """A convolution in one group, NCHW, or its backward pass.
+
+    Args:
+        image: (batch, channels, height, width).
+        weight: (filters, channels, height, width).
+        stride: of both dimensions.
+        padding: of both dimensions.
+        dtype: of all tensors.
+        wanted: whether the gradients of image and weight are wanted; None for the forward pass.
+        bias: whether it has one.
+        tuned: whether cuDNN tried its algorithms first.
+    """
     n, _, height, width = image
     out_h, out_w = (
         (size + 2 * pad - kernel) // step + 1
@@ -111,13 +121,13 @@ def elementwise(name: str, operands: int, *shape: int, dtype: str = "float32") -
 
 
 def softmax(rows: int, width: int, dtype: str = "float32") -> Op:
-    """Over the last dimension."""
+    """A softmax over the last dimension."""
     whole = tensor(rows, width, dtype=dtype)
     return Op("aten._softmax", (whole,), (whole,), (("dim", 1), ("half_to_float", False)))
 
 
 def layer_norm(rows: int, width: int, dtype: str = "float32") -> Op:
-    """Over the last dimension, with weight and bias."""
+    """A layer norm over the last dimension, with weight and bias."""
     whole, weight = tensor(rows, width, dtype=dtype), tensor(width, dtype=dtype)
     statistics = tensor(rows, 1)
     return Op(
@@ -141,7 +151,7 @@ def recurrent(
     dtype: str = "float32",
     wanted: tuple[bool, bool] | None = None,
 ) -> Op:
-    """cuDNN's recurrent layers; mode 0: plain, 2: LSTM, 3: GRU. `wanted`: gradients instead."""
+    """cuDNN's recurrent layers (mode 0: plain, 2: LSTM, 3: GRU); backward if `wanted`."""
     directions, gates = 1 + bidirectional, {0: 1, 1: 1, 2: 4, 3: 3}[mode]
     sequence = tensor(steps, batch, inputs, dtype=dtype)
     state = tensor(layers * directions, batch, hidden, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What published tables call a GPU, and what we call it."""
+"""GPUs as public tables call them, and the ids of our devices."""
 
 from __future__ import annotations
 
@@ -17,3 +17,14 @@ KERNELS = {
     "l40s": "l40s",
     "b200_sxm": "b200-sxm",
 }
+VIDUR = {"a100": "a100-sxm-80gb", "a40": "a40"}
+DEEPBENCH = {
+    "GTX 1080 Ti": "gtx-1080-ti",
+    "Radeon Vega Frontier Edition": "vega-frontier-edition",
+    "TITAN X Maxwell": "gtx-titan-x-maxwell",
+    "TITAN X Pascal": "titan-x-pascal",
+    "Tesla M40": "m40",
+    "Tesla P100 PCIe 16GB": "p100-pcie-16gb",
+    "Tesla V100 SXM2 16GB": "v100-sxm-16gb",
+}
+DEEPBENCH_NVIDIA = {name: gpu for name, gpu in DEEPBENCH.items() if "Radeon" not in name}

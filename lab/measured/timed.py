@@ -1,7 +1,7 @@
 """Iterations that were timed on machines of our H200 before any profiler had run in the process.
 
 Once one has, launches take longer ever after (docs/adr/0018), and users train without. The files
-under measurements/h200/iterations are one a machine (`lab.score.iterations`); those that have the
+under measurements/h200/iterations are one a machine (`lab.collect.iterations`); those that have the
 GPU's time of each step instead (`gpu_s`) were measured with a profiler, and tell only that. Those
 under iterations/unseen were measured after the fits: by them predictions are judged, and nothing
 is fitted on them.
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,9 +29,7 @@ ORDER = (
     *("first", "second", "third", "fourth", "fifth", "sixth"),
     *("seventh", "eighth", "ninth", "tenth", "eleventh"),
 )
-"""Of files, by name."""
-FEWEST, MOST = 4, 40
-"""Iterations that are timed together."""
+"""The order in which the files were measured."""
 
 Times = Mapping[str, float]
 
@@ -44,13 +41,13 @@ class Timed:
     name: str
     seconds: float
     gpu_s: float
-    """How long the GPU was busy, on another machine."""
+    """Seconds in which the GPU was busy, measured on another machine."""
     search: bool
     """Whether cuDNN searched for its algorithms, as a step before had asked for."""
     asked: Mapping[str, float]
     """How often its trace asks for each of the host's costs."""
     apart: float | None
-    """By how much a timing differs from the one before, on average, if there are several."""
+    """The mean relative difference between a timing and the next; None if there is one only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +59,12 @@ class Machine:
     start: Mapping[str, Times]
     """The host benchmark's times on "cpu" and "cuda", before all steps."""
     beside: Sequence[Times]
-    """Those on "cuda" before and after steps."""
+    """The benchmark's times on "cuda", between steps."""
     direct: Times
-    """What a GPU shows of the host as it is."""
+    """Costs of the host that a GPU shows directly."""
     steps: Sequence[Timed]
     profiled: bool = False
-    """Whether a profiler had looked before: by mistake, and nothing is judged by it."""
+    """Whether a profiler had run before, by mistake; such a machine judges nothing."""
 
     @property
     def throughout(self) -> dict[str, float]:
@@ -77,12 +74,12 @@ class Machine:
 
 
 def machines() -> list[Machine]:
-    """Those where no profiler had looked, in the order of measuring."""
+    """The machines on which no profiler had run, in the order of measuring."""
     return [machine for machine in all_machines() if not machine.profiled]
 
 
 def all_machines() -> list[Machine]:
-    """These and the others: of a host's costs, though not of its speed, they tell, too."""
+    """All machines. Those after a profiler show the costs of a host, but not its speed."""
     return _machines(FOLDER)
 
 
@@ -137,19 +134,3 @@ def documents(folder: Path) -> dict[str, dict[str, Any]]:
     """A folder's files by name, one a machine, in the order of measuring."""
     paths = sorted(folder.glob("*.json"), key=lambda path: ORDER.index(path.stem))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-
-
-def iteration_s(step: Callable[[], Any], timed_s: float) -> float:
-    """One iteration of a warm step on this machine's GPU, waited for once at the end of many."""
-    import torch
-
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    repeats = int(min(max(timed_s / (time.perf_counter() - begin), FEWEST), MOST))
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / repeats

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab import needs
 from lab.fit.generations import Aged, LeftOut
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
@@ -96,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="the folder of published measurements")
+    needs.add_data(parser, *needs.OPS_AND_STEPS, required=False)
     parser.add_argument("--cache", type=Path, help="where traces are kept")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     parser.add_argument("--only", default="", metavar="TEXT", help="sets whose names have this")

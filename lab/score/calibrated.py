@@ -20,9 +20,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import wavecast
+from lab import needs
 from lab.fit.learned import fitted_without, rows_of
 from lab.measured.comparison import read
-from lab.measured.op_data import OpRow
+from lab.measured.op_row import OpRow
 from lab.measured.public_steps import neusight
 from lab.measured.public_steps.case import Traces
 from wavecast import Device, ops
@@ -78,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--products", type=int, default=PRODUCTS, help="that stand in for one")
     given = parser.parse_args()
@@ -86,7 +87,9 @@ def main() -> None:
     gains: dict[str, float] = {}
     fit = lru_cache(partial(fitted_without, data=given.data, cache=given.cache))
     cases = [c for c in neusight.cases(given.data / "neusight") if "compiled" not in c.set]
-    for case, trace in read(cases, Traces(given.cache)):
+    traces = Traces(given.cache)
+    traces.make_missing(cases)
+    for case, trace in read(cases, traces):
         plain, learned = wavecast.device(case.gpu), fit(case.gpu)
         if case.gpu not in gains:
             some = products(case.gpu, given.data)[: given.products]

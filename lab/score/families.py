@@ -19,11 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from lab import needs
 from lab.fit.learned import kept_fit, rows_of
 from lab.measured import own_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
 from lab.measured.figures import Figures, figures, percent, record
-from lab.measured.op_data import OUR_STEPS, OpRow, digest, fitted_traces
+from lab.measured.op_data import OUR_STEPS, fitted_traces
+from lab.measured.op_row import OpRow, digest
 from lab.measured.public_steps.case import Case, Traces
 from lab.score import pages
 from wavecast.predictors.learned.predictor import Learned
@@ -130,7 +132,7 @@ def _always(model: Learned, _: str) -> Learned:
 def main() -> None:
     """Fit, predict, show."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--cache", type=Path, required=True, help="where fits and traces are kept")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     given = parser.parse_args()

@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 import wavecast
-from lab.collect.host_reality import GRAPHED, make_capturable, named
 from lab.measured.figures import figures, record
 from lab.places import H200
+from lab.steps.graphed import GRAPHED, make_capturable, named
 from wavecast import Prediction
 
 MEASURED = H200 / "host"

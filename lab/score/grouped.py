@@ -1,12 +1,10 @@
-"""Grouped products of mixtures of experts: measured on this machine's GPU, and predicted.
+"""How well are the grouped products of mixtures of experts predicted?
 
-    python3 -m lab.score.grouped measure OUT [SECONDS]
     python -m lab.score.grouped [--write]
 
-The first takes the experts of real models, 1k to 16k tokens, and times the products of a training
-step as autograd asks for them (forward, gradient of the data, gradient of the weights), and writes
-OUT/grouped.json: what is at measurements/h200/grouped.json. The second prints what the predictors
-say of them, `learned` with each row's model left out of the fit of the kernel for groups.
+Needs measurements/h200/grouped.json alone, which `lab.collect.experts` measured. Prints the errors
+of the predictors by what is computed and by model, `learned` with each row's model left out of the
+fit of the kernel for groups. `--write` puts the tables into docs/appendix/accuracy-ops.md.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from lab.collect.experts import GPU, ExpertRow, measure, measured_s, op_of, read
+from lab.measured.experts import GPU, ExpertRow, measured_s, op_of, read
 from lab.measured.figures import Figures, figures, percent, record
 from lab.score import pages
 from wavecast import Predictor, device
@@ -127,19 +124,12 @@ def recorded_figures() -> dict[str, Figures]:
 
 
 def main() -> None:
-    """Measure, or show."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    commands = parser.add_subparsers(dest="command")
-    measuring = commands.add_parser("measure")
-    measuring.add_argument("folder", type=Path)
-    measuring.add_argument("seconds", type=float, nargs="?", default=35.0)
     given = parser.parse_args()
-    if given.command == "measure":
-        measure(given.folder, given.seconds)
-        return
     text = report()
     print(text)
     if given.write:

@@ -2,9 +2,8 @@
 
     python -m lab.score.lambda_runs --data FOLDER
 
-reads FOLDER/lambda_scaling.csv and FOLDER/lambda_throughput.csv (parsed raw logs of
-github.com/lambdal/deeplearning-benchmark; not part of this repository) and writes the tables of
-docs/appendix/runs-gpus.md. No predicted run is in a fit:
+reads the public set lambda (docs/sources.md) and writes the tables of docs/appendix/runs-gpus.md.
+No predicted run is in a fit:
 
 - more GPUs: for each GPU, interconnect, software, task, precision and batch, fit on 1 and 2 GPUs,
   predict 4;
@@ -21,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from lab import needs
 from lab.measured.public_steps.lambda_steps import GPUS
 from lab.score import pages
 from wavecast.hardware.devices import device
@@ -48,7 +48,7 @@ def more_gpus(folder: Path) -> Iterator[Error]:
     """From 1 and 2 GPUs to 4."""
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     keys = ("gpu", "interconnect", "base_torch", "task", "precision_effective", "batch_per_gpu")
-    for row in _rows(folder / "lambda_scaling.csv"):
+    for row in _rows(folder / "lambda" / "lambda_scaling.csv"):
         if row["clean"] != "True" or row["task"] not in TASKS:
             continue
         runs = groups[tuple(row[key] for key in keys)]
@@ -70,7 +70,7 @@ def stronger_gpus(folder: Path) -> Iterator[Error]:
     """From weaker GPUs to the strongest."""
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     keys = ("task", "precision_effective", "image_version")
-    for row in _rows(folder / "lambda_throughput.csv"):
+    for row in _rows(folder / "lambda" / "lambda_throughput.csv"):
         fine = row["n_gpu"] == "1" and row["flags"] in ALLOWED_FLAGS
         if fine and row["task"] in TASKS and row["data"] in ("synthetic", "real"):
             batch = round(float(row["batch_global"]))
@@ -127,7 +127,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 def main() -> None:
     """Write both tables, and print them."""
     parser = argparse.ArgumentParser(description="Extrapolation on Lambda's public benchmark.")
-    parser.add_argument("--data", type=Path, required=True, help="the folder with the two tables")
+    needs.add_data(parser, "lambda")
     arguments = parser.parse_args()
     for name, errors in (
         ("more GPUs", more_gpus(arguments.data)),

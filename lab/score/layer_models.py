@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import wavecast
-from lab.collect.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_key
 from lab.measured import campaigns
+from lab.measured.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_key
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.regression import least_squares
 from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Pass

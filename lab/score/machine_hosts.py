@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import wavecast
+from lab import needs
 from lab.fit.generations import LeftOut
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import read
@@ -107,14 +108,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # of models that are older than their library
     every = [*own_steps.cases(), *public_steps.cases(given.data)]
     cases = [case for case in every if case.set.startswith(SETS)]
-    traced = read(cases, Traces(given.cache))
+    traces = Traces(given.cache)
+    traces.make_missing(cases)
+    traced = read(cases, traces)
     text = "\n".join(table(list(played(traced, LeftOut(given.data, given.cache)))))
     print(text)
     if given.write:

@@ -155,7 +155,7 @@ def by_estimators() -> list[tuple[str, int, int, int, int | None]]:
 
 def by_accelerate(model: Any) -> int:
     """`accelerate estimate-memory`: training with Adam, its peak."""
-    import_module("lab.steps.memory")  # declares what torchvision lacks without CUDA
+    import_module("lab.steps.libraries").import_torchvision()
     total, _ = import_module("accelerate.utils").calculate_maximum_sizes(model)
     estimate = import_module("accelerate.commands.estimate").estimate_training_usage
     return int(max(estimate(total, "float32", None).values()))

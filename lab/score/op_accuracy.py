@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from lab import needs
 from lab.fit.learned import ScoredOps, covered, fit_all, grouped, left_out, rows_of
 from lab.fit.op_table import tables
 from lab.measured.figures import Figures, percent, record
@@ -60,7 +60,7 @@ def table(found: Mapping[str, Figures]) -> str:
 def main(given: Sequence[str] | None = None) -> None:
     """Fit without each chip, and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--write", action="store_true", help="record the figures")
     args = parser.parse_args(given)
     found = tables(rows_of(args.data))

@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 
 import wavecast
+from lab import needs
 from lab.fit.generations import LeftOut
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import read
@@ -84,7 +85,9 @@ def published(data: Path, cache: Path) -> Iterator[Score]:
     """Published steps, chips left out; compiled ones are other steps than we trace."""
     left_out = LeftOut(data, cache)
     cases = [case for case in public_steps.cases(data) if "compiled" not in case.set]
-    for case, trace in read(cases, Traces(cache)):
+    traces = Traces(cache)
+    traces.make_missing(cases)
+    for case, trace in read(cases, traces):
         predictor = (left_out.aged if case.old else left_out)(case.gpu)
         found = wavecast.predict(trace, case.gpu, predictor=predictor, host="reference")
         ratio = case.measured_s / found.seconds
@@ -183,7 +186,7 @@ def _share(scores: Sequence[Score], wanted: tuple[float, float]) -> float:
 def main(given: Sequence[str] | None = None) -> None:
     """Predict, write, show."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the public tables")
+    needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
     parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
     args = parser.parse_args(given)

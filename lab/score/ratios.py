@@ -1,22 +1,25 @@
-"""Products and convolutions from one GPU to another: the ratio of predictions, waves, peak rates.
+"""How well are products and convolutions predicted from one GPU to another?
 
-    python -m lab.score.ratios FOLDER
+    python -m lab.score.ratios --data FOLDER
 
-FOLDER has NeuSight's ops.parquet: the same float32 products and convolutions on five GPUs.
+Needs pandas and the public table neusight (docs/sources.md): the same float32 products and
+convolutions on five GPUs. Compares the ratio of predictions, wave scaling and the ratio of peak
+rates, and prints a table.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lab.measured.mlp_data import op_of
+from lab import needs
+from lab.measured.layer_ops import op_of
 from lab.measured.published_gpus import NEUSIGHT_NVIDIA
+from lab.measured.tables import read_frame
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.predictors.habitat import Habitat
@@ -72,11 +75,13 @@ def measured_call(kind: str, row: Any) -> Call:
     return Call(op_of(layer_of(kind, row)), Phase.FORWARD, kernels=(kernel,))
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Print mean errors, and the share of measurements within the ranges."""
-    import pandas as pd
-
-    table = pd.read_parquet(folder / "ops.parquet")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    needs.add_data(parser, "neusight")
+    table = read_frame(parser.parse_args().data / "neusight" / "ops.parquet")
     print("kind      pairs   ratio    wave    peak   within the ratio's range")
     for kind in KEYS:
         errors: dict[str, list[float]] = {"ratio": [], "wave": [], "peak": []}
@@ -96,4 +101,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

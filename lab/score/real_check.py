@@ -1,19 +1,20 @@
-"""ResNet-50 in float32: predicted steps against published throughput.
+"""How well is ResNet-50 in float32 predicted on GPUs whose throughput others published?
 
-    python -m lab.score.real_check LAMBDA.csv PROFILE
+    python -m lab.score.real_check --data FOLDER
 
-LAMBDA.csv has Lambda's published throughputs (github.com/lambdal/deeplearning-benchmark); PROFILE
-is a torch.profiler file of ResNet-50 at batch 32 (HolisticTraceAnalysis' ns_resolution_trace).
+Needs torch and two public sets (docs/sources.md): Lambda's throughputs, and a torch.profiler file
+of ResNet-50 at batch 32 on a V100. Prints the error of the time for one image, by starting point.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import statistics
-import sys
 from pathlib import Path
 
 import wavecast
+from lab import needs
 from lab.measured import campaigns
 from wavecast import suite
 from wavecast.predictors.roofline import Roofline
@@ -21,6 +22,7 @@ from wavecast.predictors.wave import WaveScaling
 
 GPUS = {"V100 SXM2 16GB": "v100-sxm-16gb", "Quadro RTX 8000": "quadro-rtx-8000"}
 BATCH = 64
+(PROFILE,) = needs.FILES["kineto"]
 MEASURED = "resnet50-b64"
 """Of the campaign `habitat`."""
 
@@ -36,8 +38,14 @@ def published(path: Path) -> dict[str, float]:
     return {gpu: statistics.median(rates) for gpu, rates in rows.items() if gpu in GPUS}
 
 
-def main(table: Path, profile: Path) -> None:
+def main() -> None:
     """Print the error of each way to predict the time of an image."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    needs.add_data(parser, "lambda", "kineto")
+    data = parser.parse_args().data
+    table, profile = data / "lambda" / "lambda_throughput.csv", data / "kineto" / PROFILE
     benchmark = suite.benchmark("resnet50")
     traced = wavecast.trace(lambda: benchmark.make_step(BATCH, "fp32"))
     measured, seen = campaigns.traces("habitat")[MEASURED], wavecast.read_kineto(profile)
@@ -61,4 +69,4 @@ def main(table: Path, profile: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

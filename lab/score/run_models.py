@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 import wavecast
-from lab.collect.run_grid import BATCHES, ITERATIONS, NETS, VARIANTS, GridRow, Variant, read
+from lab.measured.run_grid import BATCHES, ITERATIONS, NETS, VARIANTS, GridRow, Variant, read
 from lab.places import H200
 from lab.score import layer_models, pages
 from lab.score.layer_models import GPU

@@ -1,6 +1,8 @@
-"""Wave scaling against the same calls measured on several GPUs.
+"""How well does wave scaling predict the same calls on other GPUs?
 
-    python -m lab.score.wave FOLDER    FOLDER holds NeuSight's ops.parquet (needs pandas)
+    python -m lab.score.wave --data FOLDER
+
+Needs pandas and the public tables neusight and kernels (docs/sources.md); prints tables.
 
 Every call is scaled from each GPU to each other GPU. The error is that of the ratio of its times:
 mean |predicted / measured - 1|. NeuSight's calls were timed alone, so that small ones show the time
@@ -13,8 +15,8 @@ of unknown shape, the rule for less than one wave, and the ranges. Nothing else 
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from lab import needs
 from lab.measured.published_gpus import NEUSIGHT
+from lab.measured.tables import read_frame
 from wavecast import ops
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
@@ -150,7 +154,7 @@ METHODS: Mapping[str, Method] = {
 
 def runs(folder: Path) -> dict[tuple[Any, ...], dict[str, MeasuredRun]]:
     """The first run of each call on each GPU."""
-    table = _read(folder / "ops.parquet", COLUMNS)
+    table = _read(folder / "neusight" / "ops.parquet", COLUMNS)
     found: dict[tuple[Any, ...], dict[str, MeasuredRun]] = defaultdict(dict)
     for row in table.itertuples(index=False):
         key = (row.op, *(getattr(row, size) for size in SIZES))
@@ -165,11 +169,7 @@ def runs(folder: Path) -> dict[tuple[Any, ...], dict[str, MeasuredRun]]:
 
 
 def _read(path: Path, columns: Sequence[str]) -> Any:
-    try:
-        import pandas as pd
-    except ImportError:
-        sys.exit("lab.score.wave reads parquet files: pip install pandas pyarrow")
-    table = pd.read_parquet(path, columns=list(columns))
+    table = read_frame(path, list(columns))
     for name in table.columns:
         if str(table[name].dtype).startswith("Int"):
             table[name] = table[name].fillna(0).astype(int)
@@ -268,7 +268,7 @@ def one_wave(
     found: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]], folder: Path
 ) -> list[WaveCase]:
     """Kernels that are the same on both GPUs and fit in one wave of each."""
-    candidates = [*_same_gemms(found), *_vidur(folder.parent / "kernels" / "vidur_ops.parquet")]
+    candidates = [*_same_gemms(found), *_vidur(folder / "kernels" / "vidur_ops.parquet")]
     chosen = []
     for case in candidates:
         fitting = [kernel_blocks_per_sm(each, case.kernel) or 0 for each in case.devices]
@@ -340,8 +340,13 @@ def with_peaks(case: WaveCase) -> float:
     return float(bandwidths(case) ** scaled.gamma * peaks(case) ** (1 - scaled.gamma))
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     """Print all tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    needs.add_data(parser, "neusight", "kernels")
+    folder = parser.parse_args().data
     found = runs(folder)
     everything = cases(found, NVIDIA)
     alike = [case for case in everything if case.kind not in CONTRACTIONS]
@@ -390,6 +395,4 @@ def _pair(case: WaveCase) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main()

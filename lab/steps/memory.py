@@ -17,14 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lab.steps import reality as earlier
+from lab.steps.libraries import import_torchvision
 from wavecast import suite
 from wavecast.suite.training import autocast
-
-if torch.version.cuda is None:
-    # torchvision has no build for a CPU torch: what it lacks is declared before it is imported.
-    _MISSING = torch.library.Library("torchvision", "DEF")
-    for _name in ("nms", "qnms"):
-        _MISSING.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 MakeStep = Callable[[], Callable[[], Any]]
 
@@ -87,10 +82,8 @@ def vision(
     **options: Any,
 ) -> Callable[[], None]:
     """A classifier of torchvision."""
-    import torchvision
-
     extra = {"aux_logits": False} if name == "googlenet" else {}
-    model = getattr(torchvision.models, name)(weights=None, **extra).cuda()
+    model = getattr(import_torchvision().models, name)(weights=None, **extra).cuda()
     images = torch.randn(batch, 3, size, size, device="cuda")
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -103,9 +96,8 @@ def vision(
 
 def segmentation(batch: int, precision: str = "fp32") -> Callable[[], None]:
     """torchvision's FCN with a ResNet-50."""
-    import torchvision
-
-    model = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None).cuda()
+    networks = import_torchvision().models.segmentation
+    model = networks.fcn_resnet50(weights=None, weights_backbone=None).cuda()
     images = torch.randn(batch, 3, 256, 256, device="cuda")
     labels = torch.zeros(batch, 256, 256, dtype=torch.long, device="cuda")
     return train(model, lambda m: F.cross_entropy(m(images)["out"], labels), "momentum", precision)
@@ -366,4 +358,4 @@ ALONE = (
     "perceptron adam fp32",
     "lstm language b64 fp32",
 )
-"""Steps above 2 GB that run alone where nobody can tell processes apart."""
+"""Steps above 2 GB that run alone, for GPUs whose nvidia-smi does not show processes."""

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lab.collect.recurrent_reality import Found, MeasuredRecurrentLayer, errors, read  # noqa: E402
+from lab.measured.recurrent import MeasuredRecurrentLayer, RecurrentMemory, errors, read  # noqa: E402
 from lab.places import DOCS, H200  # noqa: E402
 from wavecast.footprint.workspaces import recurrent  # noqa: E402
 from wavecast.footprint.workspaces.recurrent import FORWARD, workspace_bytes  # noqa: E402
@@ -22,13 +22,13 @@ TINY = 1e-5
 """A part may begin 32 bytes later than we say."""
 
 
-def seen_first(found: Found) -> bool:
+def seen_first(found: RecurrentMemory) -> bool:
     """Plain cells and LSTMs of one width and batch: these alone settle all constants."""
     layer = found.layer
     return layer.cell != "GRU" and (layer.hidden, layer.batch) == (256, 16)
 
 
-def wrong(chosen: Callable[[Found], bool]) -> list[MeasuredRecurrentLayer]:
+def wrong(chosen: Callable[[RecurrentMemory], bool]) -> list[MeasuredRecurrentLayer]:
     return [
         each.layer for each in MEASURED if chosen(each) and any(abs(e) > TINY for e in errors(each))
     ]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from lab.collect.reality import compare, describe, record
+from lab.collect.reality import record
+from lab.measured.agreement import compare, describe
 from lab.steps.reality import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 

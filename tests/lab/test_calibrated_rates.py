@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.measured import op_makers as make
-from lab.measured.op_data import OpRow
+from lab.measured.op_row import OpRow
 from lab.score.calibrated import calibrated, faster, shortest_side
 from wavecast import Device, device, ops
 from wavecast.predictors.learned.calibration import CALIBRATED

@@ -26,8 +26,8 @@ def test_a_predictor_is_fitted_before_what_is_built_on_it() -> None:
     order = names(list(FITS))
     assert order.index("attainable") < order.index("learned") < order.index("generations")
     assert order.index("attainable") < order.index("mlp")
-    assert order.index("host") < order.index("host_reference")
-    assert order[-1] == "ranges"  # of what all others predict
+    assert order[0] == "kernel_counts"  # every other fit reads how many kernels an op launches
+    assert order[-1] == "ranges"  # they are those of what all others predict
 
 
 def test_every_shipped_file_is_written_by_one_fit() -> None:
@@ -45,7 +45,7 @@ def test_an_unknown_name_is_told_the_nearest(capsys: pytest.CaptureFixture[str])
         command.main(["lerned"])
     assert left.value.code == 2
     said = capsys.readouterr().err
-    assert "'lerned' (did you mean 'learned'?); there are attainable, mlp" in said
+    assert "'lerned' (did you mean 'learned'?); there are kernel_counts, attainable, mlp" in said
 
 
 @pytest.mark.parametrize("given", [["--skip", "hosts"], ["zzz"]])
@@ -57,19 +57,23 @@ def test_a_name_unlike_all_gets_the_list(
     assert "generations" in capsys.readouterr().err
 
 
-def test_who_reads_public_tables_needs_their_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"learned: read public tables; give .* --data"):
+def test_a_fit_that_reads_public_tables_needs_their_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^learned reads .*: give their folder with --data"):
         check_data(chosen(["learned", "workspaces"]), None)
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         check_data(chosen(["learned"]), tmp_path / "nowhere")
-    check_data(chosen(["workspaces", "host", "host_reference"]), None)
+    check_data(chosen(["workspaces", "host", "kernel_counts"]), None)
 
 
-def test_a_missing_table_is_told_before_anything_is_fitted(tmp_path: Path) -> None:
-    for name in ("neusight", "kernels"):
-        (tmp_path / name).mkdir()
-    with pytest.raises(ValueError, match=r"lacks the folders deepbench \(for attainable\)$"):
-        check_data(chosen(["attainable", "learned"]), tmp_path)
+def test_a_missing_table_is_told_before_anything_is_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main(["attainable", "learned", "--data", str(tmp_path)])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "attainable, learned reads the public tables" in said
+    assert f"the folder {tmp_path} is empty; docs/sources.md says" in said
 
 
 def made_up(shipped: Path, seen: list[str]) -> list[ShippedFit]:
@@ -121,9 +125,24 @@ def test_the_list_names_every_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mlp:" not in said
 
 
-def test_fits_on_our_own_measurements_alone_give_what_ships(tmp_path: Path) -> None:
-    from lab.fit.host_reference import to_toml
+def test_the_fit_of_the_reference_host_gives_the_file_that_ships() -> None:
+    from lab.fit.host import fit, read, reference_costs
+    from lab.fit.host_reference import OUT, to_toml
     from lab.measured.timed import machines
 
-    shipped = (SHIPPED / "hosts" / "reference.toml").read_text(encoding="utf-8")
-    assert to_toml(machines()) == shipped
+    costs, _ = fit(read())
+    assert to_toml(reference_costs(costs), machines()) == OUT.read_text(encoding="utf-8")
+
+
+def test_counted_kernels_are_written_as_they_ship() -> None:
+    from lab.fit.kernel_counts import OUT, to_toml
+    from wavecast.ops.kernel_counts import COUNTED
+
+    assert to_toml(COUNTED) == OUT.read_text(encoding="utf-8")
+
+
+def test_ops_seen_too_rarely_or_with_their_own_rule_are_not_counted() -> None:
+    from lab.fit.kernel_counts import fit
+
+    seen = {"aten.a": [2, 3, 3], "aten.b": [9, 9], "aten.c": [1] * 5, "aten.index_put": [19] * 9}
+    assert fit(seen) == {"aten.a": 3}

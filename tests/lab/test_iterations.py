@@ -8,24 +8,24 @@ import statistics
 import pytest
 
 import wavecast
-from lab.fit.host import LEASES, host_bound, machine_factor, read
-from lab.fit.host_reference import reference_of
-from lab.measured import campaigns, timed
+from lab.collect.iterations import known_steps
+from lab.fit.host import LEASES, read
+from lab.fit.host_reference import host_bound, machine_factor, reference_of
+from lab.measured import timed
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import FOLDER, all_machines, busy_s, machines, unseen_machines
+from lab.measured.timed_traces import asked_of, blind_trace
 from lab.places import DOCS
 from lab.score.iterations import (
     AT_START,
     REFERENCE,
     THROUGHOUT,
     IterationRow,
-    asked_of,
     hosts_of,
-    known_steps,
     noise,
-    steps,
     table,
 )
+from lab.steps.by_name import suite_steps
 from wavecast import suite
 from wavecast.hardware.calibration import factor_of
 
@@ -38,8 +38,8 @@ def test_no_fit_of_ops_reads_them() -> None:
 
 
 def test_every_benchmark_comes_in_every_precision_and_the_order_is_drawn_once() -> None:
-    names = [name for name, _ in steps()]
-    assert names == [name for name, _ in steps()]
+    names = [name for name, _ in suite_steps()]
+    assert names == [name for name, _ in suite_steps()]
     assert len(names) == len(set(names))
     pairs = {(name.split()[0], name.split()[2]) for name in names}
     assert pairs == {(b.name, p) for b in suite.benchmarks() for p in suite.PRECISIONS}
@@ -96,22 +96,21 @@ def test_several_timings_count_by_their_median(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_files_count_what_the_steps_ask_of_a_host() -> None:
-    blind = campaigns.traces("blind")
     kept = [
-        (step, key)
+        (step, trace)
         for machine in MACHINES
         for step in machine.steps
-        if (key := step.name.replace(" ", "-")) in blind
+        if (trace := blind_trace(step.name)) is not None
     ]
     assert len(kept) == 47
-    for step, key in kept[::4]:
-        assert asked_of(blind[key]) == step.asked
+    for step, trace in kept[::4]:
+        assert asked_of(trace) == step.asked
 
 
 def test_a_small_step_of_the_suite_is_counted_as_it_is_traced() -> None:
     pytest.importorskip("torch")
     step = next(s for m in MACHINES for s in m.steps if s.name == "dlrm b512 fp32")
-    make = dict(steps())[step.name]
+    make = dict(suite_steps())[step.name]
     assert asked_of(wavecast.trace(make, gpu="h200-sxm")) == step.asked
 
 

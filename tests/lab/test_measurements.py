@@ -182,7 +182,7 @@ def test_the_readme_repeats_the_memory_page() -> None:
 
 
 def test_the_page_of_hosts_shows_what_a_profiler_leaves_behind() -> None:
-    from lab.collect.profiler_cost import table
+    from lab.score.profiler_cost import table
 
     page = (DOCS / "concepts" / "timeline.md").read_text(encoding="utf-8")
     assert "\n".join(table()) in page

@@ -13,7 +13,7 @@ from made import relu, tensor
 from lab.fit.boosting import grow
 from lab.fit.learned import covered, spread
 from lab.fit.op_fit import shared_trees, trusted
-from lab.measured.op_data import OpRow
+from lab.measured.op_row import OpRow
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.features import filter_families

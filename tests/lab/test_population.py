@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lab.collect.population import BLIND, SEEN, TEXT, draw, make_step
 from lab.measured import campaigns
+from lab.steps.population import BLIND, SEEN, TEXT, draw, make_step
 
 MEASURED = campaigns.traces("population")
 

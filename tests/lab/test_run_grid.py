@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lab.collect import run_grid
+from lab.measured.run_grid import BATCHES, ITERATIONS, NETS
 
 VARIANT = "testing graph fp32"
 
@@ -42,7 +43,7 @@ def test_what_is_there_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: list[tuple[str, int]]
 ) -> None:
     whole = _run(monkeypatch, tmp_path)
-    assert len(whole) == len(run_grid.NETS) * len(run_grid.BATCHES) * len(run_grid.ITERATIONS)
+    assert len(whole) == len(NETS) * len(BATCHES) * len(ITERATIONS)
     assert len(starts) == 24
     starts.clear()
     assert _run(monkeypatch, tmp_path) == whole
@@ -64,7 +65,7 @@ def test_a_start_that_was_cut_off_is_made_again(
     assert [[row[name] for name in same] for row in again] == [
         [row[name] for name in same] for row in whole
     ]
-    kept = len(run_grid.ITERATIONS) * 23
+    kept = len(ITERATIONS) * 23
     assert again[:kept] == whole[:kept]
 
 

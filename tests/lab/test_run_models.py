@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lab.collect import run_grid
+from lab.measured import run_grid
 from lab.places import DOCS, ROOT
 from lab.score import layer_models, pages, run_models
 

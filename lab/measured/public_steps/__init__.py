@@ -1,7 +1,7 @@
-"""Steps that others have measured and published, rebuilt as they ran them.
+"""Steps that others measured and published, rebuilt as they ran them.
 
-The numbers are not ours and are not shipped: a folder of them is given on the command line, and
-each module here reads one set of it.
+The measured times are not part of this repository: commands take their folder with `--data`
+(docs/sources.md). Each module here reads one set.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Case:
     """A step that somebody measured on a GPU."""
 
     set: str
-    """Of one source and one protocol, such as "torchcnn train"."""
+    """The source and protocol, such as "torchcnn train"."""
     gpu: str
     """The id of one of our devices."""
     model: str
@@ -35,9 +35,9 @@ class Case:
     measured_s: float
     make_step: MakeStep = field(compare=False, repr=False)
     options: Options = ()
-    """What else the step depends on; a change of the recipe changes a number in it."""
+    """Everything else that the step depends on; a changed recipe gets another number here."""
     software: str = ""
-    """What it ran with; it does not change the trace."""
+    """The software that it ran with; it does not change the trace."""
     newest: bool = True
     """No other case of the same GPU, model and precision ran with newer software."""
     gpu_s: float | None = None
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A line for people."""
+        """The case in one line."""
         shape = " ".join(str(value) for _, value in self.options if value not in (False, ""))
         return f"{self.model} {self.precision} {self.layout} b{self.batch} {shape}".rstrip()
 
@@ -61,8 +61,13 @@ class Case:
 
 
 def bert_options(sequence: int, *, old: bool, looped: bool = False) -> Options:
-    """Of NVIDIA's BERT: the length, torch before 1.10, and Adam that goes through its weights in a
-    loop, as SQuAD's script does in float32."""
+    """The options of NVIDIA's BERT.
+
+    Args:
+        sequence: the number of tokens.
+        old: whether it ran with torch before 1.10.
+        looped: whether Adam updates one weight after the other, as SQuAD's script does in float32.
+    """
     found: Options = (("sequence", sequence), ("gelu", "biased apart"))
     found = (*found, ("torch", "before 1.10")) if old else found
     return (*found, ("optimizer", "looped Adam")) if looped else found
@@ -116,7 +121,7 @@ class Traces:
 
     @staticmethod
     def key(case: Case) -> str:
-        """The same for all cases that have one step."""
+        """A hash that is equal for all cases with the same step."""
         facts = (case.set, case.model, case.precision, case.batch, case.layout, case.options)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]
 

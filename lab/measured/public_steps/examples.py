@@ -173,7 +173,7 @@ class NeuMF(nn.Module):
 
 def timm(name: str) -> Any:
     """A model of timm with random weights."""
-    from lab.steps.zoo import import_timm
+    from lab.steps.libraries import import_timm
 
     return import_timm().create_model(name)
 

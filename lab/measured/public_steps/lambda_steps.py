@@ -1,8 +1,8 @@
-"""Lambda's benchmark of NVIDIA's examples: 11 GPUs, one at a time.
+"""Lambda's benchmark of NVIDIA's examples: 13 GPUs, one at a time.
 
-Batches follow the memory of each GPU. ResNet-50 is always NCHW. SSD300 is taken as NHWC from torch
-1.13 on: its fp32 became a quarter slower there than with 1.4 on the same V100 and RTX 8000, and as
-slow as in NVIDIA's own table for that layout, while ResNet-50 stayed as it was.
+The batch follows the memory of each GPU. ResNet-50 is always NCHW. SSD300 is taken as NHWC from
+torch 1.13 on: there its fp32 became a quarter slower than with 1.4 on the same V100 and RTX 8000,
+and as slow as in NVIDIA's own table for that layout, while ResNet-50 stayed as fast as before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.measured.public_steps.case import Case, Options, bert_options
-from lab.measured.public_steps.tables import read_rows, version
+from lab.measured.tables import read_rows, version
 
 GPUS = {
     "A100 PCIe 40GB": "a100-pcie-40gb",

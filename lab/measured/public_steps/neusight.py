@@ -1,11 +1,11 @@
-"""NeuSight's whole models: transformers of Hugging Face in float32, one GPU.
+"""NeuSight's whole models: transformers of Hugging Face in float32, on one GPU.
 
-Each pass is timed alone, after a wait and until the next one, and before each the allocator's
-cache is emptied: the time has the cudaMallocs of all activations in it, ours does not. Training is
-a forward and a backward pass; no optimizer, gradients are added up. Its loss is not timed but is
-in our step, some 0.3% of it. The attention of transformers 5 has other elementwise ops than that
-of 2023, as many and as large: a mask that is added instead of one that chooses (GPT-2), a scale
-of the scores instead of a lower bound (OPT).
+Each pass is timed alone, from one wait to the next, and the allocator's cache is emptied before
+each. So the published time includes the cudaMallocs of all activations; ours does not. Training is
+a forward and a backward pass without an optimizer; gradients are added up. The loss is not timed
+but is in our step, some 0.3% of it. The attention of transformers 5 has other elementwise ops than
+that of 2023, as many and as large: a mask that is added instead of one that selects (GPT-2), a
+scale of the scores instead of a lower bound (OPT).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.measured.public_steps.case import Case
-from lab.measured.public_steps.tables import read_rows
 from lab.measured.published_gpus import NEUSIGHT
+from lab.measured.tables import read_rows
 
 
 @dataclass(frozen=True)

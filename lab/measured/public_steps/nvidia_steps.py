@@ -1,7 +1,7 @@
 """NVIDIA's own tables of its examples: training with PyTorch on one V100.
 
-Classifiers and SSD300 in mixed precision are NHWC. Where a table does not say what it counts, it
-is left out; SSD300 stays in, because Lambda's images per second on the same GPU agree.
+Classifiers and SSD300 in mixed precision are NHWC. Tables that do not say which unit they count are
+left out. SSD300 stays in, because Lambda's images per second on the same GPU agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.measured.public_steps.case import Case, Options, bert_options
-from lab.measured.public_steps.tables import read_rows
+from lab.measured.tables import read_rows
 
 GPUS = {
     ("DGX-1", "16GB"): "v100-sxm-16gb",

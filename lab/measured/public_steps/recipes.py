@@ -1,4 +1,4 @@
-"""How others write a training step: the few forms that the published ones come in."""
+"""The forms in which the authors of published measurements write a training step."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.measured.public_steps.case import Case
-from lab.measured.public_steps.tables import read_rows, version
+from lab.measured.tables import read_rows, version
 
 LARGE_FAMILY = 8
 """From so many models on a family and layout is asked for two."""
@@ -142,6 +142,6 @@ def build(model: str, image: int, *, fused: bool = False) -> Any:
 @cache
 def library() -> Any:
     """Timm, if it is there."""
-    from lab.steps.zoo import import_timm
+    from lab.steps.libraries import import_timm
 
     return import_timm()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.measured.public_steps.case import Case
-from lab.measured.public_steps.tables import read_rows
+from lab.measured.tables import read_rows
 
 GPUS = {
     "GTX 1080 Ti": "gtx-1080-ti",
@@ -107,7 +107,7 @@ def build(model: str) -> Any:
 
 @cache
 def _models() -> Any:
-    from lab.steps.zoo import import_torchvision
+    from lab.steps.libraries import import_torchvision
 
     return import_torchvision().models
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import tensor
 
-from lab.collect.experts import measured_s, op_of, read
+from lab.measured.experts import measured_s, op_of, read
 from lab.fit.grouped import fit, in_one_kernel, said
 from wavecast import ops
 from wavecast.hardware.device import Device, Fact

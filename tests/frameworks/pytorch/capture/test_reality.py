@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from lab.collect.reality import RECORDED, compare, describe
 from lab.measured import campaigns
+from lab.measured.agreement import RECORDED, compare, describe
 from lab.steps.reality import PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 

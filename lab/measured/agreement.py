@@ -1,0 +1,71 @@
+"""How much a trace made without a GPU agrees with the same step run on one, op by op."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from wavecast.traces.step import Call, TensorSpec, Trace
+
+RECORDED = "steps"
+"""The campaign of the recorded steps (`lab.measured.campaigns`)."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How much of a real step a trace has: shares of its ops and of its GPU time."""
+
+    real_ops: int
+    traced_ops: int
+    by_count: float
+    by_gpu_time: float
+    only_real: Counter[Any]
+    only_traced: Counter[Any]
+
+
+def compare(real: Trace, traced: Trace) -> Agreement:
+    """Match ops by phase, name, shapes and dtypes, each as often as it occurs."""
+    expected, got = Counter(map(identity, real)), Counter(map(identity, traced))
+    left = Counter(got)
+    matched_s = total_s = 0.0
+    for call in real:
+        seconds = sum(kernel.seconds for kernel in call.kernels)
+        total_s += seconds
+        if left[identity(call)] > 0:
+            left[identity(call)] -= 1
+            matched_s += seconds
+    common = sum((expected & got).values())
+    return Agreement(
+        real_ops=len(real),
+        traced_ops=len(traced),
+        by_count=common / max(len(real), len(traced)),
+        by_gpu_time=matched_s / total_s if total_s else 1.0,
+        only_real=expected - got,
+        only_traced=got - expected,
+    )
+
+
+def identity(call: Call) -> tuple[Any, ...]:
+    """What two ops must share to be the same (sizes of cuDNN's opaque buffers are its own)."""
+
+    def tensors(specs: tuple[TensorSpec, ...]) -> tuple[Any, ...]:
+        opaque = call.op.base.startswith("aten._cudnn_rnn")
+        return tuple((t.shape, t.dtype) for t in specs if not (opaque and t.dtype == "uint8"))
+
+    # Which of the two names torch uses for the same view changes between its releases.
+    name = call.op.name.replace("_unsafe_view", "view")
+    return call.phase, name, tensors(call.op.inputs), tensors(call.op.outputs)
+
+
+def describe(name: str, agreement: Agreement) -> str:
+    """One line, and the ops that differ."""
+    line = (
+        f"{name:22} real {agreement.real_ops:5} traced {agreement.traced_ops:5} "
+        f"count {agreement.by_count:7.2%} gpu time {agreement.by_gpu_time:7.2%}"
+    )
+    for title, counter in (("real", agreement.only_real), ("traced", agreement.only_traced)):
+        for (phase, op, inputs, outputs), count in counter.most_common(6):
+            shapes = " ".join(f"{s}{d[-4:]}" for s, d in inputs[:3])
+            line += f"\n    only {title}: {count}x {phase} {op} {shapes} -> {outputs[:2]}"
+    return line

@@ -1,0 +1,29 @@
+"""Do traces made without a GPU have the ops of the same steps run on one?
+
+    python -m lab.score.agreement
+
+Needs transformers, and the campaign `steps`, which `lab.collect.reality` recorded. Traces each
+step here and prints the share of ops, and of GPU time, that both have, and the ops that differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+from lab.measured import campaigns
+from lab.measured.agreement import RECORDED, compare, describe
+from lab.steps.reality import PRECISIONS, STEPS
+from wavecast.frameworks.pytorch.capture import capture
+
+
+def main() -> None:
+    """Compare traces made here with the steps recorded on the GPU."""
+    for (name, (make, batch)), precision in itertools.product(STEPS.items(), PRECISIONS):
+        real = campaigns.traces(RECORDED)[f"{name}-{precision}"]
+        traced = capture(partial(make, batch, precision))
+        print(describe(f"{name} {precision}", compare(real, traced)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Steps by name: those of the suite that machines are compared on, and those of the blind test."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from wavecast import suite
+
+SEED = 5
+BLIND_PREFIXES = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
+"""First words of the steps of `lab.steps.memory` whose models are not in the suite."""
+
+Step = Callable[[], Any]
+MakeStep = Callable[[], Step]
+
+
+def suite_steps() -> Iterator[tuple[str, MakeStep]]:
+    """Every benchmark of the suite in every precision, at its usual batch and at a quarter of it.
+
+    The order is drawn once, with a fixed seed.
+    """
+    steps = []
+    for benchmark in suite.benchmarks():
+        quarter = max(benchmark.default_batch // 4, benchmark.smallest_batch)
+        for batch in sorted({quarter, benchmark.default_batch}):
+            for precision in suite.PRECISIONS:
+                make = partial(benchmark.make_step, batch, precision)
+                steps.append((f"{benchmark.name} b{batch} {precision}", make))
+    random.Random(SEED).shuffle(steps)
+    yield from steps
+
+
+def blind_steps() -> Iterator[tuple[str, MakeStep]]:
+    """Steps of models that no fit has seen."""
+    from lab.steps import population
+    from lab.steps.memory import STEPS
+
+    for name, step in STEPS.items():
+        if name.startswith(BLIND_PREFIXES):
+            yield name, step.make
+    for name in population.BLIND:
+        drawn = population.draw(name, 0, whole=True)
+        yield drawn.title, partial(population.make_step, drawn)
