@@ -111,7 +111,7 @@ def _rewrite(path: Path, change: Callable[[Any], Any], seal: bool = True) -> Non
     document = document if changed is None else changed
     if seal and isinstance(document, dict) and "trace" in document:
         document["sha256"] = file._digest(document["trace"])
-    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    path.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
 
 
 def _set(*keys: Any, value: Any) -> Callable[[Any], Any]:
@@ -204,16 +204,16 @@ def test_another_version_is_refused_with_what_to_do(version: Any, path: Path) ->
         b"",
         b"plain text",
         b'{"format": "wavecast-trace"}',
-        gzip.compress(b""),
-        gzip.compress(b"not json"),
-        gzip.compress(b"\xff\xfe\x00"),
-        gzip.compress(b"null"),
-        gzip.compress(b"[" * 100_000),
-        gzip.compress(b"1" * 10_000),
-        gzip.compress(b'{"format": NaN}'),
-        gzip.compress(b'{"format": 1e999}'),
-        gzip.compress(b'{"format": "wavecast-trace", "format": "wavecast-trace"}'),
-        gzip.compress(b"{}")[:-4] + b"\0\0\0\0",
+        gzip.compress(b"", mtime=0),
+        gzip.compress(b"not json", mtime=0),
+        gzip.compress(b"\xff\xfe\x00", mtime=0),
+        gzip.compress(b"null", mtime=0),
+        gzip.compress(b"[" * 100_000, mtime=0),
+        gzip.compress(b"1" * 10_000, mtime=0),
+        gzip.compress(b'{"format": NaN}', mtime=0),
+        gzip.compress(b'{"format": 1e999}', mtime=0),
+        gzip.compress(b'{"format": "wavecast-trace", "format": "wavecast-trace"}', mtime=0),
+        gzip.compress(b"{}", mtime=0)[:-4] + b"\0\0\0\0",
     ],
 )
 def test_what_is_no_trace_file_is_refused(content: bytes, path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file, "LARGEST_JSON_BYTES", 1 << 20)
-    path.write_bytes(gzip.compress(b" " * (1 << 22)))
+    path.write_bytes(gzip.compress(b" " * (1 << 22), mtime=0))
     assert "larger than 1 MiB" in _message_of_refusal(path)
 
 

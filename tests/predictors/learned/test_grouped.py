@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import tensor
 
-from lab.measured.experts import measured_s, op_of, read
 from lab.fit.grouped import fit, in_one_kernel, said
+from lab.measured.experts import measured_s, op_of, read
 from wavecast import ops
 from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.devices import device
