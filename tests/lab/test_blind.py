@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-
 import pytest
 
 from lab.fit.host import LEASES
+from lab.measured.figures import percent
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import BLIND
 from lab.places import DOCS, ROOT
-from lab.score.blind import BlindRow, rows, table
+from lab.score.blind import BlindRow, figures_of, rows, table
 from wavecast import ops
 from wavecast.ops import Kind
 
@@ -31,12 +30,7 @@ def test_products_are_of_one_dtype(row: BlindRow) -> None:
 
 def test_the_pages_say_how_well_they_are_met() -> None:
     assert "\n".join(table()) in (DOCS / "appendix" / "accuracy-blind.md").read_text()
-    sizes = [abs(row.gpu_error) for row in ROWS]
-    said = f"mean error {statistics.mean(sizes):.0%}, median {statistics.median(sizes):.0%}"
-    line = next(
-        line
-        for line in (ROOT / "README.md").read_text().splitlines()
-        if line.startswith("| models never seen |")
-    )
-    assert f"GPU time: {said}, worst {max(sizes):.0%}" in line
-    assert f"| {len(sizes)} steps" in line
+    found = figures_of(ROWS)
+    cells = (percent(found.mean), percent(found.worst), percent(found.in_range))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"models never seen: {found.count} steps | {' | '.join(cells)} |" in readme

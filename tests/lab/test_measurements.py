@@ -172,13 +172,19 @@ def appendix(name: str) -> str:
 
 
 def test_the_readme_repeats_the_memory_page() -> None:
-    found = [
-        re.search(rf"\| {what} \| \d+ \| ([\d.]+%) \| [\d.]+% \| \S+ \| ([\d.]+%) \|", MEMORY)
-        for what in ("allocated at the peak", "reserved", "process above 2 GB")
-    ]
-    means, worst = zip(*(match.groups() for match in found if match), strict=True)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"mean error {', '.join(means)}, worst {', '.join(worst)}: [the table]" in readme
+    peak = r"\| allocated at the peak \| (\d+) \| ([\d.]+%) \| [\d.]+% \| \S+ \| ([\d.]+%) \|"
+    steps = re.search(peak, MEMORY)
+    assert steps is not None
+    count, mean, worst = steps.groups()
+    assert f"| memory at the peak | {count} steps on an H200 | {mean} | {worst} |" in readme
+    said = r"(\d+) largest batches: mean error ([\d.]+%).* -([\d.]+%) too small"
+    batches = re.search(said, MEMORY)
+    assert batches is not None
+    count, mean, worst = batches.groups()
+    line = next(line for line in readme.splitlines() if line.startswith("| largest batch |"))
+    assert f"| {count} pairs " in line
+    assert f"| {mean} | {worst} |" in line
 
 
 def test_the_page_of_hosts_shows_what_a_profiler_leaves_behind() -> None:
