@@ -82,6 +82,8 @@ def test_only_ranges_of_the_learned_predictor_are_said_to_be_calibrated() -> Non
     learned, roofline = [predict(step(), "l4")], predictions(step(), "l4")
     assert "range: nine in ten steps lie in it" in shown(report.predictions("s", learned, 200))
     assert "range: a rough estimate" in shown(report.predictions("s", roofline, 200))
+    both = shown(report.predictions("s", learned + predictions(step(), "t4"), 200))
+    assert "range: nine in ten steps lie in it; on t4 it is a rough estimate\n" in both
 
 
 def test_notes_of_all_traces_are_shown_and_counted_when_many() -> None:

@@ -158,9 +158,7 @@ def _footnotes(rows: Sequence[Prediction]) -> list[Text]:
     lines += [
         f"op times: {_sources(rows)}",
         f"host: {rows[0].host.name}",
-        "range: nine in ten steps lie in it"
-        if _calibrated(rows)
-        else "range: a rough estimate, not checked against measured steps",
+        f"range: {_range_meaning(rows)}",
     ]
     return [*(Text(warning, style="yellow") for warning in warnings), *remarks(lines)]
 
@@ -176,15 +174,22 @@ def _too_small(rows: Sequence[Prediction]) -> list[str]:
     ]
 
 
-def _calibrated(rows: Sequence[Prediction]) -> bool:
-    """Whether the ranges were calibrated on measured steps.
+def _range_meaning(rows: Sequence[Prediction]) -> str:
+    """What the ranges mean, and on which GPUs they are only rough."""
+    rough = [row.device.id for row in rows if not _is_calibrated(row)]
+    if len(rough) == len(rows):
+        return "a rough estimate, not checked against measured steps"
+    elsewhere = f"; on {_listed(rough)} it is a rough estimate" if rough else ""
+    return f"nine in ten steps lie in it{elsewhere}"
 
-    Only those of the learned models are, and only for steps that were traced, not measured.
+
+def _is_calibrated(row: Prediction) -> bool:
+    """Whether the range was calibrated on measured steps.
+
+    Only ranges of the learned models are, and only those of traced steps: the range of a measured
+    step that is scaled to another GPU has another origin.
     """
-    return all(
-        row.pace is None and any(share.name.startswith("learned") for share in row.sources())
-        for row in rows
-    )
+    return row.pace is None and any(share.name.startswith("learned") for share in row.sources())
 
 
 def _sources(rows: Sequence[Prediction]) -> str:
