@@ -448,15 +448,6 @@ def test_a_full_file_is_read_with_sources_and_measurements(tmp_path: Path) -> No
     }
 
 
-def test_the_guides_example_is_a_device(tmp_path: Path) -> None:
-    guide = Path(__file__).parents[2] / "docs" / "howto" / "add-a-gpu.md"
-    example = guide.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
-    gpu = read_device(write(tmp_path / "acme-1.toml", example))
-    assert gpu.memory_bytes == 24 * 2**30
-    assert set(gpu.measured) == {"memory_bytes_per_s"}
-    assert all(gpu.sources.values())
-
-
 def with_line(line: str) -> str:
     return MINIMAL + line + "\n"
 

@@ -121,7 +121,7 @@ def test_the_page_repeats_the_ranges() -> None:
     page = (DOCS / "concepts" / "estimates.md").read_text(encoding="utf-8")
     tables = shipped_toml(ranges.FILE)
     for row in tables["gpu"].values():
-        assert f"| {row['below']:.2f} and {row['above']:.2f} |" in page
+        assert f"| {row['below']:.2f}, {row['above']:.2f} |" in page
     for row in tables["host"].values():
         assert f"| {row['low']:.2f} to {row['high']:.2f} |" in page
     other = (DOCS / "concepts" / "timeline.md").read_text(encoding="utf-8")
