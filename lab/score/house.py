@@ -72,8 +72,9 @@ def numbers(root: Path) -> dict[str, int]:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in package.rglob("*.py")]
-    pages = [*(root / "docs").rglob("*.md"), root / "README.md"]
+    lines = [_lines_of(path) for path in package.rglob("*.py")]
+    records = [p for name in ("adr", "appendix") for p in (root / "docs" / name).glob("*.md")]
+    pages = {*(root / "docs").rglob("*.md"), root / "README.md"} - set(records)
     words = Counter(
         node.id for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Name)
     )
@@ -83,11 +84,17 @@ def numbers(root: Path) -> dict[str, int]:
         "class names defined more than once": sum(count > 1 for count in classes.values()),
         "longest file (lines)": max(lines),
         "longest function (lines)": max(functions),
-        "lines of docs": sum(len(p.read_text(encoding="utf-8").splitlines()) for p in pages),
+        "longest page of docs (lines)": max(map(_lines_of, pages)),
+        "lines of docs": sum(map(_lines_of, pages)),
+        "lines of decision records and generated appendices": sum(map(_lines_of, records)),
         "uses of a variable `found`": words["found"],
         "uses of a variable `each`": words["each"],
         "tracked megabytes": round(_tracked_bytes(root) / 1e6),
     }
+
+
+def _lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def _tracked_bytes(root: Path) -> int:
