@@ -126,7 +126,8 @@ def test_the_file_repeats_the_card_and_the_table_of_ops() -> None:
     assert len(names) == 10
     for name in names:
         found, cells = SETS[f"op {name}"], lines[name]
-        assert (found.count, found.mean) == (groups[name]["ops"], groups[name]["mean"])
+        assert found.count == groups[name]["ops"]
+        assert round(found.mean, 3) == groups[name]["mean"]  # the card has three digits
         assert cells[1] == f"{found.count:,}"
         assert cells[5].startswith(f"{found.mean:.0%} /")
         assert cells[6] == percent(found.in_range)
