@@ -15,7 +15,7 @@ demo: $(READY) ## predict two training steps on several GPUs; no GPU needed
 	$(BIN)/wavecast predict examples/train.py:make_step --batch 256 $(GPUS:%=--gpu %)
 
 test: $(READY) ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 components: ## install PostgreSQL and Chromium (Debian), which some tests need
 	.ci/components
