@@ -19,9 +19,9 @@ def main(gpu: str | None = None) -> None:
             "examples/first_prediction.py predicts without one"
         )
     run_my_training_iteration = make_iteration()
-    run_my_training_iteration()  # the first one is cold
+    run_my_training_iteration()  # the first iteration is slower, so it is not tracked
 
-    # From here on it is the listing, but for the name of the GPU that you have.
+    # From here on this is the paper's listing, except that the GPU is an argument.
     tracker = habitat.OperationTracker(
         origin_device=None if gpu is None else getattr(habitat.Device, gpu),
     )
@@ -38,7 +38,7 @@ def main(gpu: str | None = None) -> None:
 
 
 def make_iteration() -> Callable[[], None]:
-    """Build a small network, and return what trains it once."""
+    """Build a small network, and return the function that trains it once."""
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 64, 3, padding=1),
         torch.nn.ReLU(),

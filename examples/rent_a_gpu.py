@@ -48,8 +48,9 @@ def main(paths: Sequence[str] = ()) -> None:
     if bare:
         print(f"the machine around it costs extra: {', '.join(bare)}")
     best = {row.gpu: max(row.rates) for row in rows}
-    then = sorted((-best[gpu] * 3.6 / usd, gpu) for gpu, usd in PAPERS_PRICES.items())
-    print(f"at the paper's prices: {', '.join(f'{gpu} {-rate:.0f} k/$' for rate, gpu in then)}")
+    papers = {gpu: best[gpu] * 3.6 / usd for gpu, usd in PAPERS_PRICES.items()}
+    ranked = sorted(papers, key=lambda gpu: -papers[gpu])
+    print(f"at the paper's prices: {', '.join(f'{gpu} {papers[gpu]:.0f} k/$' for gpu in ranked)}")
 
 
 def rented(gpu: str, traces: Sequence[wc.Trace]) -> Row | None:

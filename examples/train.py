@@ -13,7 +13,7 @@ CHANNELS, CLASSES = 64, 100
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input takes a shortcut."""
+    """Two convolutions with a residual connection around them."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
