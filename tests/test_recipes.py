@@ -139,9 +139,13 @@ def test_the_files_of_a_recipe_pass_the_linter(page: Path, project: Path) -> Non
         pytest.skip("ruff is not installed")
     files = []
     for block in blocks_of(page):
-        if block.language == "python" and block.title is not None and "/" in block.title:
+        if block.language in ("python", "diff") and block.title is not None and "/" in block.title:
             files.append(block.title)
-            (project / block.title).write_text(block.text, encoding="utf-8")
+            file = project / block.title
+            text = block.text
+            if block.language == "diff":
+                text = apply_diff(file.read_text(encoding="utf-8"), text)
+            file.write_text(text, encoding="utf-8")
     for command in (["check"], ["format", "--check"]) if files else ():
         done = subprocess.run(
             [ruff, *command, "--no-cache", *files],
