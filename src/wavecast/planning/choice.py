@@ -1,4 +1,4 @@
-"""The order in which GPUs are offered: those on which the step does not fit come last."""
+"""The order in which predictions are listed: GPUs on which the step does not fit come last."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from wavecast.report.tables import Column, fitting, notes, remarks, table, title
 from wavecast.report.units import memory, or_unknown, percent
 
 BEFORE_THE_STEP = "before the step"
-"""What made a tensor that no op of the step made."""
+"""The entry under "made by" for a tensor that was made before the step."""
 _ROWS = 8
 
 
@@ -85,10 +85,10 @@ def _explanations(step_memory: Memory) -> Iterable[str]:
     if step_memory.device is None:
         yield "name a GPU (--gpu) to see workspaces, the whole process, and whether it fits"
         return
-    known = measured_context()
-    if step_memory.context_bytes and step_memory.device.compute_capability != known.capability:
+    context = measured_context()
+    if step_memory.context_bytes and step_memory.device.compute_capability != context.capability:
         yield (
-            f"CUDA context and libraries: as measured on an {known.gpu}; "
+            f"CUDA context and libraries: as measured on an {context.gpu}; "
             "smaller GPUs need less of it"
         )
 

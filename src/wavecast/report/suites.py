@@ -29,7 +29,7 @@ def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> Ren
     """One row for each step of the suite."""
     lines = [
         "GPU use: share of the step in which the GPU is busy; FP32 and tensor-core use: share of "
-        "their peak FLOP/s while it is"
+        "peak FLOP/s while the GPU is busy"
     ]
     return titled(title, table(fitting(result_columns(results), width)), "", *remarks(lines))
 

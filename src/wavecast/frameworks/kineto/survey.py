@@ -241,10 +241,10 @@ def choose(survey: Survey, number: int | None) -> int:
         if step.number == number:
             return position
     if survey.steps[0].number is None:
-        known = "it marks no steps; leave out the step number to read the whole file"
+        hint = "it marks no steps; leave out the step number to read the whole file"
     else:
-        known = f"it has {named([step.number or 0 for step in survey.steps])}"
-    raise InvalidInput(f"there is no step {number} with GPU work in {survey.path}; {known}")
+        hint = f"it has {named([step.number or 0 for step in survey.steps])}"
+    raise InvalidInput(f"there is no step {number} with GPU work in {survey.path}; {hint}")
 
 
 def named(numbers: list[int]) -> str:
@@ -257,6 +257,6 @@ def named(numbers: list[int]) -> str:
 
 
 def steady_s(survey: Survey) -> tuple[float, int] | None:
-    """The median time of an iteration, and of how many. None if no two follow each other."""
+    """The median time of an iteration, and how many were timed. None if no two are consecutive."""
     periods = list(survey.periods_s().values())
     return (median(periods), len(periods)) if periods else None

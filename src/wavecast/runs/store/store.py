@@ -131,8 +131,10 @@ class RunStore:
             phase: only "training" or "testing".
         """
         if other := set(columns) - set(NUMBERS):
-            known = ", ".join(NUMBERS)
-            raise InvalidInput(f"{', '.join(sorted(other))}: not a number of a run; choose {known}")
+            choices = ", ".join(NUMBERS)
+            raise InvalidInput(
+                f"{', '.join(sorted(other))}: not a number of a run; choose {choices}"
+            )
         table = schema.runs
         chosen = _where(select(*(table.c[name] for name in columns)), model, gpu, phase)
         parts = [

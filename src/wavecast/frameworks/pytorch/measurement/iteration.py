@@ -82,7 +82,7 @@ def measure(
         CaptureError: torch sees no GPU here, or the step runs nothing on it.
     """
     _check(step, warm_up=warm_up, repeats=repeats, recordings=recordings)
-    slowed = profiling.has_profiled_gpu()  # asked first: this measurement runs the profiler, too
+    slowed = profiling.has_profiled_gpu()  # before we run it ourselves
     for _ in range(warm_up):
         step()
     seconds, cpu_s = _steady_s(step, repeats)
