@@ -177,7 +177,8 @@ class ScalingModel:
             iterations: Iterations of the run.
             gpus: The number of GPUs; by default that of the runs, if all have the same.
             gpu: The GPU; by default that of the runs, if all have the same.
-            inner_modules: Inner modules of the network; by default likewise.
+            inner_modules: Inner modules of the network; by default those of the runs, if all have
+                the same.
         """
         if min(batch, iterations, 1 if gpus is None else gpus) < 1:
             raise InvalidInput("batch, iterations and gpus must be at least 1")

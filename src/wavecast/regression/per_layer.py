@@ -87,7 +87,7 @@ class NetworkTime:
 
     @property
     def forward_s(self) -> float:
-        """The time of the forward passes, which is that of classification."""
+        """The time of the forward passes, which is the time to classify."""
         return self._sum(Pass.FORWARD)
 
     @property

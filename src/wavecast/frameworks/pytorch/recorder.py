@@ -96,7 +96,7 @@ class RecordingMode(TorchDispatchMode):
 
 
 class MemoryMode(RecordingMode):
-    """Records also the workspace of each op: memory that it allocates and frees while it runs.
+    """Also records the workspace of each op: memory that it allocates and frees while it runs.
 
     It asks the allocator before and after each op, which takes the host longer than the op.
     """
@@ -205,7 +205,7 @@ class OpRecorder:
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Record no ops inside the block: it makes tensors that a real step would not compute."""
+        """Record no ops inside the block: it makes tensors that a real step makes only once."""
         recording, self._recording = self._recording, False
         try:
             yield
@@ -246,7 +246,7 @@ class OpRecorder:
 
         Args:
             kernels: the measured kernels of each op, keyed by its position in the recording.
-            host_s: the host's measured time for each op, keyed likewise.
+            host_s: the host's measured time for each op, keyed in the same way.
         """
         self._join_sums()
         kept = [i for i, entry in enumerate(self._entries) if not entry.host]

@@ -169,7 +169,7 @@ class Assumptions:
         return grouped_mm(a, b, offs, *args, **kwargs)
 
     def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:
-        """The whole numbers in a tensor; the upper bound for each of them if they are not known."""
+        """The whole numbers in a tensor; if they are unknown, the upper bound for each."""
         constant = getattr(tensor, "constant", None)
         if constant is None:
             self.note(
