@@ -71,7 +71,7 @@ class Survey:
         return float(self.end_us[self.step_of == position].max())
 
     def periods_s(self) -> dict[int, float]:
-        """The time of each step by position: from the GPU's end of the step before to its own end.
+        """The time of each step by position: from the GPU's end of the previous step to this one's.
 
         The host may run ahead of the GPU. Until the GPU's queue is full, steps on the host are
         too short, so the ends of the GPU's work are used.
@@ -229,7 +229,7 @@ def choose(survey: Survey, number: int | None) -> int:
     kernels. If there are several steps, the first is left out, because it may be a warm-up.
 
     Raises:
-        InvalidInput: there is no such step. The message names those there are.
+        InvalidInput: there is no such step. The message names the steps in the file.
     """
     if number is None:
         rest = range(1 if len(survey.steps) > 1 else 0, len(survey.steps))
