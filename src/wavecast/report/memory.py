@@ -142,7 +142,7 @@ def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> Renderab
         Column("workspace", [or_unknown(m.by_kind["workspace"], memory) for m in rows], 2),
     ]
     styles = ["" if m.fits else "dim" for m in rows]
-    lines = ["needed: by the whole training process, with CUDA's context and libraries"]
+    lines = ["needed: memory of the whole training process, with CUDA's context and libraries"]
     return titled(title, table(fitting(columns, width), styles), "", *remarks(lines))
 
 
@@ -164,5 +164,5 @@ def largest_batches(
         Column("available", [memory(a.limit_bytes) for a in largest], 1),
         Column("batches tried", [", ".join(map(str, a.traced)) for a in largest], 2, left=True),
     ]
-    lines = ["available: for PyTorch's allocator, next to CUDA's context and libraries"]
+    lines = ["available: memory that CUDA's context and libraries leave to PyTorch's allocator"]
     return titled(title, table(fitting(columns, width)), "", *remarks(lines))
