@@ -117,7 +117,7 @@ def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--batch", 64], "say for which to predict"),
+        (["--batch", 64], "give the iterations to predict for"),
         (["--batch", 64, "--iterations", 0], "at least 1"),
         (["--batch", 64, "--iterations", 10, "--gpus", 4], "every run has gpus 1"),
         (["--gpus", 4, "--gpu", "l4"], "one of gpus, power at a time"),
@@ -167,7 +167,7 @@ def test_design_knows_costs_from_past_runs(table: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ([], "say what a run costs"),
+        ([], "say how long a run takes"),
         (["--sample", "0.1", "--gpus", "one"], "--gpus takes whole numbers"),
         (["--sample", "0.1"], "need 5 runs"),
     ],

@@ -89,7 +89,7 @@ def test_a_file_of_your_own_is_read(tmp_path: Path) -> None:
         ("", "has no prices"),
         ("prices = 3", "has no prices"),
         ("prices =", "is not TOML"),
-        ("colour = 3", "colour is not a key here; known are source"),
+        ("colour = 3", "unknown key colour; known: source"),
         ('currency = "EUR"\n' + OFFER, "currency must be \"USD\", not 'EUR'"),
         ("prices.l4 = 3", "prices.l4 must be a table"),
         (OFFER.replace('provider = "me"', ""), "prices.l4.provider is missing"),
@@ -105,7 +105,7 @@ def test_a_file_of_your_own_is_read(tmp_path: Path) -> None:
         (OFFER + "gpus = 1.5", "prices.l4.gpus must be a whole number"),
         (OFFER + "gpus = true", "prices.l4.gpus must be a whole number"),
         (OFFER + "includes_host = 1", "prices.l4.includes_host must be true or false"),
-        (OFFER + "usd = 1", "prices.l4.usd is not a key here"),
+        (OFFER + "usd = 1", "unknown key prices.l4.usd"),
     ],
 )
 def test_a_malformed_file_is_refused_with_place_and_reason(

@@ -175,7 +175,7 @@ def test_an_unknown_gpu_is_refused_when_there_are_several() -> None:
     with pytest.raises(UnknownName, match="unknown device"):
         Extrapolation("power").fit([replace(runs[0], gpu="abacus"), *runs])
     model = Extrapolation("power").fit(runs)
-    with pytest.raises(InvalidInput, match="say for which"):
+    with pytest.raises(InvalidInput, match="to predict for"):
         model.predict(batch=64)
     one = Extrapolation("gpus").fit(made(gpus=(1, 2, 3)))
     with pytest.raises(InvalidInput, match="nothing is known about l4"):

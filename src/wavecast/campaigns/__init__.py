@@ -1,1 +1,1 @@
-"""Many measurements in one run, which can be interrupted and continued."""
+"""Campaigns: many measurements in a row, which can be interrupted and continued."""

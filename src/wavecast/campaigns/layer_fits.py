@@ -46,8 +46,8 @@ def fit(
     """Fit a network as Habitat does (section 4.3), and measure its errors.
 
     The errors come from fits that leave data out: one leaves out a fifth of the configurations,
-    and if there are several GPUs, one fit each leaves out one GPU. The network that is returned
-    was trained on all rows.
+    and if there are several GPUs, one fit per GPU leaves that GPU out. The network that is
+    returned was trained on all rows.
 
     Args:
         rows: measured layers of one kind, from `wavecast collect` on one or several GPUs.
@@ -75,14 +75,14 @@ def fit(
     left_out = {}
     for gpu in table.gpus if len(table.gpus) > 1 else ():
         progress(f"{gpu} left out")
-        own = table.gpu == gpu
-        left_out[gpu] = error(trained(~own), own)
+        on_gpu = table.gpu == gpu
+        left_out[gpu] = error(trained(~on_gpu), on_gpu)
     progress("all rows")
     everything = np.ones(len(layers), dtype=bool)
-    kept = trained(everything)
-    network = MlpNetwork(kept.mean, kept.scale, kept.weights)
+    final = trained(everything)
+    network = MlpNetwork(final.mean, final.scale, final.weights)
     scores = {
-        "train_error": round(error(kept, everything), 2),
+        "train_error": round(error(final, everything), 2),
         "configuration_error": round(held_out, 2),
         "left_out": {gpu: round(percent, 2) for gpu, percent in left_out.items()},
     }
@@ -118,7 +118,7 @@ def _table(rows: Sequence[LayerRow], target: str) -> _LayerTable:
             "more"
         )
     numbers = {gpu: device_features(device(gpu)) for gpu in {row.gpu for row in measured}}
-    if unknown := [gpu for gpu, known in numbers.items() if known is None]:
+    if unknown := [gpu for gpu, values in numbers.items() if values is None]:
         raise InvalidInput(
             f"the number of SMs of {', '.join(unknown)} is not known; leave out its rows"
         )

@@ -53,7 +53,7 @@ def collect(
     limit_s: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Measure those of the first `count` layers of a sample that the file does not have yet.
+    """Measure the first `count` layers of a sample, except those that the file already has.
 
     Args:
         kind: the kind of the layers, one of `KINDS`.
@@ -76,8 +76,8 @@ def collect(
     """
     wanted = islice(_sampled(kind, seed) if layers is None else layers, count)
     check = partial(_refuse_another_campaign, path, str(seed), gpu)
-    with table_of(kind).growing(path, check) as (known, add):
-        done = {row.index for row in known}
+    with table_of(kind).growing(path, check) as (existing, add):
+        done = {row.index for row in existing}
         missing = [(index, layer) for index, layer in enumerate(wanted) if index not in done]
         rows = len(done)
         for index, layer in with_progress(
@@ -97,9 +97,6 @@ def read_rows(path: Path) -> tuple[LayerRow, ...]:
     rows = _table_in(path).read(path)
     _refuse_repeated(path, rows)
     return tuple(sorted(rows, key=lambda row: row.index))
-
-
-# The file.
 
 
 def table_of(kind: str) -> GrowingTable[LayerRow]:

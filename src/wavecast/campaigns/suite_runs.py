@@ -1,8 +1,8 @@
 """The benchmark suite, measured on this machine's GPU: one row of results for each step.
 
 Each step runs until its time is stable, and is sampled from then on (TBD, section III-D2). One
-profiled iteration more gives utilisation and memory. The file grows by whole rows, and a step that
-has a row is not measured again.
+more iteration is profiled for its utilisation and memory. The file grows by whole rows, and a step
+that has a row is not measured again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def configurations(
     """
     for precision in precisions:
         if precision not in suite.PRECISIONS:
-            known = ", ".join(suite.PRECISIONS)
-            raise InvalidInput(f"unknown precision {precision!r}; known: {known}")
+            choices = ", ".join(suite.PRECISIONS)
+            raise InvalidInput(f"unknown precision {precision!r}; known: {choices}")
     if min(scales) <= 0:
         raise InvalidInput(f"a share of the default batch must be above 0, not {min(scales):g}")
     chosen = [suite.benchmark(name) for name in models] or list(suite.benchmarks())
@@ -82,16 +82,16 @@ def run(
         failed: called with a step that could not be measured, and the error. The step gets no row,
             so the next run tries it again. If None, the error ends the run.
     """
-    asked = tuple(wanted)
+    steps = tuple(wanted)
     with TABLE.growing(path, partial(refuse_another_gpu, path, gpu)) as (rows, add):
-        known = {row.configuration: row for row in rows}
+        existing = {row.configuration: row for row in rows}
         missing = [
-            step for step in asked if step not in known or (again and _is_short(known[step]))
+            step for step in steps if step not in existing or (again and _is_short(existing[step]))
         ]
-        done = len(asked) - len(missing)
+        done = len(steps) - len(missing)
         for step in with_progress(missing, already_done=done, report=progress):
             try:
-                add(again(known[step]) if again and step in known else measure(step))
+                add(again(existing[step]) if again and step in existing else measure(step))
             except Exception as error:  # one failing step must not cost hours of others
                 if failed is None:
                     raise

@@ -23,7 +23,7 @@ _ORDER = (
 
 
 class _Group(typer.core.TyperGroup):
-    """The commands. An error of Wavecast is printed as one line; the exit code is 1."""
+    """The group of all commands. It prints an error of Wavecast as one line and exits with 1."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands, in the order of the help."""
@@ -63,8 +63,6 @@ PrecisionOption = Annotated[
     str | None, typer.Option("--precision", "-p", help="The precision: fp32, tf32, bf16 or fp16.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-
 OutOption = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Save the trace as FILE.json.gz or FILE.trace."),

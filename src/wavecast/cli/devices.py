@@ -58,11 +58,11 @@ def calibrate(
 ) -> None:
     """Measure this machine's host and GPU, for your predictions.
 
-    The host: how long it takes to issue each kind of op. This works with or without a GPU.
+    For the host, it measures how long each kind of op takes to issue, with or without a GPU.
     Predictions then use your host; --host reference selects the shipped one.
 
-    The GPU, if there is one: the bandwidth of a copy and the rates of large matrix products.
-    They are saved in a device file, next to the nominal numbers.
+    For the GPU, if there is one, it measures the bandwidth of a copy and the rates of large
+    matrix products. They are saved in a device file, next to the nominal numbers.
 
     Both files are in your configuration folder by default. Close other programs first.
     """

@@ -32,8 +32,8 @@ def collect(
 ) -> None:
     """Measure sample layers on this machine's GPU.
 
-    `wavecast fit` fits a network to their times. If it is interrupted, start it again: it
-    continues where it stopped.
+    `wavecast fit` fits a network to their times. If collecting is interrupted, start it again:
+    it continues where it stopped.
 
     \b
     wavecast collect linear --count 2000 -o linear-h200.csv
@@ -92,7 +92,8 @@ def fit(
         typer.Option("--plot", help="With --runs: plot actual against predicted (FILE.svg)."),
     ] = None,
     target: Annotated[
-        str, typer.Option("--target", help="forward, backward or forward+backward.")
+        str,
+        typer.Option("--target", help="The pass to fit: forward, backward or forward+backward."),
     ] = "forward+backward",
     width: Annotated[int, typer.Option(help="Neurons of each hidden layer.")] = 1024,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 80,
@@ -137,8 +138,10 @@ def _fit_layers(
     if out.suffix != ".npz" or not out.parent.is_dir():
         raise InvalidInput(f"a model is saved as FILE.npz in a folder that exists, not {out}")
     rows = [row for path in files for row in read_rows(path)]
-    with telling_stages() as told:
-        fitted = layer_fits.fit(rows, target, Recipe.sized(width, epochs), on=device, progress=told)
+    with telling_stages() as progress:
+        fitted = layer_fits.fit(
+            rows, target, Recipe.sized(width, epochs), on=device, progress=progress
+        )
     card = fitted.card
     write_model(out, fitted.network, card)
     if as_json:

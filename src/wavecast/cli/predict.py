@@ -98,13 +98,13 @@ ByOption = Annotated[
     By | None, typer.Option("--by", help="Also break the GPU's time down by op or module.")
 ]
 IterationsOption = Annotated[
-    int | None, typer.Option("--iterations", "-n", help="With --from: the length of the run.")
+    int | None, typer.Option("--iterations", "-n", help="With --from: iterations of the run.")
 ]
 CountOption = Annotated[
-    int | None, typer.Option("--gpus", help="With --from: more GPUs than the past runs used.")
+    int | None, typer.Option("--gpus", help="With --from: the number of GPUs to extrapolate to.")
 ]
 ModulesOption = Annotated[
-    int | None, typer.Option("--inner-modules", help="With --from: the depth of a deeper network.")
+    int | None, typer.Option("--inner-modules", help="With --from: the depth to extrapolate to.")
 ]
 PhaseOption = Annotated[str, typer.Option("--phase", help="With --from: training or testing.")]
 
@@ -151,7 +151,7 @@ def predict(
     if not gpu:
         raise typer.BadParameter("Missing option '--gpu' / '-g'; or predict --from past runs")
     wanted = resolve(target, batch, precision)
-    ask = partial(
+    predict_on = partial(
         wavecast.predict,
         predictor=_predictor(predictor, wanted, precision, model),
         origin=origin,
@@ -160,7 +160,7 @@ def predict(
         graphed=cuda_graph,
     )
     traces = family_traces(wanted)
-    predictions = [ask(traces.on(device), device) for device in named_or_all_gpus(gpu)]
+    predictions = [predict_on(traces.on(device), device) for device in named_or_all_gpus(gpu)]
     rows = fastest_first(predictions) if "all" in gpu else fitting_first(predictions)
     _print(wanted, rows, by, as_json)
 
@@ -222,7 +222,7 @@ def extrapolate(
 def _predictor(
     name: PredictorName | None, target: Target, precision: str | None, models: list[Path] | None
 ) -> Predictor | Scaler | None:
-    """The predictor that the options ask for. None: the library chooses."""
+    """The predictor that the options ask for. None to let the library choose."""
     if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
         raise InvalidInput("--model is for --predictor mlp or habitat")
     if target.trace is not None and precision is not None:

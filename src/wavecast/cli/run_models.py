@@ -60,7 +60,7 @@ def fit_runs(
 
 @dataclass(frozen=True)
 class RunQuestion:
-    """The run that is asked about. None: as in the past runs."""
+    """The run to predict. A value of None means the same as in the past runs."""
 
     batch: int | None
     iterations: int | None
@@ -69,12 +69,12 @@ class RunQuestion:
     gpus: int | None
     """How many GPUs."""
     gpu: list[str] | None
-    """The kind of GPU; one name."""
+    """The name of the GPU, as a list of one."""
     inner_modules: int | None
 
 
 def predict_run(source: str, model: str | None, question: RunQuestion, as_json: bool) -> None:
-    """Predict a run from past ones, with the model that suits the question, and print it."""
+    """Predict a run from past ones, and print it. A new GPU, GPU count or depth is extrapolated."""
     from wavecast.report import records
     from wavecast.report import run_models as report
     from wavecast.runs.sources import opened_runs
@@ -126,7 +126,7 @@ CountsOption = Annotated[
 ]
 CostsOption = Annotated[
     str | None,
-    typer.Option("--from", help="Past runs that show what a run costs (file or store)."),
+    typer.Option("--from", help="Past runs to estimate times from (file or store)."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="The model of these past runs.")
@@ -135,10 +135,10 @@ StartupOption = Annotated[
     float, typer.Option("--startup", help="Without --from: seconds before the iterations.")
 ]
 IterationOption = Annotated[
-    float, typer.Option("--iteration", help="Without --from: seconds of an iteration at any batch.")
+    float, typer.Option("--iteration", help="Without --from: fixed seconds of each iteration.")
 ]
 SampleOption = Annotated[
-    float, typer.Option("--sample", help="Without --from: further seconds for each sample of it.")
+    float, typer.Option("--sample", help="Without --from: seconds that each sample adds to it.")
 ]
 CriterionOption = Annotated[
     str,
@@ -151,7 +151,9 @@ CriterionOption = Annotated[
 RepeatsOption = Annotated[
     int, typer.Option("--repeats", min=1, help="How often one run may be repeated.")
 ]
-MostOption = Annotated[int | None, typer.Option("--most", help="At most so many runs.")]
+MostOption = Annotated[
+    int | None, typer.Option("--most", help="The largest number of runs to choose.")
+]
 
 
 @app.command()
@@ -170,7 +172,7 @@ def design(
     most: MostOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose the runs that tell the most for their cost.
+    """Choose the runs to make to learn the most within a budget.
 
     A model that is fitted to these runs is as certain as the budget allows.
 
@@ -187,7 +189,9 @@ def design(
     elif iteration or sample:
         seconds_of = designs.linear_seconds(startup, iteration, sample)
     else:
-        raise InvalidInput("say what a run costs: --from past runs, or --iteration and --sample")
+        raise InvalidInput(
+            "say how long a run takes: --from past runs, or --iteration and --sample"
+        )
     space = designs.configurations(
         _numbers("--batches", batches),
         _numbers("--iterations", iterations),

@@ -49,7 +49,7 @@ def add(
     store: StoreOption = None,
     format: Annotated[
         str | None,
-        typer.Option("--format", "-f", help="The format of the logs; recognised by default."),
+        typer.Option("--format", "-f", help="The format of the logs; detected by default."),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="The model that was trained.")
@@ -68,7 +68,7 @@ def add(
     ] = None,
     warm_up: Annotated[
         int | None,
-        typer.Option("--warm-up", help="Iterations to drop as warm-up; found by default."),
+        typer.Option("--warm-up", help="Iterations to drop as warm-up; detected by default."),
     ] = None,
     metric: Annotated[
         str | None,

@@ -23,7 +23,7 @@ _WORTH_A_LINE = 20_000
 
 
 def width() -> int:
-    """The number of columns to write in."""
+    """The width of the output in characters."""
     console = Console()
     return console.width if console.is_terminal else _PIPE_WIDTH
 
@@ -112,12 +112,12 @@ def counting_items(doing: str) -> Iterator[Callable[[int, int], None]]:
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        said = 0.0
+        reported = 0.0
 
         def say(done: int, total: int) -> None:
-            nonlocal said
-            if total >= _WORTH_A_LINE and (done >= total or done >= said + total / 20):
-                said = done
+            nonlocal reported
+            if total >= _WORTH_A_LINE and (done >= total or done >= reported + total / 20):
+                reported = done
                 print(f"{doing}: {done} of {total}", file=sys.stderr)
 
         yield say

@@ -53,13 +53,13 @@ def with_counted_kernels(trace: Trace, command: Sequence[str]) -> Trace:
         command: runs the same step between cudaProfilerStart and Stop.
     """
     path = cache_path(trace.measurement.gpu if trace.measurement else "")
-    known = load(path)
+    counts = load(path)
     longest = [kernel for call in kernels_that_matter(trace) for kernel in call.kernels]
-    missing = [kernel for kernel in longest if key_of(kernel) not in known]
+    missing = [kernel for kernel in longest if key_of(kernel) not in counts]
     if missing:
-        known |= count(missing, command)
-        save(known, path)
-    return with_counters(trace, known)
+        counts |= count(missing, command)
+        save(counts, path)
+    return with_counters(trace, counts)
 
 
 def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, Counted]:
@@ -111,12 +111,12 @@ def _run(tool: str, names: Sequence[str], command: Sequence[str]) -> list[_Row]:
         [*_BYTES, *_PER_INSTRUCTION, *_TENSOR],
         [*_BYTES, *_PER_INSTRUCTION],  # GPUs before Ampere do not count tensor-core ops
     ):
-        ask = [
+        arguments = [
             *(tool, "--csv", "--print-units", "base", "--clock-control", "none"),
             *("--profile-from-start", "off", "--kernel-name", f"regex:^({pattern})$"),
             *("--metrics", ",".join(metrics), *command),
         ]
-        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         rows = _parse(done.stdout)
         if rows:
             return rows

@@ -92,7 +92,7 @@ def _saved(path: str, batch: int | None, precision: str | None) -> Target:
     if not trace.calls:
         raise InvalidInput(f"the trace {path} has no ops; trace the step again")
     if batch is not None and trace.samples is None and trace.measurement is not None:
-        trace = replace(trace, samples=batch)  # a profiler file does not have it
+        trace = replace(trace, samples=batch)  # a profiler file does not name its batch
     elif batch is not None:
         raise InvalidInput(
             f"{path} is a trace, whose batch is fixed; trace the step again to change it, or give "
@@ -234,8 +234,8 @@ def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
     value = getattr(module, name, None)
     if value is None:
         functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
-        known = ", ".join(sorted(functions)) if functions else "no function at all"
-        raise UnknownName(f"{text}: there is no function {name!r}; it has {known}")
+        names = ", ".join(sorted(functions)) if functions else "no function at all"
+        raise UnknownName(f"{text}: there is no function {name!r}; it has {names}")
     if not callable(value):
         raise InvalidInput(
             f"{text} is not a function but of type {type(value).__name__}; name one that builds "
@@ -263,19 +263,19 @@ def _arguments(
 ) -> dict[str, Any]:
     """The arguments for the function: batch and precision, as far as they are given."""
     try:
-        known = inspect.signature(make).parameters
+        accepted = inspect.signature(make).parameters
     except (TypeError, ValueError) as error:
         raise InvalidInput(
             f"{text}: Python does not know which arguments it takes; wrap it in a function (def)"
         ) from error
     given = {"batch": batch, "precision": precision}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     for name, value in given.items():
-        if value is not None and name not in known and not takes_any:
+        if value is not None and name not in accepted and not takes_any:
             raise InvalidInput(f"{text} has no parameter {name!r}; add one, or leave out --{name}")
     missing = [
         name
-        for name, p in known.items()
+        for name, p in accepted.items()
         if p.default is p.empty
         and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and (given.get(name) is None or p.kind is p.POSITIONAL_ONLY)

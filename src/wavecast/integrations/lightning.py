@@ -18,7 +18,7 @@ from wavecast.runs.readers.facts import Facts, Given, find_facts
 
 
 def _callback() -> Any:
-    """Lightning's base class for callbacks, from that of its two packages which is in use."""
+    """Lightning's base class for callbacks, from whichever of its two packages is in use."""
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:

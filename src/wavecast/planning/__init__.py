@@ -1,1 +1,1 @@
-"""Planning: the price of training on cloud GPUs."""
+"""Planning: the prices of cloud GPUs, and the order in which GPUs are listed."""

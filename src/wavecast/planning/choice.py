@@ -1,4 +1,4 @@
-"""The order in which GPUs are offered: those on which the step does not fit come last."""
+"""The order in which predictions are listed: GPUs on which the step does not fit come last."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from wavecast.steps.prediction import Prediction
 
 
 def fitting_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions in their order, but those of GPUs with too little memory at the end."""
+    """The predictions in the same order, but GPUs with too little memory come last."""
     return sorted(predictions, key=lambda prediction: prediction.fits is False)
 
 
 def fastest_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The fastest GPUs first, but those with too little memory at the end."""
+    """The predictions from the fastest GPU on, but GPUs with too little memory come last."""
     return fitting_first(sorted(predictions, key=lambda prediction: prediction.seconds))

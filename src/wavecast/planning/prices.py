@@ -49,7 +49,7 @@ class Price:
     includes_host: bool = True
 
     def per_usd(self, per_s: float) -> float:
-        """The amount per dollar of something with a rate: samples per dollar, from samples/s.
+        """Samples (or other units) per dollar, from samples per second.
 
         This is Habitat's cost-normalised throughput (section 5.3).
         """
@@ -113,7 +113,7 @@ def _refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str
     allowed = tuple(allowed)
     for key in table:
         if key not in allowed:
-            raise InvalidInput(f"{where}{key} is not a key here; known are {', '.join(allowed)}")
+            raise InvalidInput(f"unknown key {where}{key}; known: {', '.join(allowed)}")
 
 
 def _is_money(value: object) -> bool:

@@ -33,7 +33,7 @@ class LayerCategory(StrEnum):
 
 
 class Category(StrEnum):
-    """Groups of layers whose times are predicted by one line (slides, "Per Layer Models")."""
+    """Groups of layers that share one linear model of time (slides, "Per Layer Models")."""
 
     CONV_FC = "Conv/FC"
     NORM = "Norm"
@@ -70,7 +70,7 @@ class NetworkLayer:
 
     @property
     def category(self) -> Category | None:
-        """The category whose line predicts it; None if the paper has no coefficient for it."""
+        """The category of the layer; None if the paper has no coefficients for such layers."""
         match self.kind:
             case LayerCategory.CONV | LayerCategory.FC:
                 return Category.CONV_FC
@@ -133,7 +133,8 @@ def _pool(layer: NetworkLayer) -> tuple[int, int]:
 
 
 def _rectify(layer: NetworkLayer) -> tuple[int, int]:
-    # No source has a formula for dropout. With that of ReLU, 20 of 22 printed shares come out.
+    # No source has a formula for dropout. With that of ReLU, 20 of the 22 published
+    # shares are reproduced.
     return 3 * layer.outputs[0], 4 * layer.outputs[0]
 
 
@@ -184,7 +185,7 @@ class Network:
     def ops(self, which: Pass | None = None, batch: int = 1) -> int:
         """The operations of one pass over a batch, or of both passes."""
         passes = Pass if which is None else (which,)
-        return sum(layer.ops(each_pass, batch) for layer in self.layers for each_pass in passes)
+        return sum(layer.ops(one_pass, batch) for layer in self.layers for one_pass in passes)
 
 
 def pooled_side(side: int, kernel: int, stride: int, pad: int = 0) -> int:

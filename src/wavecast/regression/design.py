@@ -1,10 +1,10 @@
 """Which runs to make to learn the most within a budget (the question of Ernest, NSDI 2016).
 
-Given possible runs, the estimated time of each, and a budget, the design consists of the runs whose
-fit has the least uncertainty. This is the volume of the coefficients' uncertainty (D), the sum of
-their variances (A), or the mean variance of predictions over the whole space (I). scipy finds the
-weights of the relaxed problem. They are rounded to whole runs, which are then exchanged as long as
-that helps.
+Given the possible runs, the estimated time of each, and a budget, a design chooses the runs that
+leave a fitted model the least uncertain. Uncertainty is the volume of the coefficients' confidence
+region (D), the sum of their variances (A), or the mean variance of predictions over all possible
+runs (I). First scipy solves the relaxed problem, in which a run can be made a fraction of a time.
+The fractions are then rounded, and runs are exchanged for others as long as that helps.
 
     space = configurations(batches, iterations, seconds_of)
     design(space, budget_s=600).runs
@@ -37,7 +37,7 @@ class Criterion(StrEnum):
     """The uncertainty that is minimised."""
 
     D = "D"
-    """The volume of the coefficients' uncertainty."""
+    """The volume of the coefficients' confidence region."""
     A = "A"
     """The sum of the coefficients' variances, each relative to its scale."""
     I = "I"  # noqa: E741  (its name in the literature)
@@ -55,7 +55,7 @@ class Configuration:
 
     @property
     def cost_s(self) -> float:
-        """GPU-seconds."""
+        """The cost of the run in GPU-seconds."""
         return self.seconds * self.gpus
 
 
@@ -69,16 +69,16 @@ class Design:
     cost_s: float
     budget_s: float
     efficiency: float
-    """The information relative to that of the relaxed problem, which is the most possible."""
+    """The information relative to that of the relaxed problem, which no whole runs can exceed."""
     spread: float
-    """The relative standard deviation of a prediction in percent, averaged over the space, if the
-    times of runs have one of 1%."""
+    """The standard deviation of predictions in percent of the predicted time, averaged over the
+    space, if the times of single runs have a standard deviation of 1%."""
 
 
 def linear_seconds(
     startup_s: float, iteration_s: float, sample_s: float
 ) -> Callable[[int, int], float]:
-    """A guess of a run's time: a start-up, then a fixed time and a time per sample an iteration.
+    """A function of batch and iterations that guesses the time of a run.
 
     Args:
         startup_s: seconds before the first iteration.
@@ -190,7 +190,7 @@ class _Problem:
     most: int
 
     def loss(self, weights: Array) -> float:
-        """The uncertainty of a design of whole runs or of shares of runs."""
+        """The uncertainty of a design; a weight says how often a run is made, even 0.3 times."""
         information = self._information(weights)
         if self.criterion is Criterion.D:
             return -float(np.linalg.slogdet(information)[1])
@@ -207,7 +207,7 @@ class _Problem:
         return slope
 
     def relax(self) -> Array:
-        """The best shares of runs, whose information whole runs cannot exceed."""
+        """How often to make each run, in fractions: the solution of the relaxed problem."""
         optimize = needing_scipy("designing", "scipy.optimize")
         count = len(self.rows)
         share = min(1.0, self.budget_s / (self.repeats * self.costs.sum()))
@@ -232,7 +232,7 @@ class _Problem:
         return weights
 
     def round(self, weights: Array) -> Array:
-        """The best whole runs, found from many starts near the shares by exchanging runs."""
+        """The best whole runs, found by exchanging runs from many starts near the fractions."""
         rng = np.random.default_rng(_SEED)
         # Starting from no runs always reaches the needed number of runs.
         starts = [np.zeros_like(weights), np.floor(weights + 1e-6)]
@@ -253,8 +253,8 @@ class _Problem:
         """The runs without the most expensive ones, so that they fit the budget."""
         counts = np.minimum(counts, self.repeats)
         while counts @ self.costs > self.budget_s or counts.sum() > self.most:
-            there = np.flatnonzero(counts)
-            counts[there[np.argmax(self.costs[there])]] -= 1
+            chosen = np.flatnonzero(counts)
+            counts[chosen[np.argmax(self.costs[chosen])]] -= 1
         return counts
 
     def _improve(self, counts: Array, per_cost: bool) -> Array:

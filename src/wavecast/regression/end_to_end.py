@@ -2,10 +2,10 @@
 
     wc.EndToEnd().fit(runs).predict(batch=64, iterations=90_000)
 
-The features are (1, b, i, b*i) of batch b and iterations i (theorem 3.1), or those of the one
-dimension that varies. Training and testing are two models. The paper fits by ordinary least
-squares. The default here is relative errors with no coefficient below 0, which is more accurate on
-short runs.
+The features are 1, b, i and b*i for batch b and iterations i (theorem 3.1). If the runs differ in
+only one of the two, they are 1 and that one. Training and testing have separate models. The paper
+fits by ordinary least squares. The default here minimises relative errors with no coefficient below
+0, which is more accurate on short runs.
 
 If the time of an iteration is not linear in the batch, its predicted time can replace the batch in
 all features (`work`). This is our extension; it needs the network's code or a trace of it.
@@ -165,7 +165,7 @@ class RunModel:
             raise InvalidInput(f"{name} must be at least 1, not {value}")
         only = self._only.get(name)
         if value is None and only is None:
-            raise InvalidInput(f"the runs differ in {name}: say for which to predict")
+            raise InvalidInput(f"the runs differ in {name}: give the {name} to predict for")
         if only is not None and value is not None and value != only:
             raise InvalidInput(
                 f"every run has {name} {only:g}, so nothing is known about {name} {value}; add a "
@@ -216,7 +216,7 @@ def _varying(table: RunTable) -> tuple[str, ...]:
 
 def _check_identified(table: RunTable, features: Sequence[str]) -> None:
     """Check that the runs determine the coefficients; the error says which runs to add."""
-    needed = len(features) + 1  # one more run than coefficients: else the error is not known
+    needed = len(features) + 1  # with no more runs than coefficients, errors are unknown
     rows = rows_of(features, table.batch, table.iterations)
     if rank(rows) == len(features) and len(rows) >= needed:
         return
@@ -235,17 +235,17 @@ def _runs_to_add(table: RunTable, features: Sequence[str], needed: int) -> list[
     """
     batches = _candidates(table.batch, any("batch" in name for name in features))
     lengths = _candidates(table.iterations, any("iterations" in name for name in features))
-    known = list(zip(table.batch, table.iterations, strict=True))
+    existing = list(zip(table.batch, table.iterations, strict=True))
     added: list[tuple[float, float]] = []
 
     def worth(candidate: tuple[float, float]) -> tuple[int, bool, float]:
-        there = [*known, *added, candidate]
-        rows = rows_of(features, *np.array(there, dtype=float).T)
+        extended = [*existing, *added, candidate]
+        rows = rows_of(features, *np.array(extended, dtype=float).T)
         # Among those that help most, the cheapest.
-        return rank(rows), candidate not in (*known, *added), -candidate[0] * candidate[1]
+        return rank(rows), candidate not in (*existing, *added), -candidate[0] * candidate[1]
 
     while True:
-        now = np.array([*known, *added], dtype=float)
+        now = np.array([*existing, *added], dtype=float)
         if len(now) >= needed and rank(rows_of(features, *now.T)) == len(features):
             return [(int(batch), int(iterations)) for batch, iterations in added]
         added.append(max(product(batches, lengths), key=worth))

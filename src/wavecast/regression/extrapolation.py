@@ -4,11 +4,11 @@
     model.predict(batch=256, iterations=10_000, gpus=4)
     model.reason  # why this law
 
-Laws (`wavecast.regression.laws`) are fitted by relative errors with no coefficient below 0. The law
-is chosen by leaving out the runs closest to the question: those on the strongest GPU, on the most
-GPUs, and so on. How well a law fits the remaining runs does not count. Among the laws whose error
-on the runs left out is within one standard error of the least, the simplest is taken (Breiman's
-rule), because so small a difference is chance.
+Laws (`wavecast.regression.laws`) are fitted by least relative errors, with no coefficient below 0.
+To choose a law, the runs closest to the extrapolation are left out: those on the strongest GPU, on
+the most GPUs, and so on. Each law is fitted to the other runs and judged by its error on those left
+out. Among the laws within one standard error of the least error, the simplest is taken (Breiman's
+rule), because so small a difference may be chance.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _METHOD = Method.RELATIVE_NON_NEGATIVE
 _NINETY_OF_MEAN = 1.645 / 0.798
 """90% of normally distributed errors are within this multiple of their mean absolute value."""
 _UNSEEN = 2
-"""How many levels are left out at most."""
+"""The most levels (distinct values along the axis) that are left out."""
 
 
 class Axis(StrEnum):
@@ -155,8 +155,8 @@ class ScalingModel:
         best = min(tried, key=_error)
         if best.law != self.law:
             text += (
-                f"; the least is {best.error:.1%} ({best.law.name}), within {best.doubt:.1%} of "
-                "uncertainty, and this law is simpler"
+                f"; the least error is {best.error:.1%} ({best.law.name}), but the difference "
+                f"is within its uncertainty of {best.doubt:.1%}, and this law is simpler"
             )
         worst = max(tried, key=_error)
         return f"{text}; the worst of {len(tried)} laws: {worst.error:.1%} ({worst.law.name})"
@@ -177,11 +177,12 @@ class ScalingModel:
             iterations: Iterations of the run.
             gpus: The number of GPUs; by default that of the runs, if all have the same.
             gpu: The GPU; by default that of the runs, if all have the same.
-            inner_modules: Inner modules of the network; by default likewise.
+            inner_modules: Inner modules of the network; by default those of the runs, if all have
+                the same.
         """
         if min(batch, iterations, 1 if gpus is None else gpus) < 1:
             raise InvalidInput("batch, iterations and gpus must be at least 1")
-        asked = replace(
+        run = replace(
             self.runs[0],
             batch=batch,
             gpus=cast(int, self._only("gpus", gpus)),
@@ -189,15 +190,16 @@ class ScalingModel:
             inner_modules=cast("int | None", self._only("inner_modules", inner_modules)),
         )
         one_gpu = len({run.gpu for run in self.runs}) == 1
-        where = settings_of([asked], one_gpu)
-        # The check includes a fixed time: a law without one must not hide what was never tried.
+        settings = settings_of([run], one_gpu)
+        # The check adds a fixed time to the law. Without it, a law might seem determined although
+        # the runs never varied in what the prediction needs.
         fuller = Law("", ("1", *(name for name in self.law.features if name != "1")))
-        if not determined(fuller.columns(self.settings), fuller.columns(where)):
+        if not determined(fuller.columns(self.settings), fuller.columns(settings)):
             raise InvalidInput(
                 f"these runs do not separate the times of {', '.join(self.law.features)}, which "
                 "the prediction needs; add runs that differ in batch, gpus or GPU one at a time"
             )
-        kept = self.law.columns(where)[:, list(self.kept)]
+        kept = self.law.columns(settings)[:, list(self.kept)]
         seconds = float(self.fit.predict(kept)[0]) * iterations
         off = seconds * max(_NINETY_OF_MEAN * _error(self.trial), self._spread(kept))
         return Estimate(
@@ -208,21 +210,21 @@ class ScalingModel:
         )
 
     def _spread(self, kept: Array) -> float:
-        """Half the range of the fit relative to the time; large if the runs tell little."""
+        """Half the width of the fit's 90% range, as a share of the predicted time."""
         if not self.fit.freedom:
             return 0.0
         low, high = self.fit.ranges(kept)
         return float((high[0] - low[0]) / 2 / self.fit.predict(kept)[0])
 
     def _only(self, name: str, value: object) -> object:
-        known = list(dict.fromkeys(getattr(run, name) for run in self.runs))
+        values = list(dict.fromkeys(getattr(run, name) for run in self.runs))
         if value is None:
-            if len(known) > 1:
-                raise InvalidInput(f"the runs differ in {name}: say for which to predict")
-            return known[0]
-        if len(known) == 1 and value != known[0]:
+            if len(values) > 1:
+                raise InvalidInput(f"the runs differ in {name}: give the {name} to predict for")
+            return values[0]
+        if len(values) == 1 and value != values[0]:
             raise InvalidInput(
-                f"every run has {name} {known[0] or '(unknown)'}, so nothing is known about "
+                f"every run has {name} {values[0] or '(unknown)'}, so nothing is known about "
                 f"{value}; add runs with another {name}"
             )
         return value

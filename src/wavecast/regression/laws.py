@@ -32,7 +32,7 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of runs, one column for each; laws predict an iteration's time from them."""
+    """The settings from which laws predict an iteration's time: arrays with one value per run."""
 
     batch: Array
     gpus: Array
@@ -146,6 +146,6 @@ def independent(columns: Array) -> list[int]:
     return kept
 
 
-def determined(columns: Array, asked: Array) -> bool:
+def determined(columns: Array, rows: Array) -> bool:
     """Whether the rows to predict lie in the space that these columns span."""
-    return rank(np.vstack([columns, asked])) == rank(columns)
+    return rank(np.vstack([columns, rows])) == rank(columns)

@@ -149,7 +149,7 @@ def _caffe_seconds(lines: Iterable[str], source: str) -> Seconds:
         if _CAFFE_BEGIN in line:
             if begun:
                 raise InvalidInput(
-                    f"{where}: a second list of layers; read each log from a file of its own"
+                    f"{where}: a second list of layers; give each log in a separate file"
                 )
             begun = True
         elif begun and (match := _CAFFE_LINE.search(line)):

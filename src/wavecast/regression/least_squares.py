@@ -22,7 +22,7 @@ from wavecast.errors import InvalidInput, MissingExtra
 Array = NDArray[np.float64]
 
 _DRAWS = 2000
-_SEED = 20190502  # of the draws behind every range: the same data give the same range
+_SEED = 20190502  # of the random draws, so that the same data give the same range
 _RANK_TOLERANCE = 1e-9
 _PART = 50_000
 """Rows that are decomposed at a time."""

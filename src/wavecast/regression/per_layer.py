@@ -24,12 +24,12 @@ from wavecast.regression.least_squares import Method
 Key = tuple[Category, Pass]
 
 OPERATIONS = "operations"
-"""The unit of work if it is counted."""
+"""The unit of work by default, when operations are counted."""
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """The work of each layer of a network at one batch, if it is not its number of operations."""
+    """The work of each layer at one batch, in a unit other than operations."""
 
     unit: str
     """The unit of the work."""
@@ -87,7 +87,7 @@ class NetworkTime:
 
     @property
     def forward_s(self) -> float:
-        """The time of the forward passes, which is that of classification."""
+        """The time of the forward passes, which is the time to classify."""
         return self._sum(Pass.FORWARD)
 
     @property

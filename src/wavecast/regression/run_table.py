@@ -61,8 +61,8 @@ def tabulate(runs: Iterable[Run], phase: str) -> RunTable:
     dtype = np.dtype([(name, np.float64) for name in ("batch", "iterations", "seconds")])
     table = np.fromiter(chosen, dtype=dtype)
     if not len(table):
-        there = f"; there are runs of {', '.join(sorted(others))}" if others else ""
-        raise InvalidInput(f"no run of {phase} to learn from{there}")
+        hint = f"; there are runs of {', '.join(sorted(others))}" if others else ""
+        raise InvalidInput(f"no run of {phase} to learn from{hint}")
     return RunTable(
         phase=phase,
         batch=np.ascontiguousarray(table["batch"]),
@@ -73,7 +73,7 @@ def tabulate(runs: Iterable[Run], phase: str) -> RunTable:
 
 
 def check_run(number: int, run: Run) -> Run:
-    """The run itself, if its numbers are valid.
+    """The run, unchanged, if its numbers are valid.
 
     Raises:
         InvalidInput: They are not.

@@ -17,7 +17,7 @@ from wavecast.report.tables import Column, fitting, notes, remarks, table, title
 from wavecast.report.units import memory, or_unknown, percent
 
 BEFORE_THE_STEP = "before the step"
-"""What made a tensor that no op of the step made."""
+"""The entry under "made by" for a tensor that was made before the step."""
 _ROWS = 8
 
 
@@ -85,10 +85,10 @@ def _explanations(step_memory: Memory) -> Iterable[str]:
     if step_memory.device is None:
         yield "name a GPU (--gpu) to see workspaces, the whole process, and whether it fits"
         return
-    known = measured_context()
-    if step_memory.context_bytes and step_memory.device.compute_capability != known.capability:
+    context = measured_context()
+    if step_memory.context_bytes and step_memory.device.compute_capability != context.capability:
         yield (
-            f"CUDA context and libraries: as measured on an {known.gpu}; "
+            f"CUDA context and libraries: as measured on an {context.gpu}; "
             "smaller GPUs need less of it"
         )
 
@@ -142,7 +142,7 @@ def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> Renderab
         Column("workspace", [or_unknown(m.by_kind["workspace"], memory) for m in rows], 2),
     ]
     styles = ["" if m.fits else "dim" for m in rows]
-    lines = ["needed: by the whole training process, with CUDA's context and libraries"]
+    lines = ["needed: memory of the whole training process, with CUDA's context and libraries"]
     return titled(title, table(fitting(columns, width), styles), "", *remarks(lines))
 
 
@@ -164,5 +164,5 @@ def largest_batches(
         Column("available", [memory(a.limit_bytes) for a in largest], 1),
         Column("batches tried", [", ".join(map(str, a.traced)) for a in largest], 2, left=True),
     ]
-    lines = ["available: for PyTorch's allocator, next to CUDA's context and libraries"]
+    lines = ["available: memory that CUDA's context and libraries leave to PyTorch's allocator"]
     return titled(title, table(fitting(columns, width)), "", *remarks(lines))

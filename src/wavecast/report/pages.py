@@ -1,4 +1,4 @@
-"""Pages of HTML and pictures that need no other file: one renderer for all of them."""
+"""Self-contained HTML pages, with their charts as SVG."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _phases(step_memory: Memory, x: Callable[[int], float]) -> Iterable[str]:
 
 
 def _chosen(totals: Sequence[int], peak: int) -> list[int]:
-    """The calls to draw: of each group of neighbours the largest, and always the peak."""
+    """The calls to draw: the largest of each group of neighbours, the ends, and the peak."""
     size = max(1, -(-len(totals) // _MOST_POINTS))
     starts = range(0, len(totals), size)
     largest = {max(range(s, min(s + size, len(totals))), key=totals.__getitem__) for s in starts}

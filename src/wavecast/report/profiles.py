@@ -111,7 +111,8 @@ def _explanations(columns: Sequence[Profile]) -> Iterable[str]:
         yield f"FLOPs are known for {percent(first.known_share)} of GPU time"
     if any(first.memory_bytes.values()):
         unseen = "" if first.memory_bytes["workspace"] else "; workspaces are not known"
-        yield f"memory: the most that is ever allocated of each kind{unseen}"
+        yield f"memory: the peak of each kind, which may be at different times{unseen}"
+        yield "dynamic memory: optimizer state and temporary tensors"
 
 
 def _kernel_tables(profile: Profile, limit: int, width: int) -> RenderableType:

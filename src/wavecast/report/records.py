@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wavecast.regression.extrapolation import ScalingModel
 
 MODULE_DEPTH = 3
-"""How many names deep memory is listed by module."""
+"""How many levels of module names memory is grouped by."""
 
 
 def predictions(

@@ -19,7 +19,7 @@ def suite(models: Sequence[Benchmark], width: int) -> RenderableType:
         Column("domain", [model.domain for model in models], 1, left=True),
         Column("parameters", [quantity(model.published_parameters) for model in models], 2),
         Column("default batch", [str(model.default_batch) for model in models], 3),
-        Column("counted in", [model.unit for model in models], 4, left=True),
+        Column("throughput unit", [model.unit for model in models], 4, left=True),
         Column("reference", [model.reference for model in models], 5, left=True),
     ]
     return table(fitting(columns, width))
@@ -29,7 +29,7 @@ def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> Ren
     """One row for each step of the suite."""
     lines = [
         "GPU use: share of the step in which the GPU is busy; FP32 and tensor-core use: share of "
-        "their peak FLOP/s while it is"
+        "peak FLOP/s while the GPU is busy"
     ]
     return titled(title, table(fitting(result_columns(results), width)), "", *remarks(lines))
 

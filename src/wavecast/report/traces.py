@@ -97,11 +97,15 @@ def _repeats(measured: Measurement) -> str:
 def _communication(trace: Trace) -> list[str]:
     collective = [ops.kind(call.op) is Kind.COLLECTIVE for call in trace]
     pairs = list(zip(trace, collective, strict=True))
-    total = sum(kernel.seconds for call, is_it in pairs if is_it for kernel in call.kernels)
+    total = sum(
+        kernel.seconds for call, is_collective in pairs if is_collective for kernel in call.kernels
+    )
     if not total:
         return []
     exposed = overlap.exposed_s(trace.calls, collective)
-    alone = sum(seconds for seconds, is_it in zip(exposed, collective, strict=True) if is_it)
+    alone = sum(
+        seconds for seconds, is_collective in zip(exposed, collective, strict=True) if is_collective
+    )
     return [f"communication: {duration(total)}, {duration(alone)} of it while nothing else ran"]
 
 

@@ -31,17 +31,17 @@ class Run:
     iterations: int
     """The number of timed iterations, without warm-up."""
     seconds: float
-    """The time that these iterations took together."""
+    """The total time of these iterations."""
     phase: str = "training"
     """"training" or "testing"."""
     gpu: str = ""
-    """The GPU by any name. Empty: unknown."""
+    """The name of the GPU, in any spelling. Empty when unknown."""
     gpus: int = 1
     precision: str = ""
-    """fp32, tf32, fp16 or bf16. Empty: unknown."""
+    """fp32, tf32, fp16 or bf16. Empty when unknown."""
     framework: str = ""
     inner_modules: int | None = None
-    """The depth of the network within a family of CNNs (MG-1). None: unknown."""
+    """How many inner modules a CNN repeats: its depth within its family. None when unknown."""
     source: str = ""
     """The file and line that the run was read from."""
 
@@ -54,7 +54,7 @@ TEXTS = ("model", "phase", "gpu", "precision", "framework", "source")
 
 
 def check(run: Run) -> Run:
-    """The run itself, if its values are possible.
+    """The run, unchanged, if its values are possible.
 
     Raises:
         InvalidInput: a value is impossible; says which.

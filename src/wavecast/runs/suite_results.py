@@ -21,7 +21,10 @@ class SuiteStep:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """The measured or predicted values of one step. None: unknown, or the step did not run."""
+    """The measured or predicted values of one step.
+
+    A value is None when it is unknown, or when the step did not run.
+    """
 
     model: str
     batch: int
@@ -54,7 +57,7 @@ class SuiteResult:
 
     @property
     def configuration(self) -> SuiteStep:
-        """The step that this is the result of."""
+        """The step that was measured or predicted."""
         return SuiteStep(self.model, self.batch, self.precision)
 
 

@@ -70,10 +70,10 @@ class Benchmark:
                 f"{self.name}: unknown precision {precision!r}; known: {', '.join(PRECISIONS)}"
             )
         make = self._function()
-        known = list(inspect.signature(make).parameters)[2:]
-        if unknown := sorted(options.keys() - set(known)):
+        allowed = list(inspect.signature(make).parameters)[2:]
+        if unknown := sorted(options.keys() - set(allowed)):
             raise InvalidInput(
-                f"{self.name}: unknown option {', '.join(unknown)}; known: {', '.join(known)}"
+                f"{self.name}: unknown option {', '.join(unknown)}; known: {', '.join(allowed)}"
             )
         return make(batch, precision, **options)
 
@@ -99,13 +99,13 @@ def benchmark(name: str) -> Benchmark:
     Raises:
         UnknownName: there is none. The message has the nearest names.
     """
-    known = {model.name: model for model in _BENCHMARKS}
+    by_name = {model.name: model for model in _BENCHMARKS}
     wanted = name.strip().lower().replace("_", "-")
     wanted = _ALIASES.get(wanted, wanted)
-    if wanted in known:
-        return known[wanted]
-    near = difflib.get_close_matches(wanted, [*known, *_ALIASES], n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    if wanted in by_name:
+        return by_name[wanted]
+    near = difflib.get_close_matches(wanted, [*by_name, *_ALIASES], n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(by_name)}"
     raise UnknownName(f"no suite model is named {name!r}; {hint}")
 
 

@@ -145,7 +145,7 @@ class FasterRCNN(nn.Module):
         self.body[:parts].requires_grad_(False)
 
     def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The four losses: object or not, its box; class, its box."""
+        """The losses of the proposals (object or not, box) and of the regions (class, box)."""
         features = self.body(images)
         scores, offsets, anchors = self.propose(features)
         inside = _is_inside(anchors, images)

@@ -88,7 +88,11 @@ class UNet(nn.Module):
         word_width: int = 768,
     ) -> None:
         super().__init__()
-        sizes, last, timed = [width * each for each in multipliers], len(multipliers) - 1, 4 * width
+        sizes, last, timed = (
+            [width * factor for factor in multipliers],
+            len(multipliers) - 1,
+            4 * width,
+        )
 
         def stage(channels: int, out: int, attends: bool) -> Stage:
             transformer = SpatialTransformer(out, heads, word_width) if attends else None

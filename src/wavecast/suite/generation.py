@@ -23,8 +23,8 @@ def dcgan(
 ) -> TrainingStep:
     """DCGAN: a step of the discriminator on real and generated images, then one of the generator.
 
-    Each has its Adam, as in section 4 of Radford et al. The step's input is the real images,
-    between -1 and 1. Noise is drawn in every step. The loss is the sum of both losses.
+    Each has its own Adam optimizer, as in section 4 of Radford et al. The step's input is the real
+    images, between -1 and 1. Noise is drawn in every step. The loss is the sum of both losses.
     """
     generator = DcganGenerator(image, width, noise).to(device)
     discriminator = Discriminator(image, width).to(device)

@@ -31,9 +31,9 @@ def graphsage(
 
     The batch is the number of nodes in the graph. The default is that of ogbn-arxiv; a smaller
     graph has as many edges per node. Every node is computed, and the labelled ones give the loss.
-    The inputs of the step are `features` (batch, features); `edges` (2, edges), from and to nodes,
-    ordered by the latter; the `labelled` nodes, and their `labels`. Edges are drawn uniformly. Real
-    graphs have hubs, whose sums a GPU must compute one after the other.
+    The inputs of the step are `features` (batch, features); `edges` (2, edges), source
+    and target nodes, sorted by target; the `labelled` nodes, and their `labels`. Edges are drawn
+    uniformly. Real graphs have hubs, whose sums a GPU must compute one after the other.
     """
     if batch < 2:
         raise InvalidInput(
@@ -45,13 +45,13 @@ def graphsage(
     def loss(features: Tensor, edges: Tensor, labelled: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(features, edges).index_select(0, labelled), labels)
 
-    number, known = round(batch * _EDGES / _NODES), round(batch * _LABELLED / _NODES)
-    sources, targets = torch.randint(batch, (2, number), device=device)
+    edge_count, label_count = round(batch * _EDGES / _NODES), round(batch * _LABELLED / _NODES)
+    sources, targets = torch.randint(batch, (2, edge_count), device=device)
     inputs = (
         torch.randn(batch, features, device=device),
         torch.stack([sources, targets.sort().values]),
-        torch.randperm(batch, device=device)[:known],
-        torch.randint(classes, (known,), device=device),
+        torch.randperm(batch, device=device)[:label_count],
+        torch.randint(classes, (label_count,), device=device),
     )
     return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device))
 

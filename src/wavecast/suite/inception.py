@@ -158,7 +158,7 @@ def _mix_35(path: Path, pooled: int) -> Path:
 
 
 def _reduce_to_17(path: Path) -> Path:
-    """Figure 10."""
+    """Figure 10, from 35 x 35 to 17 x 17 pixels."""
     return path.join(
         path.fork().halve(384),
         path.fork().conv(64, 1).conv(96, 3).halve(96),
@@ -179,7 +179,7 @@ def _mix_17(path: Path, narrow: int) -> Path:
 
 
 def _reduce_to_8(path: Path) -> Path:
-    """Figure 10 again, with a 7x7 convolution before one 3x3."""
+    """Figure 10 again, from 17 x 17 to 8 x 8 pixels, with a 7x7 convolution before one 3x3."""
     return path.join(
         path.fork().conv(192, 1).halve(320),
         path.fork().conv(192, 1).conv(192, (1, 7)).conv(192, (7, 1)).halve(192),

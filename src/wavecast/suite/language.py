@@ -125,7 +125,7 @@ class Bert(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: Tensor, segments: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of the masked words, (masked, vocabulary), and of "it follows"."""
+        """The logits of the masked words, (masked, vocabulary), and of the next sentence."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.words(tokens) + self.positions(places) + self.segments(segments)
         x = self.blocks(self.dropout(self.norm(x)))

@@ -39,19 +39,19 @@ def deep_speech_2(
     """
     lengths = utterance_seconds(batch, seconds)
     frames = [math.ceil(length * _FRAMES_PER_SECOND) for length in lengths]
-    said = [max(1, int(length * _LETTERS_PER_SECOND)) for length in lengths]
+    spoken = [max(1, int(length * _LETTERS_PER_SECOND)) for length in lengths]
     model = DeepSpeech2(frequencies, channels, layers, width, letters).to(device)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=0.99, nesterov=True)
 
     def loss(spectrograms: Tensor, text: Tensor) -> Tensor:
         logits, steps = model(spectrograms, frames)
-        total = F.ctc_loss(logits.log_softmax(dim=-1), text, steps, said, reduction="sum")
+        total = F.ctc_loss(logits.log_softmax(dim=-1), text, steps, spoken, reduction="sum")
         return total / batch
 
     inputs = (
         torch.randn(batch, 1, frequencies, frames[0], device=device)
         * _within(frames, device)[:, None, None],
-        torch.randint(1, letters + 1, (batch, said[0]), device=device) * _within(said, device),
+        torch.randint(1, letters + 1, (batch, spoken[0]), device=device) * _within(spoken, device),
     )
     clipped = Minimizer(loss, optimizer, precision, device, clip_norm=400.0)
     return TrainingStep(model, inputs, clipped)

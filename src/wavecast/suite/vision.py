@@ -96,7 +96,7 @@ def image_step(
     loss_of: Callable[..., Tensor] = F.cross_entropy,
     clip_norm: float | None = None,
 ) -> TrainingStep:
-    """Like `classifier_step`, for a model that is on its device, with its own optimizer."""
+    """Like `classifier_step`, for a model that is on its device and has an optimizer."""
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return loss_of(model(images), labels)

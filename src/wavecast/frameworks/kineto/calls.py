@@ -92,11 +92,11 @@ def _add_silent(
     nodes: Sequence[Node], exchanges: Mapping[Node, _Exchange], drafts: dict[Node, _Draft]
 ) -> None:
     """Add the ops that launched nothing, such as views and allocations: they take host time."""
-    known = {node for node in nodes if _is_known(node)}
+    recognised = {node for node in nodes if _is_known(node)}
     busy = {parent for node in drafts for parent in node.path()}
-    splitting = {parent for node in known for parent in node.path() if parent is not node}
+    splitting = {parent for node in recognised for parent in node.path() if parent is not node}
     for node in nodes:
-        if node not in known or node in busy:
+        if node not in recognised or node in busy:
             continue
         if op_names.is_split(op_names.op_name(node), always=node not in splitting):
             continue

@@ -81,7 +81,10 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_split(name: str, always: bool = False) -> bool:
-    """Whether the dispatcher splits an op into others, always or (unless `always`) sometimes."""
+    """Whether the dispatcher splits an op into others, at least for some of its overloads.
+
+    With `always`, only ops count that are split for every overload.
+    """
     return name in _SPLIT or (not always and name in _SOMETIMES_SPLIT)
 
 
@@ -113,13 +116,13 @@ def owner_of(launch: Node, kernel: str) -> Node:
 
 def _chosen(path: list[Node]) -> Node | None:
     """The op that our own trace would have, among nested ops from the inside out."""
-    known = [node for node in path if kind_of(op_name(node)) is not None]
-    whole = [node for node in known if not is_split(op_name(node))]
+    recognised = [node for node in path if kind_of(op_name(node)) is not None]
+    whole = [node for node in recognised if not is_split(op_name(node))]
     if whole:
         working = [node for node in whole if kind_of(op_name(node)) is not Kind.VIEW]
         return (working or whole)[-1]
-    if known:
-        return known[0]
+    if recognised:
+        return recognised[0]
     return next((node for node in path if _is_op(node)), None)
 
 

@@ -75,8 +75,8 @@ def places_of(nodes: Sequence[Node]) -> Places:
 def settle(calls: Sequence[Call]) -> list[Call]:
     """The calls, where forward ops after the last backward op become OTHER.
 
-    The file does not mark the end of the forward pass. Ops that come after backward and are not
-    the optimizer's clip gradients or add up metrics.
+    The file does not mark the end of the forward pass. Ops after the backward pass that do not
+    belong to the optimizer clip gradients or compute metrics.
     """
     last = max((i for i, call in enumerate(calls) if call.phase is Phase.BACKWARD), default=None)
     return [

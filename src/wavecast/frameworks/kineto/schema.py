@@ -61,7 +61,7 @@ def op_of(name: str, arguments: tuple[Argument, ...]) -> Op:
 
 
 def _channels_last(spec: TensorSpec) -> TensorSpec:
-    """The spec in channels_last, which cuDNN gives its results and meta tensors do not have."""
+    """The spec in channels_last, the format of cuDNN's results, which meta tensors do not show."""
     batch, channels, *image = spec.shape if len(spec.shape) in (4, 5) else (0, 0)
     if not batch or channels == 1:
         return spec

@@ -71,7 +71,7 @@ class Survey:
         return float(self.end_us[self.step_of == position].max())
 
     def periods_s(self) -> dict[int, float]:
-        """The time of each step by position: from the GPU's end of the step before to its own end.
+        """The time of each step by position: from the GPU's end of the previous step to this one's.
 
         The host may run ahead of the GPU. Until the GPU's queue is full, steps on the host are
         too short, so the ends of the GPU's work are used.
@@ -229,7 +229,7 @@ def choose(survey: Survey, number: int | None) -> int:
     kernels. If there are several steps, the first is left out, because it may be a warm-up.
 
     Raises:
-        InvalidInput: there is no such step. The message names those there are.
+        InvalidInput: there is no such step. The message names the steps in the file.
     """
     if number is None:
         rest = range(1 if len(survey.steps) > 1 else 0, len(survey.steps))
@@ -241,10 +241,10 @@ def choose(survey: Survey, number: int | None) -> int:
         if step.number == number:
             return position
     if survey.steps[0].number is None:
-        known = "it marks no steps; leave out the step number to read the whole file"
+        hint = "it marks no steps; leave out the step number to read the whole file"
     else:
-        known = f"it has {named([step.number or 0 for step in survey.steps])}"
-    raise InvalidInput(f"there is no step {number} with GPU work in {survey.path}; {known}")
+        hint = f"it has {named([step.number or 0 for step in survey.steps])}"
+    raise InvalidInput(f"there is no step {number} with GPU work in {survey.path}; {hint}")
 
 
 def named(numbers: list[int]) -> str:
@@ -257,6 +257,6 @@ def named(numbers: list[int]) -> str:
 
 
 def steady_s(survey: Survey) -> tuple[float, int] | None:
-    """The median time of an iteration, and of how many. None if no two follow each other."""
+    """The median time of an iteration, and how many were timed. None if no two are consecutive."""
     periods = list(survey.periods_s().values())
     return (median(periods), len(periods)) if periods else None

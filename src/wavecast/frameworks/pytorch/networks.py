@@ -1,4 +1,4 @@
-"""The layers of an `nn.Module`, for the per-layer models; found without a GPU or arithmetic."""
+"""The layers of an `nn.Module`, for the per-layer models; found without computing anything."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from wavecast.traces.step import Allocation, Call, Kernel, Op, Phase, Role, Scal
 
 @dataclass
 class _OpEntry:
-    """A recorded call. One taken for the host's may still turn out to run on the GPU."""
+    """A recorded call. One that seems to run on the host may later turn out to run on the GPU."""
 
     op: Op
     phase: Phase
@@ -96,7 +96,7 @@ class RecordingMode(TorchDispatchMode):
 
 
 class MemoryMode(RecordingMode):
-    """Records also the workspace of each op: memory that it allocates and frees while it runs.
+    """Also records the workspace of each op: memory that it allocates and frees while it runs.
 
     It asks the allocator before and after each op, which takes the host longer than the op.
     """
@@ -152,9 +152,9 @@ class OpRecorder:
         return len(self._entries)
 
     def write_down(
-        self, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any, known: Op | None = None
+        self, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any, seen_op: Op | None = None
     ) -> Op | None:
-        """Record an op that has run, and return it. `known` is the op if it was seen before."""
+        """Record an op that has run, and return it. `seen_op` is the op if it was seen before."""
         signature = signature_of(func)
         if signature is None:
             return None
@@ -163,12 +163,12 @@ class OpRecorder:
             if tensor.device.type == "cuda":
                 self._remember(tensor)
         if not self._recording:
-            return known
+            return seen_op
         if func is _ADD:
             self._notice_sum(args[0], out)
-        if known is not None and not on_host(known):
-            self._append(with_switches(known), host=False, reads=())
-            return known
+        if seen_op is not None and not on_host(seen_op):
+            self._append(with_switches(seen_op), host=False, reads=())
+            return seen_op
         inputs, written, attrs = bind(signature, args, kwargs)
         seen = {id(t) for t in written}
         outputs = written + [t for t in returned if id(t) not in seen]
@@ -205,7 +205,7 @@ class OpRecorder:
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Record no ops inside the block, which makes tensors that are never computed."""
+        """Record no ops inside the block: it makes tensors that a real step makes only once."""
         recording, self._recording = self._recording, False
         try:
             yield
@@ -246,7 +246,7 @@ class OpRecorder:
 
         Args:
             kernels: the measured kernels of each op, keyed by its position in the recording.
-            host_s: the host's measured time for each op, keyed likewise.
+            host_s: the host's measured time for each op, keyed in the same way.
         """
         self._join_sums()
         kept = [i for i, entry in enumerate(self._entries) if not entry.host]

@@ -1,7 +1,8 @@
 """Readers of training logs: one module for each format, with `recognises` and `read`.
 
 Impossible times are never used. Either the file is refused, or the part is left out with a warning
-that names the file and the line. Warm-up is dropped; its end is found (TBD-4) or given.
+that names the file and the line. Warm-up is dropped: the user gives its length, or its end is
+detected (`wavecast.runs.stability`).
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ def read_runs(
         InvalidInput: a file is damaged or lacks something; says where and why.
         UnknownName: there is no such format.
     """
-    said = make_given(given)
+    facts = make_given(given)
     return tuple(
         run
         for file in find_files(Path(path), format)
-        for run in iterate_runs(file, said, format=format, told=told)
+        for run in iterate_runs(file, facts, format=format, told=told)
     )
 
 
@@ -102,12 +103,12 @@ def make_given(given: dict[str, Any]) -> Given:
         raise InvalidInput(
             f"a run has no {', '.join(sorted(unknown))}; you can give {', '.join(names)}"
         )
-    said = Given(**given)
+    facts = Given(**given)
     for name in ("batch", "gpus", "inner_modules", "warm_up"):
-        value = getattr(said, name)
+        value = getattr(facts, name)
         if value is not None and (type(value) is not int or value < (name != "warm_up")):
             raise InvalidInput(f"{name} must be a whole number from {int(name != 'warm_up')} on")
-    return said
+    return facts
 
 
 def find_files(path: Path, format: str | None = None) -> list[Path]:

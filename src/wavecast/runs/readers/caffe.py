@@ -67,7 +67,7 @@ class _Training:
     tests: list[tuple[int, float, str]] = field(default_factory=list)
     """The net, seconds and place of each test."""
     testing: tuple[int, float] | None = None
-    """The net of the running test, and when it began. None: no test runs."""
+    """The net of the running test, and when it began. None when no test is running."""
     broken: bool = False
     """Whether something other than training happened since the last mark."""
 

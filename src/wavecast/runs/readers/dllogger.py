@@ -42,7 +42,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
         InvalidInput: the log has no times, or does not say the model or batch; says where.
     """
     settings: dict[str, object] = {}
-    steps: list[_Step | None] = []  # None: something other than training
+    steps: list[_Step | None] = []  # None for a line about something other than training
     clock = ""  # the same field for the whole file, because the two clocks differ
     for number, line in read_lines(path, doubts):
         if not line.startswith(_PREFIX):

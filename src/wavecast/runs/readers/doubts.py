@@ -10,7 +10,7 @@ from pathlib import Path
 from wavecast.errors import DoubtfulInput
 
 MOST_TOLD = 10
-"""Warnings of one kind about one file that are given one by one. Further ones are counted."""
+"""How many warnings of one kind are given for one file. Further ones are only counted."""
 
 
 def warn(doubt: str) -> None:
@@ -20,7 +20,7 @@ def warn(doubt: str) -> None:
 
 @dataclass
 class Doubts:
-    """The warnings about one file, given as its problems are found."""
+    """Gives the warnings about one file while the file is read."""
 
     path: Path
     told: Callable[[str], None] = warn

@@ -13,7 +13,7 @@ from wavecast.runs.run import Run, check
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a run apart from its time. None: unknown."""
+    """The facts of a run apart from its time. None when unknown."""
 
     model: str | None = None
     batch: int | None = None
@@ -38,7 +38,7 @@ class Given(Facts):
     """The facts that the user gives. They replace those that the file says."""
 
     warm_up: int | None = None
-    """How many iterations to drop. None: the end of warm-up is found."""
+    """How many iterations to drop. None to detect the end of warm-up."""
     metric: str | None = None
     """The metric whose times are used, if a file has several."""
 
@@ -51,9 +51,9 @@ def make_run(
     Raises:
         InvalidInput: the model or the batch is unknown, or a value is impossible; says where.
     """
-    known = facts.corrected(given)
+    corrected = facts.corrected(given)
     for name in ("model", "batch"):
-        if getattr(known, name) is None:
+        if getattr(corrected, name) is None:
             raise InvalidInput(
                 f"{place}: does not say the {name}; give it as {name}=..., or --{name} on the "
                 "command line"
@@ -65,7 +65,7 @@ def make_run(
                 seconds=seconds,
                 phase=phase,
                 source=place,
-                **known.known(),
+                **corrected.known(),
             )
         )
     except InvalidInput as error:

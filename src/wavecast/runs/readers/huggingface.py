@@ -71,8 +71,8 @@ def _tests_s(history: list[Any]) -> float | None:
     """The seconds of evaluations, which the training time includes. None if one is unreadable."""
     times = [e["eval_runtime"] for e in history if isinstance(e, dict) and "eval_runtime" in e]
     seconds = [number_of(time) for time in times]
-    known = [value for value in seconds if value is not None and value >= 0]
-    return sum(known) if len(known) == len(times) else None
+    valid = [value for value in seconds if value is not None and value >= 0]
+    return sum(valid) if len(valid) == len(times) else None
 
 
 def _batch(entry: dict[str, Any], state: dict[str, Any]) -> int | None:

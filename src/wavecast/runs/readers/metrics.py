@@ -49,14 +49,14 @@ def is_training(name: str) -> bool:
 def _choose(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given) -> str:
     if given.metric is not None:
         if given.metric not in marks:
-            known = ", ".join(sorted(marks)[:10]) or "none"
-            raise InvalidInput(f'{path}: has no metric "{given.metric}"; it has {known}')
+            metrics = ", ".join(sorted(marks)[:10]) or "none"
+            raise InvalidInput(f'{path}: has no metric "{given.metric}"; it has {metrics}')
         return given.metric
     candidates = [name for name in marks if is_training(name)]
     if not candidates:
-        known = f" (it has {', '.join(sorted(marks)[:10])})" if marks else ""
+        metrics = f" (it has {', '.join(sorted(marks)[:10])})" if marks else ""
         raise InvalidInput(
-            f"{path}: has no metric of training steps{known}; name one whose steps are "
+            f"{path}: has no metric of training steps{metrics}; name one whose steps are "
             "iterations: metric=..., or --metric on the command line"
         )
     return max(candidates, key=lambda name: (len(marks[name]), name))

@@ -101,11 +101,11 @@ def _csv_rows(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any]]
 
 
 def _json_lines(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any]]]:
-    told: set[str] = set()
+    reported: set[str] = set()
     for line, text in read_lines(path, doubts, strict=True):
         if text.strip():
             values = parse_json(text, f"{path}: line {line}")
-            yield line, _named(path, line, values, doubts, told)
+            yield line, _named(path, line, values, doubts, reported)
 
 
 def _json_items(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -113,9 +113,9 @@ def _json_items(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any
     text = read_whole(path, _MOST_BYTES)
     if not isinstance(parse_json(text, str(path)), list):
         raise InvalidInput(f"{path}: is not a list of runs; save one object per line as FILE.jsonl")
-    told: set[str] = set()
+    reported: set[str] = set()
     for line, values in _items(text, text.index("[")):
-        yield line, _named(path, line, values, doubts, told)
+        yield line, _named(path, line, values, doubts, reported)
 
 
 def _items(text: str, start: int) -> Iterator[tuple[int, Any]]:
@@ -133,28 +133,30 @@ def _items(text: str, start: int) -> Iterator[tuple[int, Any]]:
         yield line, value
 
 
-def _named(path: Path, line: int, values: object, doubts: Doubts, told: set[str]) -> dict[str, Any]:
+def _named(
+    path: Path, line: int, values: object, doubts: Doubts, reported: set[str]
+) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InvalidInput(f"{path}: line {line} is not an object with the values of a run")
     named = {_name(name): value for name, value in values.items()}
     if len(named) < len(values):
         raise InvalidInput(f"{path}: line {line} has the same value under two names")
-    _tell_unknown(named.keys() - told, doubts, line)
-    told |= named.keys()
+    _tell_unknown(named.keys() - reported, doubts, line)
+    reported |= named.keys()
     return named
 
 
 def _run(path: Path, line: int, values: dict[str, Any], given: dict[str, Any]) -> Run:
     place = f"{path}: line {line}"
-    known = dict(given)
+    fields = dict(given)
     for name in COLUMNS:
-        if name not in known and (value := values.get(name)) not in (None, ""):
-            known[name] = _value(place, name, value)
-    if missing := [name for name in REQUIRED if name not in known]:
+        if name not in fields and (value := values.get(name)) not in (None, ""):
+            fields[name] = _value(place, name, value)
+    if missing := [name for name in REQUIRED if name not in fields]:
         raise InvalidInput(f"{place}: does not say {' and '.join(missing)}")
-    known.setdefault("source", f"{path}:{line}")
+    fields.setdefault("source", f"{path}:{line}")
     try:
-        return check(Run(**known))
+        return check(Run(**fields))
     except InvalidInput as error:
         raise InvalidInput(f"{place}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""From times in a log to a timed run: wrong times, warm-up and pauses are left out."""
+"""Timed runs from the times in a log, without wrong times, warm-up and pauses."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def stable_part(
 
     Args:
         stretches: all stretches of one training, in order.
-        warm_up: how many iterations to drop. None: the end of warm-up is found (TBD-4).
+        warm_up: how many iterations to drop. None to detect the end of warm-up.
         doubts: takes warnings about pauses.
 
     Raises:

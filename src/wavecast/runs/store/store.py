@@ -102,7 +102,7 @@ class RunStore:
             model: only runs of this model.
             gpu: only runs on this GPU, by its name in the runs.
             phase: only "training" or "testing".
-            last: only so many of the runs that were added last.
+            last: only this many runs, those added last.
         """
         table = schema.runs
         chosen = _where(select(*(table.c[name] for name in COLUMNS)), model, gpu, phase)
@@ -131,8 +131,10 @@ class RunStore:
             phase: only "training" or "testing".
         """
         if other := set(columns) - set(NUMBERS):
-            known = ", ".join(NUMBERS)
-            raise InvalidInput(f"{', '.join(sorted(other))}: not a number of a run; choose {known}")
+            choices = ", ".join(NUMBERS)
+            raise InvalidInput(
+                f"{', '.join(sorted(other))}: not a number of a run; choose {choices}"
+            )
         table = schema.runs
         chosen = _where(select(*(table.c[name] for name in columns)), model, gpu, phase)
         parts = [

@@ -72,7 +72,7 @@ class Assumptions:
 
     @contextmanager
     def unnoted(self) -> Iterator[None]:
-        """Keep no notes about values read inside the block, because they are not used."""
+        """Keep no notes about values that are read inside the block: the step does not use them."""
         notes = dict(self.notes)
         yield
         self.notes = notes
@@ -86,10 +86,10 @@ class Assumptions:
         return value
 
     def _scalar(self, tensor: Any) -> Any:
-        known = getattr(tensor, "constant", None)
-        if known is not None:
+        constant = getattr(tensor, "constant", None)
+        if constant is not None:
             with no_dispatch():
-                return known.item()
+                return constant.item()
         return self.assume_value(tensor.dtype, getattr(tensor, _TRUE, False))
 
     def assume_true(self, tensor: Any) -> None:
@@ -110,12 +110,12 @@ class Assumptions:
         return like.new_empty(shape, dtype=dtype or like.dtype)
 
     def _selected(self, mask: Any) -> Any:
-        """As many indices as a mask selects; as many as it could select if it is not known."""
-        known = getattr(mask, "constant", None)
-        if known is None:
+        """The indices that a mask selects; if its values are unknown, as many as possible."""
+        constant = getattr(mask, "constant", None)
+        if constant is None:
             return self._upper(mask, (mask.numel(),), torch.int64)
         with no_dispatch():
-            count = int(known.sum())
+            count = int(constant.sum())
         return mask.new_empty((count,), dtype=torch.int64)
 
     def _nonzero(self, tensor: Any) -> Any:
@@ -160,8 +160,8 @@ class Assumptions:
         mode = padded.fake_mode
         with no_dispatch():
             counts = torch.LongTensor(sizes)
-        known = mode.fake_tensor_converter.from_real_tensor(mode, counts, make_constant=True)
-        return padded.new_empty((sum(sizes), *padded.shape[2:])), known
+        fake_counts = mode.fake_tensor_converter.from_real_tensor(mode, counts, make_constant=True)
+        return padded.new_empty((sum(sizes), *padded.shape[2:])), fake_counts
 
     def _grouped_mm(self, a: Any, b: Any, offs: Any = None, *args: Any, **kwargs: Any) -> Any:
         if offs is not None:
@@ -169,16 +169,16 @@ class Assumptions:
         return grouped_mm(a, b, offs, *args, **kwargs)
 
     def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:
-        """The whole numbers in a tensor; the upper bound for each of them if they are not known."""
-        known = getattr(tensor, "constant", None)
-        if known is None:
+        """The whole numbers in a tensor; if they are unknown, the upper bound for each."""
+        constant = getattr(tensor, "constant", None)
+        if constant is None:
             self.note(
                 f"the lengths of {what} at {user_line()} depend on data; their upper bound, "
                 f"{bound}, was assumed"
             )
             return [bound] * tensor.numel()
         with no_dispatch():
-            return [int(n) for n in known.tolist()]
+            return [int(n) for n in constant.tolist()]
 
 
 @cache

@@ -283,7 +283,7 @@ def _eager(assumptions: Assumptions) -> Any:
 
 
 def _noticing(callback_from_stance: Any, assumptions: Assumptions) -> Any:
-    """The function that torch calls whenever compiled code runs, made to notice that it does."""
+    """Torch's callback for compiled code, wrapped to note that the step uses torch.compile."""
 
     def callback(compiler: Any) -> Any:
         # None and False mean that torch itself wants code that is not compiled.

@@ -229,7 +229,7 @@ class Placement(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None:
             if func is _aten._to_copy.default:
-                del kwargs["device"]  # moved to the CPU, where it is, it would not be copied
+                del kwargs["device"]  # with device="cpu", torch would not copy it
             else:
                 kwargs["device"] = CPU
             if is_gpu(device):

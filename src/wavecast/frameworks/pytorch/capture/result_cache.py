@@ -87,11 +87,11 @@ class ResultCache:
         if not isinstance(entry.recipe, tuple) or entry.recipe[0] != _FRESH:
             inputs = list(_flatten((args, tuple(kwargs.values()))))
         with no_dispatch():
-            return self._cook(entry.recipe, inputs, entry.on_gpu)
+            return self._build(entry.recipe, inputs, entry.on_gpu)
 
-    def _cook(self, recipe: Any, inputs: Any, on_gpu: bool) -> Any:
+    def _build(self, recipe: Any, inputs: Any, on_gpu: bool) -> Any:
         if isinstance(recipe, list):
-            return [self._cook(r, inputs, on_gpu) for r in recipe]
+            return [self._build(r, inputs, on_gpu) for r in recipe]
         kind = recipe[0]
         if kind == _PLAIN:
             return recipe[1]

@@ -51,9 +51,9 @@ def flatten_weight(weights: list[Any], stride: int, *_: Any) -> Any:
 
 
 def flat_weights(weights: list[Any], stride: int) -> Any:
-    """The one tensor that holds all weights in cuDNN's order (`try_get_weight_buf`).
+    """The flat tensor that holds all weights in cuDNN's order (`try_get_weight_buf`).
 
-    There is one after `flatten_parameters`, but not in a copy of the layer: then None.
+    `flatten_parameters` makes it. None if there is none, as in a copy of the layer.
     """
     first, storage = weights[0], weights[0].untyped_storage()
     as_wanted = storage.nbytes() == flat_numel(weights, stride) * first.element_size() and all(
@@ -69,13 +69,13 @@ def flat_weights(weights: list[Any], stride: int) -> Any:
 
 
 def flat_numel(weights: list[Any], stride: int) -> int:
-    """The number of elements of that tensor. It has room for biases even if the layer has none."""
+    """The elements of the flat tensor. It has room for biases even if the layer has none."""
     biases = 0 if stride >= _WITH_BIASES else len(weights) // stride * 2 * weights[0].shape[0]
     return int(sum(weight.numel() for weight in weights) + biases)
 
 
 def parts_of(flat: Any, weights: list[Any]) -> list[Any]:
-    """Views of that tensor, one for each weight."""
+    """Views of the flat tensor, one for each weight."""
     return [
         flat.as_strided(weight.shape, weight.stride(), offset)
         for weight, offset in zip(weights, _offsets(weights), strict=True)

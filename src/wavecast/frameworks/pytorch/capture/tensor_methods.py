@@ -172,12 +172,12 @@ def _array(array: Any, dtype: Any) -> Any:
 def _read_back(tensor: Any, assumptions: Assumptions, convert: Callable[[Any], Any]) -> Any:
     """A tensor's values as a Python object: the real ones if known, assumed ones otherwise."""
     host = tensor.detach().cpu()
-    known = host.constant if host.constant is not None else tensor.constant
-    value = assumptions.assume_value(host.dtype) if known is None else None
+    real = host.constant if host.constant is not None else tensor.constant
+    value = assumptions.assume_value(host.dtype) if real is None else None
     with no_dispatch():
-        if known is None:
+        if real is None:
             return convert(torch.full(host.shape, value, dtype=host.dtype))
-        return convert(known.clone())
+        return convert(real.clone())
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:

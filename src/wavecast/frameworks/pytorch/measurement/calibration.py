@@ -14,7 +14,7 @@ from wavecast.frameworks.pytorch.switches import switches_restored
 from wavecast.hardware.device import Fact
 
 _SIZE = 8192
-"""Rows and columns of the matrices: so many that only the rate of the compute unit matters."""
+"""Rows and columns of the matrices: so many that only the rate of the compute units matters."""
 
 _PRODUCTS = (
     ("fp32", torch.float32, "ieee"),

@@ -1,9 +1,9 @@
 """A benchmark of how long this machine's host takes to issue work, on ops with tiny tensors.
 
-There is one pattern for each cost that `wavecast.hardware.hosts.Host` distinguishes. Run on the
-CPU, they measure Python, the dispatcher and autograd. Run on a GPU whose queue never fills, they
-include the driver. The ratio of these times to those of the reference machine is what counts
-(`wavecast.hardware.calibration`).
+A pattern is a small piece of code that shows one cost of `wavecast.hardware.hosts.Host`. Run on the
+CPU, patterns measure Python, the dispatcher and autograd. Run on a GPU whose queue never fills,
+they include the driver. `wavecast.hardware.calibration` compares the times with those of the
+reference machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wavecast.frameworks.pytorch.measurement.profiling import events_of, torch_p
 
 Run = Callable[[], Any]
 Pattern = tuple[str, int, Run]
-"""The name of the host's cost, how many such costs one run has, and the run."""
+"""The name of the host's cost, how often one run incurs it, and the function to run."""
 
 _SIZE = 8
 """Rows and columns of the tensors: so few that the arithmetic takes no time worth counting."""
@@ -89,12 +89,12 @@ def _time(patterns: list[Pattern], rounds: int) -> dict[str, float]:
     runs = [_runs_per_round(run) for _, _, run in patterns]
     times: list[list[float]] = [[] for _ in patterns]
     for _ in range(rounds):
-        for (_, count, run), repeats, own in zip(patterns, runs, times, strict=True):
-            own.append(_round_s(run, repeats) / (repeats * count))
+        for (_, count, run), repeats, samples in zip(patterns, runs, times, strict=True):
+            samples.append(_round_s(run, repeats) / (repeats * count))
     by_cost: dict[str, list[float]] = {}
-    for (name, _, _), own in zip(patterns, times, strict=True):
+    for (name, _, _), samples in zip(patterns, times, strict=True):
         # The lower quartile, because other work on this machine can only add time.
-        by_cost.setdefault(name, []).append(statistics.quantiles(own, n=4)[0])
+        by_cost.setdefault(name, []).append(statistics.quantiles(samples, n=4)[0])
     return {name: statistics.mean(seconds) for name, seconds in by_cost.items()}
 
 

@@ -82,7 +82,7 @@ def measure(
         CaptureError: torch sees no GPU here, or the step runs nothing on it.
     """
     _check(step, warm_up=warm_up, repeats=repeats, recordings=recordings)
-    slowed = profiling.has_profiled_gpu()  # asked first: this measurement runs the profiler, too
+    slowed = profiling.has_profiled_gpu()  # before this measurement profiles
     for _ in range(warm_up):
         step()
     seconds, cpu_s = _steady_s(step, repeats)
@@ -128,18 +128,18 @@ def _as_profiled(
     step: Callable[[], Any], measurement: Measurement, samples: int | None, unit: str
 ) -> Trace:
     """The trace of a step that cannot be recorded op by op, from torch.profiler alone."""
-    seen = profiling.profiled_trace(step)
+    profiled = profiling.profiled_trace(step)
     note = (
         "ops are named as torch.profiler names them, because this step runs compiled code, or runs "
         "other kernels when it is recorded op by op"
     )
     return replace(
-        seen,
-        calls=_with_host(seen.calls, measurement.host_s),
+        profiled,
+        calls=_with_host(profiled.calls, measurement.host_s),
         framework=_framework(),
         samples=samples,
         unit=unit,
-        notes=(note, *seen.notes),
+        notes=(note, *profiled.notes),
         measurement=measurement,
     )
 
@@ -180,9 +180,9 @@ def software() -> str:
 
 def _driver() -> str | None:
     """The driver's version, from nvidia-smi because torch does not know it. None if unknown."""
-    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return next(iter(answer.stdout.split()), None)

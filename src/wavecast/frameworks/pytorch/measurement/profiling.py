@@ -188,9 +188,8 @@ def _is_wait(name: str) -> bool:
 
 def _iteration_profile(events: Sequence[dict[str, Any]]) -> IterationProfile:
     ranges = _ranges(events)
-    begins = [
-        e["ts"] for e in events if _is_step(e)
-    ]  # a step may wait for data before its first op
+    # The range of the step counts, too, because a step may wait for data before its first op.
+    begins = [e["ts"] for e in events if _is_step(e)]
     begin_us = min((*begins, *(r.begin_us for own in ranges.values() for r in own)), default=0.0)
     launches: dict[int, tuple[int, float]] = {}
     host_us = {r.position: r.end_us - r.begin_us for own in ranges.values() for r in own}

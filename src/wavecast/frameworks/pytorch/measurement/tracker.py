@@ -27,7 +27,7 @@ class OperationTracker:
 
     The iteration is recorded while it runs, so its undisturbed total time is not known. The trace
     holds the kernels' times, and predictions take the host's time from the reference host.
-    `wavecast.measure` finds out more. Run one iteration before tracking; the first one is slow.
+    `wavecast.measure` also measures both. Run one iteration before tracking; the first one is slow.
 
     Example:
         ```python
@@ -78,14 +78,14 @@ class OperationTracker:
         A given device that this machine does not have is refused, so that a measurement made here
         is never taken for one of another GPU.
         """
-        name, asked = str(torch.cuda.get_device_name()), self._origin
+        name, given = str(torch.cuda.get_device_name()), self._origin
         try:
             here = device(name)
         except UnknownName:
-            return name if asked is None else asked.id
-        if asked is not None and asked.compute_capability != here.compute_capability:
+            return name if given is None else given.id
+        if given is not None and given.compute_capability != here.compute_capability:
             raise InvalidInput(
-                f"the tracker's origin_device is {asked.name}, but this machine has a {name}; "
+                f"the tracker's origin_device is {given.name}, but this machine has a {name}; "
                 f'use origin_device=wavecast.device("{here.id}")'
             )
         return name
