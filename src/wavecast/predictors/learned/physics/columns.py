@@ -42,28 +42,22 @@ class ProductRow(NamedTuple):
 
 
 class GroupedRow(NamedTuple):
-    """Products whose sizes differ by group: a ProductRow of the mean group, and how they differ."""
+    """Matrix products whose sizes differ by group.
+
+    The first ten fields are those of `ProductRow`, in its order, for a group of mean size; `batch`
+    is the number of groups. They are repeated, since a NamedTuple cannot inherit fields.
+    """
 
     batch: float
-    """How many groups."""
     m: float
-    """Rows of the result of a group, on average."""
     n: float
-    """Columns of the result of a group, on average."""
     k: float
-    """Length of the sums of a group, on average."""
     item_bytes: float
-    """Bytes of one element of the operands."""
     moved_bytes: float
-    """Bytes of all operands and results, each counted once."""
     unit: float
-    """The arithmetic unit, as its number in `gpus.CODES`."""
     alignment: float
-    """Elements, at most 16, whose multiples all rows of the three matrices begin at."""
     a_by_columns: float
-    """Whether the left matrix is stored by columns."""
     b_by_columns: float
-    """Whether the right matrix is stored by columns."""
     ragged: float
     """The dimension that the groups divide among them: OF_M, OF_N or OF_K."""
     one_kernel: float
