@@ -129,16 +129,16 @@ class Profile:
 
     def wasteful(self, count: int = 5) -> tuple[KernelShare, ...]:
         """The longest kernels of below-average utilisation, at most `count` (TBD, tables V, VI)."""
-        known = [
+        rated = [
             kernel
             for kernel in self.kernels
             if kernel.utilisation is not None and not kernel_names.is_copy(kernel.name)
         ]
-        total_s = sum(kernel.seconds for kernel in known)
+        total_s = sum(kernel.seconds for kernel in rated)
         if not total_s:
             return ()
-        average = sum((kernel.utilisation or 0.0) * kernel.seconds for kernel in known) / total_s
-        return tuple(kernel for kernel in known if (kernel.utilisation or 0.0) < average)[:count]
+        average = sum((kernel.utilisation or 0.0) * kernel.seconds for kernel in rated) / total_s
+        return tuple(kernel for kernel in rated if (kernel.utilisation or 0.0) < average)[:count]
 
 
 def _rate(unit: Unit | None, device: Device) -> float | None:
