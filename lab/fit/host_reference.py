@@ -29,7 +29,7 @@ MEASURED_COSTS = ("sync_s", "launch_s", "graph_s", "node_s")
 
 _HEAD = """\
 # Written by python -m lab.fit.host.
-# [costs] are the seconds of each cost of issuing ops, fitted on host-bound steps of our H200 (virtual
+# [costs] are the seconds of each cost of a host, fitted on host-bound steps of our H200 (virtual
 # machines, Python 3.12, torch 2.11). The {machines} machines on which no profiler had run take
 # {fastest:.2f} to {slowest:.2f} times as long; hosts of public tables take 0.4 to 2 times as long
 # (python -m lab.score.machine_hosts). sync_s, launch_s, graph_s and node_s were measured

@@ -149,8 +149,8 @@ def is_within(step: Score, wanted: tuple[float, float]) -> bool:
 def to_toml(scores: Sequence[Score]) -> str:
     """The file's content."""
     lines = [
-        "# The ranges of step times (wavecast/steps/ranges.py), by what is known about GPU and host.",
-        "# Nine in ten steps that no model was fitted on lie in them.",
+        "# The ranges of step times (wavecast/steps/ranges.py), by what is known about GPU and",
+        "# host. Nine in ten steps that no model was fitted on lie in them.",
         "# Written by lab/score/ranges.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]

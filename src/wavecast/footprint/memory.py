@@ -147,7 +147,7 @@ def memory(
     """
     if not trace.allocations:
         raise InvalidInput(
-            "the trace has no allocations, which profiler files do not record; trace the step itself"
+            "the trace has no allocations (profiler files record none); trace the step itself"
         )
     target = device(gpu) if isinstance(gpu, str) else gpu
     complete = trace if target is None else with_workspaces(trace, target)

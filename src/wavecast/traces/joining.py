@@ -61,8 +61,8 @@ def _refuse_another_step(first: Trace, other: Trace) -> None:
     common, most = (names[0] & names[1]).total(), max(map(Counter.total, names))
     if common < SAME * most:
         raise InvalidInput(
-            f"these traces are not of the same step: they share {common} of {most} kernels; measure the "
-            "same model, batch and precision"
+            f"these traces are not of the same step: they share {common} of {most} kernels; "
+            "measure the same model, batch and precision"
         )
 
 

@@ -46,9 +46,9 @@ FULL_SHARE = {
 }
 """The rate of each tensor-core unit relative to float16."""
 EASILY_FED, FED_SHARE = 1.2, 0.66
-"""Some cards limit tensor cores to half their rate, but operands arrive as fast as at the full rate,
-of which cores without a limit reach about 0.8. So limited cores wait less for operands: they count
-as 1.2 times as fast, up to 0.66 of the full rate."""
+"""Some cards limit tensor cores to half their rate, but operands arrive as fast as at the full
+rate, of which cores without a limit reach about 0.8. So limited cores wait less for operands: they
+count as 1.2 times as fast, up to 0.66 of the full rate."""
 DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
 """Architectures whose data sheets count two float32 instructions in a clock, which compilers can
 hardly ever pair."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from wavecast.predictors.learned.gpus import Floats
 
 FOREST = ("feature", "threshold", "answer", "low", "high", "sorts", "worth")
-"""The arrays of a forest in the file of the shipped fit, where "sorts" are `families` and "worth" is
-`trust`."""
+"""The arrays of a forest in the file of the shipped fit. There, `families` are called "sorts", and
+`trust` is called "worth"."""
 
 
 @dataclass(frozen=True, eq=False)
