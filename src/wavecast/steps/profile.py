@@ -160,7 +160,7 @@ def _kernel_share(
     name: str, runs: Sequence[ProfiledWork], total_s: float, device: Device
 ) -> KernelShare:
     seconds = sum(work.seconds for work in runs)
-    known = all(work.flops is not None and work.nbytes is not None for work in runs)
+    complete = all(work.flops is not None and work.nbytes is not None for work in runs)
     flops = sum(work.flops or 0.0 for work in runs)
     nbytes = sum(work.nbytes or 0.0 for work in runs)
     compute_s = sum((work.flops or 0.0) / (_rate(work.unit, device) or math.inf) for work in runs)
@@ -170,8 +170,8 @@ def _kernel_share(
         runs=len(runs),
         seconds=seconds,
         share=seconds / total_s,
-        utilisation=compute_s / seconds if known and seconds else None,
-        intensity=flops / nbytes if known and nbytes else None,
-        attained=max(compute_s, memory_s) / seconds if known and seconds else None,
-        bound_by=("compute" if compute_s > memory_s else "memory") if known else None,
+        utilisation=compute_s / seconds if complete and seconds else None,
+        intensity=flops / nbytes if complete and nbytes else None,
+        attained=max(compute_s, memory_s) / seconds if complete and seconds else None,
+        bound_by=("compute" if compute_s > memory_s else "memory") if complete else None,
     )
