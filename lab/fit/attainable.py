@@ -124,7 +124,7 @@ def main(given: Sequence[str] | None = None) -> None:
     found = observations(parser.parse_args(given).data)
     gpus = sorted({str(gpu) for observed in found.values() for gpu in observed.gpus})
     lines = [
-        "# Shares of the roofline that ops attain. Made by lab/fit/attainable.py.",
+        "# Shares of the roofline that ops attain. Written by lab/fit/attainable.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
         'data = "16 training steps on our H200 (measurements/h200/traces/steps.npz); single ops '
         'published by NeuSight, aiconfigurator and DeepBench (lab/measured/public_ops.py)"',

@@ -250,10 +250,10 @@ def digest(steps: Iterable[PublishedStep]) -> str:
 def to_toml(steps: Sequence[PublishedStep], found: Constants) -> str:
     """The file's content."""
     lines = [
-        "# What whole steps say of a generation (major compute capability, or architecture), as",
-        "# offsets of the logarithm of an op's time. Made by lab/fit/generations.py.",
-        "# [old]: what torch before 1.10 adds, with which published steps are compared; no other",
-        "# prediction has it.",
+        "# Terms that are added to the logarithm of an op's time, by generation (the major compute",
+        "# capability, or the architecture), fitted on whole steps.",
+        "# [old]: terms for torch before 1.10, used only to compare predictions with published",
+        "# steps that ran on such versions. Written by lab/fit/generations.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
         f"steps = {len(steps)}",
         f"chips = {len({step.chip for step in steps})}",

@@ -89,7 +89,8 @@ def card(rows: Sequence[ExpertRow], theta: Theta) -> str:
     low, high = np.quantile(seconds / others_s, RANGE)
     models = {row.model for row in rows}
     lines = [
-        "# The kernel for grouped products (experts) in bfloat16. Made by lab/fit/grouped.py.",
+        "# The model of the kernel for grouped products (experts) in bfloat16.",
+        "# Written by lab/fit/grouped.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
         f'data = "products of the experts of {len(models)} models on our H200, torch 2.11 '
         '(measurements/h200/grouped.json); groups of one size and of many"',
@@ -100,9 +101,9 @@ def card(rows: Sequence[ExpertRow], theta: Theta) -> str:
         "[constants]",
         *(f"{name} = {value}" for name, value in theta.items()),
         "",
-        "# mean, median: relative errors with each model left out of the fit; low, high: 90 % of",
-        "# measured over predicted lay in between then, widened since all is of one GPU (it was",
-        f"# {low:.3f} to {high:.3f}).",
+        "# mean, median: relative errors on networks that were left out of the fit. low, high: the",
+        "# range of nine in ten ratios of measured to predicted time there. Since only one GPU was",
+        f"# measured, the range is widened; it was {low:.3f} to {high:.3f}.",
         "[groups]",
         f'"grouped/tensor" = {{ low = {low / ONE_GPU_SPREAD:.3f}, '
         f"high = {high * ONE_GPU_SPREAD:.3f}, mean = {off.mean():.3f}, "

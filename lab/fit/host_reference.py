@@ -29,11 +29,11 @@ MEASURED_COSTS = ("sync_s", "launch_s", "graph_s", "node_s")
 
 _HEAD = """\
 # Written by python -m lab.fit.host.
-# [costs] are seconds for issuing one of each, fitted on host-bound steps of our H200 (virtual
+# [costs] are the seconds of each cost of a host, fitted on host-bound steps of our H200 (virtual
 # machines, Python 3.12, torch 2.11). The {machines} machines on which no profiler had run take
 # {fastest:.2f} to {slowest:.2f} times as long; hosts of public tables take 0.4 to 2 times as long
-# (python -m lab.score.machine_hosts). sync_s, launch_s, graph_s and node_s are measured
-# (measurements/h200/host), and so is graph.gap_s, the median of seven steps.
+# (python -m lab.score.machine_hosts). sync_s, launch_s, graph_s and node_s were measured
+# (measurements/h200/host), and so was graph.gap_s, the median of seven steps.
 # [cpu] and [cuda] are seconds for the patterns of the host benchmark
 # (wavecast.frameworks.pytorch.measurement.host_benchmark), as the reference host would take them.
 # Measured with {software}.

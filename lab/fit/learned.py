@@ -266,7 +266,7 @@ def card(rows: Sequence[OpRow], models: Mapping[str, OpModel], groups: Sequence[
     gpus = sorted({row.gpu for row in rows})
     return "\n".join(
         [
-            "# Physics of ops and learned efficiencies. Made by lab/fit/learned.py.",
+            "# The op models: physics and learned efficiencies. Written by lab/fit/learned.py.",
             f'fitted = "{datetime.now(UTC).date()}"',
             'data = "single ops by NeuSight, aiconfigurator, vidur and DeepBench; steps and layers '
             'measured on our H200 (lab/measured/op_data.py says what is left out)"',
@@ -274,14 +274,15 @@ def card(rows: Sequence[OpRow], models: Mapping[str, OpModel], groups: Sequence[
             f'rows_sha256 = "{digest(rows)}"',
             f"gpus = {json.dumps(gpus)}",
             f"models = {json.dumps(list(models))}",
-            "# low, high: 90 % of measured over predicted lies in between, on GPUs left out of the",
-            "# fit; mean, median: relative errors there, each GPU counting once. Where left_out is",
-            "# false all is of one GPU: the errors are those of the fit, and the range is widened.",
+            "# low, high: the range of nine in ten ratios of measured to predicted time, on GPUs",
+            "# left out of the fit. mean, median: relative errors there, each GPU counting once.",
+            "# Where left_out is false, only one GPU was measured: the errors are those of the",
+            "# fit, and the range is widened.",
             "",
             "[groups]",
             *groups,
             "",
-            "# What `wavecast calibrate` measured on GPUs of this fit, by chip.",
+            "# Rates in FLOP/s that `wavecast calibrate` measured on GPUs of this fit, by chip.",
             *_references(gpus),
             "",
         ]

@@ -169,7 +169,8 @@ def _best_question(
 def card(constants: Constants, steps: int, seen: int) -> str:
     """The content of the file."""
     lines = [
-        "# What cuDNN takes as workspace for convolutions. Made by lab/fit/workspaces.py.",
+        "# Decision trees that predict which algorithm, and so which workspace, cuDNN chooses for",
+        "# a convolution. Written by lab/fit/workspaces.py.",
         f'fitted = "{date.today().isoformat()}"',
         f'data = "{steps} steps of the suite measured on our H200, {seen} different convolutions"',
         f'gpu = "{constants.gpu}"',

@@ -149,8 +149,9 @@ def is_within(step: Score, wanted: tuple[float, float]) -> bool:
 def to_toml(scores: Sequence[Score]) -> str:
     """The file's content."""
     lines = [
-        "# How wide ranges of steps are, by what is known (wavecast/ranges.py): nine in ten steps",
-        "# that the models did not know lie in them. Made by lab/score/ranges.py.",
+        "# The ranges of step times (wavecast/steps/ranges.py), by what is known about GPU and",
+        "# host. Nine in ten steps that no model was fitted on lie in them.",
+        "# Written by lab/score/ranges.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]
     for part, classes in (("gpu", GPU_CLASSES), ("host", HOST_CLASSES)):

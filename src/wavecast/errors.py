@@ -1,7 +1,7 @@
 """The exceptions and the warning that wavecast raises.
 
 WavecastError
-├── UnknownName       a name that fits no known thing, or several; the message lists the nearest
+├── UnknownName       a name that matches nothing, or several things; the message lists the nearest
 ├── InvalidInput      a file or value is wrong; the message says where and why
 ├── CaptureError      the user's step could not be traced; the message names the op and the line
 ├── MissingExtra      an optional dependency is not installed; the message says what to install
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 
 class WavecastError(Exception):
-    """The base of all errors. Messages say what was asked, what is known and what to do.
+    """The base of all errors. Messages say what is wrong, what is valid and what to do.
 
     ```python
     try:
@@ -29,7 +29,7 @@ class WavecastError(Exception):
 
 
 class UnknownName(WavecastError):
-    """A name fits no known thing, or several: `wavecast.device("h1000")`."""
+    """A name matches nothing, or several things: `wavecast.device("h1000")`."""
 
 
 class InvalidInput(WavecastError):

@@ -499,7 +499,7 @@ def test_a_measurement_is_taken_to_half_precision(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--precision", "fp32"], "can become bf16, fp16, not 'fp32'"),
+        (["--precision", "fp32"], "can be scaled to bf16 or fp16, not 'fp32'"),
         (["--precision", "bf16", "--predictor", "wave"], "has its own predictor"),
         (["--precision", "fp9"], "unknown precision 'fp9'"),
         (["--batch", "4"], "whose batch is fixed"),

@@ -109,7 +109,7 @@ def test_the_timeline_adds_up_to_the_peak() -> None:
 
 
 def test_a_trace_without_memory_is_refused() -> None:
-    with pytest.raises(wavecast.InvalidInput, match="no memory"):
+    with pytest.raises(wavecast.InvalidInput, match="no allocations"):
         wavecast.memory(Trace(step().calls))
 
 

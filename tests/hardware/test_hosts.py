@@ -71,7 +71,7 @@ def test_patterns_of_python_alone_do_not_count() -> None:
         for name, seconds in reference_times()["cuda"].items()
     }
     assert factor_of(times, reference_times()["cuda"]) == pytest.approx(1.5)
-    with pytest.raises(InvalidInput, match="no times of the host benchmark"):
+    with pytest.raises(InvalidInput, match="not times of the host benchmark"):
         factor_of({name: times[name] for name in python}, reference_times()["cuda"])
 
 
@@ -89,7 +89,7 @@ def test_with_a_gpu_its_own_times_count_and_not_those_of_the_cpu() -> None:
 
 def test_times_that_are_none_are_refused() -> None:
     for times in ({}, {"forward_s": 0.0}):
-        with pytest.raises(InvalidInput, match="no times of the host benchmark"):
+        with pytest.raises(InvalidInput, match="not times of the host benchmark"):
             made({"cpu": times})
 
 

@@ -193,7 +193,7 @@ def test_shipped_mixed_precision_has_the_shipped_scaler_and_its_predictor() -> N
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp8", ""])
 def test_a_measurement_becomes_half_precision_only(precision: str) -> None:
-    with pytest.raises(InvalidInput, match=f"become bf16, fp16, not '{precision}'"):
+    with pytest.raises(InvalidInput, match=f"scaled to bf16 or fp16, not '{precision}'"):
         MixedPrecision.shipped(precision)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 from made import call, mm, step, tensor, trace, unknown
 from shell import WIDTHS, shown
 
 import wavecast
+from wavecast.predictors.base import Estimate
 from wavecast.predictors.roofline import Roofline
 from wavecast.report import predictions as report
 from wavecast.report import records
@@ -69,6 +71,33 @@ def test_a_step_without_any_prediction_is_still_a_table() -> None:
     out = shown(report.predictions("step", rows, 200))
     assert "ops without a prediction, counted as 0 s" in out
     assert "op times: no predictor could answer" in out
+
+
+def test_gpus_with_another_predictor_are_named() -> None:
+    fp32 = trace(call(mm(64, 64, 64)), samples=4)
+    rows = [predict(fp32, gpu) for gpu in ("gb300", "l4", "t4", "h200-sxm", "gb200")]
+    out = shown(report.predictions("step", rows, 200))
+    assert (
+        "op times: learned (physics and fitted models); on gb300, gb200: attainable (the share of "
+        "the peak rates that measured ops reach)\n" in out
+    )
+
+
+def test_several_predictors_on_one_gpu_have_their_shares() -> None:
+    [row] = predictions(step(), "l4")
+    mixed = dataclasses.replace(row, answers=_renamed_first(row.answers, "wave scaling"))
+    out = shown(report.predictions("step", [mixed, row], 200))
+    assert re.search(r"op times: .*wave scaling \d+%.*; on l4: roofline \(", out)
+
+
+def _renamed_first(
+    answers: tuple[Estimate | None, ...], source: str
+) -> tuple[Estimate | None, ...]:
+    first = next(i for i, answer in enumerate(answers) if answer is not None and answer.seconds)
+    answer = answers[first]
+    assert answer is not None
+    renamed = dataclasses.replace(answer, source=source)
+    return (*answers[:first], renamed, *answers[first + 1 :])
 
 
 def test_without_samples_there_is_no_throughput_but_a_hint() -> None:

@@ -50,7 +50,7 @@ def test_one_look_is_itself() -> None:
     [
         ([], "nothing to join"),
         ([piece(GEMM, RELU), piece(GEMM, RELU, gpu="NVIDIA L4")], "two GPUs"),
-        ([piece(GEMM, RELU), piece(GEMM, GEMM)], "1 kernels in common of 2"),
+        ([piece(GEMM, RELU), piece(GEMM, GEMM)], "they share 1 of 2 kernels"),
         ([piece(GEMM), replace(piece(GEMM), measurement=None)], "was traced without a GPU"),
     ],
     ids=["none", "another GPU", "another step", "not measured"],

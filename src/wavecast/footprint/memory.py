@@ -81,8 +81,8 @@ class Memory:
         by_kind: dict[str, int | None] = dict.fromkeys(KINDS, 0)
         for allocation, kind in self._at_peak:
             by_kind[kind] = (by_kind[kind] or 0) + allocation.nbytes
-        known = any(allocation.role is Role.WORKSPACE for allocation in self.trace.allocations)
-        if not known and (self.device is None or self.device.compute_capability is None):
+        included = any(allocation.role is Role.WORKSPACE for allocation in self.trace.allocations)
+        if not included and (self.device is None or self.device.compute_capability is None):
             by_kind["workspace"] = None
         return by_kind
 
@@ -147,7 +147,7 @@ def memory(
     """
     if not trace.allocations:
         raise InvalidInput(
-            "the trace has no memory in it, as profiler files have none; trace the step itself"
+            "the trace has no allocations (profiler files record none); trace the step itself"
         )
     target = device(gpu) if isinstance(gpu, str) else gpu
     complete = trace if target is None else with_workspaces(trace, target)

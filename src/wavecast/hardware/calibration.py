@@ -70,7 +70,7 @@ def factor_of(times: Mapping[str, float], reference: Mapping[str, float]) -> flo
     ]
     if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
         raise InvalidInput(
-            f"these are no times of the host benchmark: {dict(times)}; it needs a positive time "
+            f"these are not times of the host benchmark: {dict(times)}; it needs a positive time "
             f"for at least one of {', '.join(n for n in reference if n not in _PYTHON_ONLY)}"
         )
     return statistics.median(ratios)

@@ -45,7 +45,7 @@ def context_bytes(trace: Trace, device: Device) -> int | None:
         return None
     context = measured()
     kinds = {ops.kind(op) for op in trace.counts}
-    used = (name for name, loading in LIBRARIES.items() if kinds & set(loading))
+    used = (name for name, users in LIBRARIES.items() if kinds & set(users))
     return context.bare_bytes + sum(context.libraries_bytes[name] for name in used)
 
 

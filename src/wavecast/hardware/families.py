@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from wavecast.hardware.device import Device
 
+# Capabilities whose GPUs are a family alone.
 _EXACT = ((9, 0), (10, 0))
+# All other GPUs belong to the first of these that is not newer than they are.
 _FROM = ((8, 0), (7, 5), (7, 0), (5, 0), (0, 0))
 
 

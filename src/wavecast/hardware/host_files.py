@@ -17,7 +17,8 @@ from wavecast.files import config_folder, read_toml, write_checked
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, Host
 
 MEASURED_ON_GPU = ("launch_s", "sync_s", "graph_s", "node_s")
-"""Costs that can be measured directly, but only on a GPU. Without one the reference's are used."""
+"""Costs that can be measured directly, but only on a GPU. Without one, those of the reference
+host are used."""
 BENCHMARKS = ("cpu", "cuda")
 """The devices on which the host benchmark runs."""
 _LONGEST_S = 1.0

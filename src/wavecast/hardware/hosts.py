@@ -21,7 +21,7 @@ Seconds = NDArray[np.float64]
 
 
 class HostModel(Hashable, Protocol):
-    """What a prediction needs to know about a host: `Host`, `GraphedHost` and `RecordedHost`."""
+    """The interface of hosts, which `Host`, `GraphedHost` and `RecordedHost` implement."""
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class HostModel(Hashable, Protocol):
         ...
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
-        """The GPU's idle time between the kernels of each call. None: the gaps as measured."""
+        """The GPU's idle time between the kernels of each call. None to keep the measured gaps."""
         ...
 
 
@@ -61,7 +61,7 @@ class Host:
     forward_s: float
     """Issuing one op from Python, in the forward pass or outside of both passes."""
     autograd_s: float
-    """Recording one forward op for the backward pass. Zero times for a step without backward."""
+    """Recording one forward op for the backward pass. A step without one does not incur it."""
     backward_s: float
     """Issuing one op of the backward pass, where C++ issues it."""
     other_s: float
@@ -73,9 +73,9 @@ class Host:
     convolution_s: float
     """cuDNN's search for its execution plan, for one product of a convolution."""
     kernel_s: float
-    """Each kernel of an op after the first. Recurrent layers and sorts launch many."""
+    """Issuing each further kernel of an op. Recurrent layers and sorts launch many."""
     tensor_s: float
-    """Each tensor in the lists of an optimizer op."""
+    """Handling one tensor in the lists of an optimizer op."""
     step_s: float
     """The fixed cost of a training iteration beside its ops: gradients are cleared, the backward
     pass starts its thread, the optimizer goes through its parameters."""
@@ -86,7 +86,7 @@ class Host:
     graph_s: float = 0.0
     """Launching a step that was captured as a CUDA graph."""
     node_s: float = 0.0
-    """Each kernel of such a graph, when it is launched."""
+    """Launching one kernel of such a graph."""
     known: bool = False
     """Whether this host was calibrated (`wavecast calibrate`). Ranges are narrower then."""
 
@@ -111,7 +111,7 @@ class Host:
         return times
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
-        """None: between kernels the GPU idles as long as it was measured to."""
+        """None, so that the measured gaps between kernels are kept."""
         return None
 
     def graphed(self) -> GraphedHost:
@@ -189,7 +189,7 @@ class GraphedHost:
     graph_s: float
     """Launching the graph, in seconds."""
     node_s: float
-    """Each kernel of the graph, in seconds."""
+    """Launching one kernel of the graph, in seconds."""
     trip_s: float
     known: bool = False
 
@@ -240,7 +240,7 @@ class RecordedHost:
     known: bool = False
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
-        """None: between kernels the GPU idles as long as it was measured to."""
+        """None, so that the measured gaps between kernels are kept."""
         return None
 
     def scaled(self, factor: float) -> RecordedHost:

@@ -12,7 +12,7 @@ from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 
 class Kind(StrEnum):
-    """The kind of an op, by which a predictor is chosen."""
+    """The kind of an op. Predictors choose a model or constants by it."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"
@@ -74,6 +74,7 @@ _EXECUTED: dict[str, Counter] = {}
 
 ALL = slice(None)
 NONE = slice(0)
+"""Values for the `reads` of `streaming`: all inputs, or none."""
 
 
 def cost(*names: str, kind: Kind) -> Callable[[Formula], Formula]:

@@ -27,7 +27,7 @@ class Attained:
     """The share of the bound that ops of a kind attain, and the range of their real times."""
 
     share: float
-    """The bound over the time of large ops."""
+    """The bound divided by the measured time, for large ops."""
     floor_s: float
     """The time of the smallest ops."""
     low: float

@@ -71,9 +71,9 @@ class Habitat(Scaler):
         if ratio is None:
             return None
         seconds = ratio * _measured_s(call)
-        wide = 1 + self.spread
+        factor = 1 + self.spread
         source = f"ratio of {type(self.learned).__name__.lower()}"
-        return Estimate(seconds, seconds / wide, seconds * wide, source)
+        return Estimate(seconds, seconds / factor, seconds * factor, source)
 
 
 def _measured_s(call: Call) -> float:

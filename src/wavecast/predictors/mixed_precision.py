@@ -26,7 +26,6 @@ from wavecast.traces.kernel_names import is_gemm_or_convolution
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-
 """The element type of each precision."""
 
 CONTRACTION_SPEEDUP = 3.0
@@ -63,8 +62,8 @@ class MixedPrecision(Scaler):
             InvalidInput: The precision is another one.
         """
         if precision not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise InvalidInput(f"a measurement can become {known}, not {precision!r}")
+            precisions = " or ".join(DTYPES)
+            raise InvalidInput(f"a measurement can be scaled to {precisions}, not {precision!r}")
         habitat = Habitat.shipped()
         return cls(habitat, precision, habitat.learned)
 

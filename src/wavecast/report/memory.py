@@ -13,7 +13,7 @@ from wavecast.footprint.memory import Memory
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.device import Device
 from wavecast.report.records import MODULE_DEPTH
-from wavecast.report.tables import Column, fitting, notes, remarks, table, titled
+from wavecast.report.tables import Column, fitting, labelled, notes, remarks, table, titled
 from wavecast.report.units import memory, or_unknown, percent
 
 BEFORE_THE_STEP = "before the step"
@@ -39,14 +39,9 @@ def memories(
     """
     first = columns[0]
     names = list(headings) or [m.device.id if m.device else "any GPU" for m in columns]
-    rows = _rows(columns)
-    cells = [
-        Column("", [name for name, _ in rows], left=True),
-        *(Column(name, [row[i] for _, row in rows]) for i, name in enumerate(names)),
-    ]
     return titled(
         title,
-        table(cells),
+        table(labelled(_rows(columns), names)),
         "",
         *remarks(_explanations(first)),
         *notes(list(dict.fromkeys(note for m in columns for note in m.trace.notes))),

@@ -35,12 +35,12 @@ from wavecast.steps.prediction import Prediction, Share
 _NAMES_SHOWN = 4
 _SOURCES = {
     "learned": "learned (physics and fitted models)",
-    "attainable": "attainable (the share of peak rates that ops reach on measured GPUs)",
+    "attainable": "attainable (the share of the peak rates that measured ops reach)",
     "roofline": "roofline (the peak rates of the data sheet)",
     "mlp": "mlp (neural networks fitted to layer times)",
     "wave scaling": "wave scaling (from the measured kernels)",
 }
-"""What the predictors' own names mean."""
+"""The predictors by the names under which they answer, with a short explanation."""
 
 
 def predictions(
@@ -193,7 +193,20 @@ def _is_calibrated(row: Prediction) -> bool:
 
 
 def _sources(rows: Sequence[Prediction]) -> str:
-    """The predictors that answered, with their shares of the GPU's time where there are several."""
+    """The predictors that answered on most GPUs, then those of the other GPUs, which it names."""
+    groups: dict[frozenset[str], list[Prediction]] = {}
+    for row in rows:
+        groups.setdefault(frozenset(share.name for share in row.sources()), []).append(row)
+    most, *others = sorted(groups.values(), key=len, reverse=True)
+    elsewhere = [
+        f"; on {_listed([row.device.id for row in group])}: {_predictors(group)}"
+        for group in others
+    ]
+    return _predictors(most) + "".join(elsewhere)
+
+
+def _predictors(rows: Sequence[Prediction]) -> str:
+    """The predictors of GPUs that have the same ones, with their shares of the GPU time."""
     shares: dict[str, list[float]] = {}
     for row in rows:
         for source in row.sources():
@@ -203,14 +216,13 @@ def _sources(rows: Sequence[Prediction]) -> str:
     if len(shares) == 1:
         [name] = shares
         return _SOURCES.get(name, name)
-
-    def share_range(values: list[float]) -> str:
-        low = min(values) if len(values) == len(rows) else 0.0
-        ends = dict.fromkeys((f"{100 * low:.0f}", f"{100 * max(values):.0f}"))
-        return "-".join(ends) + "%"
-
     largest_first = sorted(shares.items(), key=lambda item: -max(item[1]))
-    return ", ".join(f"{name} {share_range(values)}" for name, values in largest_first)
+    return ", ".join(f"{name} {_percent_range(values)}" for name, values in largest_first)
+
+
+def _percent_range(shares: Sequence[float]) -> str:
+    ends = dict.fromkeys(f"{100 * end:.0f}" for end in (min(shares), max(shares)))
+    return "-".join(ends) + "%"
 
 
 def _missing(rows: Sequence[Prediction]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Group, RenderableType
 
 from wavecast.footprint.kinds import TBD_KINDS
-from wavecast.report.tables import Column, fitting, notes, remarks, table, titled
+from wavecast.report.tables import Column, fitting, labelled, notes, remarks, table, titled
 from wavecast.report.units import (
     UNKNOWN,
     count,
@@ -36,17 +36,12 @@ def profiles(
         kernels: how many kernels to list.
     """
     first = columns[0].device.id
-    rows = list(_rows(columns))
     headings = [first]
     for profile in columns[1:]:
         headings += [profile.device.id, f"/ {first}"]
-    cells = [
-        Column("", [name for name, _ in rows], left=True),
-        *(Column(name, [row[i] for _, row in rows]) for i, name in enumerate(headings)),
-    ]
     return titled(
         title,
-        table(cells),
+        table(labelled(list(_rows(columns)), headings)),
         "",
         *remarks(_explanations(columns)),
         *notes(list(dict.fromkeys(note for profile in columns for note in profile.notes))),

@@ -33,6 +33,14 @@ class Column:
     """Whether long cells continue on a second line when the terminal is narrow."""
 
 
+def labelled(rows: Sequence[tuple[str, Sequence[str]]], headings: Sequence[str]) -> list[Column]:
+    """The columns of a table whose rows have a label each: the labels, then one per heading."""
+    return [
+        Column("", [label for label, _ in rows], left=True),
+        *(Column(name, [cells[i] for _, cells in rows]) for i, name in enumerate(headings)),
+    ]
+
+
 def fitting(columns: Iterable[Column], width: int) -> list[Column]:
     """The columns that fit a width, in their order.
 

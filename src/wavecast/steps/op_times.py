@@ -12,7 +12,7 @@ from wavecast.steps.work import work_of
 from wavecast.traces.step import Op, Trace
 
 Answers = tuple[Estimate | None, ...]
-"""One estimate per distinct piece of work. None: no predictor could answer, or no kernel runs."""
+"""One estimate per distinct piece of work. None if no kernel runs or no predictor could answer."""
 
 
 def predict_ops(trace: Trace, target: Device, predictor: Predictor) -> Answers:

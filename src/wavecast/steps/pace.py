@@ -21,8 +21,8 @@ from wavecast.traces import overlap
 from wavecast.traces.step import Call
 
 _SMALLEST_HOST_FACTOR = 0.5
-"""The recording slows the host down, at most by the inverse of this factor. A step that would need
-a faster host still is taken as one whose GPU has other work during the host's waits."""
+"""The recording slows the host down, at most by the inverse of this factor. If a step is faster
+than even that explains, its GPU is taken to have other work while the host waits."""
 
 
 @dataclass(frozen=True)

@@ -129,16 +129,16 @@ class Profile:
 
     def wasteful(self, count: int = 5) -> tuple[KernelShare, ...]:
         """The longest kernels of below-average utilisation, at most `count` (TBD, tables V, VI)."""
-        known = [
+        rated = [
             kernel
             for kernel in self.kernels
             if kernel.utilisation is not None and not kernel_names.is_copy(kernel.name)
         ]
-        total_s = sum(kernel.seconds for kernel in known)
+        total_s = sum(kernel.seconds for kernel in rated)
         if not total_s:
             return ()
-        average = sum((kernel.utilisation or 0.0) * kernel.seconds for kernel in known) / total_s
-        return tuple(kernel for kernel in known if (kernel.utilisation or 0.0) < average)[:count]
+        average = sum((kernel.utilisation or 0.0) * kernel.seconds for kernel in rated) / total_s
+        return tuple(kernel for kernel in rated if (kernel.utilisation or 0.0) < average)[:count]
 
 
 def _rate(unit: Unit | None, device: Device) -> float | None:
@@ -160,7 +160,7 @@ def _kernel_share(
     name: str, runs: Sequence[ProfiledWork], total_s: float, device: Device
 ) -> KernelShare:
     seconds = sum(work.seconds for work in runs)
-    known = all(work.flops is not None and work.nbytes is not None for work in runs)
+    complete = all(work.flops is not None and work.nbytes is not None for work in runs)
     flops = sum(work.flops or 0.0 for work in runs)
     nbytes = sum(work.nbytes or 0.0 for work in runs)
     compute_s = sum((work.flops or 0.0) / (_rate(work.unit, device) or math.inf) for work in runs)
@@ -170,8 +170,8 @@ def _kernel_share(
         runs=len(runs),
         seconds=seconds,
         share=seconds / total_s,
-        utilisation=compute_s / seconds if known and seconds else None,
-        intensity=flops / nbytes if known and nbytes else None,
-        attained=max(compute_s, memory_s) / seconds if known and seconds else None,
-        bound_by=("compute" if compute_s > memory_s else "memory") if known else None,
+        utilisation=compute_s / seconds if complete and seconds else None,
+        intensity=flops / nbytes if complete and nbytes else None,
+        attained=max(compute_s, memory_s) / seconds if complete and seconds else None,
+        bound_by=("compute" if compute_s > memory_s else "memory") if complete else None,
     )

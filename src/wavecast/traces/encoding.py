@@ -211,7 +211,7 @@ def _allocations(value: Any, calls: int, modules: Sequence[str]) -> tuple[Alloca
         for i, (size, start, end, role) in enumerate(zip(sizes, born, freed, roles, strict=True))
     )
     if any(a.freed is not None and a.freed < (a.born or 0) for a in allocations):
-        raise Malformed("allocations: memory is freed before it is made")
+        raise Malformed("allocations: memory is freed before it is allocated")
     return allocations
 
 

@@ -55,14 +55,14 @@ def _refuse_another_step(first: Trace, other: Trace) -> None:
     gpus = _measurement(first).gpu, _measurement(other).gpu
     if gpus[0] != gpus[1]:
         raise InvalidInput(
-            f"these were measured on two GPUs, {gpus[0]} and {gpus[1]}; join those of one GPU"
+            f"these traces are of two GPUs, {gpus[0]} and {gpus[1]}; join those of one GPU"
         )
     names = [Counter(k.name for call in trace for k in call.kernels) for trace in (first, other)]
     common, most = (names[0] & names[1]).total(), max(map(Counter.total, names))
     if common < SAME * most:
         raise InvalidInput(
-            f"these are not of the same step: {common} kernels in common of {most}; measure the "
-            "same model, batch and precision"
+            f"these traces are not of the same step: they share {common} of {most} kernels; "
+            "measure the same model, batch and precision"
         )
 
 
@@ -80,8 +80,8 @@ def _joined(measurements: Sequence[Measurement]) -> Measurement:
 
     def median(name: str) -> float | None:
         values = [getattr(measurement, name) for measurement in measurements]
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
+        times = [value for value in values if value is not None]
+        return statistics.median(times) if times else None
 
     return replace(
         measurements[0],

@@ -1,4 +1,4 @@
-"""What kernel names mean; no other module interprets them."""
+"""The meaning of kernel names; no other module interprets them."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One run of a kernel, copy or fill, as a profiler recorded it. None: not recorded."""
+    """One run of a kernel, copy or fill. A field is None when the profiler did not record it."""
 
     name: str
     seconds: float
@@ -227,9 +227,9 @@ class Allocation:
 
     nbytes: int
     born: int | None
-    """The position of the call that allocated it. None: it existed before the step."""
+    """The position of the call that allocated it. None when it existed before the step."""
     freed: int | None
-    """The position of the call before which it was freed. None: it outlives the step."""
+    """The position of the call before which it was freed. None when it outlives the step."""
     role: Role
     module: str = ""
     """The module that owns it, if it existed before the step, as parameters do."""

@@ -18,10 +18,10 @@ from wavecast.hardware.devices import device
 from wavecast.hardware.rates import available
 from wavecast.ops import matmul
 from wavecast.predictors.learned.physics.columns import (
+    EQUAL,
     OF_K,
     OF_M,
     OF_N,
-    GroupedRow,
     ProductRow,
 )
 from wavecast.predictors.learned.physics.parts import parts_of
@@ -56,7 +56,7 @@ FORMS = {
     "rows": (grouped(half(640, 32), half(8, 32, 16), 640, 16), (8, 80, 16, 32), OF_M),
     "columns": (grouped(half(8, 32, 16), half(16, 640), 32, 640), (8, 32, 80, 16), OF_N),
     "terms": (grouped(half(32, 640), half(640, 16), 8, 32, 16), (8, 32, 16, 80), OF_K),
-    "batch": (grouped(half(8, 80, 32), half(8, 32, 16), 8, 80, 16), (8, 80, 16, 32), None),
+    "batch": (grouped(half(8, 80, 32), half(8, 32, 16), 8, 80, 16), (8, 80, 16, 32), EQUAL),
 }
 
 
@@ -65,9 +65,9 @@ def test_groups_have_equal_sizes(form: str) -> None:
     op, sizes, ragged = FORMS[form]
     assert matmul.groups(op) == sizes
     (part,) = parts_of(op)
-    assert isinstance(part.row, ProductRow | GroupedRow)
+    assert isinstance(part.row, ProductRow)
     assert (part.row.batch, part.row.m, part.row.n, part.row.k) == sizes
-    assert (part.row.ragged if isinstance(part.row, GroupedRow) else None) == ragged
+    assert part.row.ragged == ragged
     cost = ops.cost_of(op)
     assert cost is not None
     assert cost.flops == 2 * 8 * 80 * 32 * 16

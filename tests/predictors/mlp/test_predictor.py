@@ -206,7 +206,7 @@ def test_many_ops_are_answered_as_single_ops(asked: list[Layer], gpu: Device) ->
     kinds = [dataclasses.replace(model(k), network=network(k, width=32)) for k in KINDS]
 
     def fresh() -> Mlp:
-        return Mlp.of([dataclasses.replace(network_model, _known={}) for network_model in kinds])
+        return Mlp.of([dataclasses.replace(network_model, _computed={}) for network_model in kinds])
 
     ops = [op_of(layer) for layer in asked]
     assert fresh().predict_all(ops, gpu) == [fresh().predict(op, gpu) for op in ops]

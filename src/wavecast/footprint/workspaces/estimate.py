@@ -64,7 +64,7 @@ def with_workspaces(trace: Trace, device: Device, constants: Constants | None = 
     if recorded or not trace.allocations:
         return trace
     if device.compute_capability is None:
-        note = f"workspaces of libraries are not known on {device.name}: it does not run CUDA's"
+        note = f"workspaces of libraries are not known on {device.name}, which does not run CUDA"
         return replace(trace, notes=(*trace.notes, note))
     constants = constants or Constants.shipped()
     return replace(
@@ -154,4 +154,4 @@ def _notes(trace: Trace, device: Device, constants: Constants) -> tuple[str, ...
     in_cudnn = {op.base for op in trace.counts} & {*convolution.NAMES, *recurrent.NAMES}
     if not in_cudnn or device.compute_capability == constants.capability:
         return ()
-    return (f"workspaces of cuDNN are predicted as on an {constants.gpu}: no other was measured",)
+    return (f"workspaces of cuDNN are those of an {constants.gpu}, the only GPU measured",)

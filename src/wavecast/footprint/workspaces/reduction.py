@@ -1,8 +1,9 @@
-"""The buffers for partial results of torch's reductions (`setReduceConfig` in Reduce.cuh).
+"""The buffers for partial results of torch's reductions.
 
-The file is aten/native/cuda/Reduce.cuh. A reduction with too few outputs to fill the GPU is cut
-into pieces, on which several thread blocks work. Their partial results go to a buffer. The buffer
-is larger than necessary: every thread has a slot for every output.
+The rules are those of `setReduceConfig` in aten/native/cuda/Reduce.cuh. A reduction with too few
+outputs to fill the GPU is cut into pieces, on which several thread blocks work. Their partial
+results go to a buffer. The buffer is larger than necessary: every thread has a slot for every
+output.
 """
 
 from __future__ import annotations

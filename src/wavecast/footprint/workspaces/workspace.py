@@ -13,4 +13,4 @@ class Workspace:
     released_early: bool = False
     """True if it is freed before the op allocates anything else; False if it is held to the end."""
     before_bytes: int | None = None
-    """The size of the op's result that is allocated next. None: after all results."""
+    """The size of the op's result that is allocated next. None when it comes after all."""

@@ -16,7 +16,7 @@ from wavecast.predictors.learned.physics import groups
 from wavecast.predictors.learned.physics.columns import (
     ROW_TYPES,
     Columns,
-    GroupedRow,
+    ProductRow,
     Row,
     columns_of,
 )
@@ -27,9 +27,9 @@ from wavecast.traces.step import Op
 MOST_SHARE = 0.95
 """The share of the nominal bandwidth that no kernel exceeds."""
 UNMODELLED = "unmodelled"
-"""The main model of an op that no model knows."""
+"""The entry in `Batch.main` of an op that no model covers."""
 CLASSED = ("product", "grouped", "convolution", "attention", "recurrent")
-"""Models whose errors differ between tensor cores and plain ones."""
+"""Models whose errors differ between tensor cores and plain cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,8 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
         for part in op_parts:
             rows.setdefault(part.model, []).append(part.row)
             owners.setdefault(part.model, []).append(position)
-            known = families.get(op.base, 0.0) if part.model == "stream" else 0.0
-            added.setdefault(part.model, []).append(known)
+            term = families.get(op.base, 0.0) if part.model == "stream" else 0.0
+            added.setdefault(part.model, []).append(term)
         main.append(_main(op, op_parts[0]) if op_parts else UNMODELLED)
     parts = {
         model: PartColumns(columns_of(model_rows), np.array(owners[model]), np.array(added[model]))
@@ -134,7 +134,7 @@ def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
 def _main(op: Op, part: Part) -> str:
     """The main model of an op. Groups that run one after another are products."""
     kind, model = ops.kind(op), part.model
-    if isinstance(part.row, GroupedRow) and not part.row.one_kernel:
+    if model == "grouped" and isinstance(part.row, ProductRow) and not part.row.one_kernel:
         return "product"
     return str(kind) if model == "stream" and kind is not Kind.CONVOLUTION else model
 

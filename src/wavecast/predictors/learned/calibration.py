@@ -1,4 +1,4 @@
-"""The rates of a GPU as `wavecast calibrate` measured them on the very card."""
+"""The rates of a GPU as `wavecast calibrate` measured them on one card."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wavecast.traces.step import Op, TensorSpec
 
 _SIDE = 8192
 _TRUSTED = (0.5, 2.0)
-"""A measured rate that is farther off than these factors is not believed."""
+"""A measurement changes a rate of the data sheet by at most these factors."""
 _ROUNDS = 4
 
 
@@ -47,7 +47,7 @@ def calibrated(
         gpu: The numbers of the GPU, from its data sheet.
         device: The device, whose `measured` facts count.
         models: The op models.
-        fitted: What was measured on the card of the fit, by fact ("bf16_tensor_flops").
+        fitted: The rates measured on the card of the fit, by fact ("bf16_tensor_flops").
     """
     for unit, op in CALIBRATED.items():
         fact = f"{unit}_flops"

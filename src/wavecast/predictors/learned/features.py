@@ -26,9 +26,9 @@ def _matrix(*columns: Any) -> Floats:
 
 
 BENCHMARKED = 0.4
-"""The value of the feature "cuDNN searched for the fastest algorithm". It is so small that a chip's
-trees are trusted whether or not there was a search: on many chips only convolutions after a search
-were measured, and what they show also holds without one."""
+"""The value of the feature "cuDNN searched for the fastest algorithm". It is well below 1, so that
+rows without a search are close to rows with one, and a chip's trees count for both
+(`Forest.__call__`). On many chips only convolutions after a search were measured."""
 
 
 def product(columns: Columns, gpu: GpuFacts) -> Floats:
@@ -170,5 +170,5 @@ def filter_families(name: str, features: Floats) -> Floats:
     """
     if name != "convolution":
         return features[:, :0]
-    groups, taps, steps = features[:, 1], features[:, 5], features[:, 6]
-    return _matrix(np.round(2.0 * taps) / 2.0, np.round(2.0 * steps) / 2.0, groups > 0.0)
+    groups, taps, strides = features[:, 1], features[:, 5], features[:, 6]
+    return _matrix(np.round(2.0 * taps) / 2.0, np.round(2.0 * strides) / 2.0, groups > 0.0)

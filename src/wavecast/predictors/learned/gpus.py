@@ -20,6 +20,7 @@ Number = Any
 
 UNITS = tuple(Unit)
 CODES = {unit: code for code, unit in enumerate(UNITS)}
+"""The number of each arithmetic unit in columns and arrays."""
 
 USUAL_CLOCK_HZ = 1.6e9
 """The clock of a GPU whose clock is not known."""
@@ -45,9 +46,9 @@ FULL_SHARE = {
 }
 """The rate of each tensor-core unit relative to float16."""
 EASILY_FED, FED_SHARE = 1.2, 0.66
-"""Tensor cores that are limited to half their rate wait less for operands, which arrive as fast as
-at the full rate, where cores reach about 0.8 of it. So limited cores count as 1.2 times as fast, up
-to 0.66 of the full rate."""
+"""Some cards limit tensor cores to half their rate, but operands arrive as fast as at the full
+rate, of which cores without a limit reach about 0.8. So limited cores wait less for operands: they
+count as 1.2 times as fast, up to 0.66 of the full rate."""
 DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
 """Architectures whose data sheets count two float32 instructions in a clock, which compilers can
 hardly ever pair."""
@@ -58,8 +59,8 @@ NODES = {
     **dict.fromkeys(("Volta", "Turing", "GCN 5"), (1.0, 1.75e9)),
     **dict.fromkeys(("Ampere", "RDNA", "CDNA", "CDNA 2", "RDNA 2"), (0.65, 1.75e9)),
 }
-"""The energy of an operation relative to 12 nm, and the clock for which it holds (the highest of
-such chips), by architecture, that is by process: 28, 16, 12, and 7 or 8 nm."""
+"""By architecture, the energy of an operation relative to 12 nm, and the highest clock of such
+chips, for which it holds. Both follow from the process: 28, 16, 12, and 7 or 8 nm."""
 LATEST_NODE = (0.4, 2.5e9)
 """The same for 4 and 5 nm."""
 

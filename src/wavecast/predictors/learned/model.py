@@ -78,11 +78,11 @@ class OpModel:
     families: Mapping[str, float] = field(default_factory=dict)
     """Terms that are added to the logarithm of the learned factor, by the op's name."""
     generations: Mapping[str, float] = field(default_factory=dict)
-    """The same by unit class and architecture ("cores.Pascal"): what GPUs of an architecture have
-    in common that the physics model does not know."""
+    """The same by unit class and architecture ("cores.Pascal"): how far the GPUs of an architecture
+    differ from the physics model."""
     chips: Mapping[str, Forest] = field(default_factory=dict)
     """Trees by unit class and chip ("tensor.Hopper.132"), for chips on which enough ops were
-    measured to know what their libraries do with which shapes."""
+    measured to learn how fast their libraries are at each shape."""
     steps: Mapping[str, float] = field(default_factory=dict)
     """Terms for other chips, by unit class and generation ("cores.7"), fitted on whole steps."""
 
@@ -108,11 +108,11 @@ class OpModel:
         keys = chips_of(classes, gpu)
         for key in np.unique(keys) if self.chips else ():
             if str(key) in self.chips:
-                here = keys == key
+                rows = keys == key
                 forest = self.chips[str(key)]
-                trust = forest.trust_in(filter_families(self.name, features[here]))
-                own = np.clip(forest(features[here]), -REACH, REACH)
-                terms[here] = trust * own + (1.0 - trust) * terms[here]
+                trust = forest.trust_in(filter_families(self.name, features[rows]))
+                own = np.clip(forest(features[rows]), -REACH, REACH)
+                terms[rows] = trust * own + (1.0 - trust) * terms[rows]
         return terms
 
 
@@ -137,8 +137,8 @@ def _joined(classes: Strings, name: Any) -> Strings:
 def _looked_up(offsets: Mapping[str, float], keys: Strings) -> Floats:
     if not offsets:
         return np.zeros(len(keys))
-    known, which = np.unique(keys, return_inverse=True)
-    terms: Floats = np.array([offsets.get(str(key), 0.0) for key in known])[which]
+    distinct, which = np.unique(keys, return_inverse=True)
+    terms: Floats = np.array([offsets.get(str(key), 0.0) for key in distinct])[which]
     return terms
 
 

@@ -60,7 +60,7 @@ class Learned(Predictor):
     fallback: Attainable = field(repr=False)
     """Answers for ops without a model."""
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
-    """What `wavecast calibrate` measured on the card whose ops were in the fit, by chip
+    """The rates that `wavecast calibrate` measured on the card whose ops were in the fit, by chip
     ("Hopper.132") and fact ("bf16_tensor_flops")."""
     _batches: dict[tuple[Op, ...], tuple[Batch, tuple[bool, ...]]] = field(
         default_factory=dict, repr=False
@@ -121,8 +121,8 @@ class Learned(Predictor):
             modelled,
             strict=True,
         )
-        for op, mid_s, op_low_s, op_high_s, seen, known in rows:
-            if not known:
+        for op, mid_s, op_low_s, op_high_s, seen, has_model in rows:
+            if not has_model:
                 yield self._fallen_back(op, device)
             elif not 0 < mid_s < np.inf:
                 yield None
@@ -150,21 +150,21 @@ class Learned(Predictor):
 
     def _batch(self, given: tuple[Op, ...]) -> tuple[Batch, tuple[bool, ...]]:
         """The ops by columns, and whether a model answers for each."""
-        known = self._batches.get(given)
-        if known is None:
+        cached = self._batches.get(given)
+        if cached is None:
             made = batch_of(given, self.models["stream"].families)
             pairs = zip(made.main, given, strict=True)
             modelled = tuple(main != UNMODELLED and not _crosses(op) for main, op in pairs)
             if len(self._batches) >= _MOST_BATCHES:
                 self._batches.clear()
-            known = self._batches[given] = made, modelled
-        return known
+            cached = self._batches[given] = made, modelled
+        return cached
 
 
 def _crosses(op: Op) -> bool:
     """Whether the op copies between host and GPU."""
-    wanted = demand(op)
-    return wanted is not None and wanted.crossing_bytes > 0
+    work = demand(op)
+    return work is not None and work.crossing_bytes > 0
 
 
 @cache

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from wavecast.predictors.learned.gpus import Floats
 
 FOREST = ("feature", "threshold", "answer", "low", "high", "sorts", "worth")
-"""The arrays of a forest in the file of the shipped fit."""
+"""The arrays of a forest in the file of the shipped fit. There, `families` are called "sorts", and
+`trust` is called "worth"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,8 @@ class Forest:
         """The share of the answer that counts for each row: 1 if its family was in the fit."""
         if not len(self.families):
             return np.ones(len(families))
-        known = (families[:, None, :] == self.families[None, :, :]).all(axis=2).any(axis=1)
-        shares: Floats = np.where(known, 1.0, self.trust)
+        in_fit = (families[:, None, :] == self.families[None, :, :]).all(axis=2).any(axis=1)
+        shares: Floats = np.where(in_fit, 1.0, self.trust)
         return shares
 
     def __call__(self, features: Floats) -> Floats:
@@ -57,8 +58,8 @@ class Forest:
             return np.zeros(len(features))
         columns = np.ascontiguousarray(features.T)
         leaf = np.zeros((len(self.feature), len(features)), np.uint16)
-        for level, asked in enumerate(self.feature.T):
-            larger = columns[asked] > self.threshold[:, level, None]
+        for level, feature in enumerate(self.feature.T):
+            larger = columns[feature] > self.threshold[:, level, None]
             leaf |= larger.astype(np.uint16) << level
         answers = np.take_along_axis(self.answer, leaf.astype(np.intp), axis=1).sum(axis=0)
         beyond = np.maximum(self.low - features, features - self.high).max(axis=1)

@@ -17,8 +17,8 @@ from wavecast.predictors.mlp.features import DEVICE_FEATURES, Features
 Floats = NDArray[np.float64]
 
 DEVICE_MARGIN = 2.0
-"""How far beyond the GPUs of its training a network is asked, as a factor. Every new GPU exceeds
-them in some number, while at several times their numbers a network's answer is arbitrary."""
+"""A network answers for GPUs whose numbers lie within its training data, widened by this factor.
+Every new GPU exceeds the training data in some number, but far beyond it an answer is arbitrary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,9 @@ class MlpModel:
     ranges: Mapping[str, tuple[float, float]]
     """The range of each feature in the training data, in the order of the network's inputs."""
     least_s: float = 0.0
-    """The shortest time in the training data. A shorter answer does not count."""
+    """The shortest time in the training data. A shorter answer is discarded."""
     vendors: tuple[str, ...] = ("NVIDIA",)
-    _known: dict[Features, float] = field(default_factory=dict, repr=False)
+    _computed: dict[Features, float] = field(default_factory=dict, repr=False)
 
     def covers(self, features: Features) -> bool:
         """Whether the network was trained on such layers and such GPUs."""
@@ -75,8 +75,8 @@ class MlpModel:
 
     def seconds(self, rows: Sequence[Features]) -> list[float]:
         """The network's raw answers, which may even be negative. Each row is computed once."""
-        new = [row for row in dict.fromkeys(rows) if row not in self._known]
+        new = [row for row in dict.fromkeys(rows) if row not in self._computed]
         if new:
             answers = self.network.milliseconds(np.array(new, dtype=np.float64)) * 1e-3
-            self._known.update(zip(new, answers.tolist(), strict=True))
-        return [self._known[row] for row in rows]
+            self._computed.update(zip(new, answers.tolist(), strict=True))
+        return [self._computed[row] for row in rows]

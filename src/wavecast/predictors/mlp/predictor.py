@@ -75,16 +75,16 @@ class Mlp(Predictor):
         """The network's time for the op's layer, at least the physical bound."""
         return self.predict_all((op,), device)[0]
 
-    def predict_all(self, asked: Sequence[Op], device: Device) -> list[Estimate | None]:
+    def predict_all(self, given: Sequence[Op], device: Device) -> list[Estimate | None]:
         """The time of each op; each network computes all its answers at once."""
-        questions = [self._question(op, device, _pass(op)) for op in asked]
+        questions = [self._question(op, device, _pass(op)) for op in given]
         for model in self.models.values():
             model.seconds(
                 [question[1] for question in questions if question and question[0] is model]
             )
         return [
             _estimate(op, device, *question) if question and computes_all(op) else None
-            for op, question in zip(asked, questions, strict=True)
+            for op, question in zip(given, questions, strict=True)
         ]
 
     def ratios(self, ops: Sequence[Op], origin: Device, target: Device) -> Sequence[float | None]:

@@ -32,7 +32,7 @@ def _whole(draw: random.Random, low: int, high: int) -> int:
 
 
 _WIDE = 32
-"""The width from which a range is one of sizes; narrower ones are of strides, filters, switches."""
+"""Ranges at least this wide are of sizes; narrower ones are of strides, filters and switches."""
 
 
 def _size(draw: random.Random, low: int, high: int) -> int:

@@ -38,7 +38,7 @@ ONE_WAVE_SPREAD = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelWork:
-    """What the op of a kernel tells about its work. Equal ones are the same object."""
+    """The work of a kernel, as far as its op shows it. Equal ones are the same object."""
 
     intensity: float | None = None
     """FLOPs per byte; None if shapes are not known."""
@@ -123,13 +123,13 @@ def _scale_launch(
         return _ONE_WAVE
     compute = waves[0] / waves[1] * pair.clock
     counted = _counted_intensity(flops, dram_bytes)
-    known = work.intensity if counted is None else counted
-    if known is None and work.contraction:
+    intensity = work.intensity if counted is None else counted
+    if intensity is None and work.contraction:
         ratio = mixed_ratio(pair.memory, compute, CONTRACTION_GAMMA)
         low, high = min(pair.memory, compute), max(pair.memory, compute)
         return Scaled(ratio, low / work.spread, high * work.spread, CONTRACTION_GAMMA, "assumed")
-    share = 1.0 if known is None else gamma(known, ridge(pair, work.unit))
-    source = "assumed" if known is None else "op" if counted is None else "counters"
+    share = 1.0 if intensity is None else gamma(intensity, ridge(pair, work.unit))
+    source = "assumed" if intensity is None else "op" if counted is None else "counters"
     ratio = mixed_ratio(pair.memory, compute, share)
     return Scaled(ratio, ratio / work.spread, ratio * work.spread, share, source)
 
@@ -162,7 +162,7 @@ def _scale_copy(name: str, pair: GpuPair) -> Scaled:
 
 @lru_cache(maxsize=1 << 16)
 def work_of(op: Op) -> KernelWork:
-    """What an op tells about the work of its kernels; a profiler may know its name only."""
+    """The work of an op's kernels; unknown where a profiler recorded only the op's name."""
     kind = ops.kind(op)
     needs = demand(op)
     if needs is None or not needs.nbytes or (kind in CONTRACTIONS and not needs.flops):

@@ -38,9 +38,9 @@ class GpuPair:
 def pair_of(origin: Device, target: Device) -> GpuPair:
     """The comparison of two GPUs."""
     facts = [gpu.measured.get("memory_bytes_per_s") for gpu in (origin, target)]
-    known = [fact.value for fact in facts if fact is not None]
-    measured = len(known) == 2
-    here, there = known if measured else (origin.memory_bytes_per_s, target.memory_bytes_per_s)
+    bandwidths = [fact.value for fact in facts if fact is not None]
+    measured = len(bandwidths) == 2
+    here, there = bandwidths if measured else (origin.memory_bytes_per_s, target.memory_bytes_per_s)
     boost = _quotient(origin.boost_clock_hz, target.boost_clock_hz)
     base = _quotient(origin.base_clock_hz, target.base_clock_hz)
     limits = limits_of(origin), limits_of(target)

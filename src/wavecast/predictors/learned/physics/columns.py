@@ -16,11 +16,19 @@ Columns = Mapping[str, NDArray[np.float64]]
 """The columns of many rows, by their names."""
 
 
+EQUAL, OF_M, OF_N, OF_K = -1.0, 0.0, 1.0, 2.0
+"""Values of `ProductRow.ragged`."""
+
+
 class ProductRow(NamedTuple):
-    """A batch of equal matrix products, (m, k) @ (k, n)."""
+    """A batch of matrix products, (m, k) @ (k, n).
+
+    The products have equal sizes, or they are groups that divide one dimension among them. The
+    sizes of groups are means.
+    """
 
     batch: float
-    """How many products."""
+    """How many products, or groups."""
     m: float
     """Rows of the result."""
     n: float
@@ -39,39 +47,10 @@ class ProductRow(NamedTuple):
     """Whether the left matrix is stored by columns."""
     b_by_columns: float
     """Whether the right matrix is stored by columns."""
-
-
-class GroupedRow(NamedTuple):
-    """Products whose sizes differ by group: a ProductRow of the mean group, and how they differ."""
-
-    batch: float
-    """How many groups."""
-    m: float
-    """Rows of the result of a group, on average."""
-    n: float
-    """Columns of the result of a group, on average."""
-    k: float
-    """Length of the sums of a group, on average."""
-    item_bytes: float
-    """Bytes of one element of the operands."""
-    moved_bytes: float
-    """Bytes of all operands and results, each counted once."""
-    unit: float
-    """The arithmetic unit, as its number in `gpus.CODES`."""
-    alignment: float
-    """Elements, at most 16, whose multiples all rows of the three matrices begin at."""
-    a_by_columns: float
-    """Whether the left matrix is stored by columns."""
-    b_by_columns: float
-    """Whether the right matrix is stored by columns."""
-    ragged: float
-    """The dimension that the groups divide among them: OF_M, OF_N or OF_K."""
-    one_kernel: float
+    ragged: float = EQUAL
+    """The dimension that groups divide among them: OF_M, OF_N or OF_K. EQUAL without groups."""
+    one_kernel: float = 0.0
     """Whether torch has one kernel for all groups, on GPUs that support it."""
-
-
-OF_M, OF_N, OF_K = 0.0, 1.0, 2.0
-"""Values of `GroupedRow.ragged`."""
 
 
 class ConvolutionRow(NamedTuple):
@@ -229,11 +208,11 @@ VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
 operands are stored alike. They load one by one where some are stored in another order or are
 repeated (TensorIterator's offsets), or come in another type."""
 
-Row = ProductRow | GroupedRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow
+Row = ProductRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow
 
 ROW_TYPES: Mapping[str, type[Row]] = {
     "product": ProductRow,
-    "grouped": GroupedRow,
+    "grouped": ProductRow,
     "convolution": ConvolutionRow,
     "depthwise": ConvolutionRow,
     "attention": AttentionRow,

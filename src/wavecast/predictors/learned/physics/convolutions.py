@@ -93,37 +93,39 @@ def _winograd(
     rate: Floats,
     tensor: Any,
 ) -> Floats:
-    """The faster of the direct and Winograd's algorithm; it is for dense, unstrided 3 x 3 filters.
+    """The time of the faster algorithm: direct, or Winograd's where it can be used.
 
-    Only on plain cores.
+    It can be used on plain cores, for 3 x 3 filters without stride, groups and dilation.
     """
     fits = (columns["taps"] == 9) & (columns["stride_area"] < 1.5) & (columns["groups"] == 1)
     fits = fits & ~(columns["dilated"] > 0) & ~tensor
     fits = np.flatnonzero(fits & (gpu.winograd | (columns["computes"] == OF_WEIGHT)))
     if not len(fits):
         return direct
-    few = {name: values[fits] for name, values in columns.items()}
-    part = _rows(gpu, fits)
-    tiles = few["images"] * few["out_points"] / 4.0
-    whole = few["computes"] == OF_WEIGHT
-    m = np.where(whole, few["filters"], tiles)
+    chosen = {name: values[fits] for name, values in columns.items()}
+    gpus = _rows(gpu, fits)
+    tiles = chosen["images"] * chosen["out_points"] / 4.0
+    of_weight = chosen["computes"] == OF_WEIGHT
+    m = np.where(of_weight, chosen["filters"], tiles)
     n = np.where(
-        whole,
-        few["channels"],
-        np.where(few["computes"] == OF_IMAGE, few["channels"], few["filters"]),
+        of_weight,
+        chosen["channels"],
+        np.where(chosen["computes"] == OF_IMAGE, chosen["channels"], chosen["filters"]),
     )
     k = np.where(
-        whole, tiles, np.where(few["computes"] == OF_IMAGE, few["filters"], few["channels"])
+        of_weight,
+        tiles,
+        np.where(chosen["computes"] == OF_IMAGE, chosen["filters"], chosen["channels"]),
     )
     sizes = (np.full(len(fits), 16.0), m, n, k)
     moved = dram[fits] * (1.0 + theta["transforms"])
     winograd_s = tiled_s(
         sizes,
-        few["item_bytes"],
+        chosen["item_bytes"],
         moved,
         rate[fits] * theta["winograd"],
         np.asarray(tensor)[fits],
-        part,
+        gpus,
         theta,
     )
     best = direct.copy()

@@ -35,12 +35,12 @@ GROUPED_PARAMETERS: dict[str, Bounds] = {
 def grouped_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """Seconds of the kernel for all groups."""
 
-    def blocks(name: str, share: float, side: float) -> Floats:
+    def blocks(name: str, dimension: float, side: float) -> Floats:
         """Blocks along a dimension; where groups end anywhere, half a block is empty on average."""
-        many = columns[name] / side
-        ended = np.maximum(many, 0.5) + 0.5
-        mixed = np.ceil(many) + theta["anywhere"] * (ended - np.ceil(many))
-        counts: Floats = np.where(columns["ragged"] == share, mixed, np.ceil(many))
+        exact = columns[name] / side
+        ended = np.maximum(exact, 0.5) + 0.5
+        mixed = np.ceil(exact) + theta["anywhere"] * (ended - np.ceil(exact))
+        counts: Floats = np.where(columns["ragged"] == dimension, mixed, np.ceil(exact))
         return counts
 
     rate = _rate(columns, gpu, theta)

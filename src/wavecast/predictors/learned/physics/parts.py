@@ -22,7 +22,6 @@ from wavecast.predictors.learned.physics.columns import (
     OF_WEIGHT,
     AttentionRow,
     ConvolutionRow,
-    GroupedRow,
     ProductRow,
     RecurrentRow,
     Row,
@@ -36,7 +35,7 @@ class Part(NamedTuple):
     model: str
     """The name of the model, a key of `columns.ROW_TYPES`."""
     row: Row
-    """What the model needs to know."""
+    """The columns that the model needs."""
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:
@@ -87,7 +86,7 @@ def _products(op: Op, cost: Cost) -> tuple[Part, ...]:
     if groups is None:
         return (Part("product", product),)
     ragged, one_kernel = groups
-    return (Part("grouped", GroupedRow(*product, ragged=ragged, one_kernel=one_kernel)),)
+    return (Part("grouped", product._replace(ragged=ragged, one_kernel=one_kernel)),)
 
 
 def _sizes(op: Op, a: TensorSpec, b: TensorSpec) -> tuple[float, float, float, float]:

@@ -32,7 +32,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
     whole = _whole(op, outputs)
     by_row = (kind is Kind.SOFTMAX) or "layer_norm" in op.base or "rms_norm" in op.base
     reread = _reread_bytes(op, kind, cost, by_row)
-    # The formulas of norms count every pass; what is read again has a column of its own.
+    # The cost formulas of norms count every pass, but bytes read again have a separate column.
     counted = reread if kind is Kind.NORM and (not by_row or "backward" in op.base) else 0
     return StreamRow(
         read_bytes=cost.read_bytes - counted,

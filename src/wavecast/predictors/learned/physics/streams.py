@@ -21,11 +21,7 @@ STREAM_PARAMETERS: dict[str, Bounds] = {
     "odd_per_clock": (4.0, 0.5, 64.0),  # the same for random numbers, windows and lookups
     "flops": (0.3, 0.2, 1.0),  # share of the plain cores' rate
     "again": (0.5, 0.0, 1.5),  # cost of a second read that misses L2, relative to the first
-    "held": (
-        0.5,
-        0.02,
-        4.0,
-    ),  # share of L2 that the first read may fill so that the second one hits
+    "held": (0.5, 0.02, 4.0),  # share of L2 that a first read may fill so that a second one hits
     "row_blocks": (4.0, 0.5, 32.0),  # rows in flight on an SM
     "twisted": (4.0, 0.0, 32.0),  # additional L2 traffic for inputs stored in another order
     "tensor_us": (0.05, 0.0, 1.0),  # microseconds for each tensor of a list

@@ -43,6 +43,7 @@ _ONE: dict[str, Bounds] = {
     "split_us": (2.0, 0.0, 12.0),  # a kernel or barrier that adds up what was split
     "picojoules": (20.0, 0.01, 40.0),  # energy of a FLOP at 12 nm, on boards with enough power
 }
+"""The constants of one unit class."""
 IDLE_WATTS = 25.0
 """Power that a board draws besides its cores: memory, converters, fans. This is much of the 70 W of
 a T4. With 15 W instead, a fit that has not seen the T4 predicts its products a quarter too fast."""
