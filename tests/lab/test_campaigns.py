@@ -95,7 +95,7 @@ def test_keys_are_in_the_order_of_their_files(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     campaigns.write("known", {}, tmp_path)
-    with pytest.raises(InvalidInput, match=r"no campaign .*there are: known"):
+    with pytest.raises(InvalidInput, match=r"no campaign .*the campaigns are: known"):
         campaigns.traces("unknown", tmp_path)
     with pytest.raises(InvalidInput, match="there are no traces"):
         campaigns.pack("known", tmp_path, tmp_path)
