@@ -10,7 +10,7 @@ from wavecast.predictors.learned.trees import NOTHING, Forest
 
 BINS = 32
 MARGIN = 0.5
-"""How far outside the trained range of a feature a forest still answers (most are log2 of sizes)."""
+"""How far outside a feature's trained range a forest still answers (most are log2 of sizes)."""
 CLIP = 0.5
 """Residuals are clipped to +-this, because a few rows are off by factors and would dominate."""
 

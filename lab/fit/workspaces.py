@@ -118,7 +118,7 @@ class _Node:
 
 
 def grow(group: Sequence[Seen]) -> Tree:
-    """A decision tree. Each question lowers the error the most; it ends when none lowers it enough."""
+    """A decision tree. Each question is the one that lowers the error most (at least by `GAIN`)."""
     names = sorted({name for seen in group for name in seen.losses})
     worst = max((max(seen.losses.values()) for seen in group), default=0.0)
     losses = np.array([[seen.losses.get(n, worst) for n in names] for seen in group])

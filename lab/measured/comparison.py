@@ -17,7 +17,7 @@ from wavecast.predictors.base import Scaler
 from wavecast.steps.ranges import gpu_powers
 
 Fit = Callable[[str], Predictor | Scaler]
-"""Returns a predictor that was fitted without the GPU, family or set of this name ("": with all)."""
+"""Returns a predictor fitted without the GPU, family or set of this name; "" leaves none out."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class ErrorPart:
 
 
 def parts(rows: Sequence[Scored]) -> tuple[list[ErrorPart], float]:
-    """The best factor on each kind of op for GPU-bound steps, and the mean error with these factors.
+    """The best factor on each kind of op for GPU-bound steps, and the mean error with the factors.
 
     The factors solve measured = sum of factor * predicted over kinds, by least squares of relative
     errors. Kinds that always occur in the same proportion cannot be told apart. A weak pull keeps

@@ -35,7 +35,7 @@ class ExpertRow(NamedTuple):
     op: str
     inputs: tuple[Tensor, ...]
     events_s: float | None
-    """Seconds between two CUDA events around the call. None if torch loops over groups on the host."""
+    """Seconds between CUDA events around the call. None if torch loops over groups on the host."""
     kernels_s: float | None
     """Seconds in which a kernel ran. None if no profiler recorded the call."""
     kernels: tuple[str, ...]

@@ -138,7 +138,7 @@ class PackedTraces(Mapping[str, Trace]):
 
     @cached_property
     def _time_spans(self) -> dict[str, dict[str, tuple[slice, slice]]]:
-        """For each column of times, the rows of each trace among the integers and the odd floats."""
+        """For each column of times, the rows of each trace among its integers and odd floats."""
         spans: dict[str, dict[str, tuple[slice, slice]]] = {}
         for name in TIMES:
             before = np.concatenate(([0], np.cumsum(self._rows[f"{name}_known"])))
