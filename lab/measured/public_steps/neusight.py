@@ -98,7 +98,7 @@ _NO_CACHE = {"use_cache": False}
 
 
 def build(size: Size, training: bool) -> Any:
-    """The model with random weights. BERT classifies in inference and is pre-trained in training."""
+    """The model with random weights. BERT has pre-training heads; in inference a classifier."""
     import transformers as hf
 
     if size.kind == "bert":
