@@ -1,12 +1,13 @@
-"""Measure steps of models that no fit has seen (the blind test) on this machine's GPU.
+"""How long do models take that no fit has seen? Traces and measures them on this machine's GPU.
 
     python -m lab.collect.blind OUT [--seconds 150]
 
 Needs a GPU, torchvision, timm and transformers. The steps are `lab.steps.by_name.blind_steps`. Each
 is first traced without using the GPU, then measured on it. Steps that measurements/h200/blind
-already has are not measured again. Writes OUT/machine.json and OUT/traces. No fit reads these files;
-`lab.score.blind` compares predictions with them. Only the GPU time is used from here, because a
-profiler has run before iterations are timed. `lab.collect.iterations` times them without one.
+already has are not measured again. Writes OUT/machine.json and OUT/traces. No fit reads these
+files; `lab.score.blind` compares predictions with them. Only the GPU time is used from here,
+because a profiler has run before iterations are timed. `lab.collect.iterations` times them without
+one.
 """
 
 from __future__ import annotations

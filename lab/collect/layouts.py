@@ -1,11 +1,12 @@
-"""Measure convolutional networks in each memory layout on this machine's GPU.
+"""How long do convolutional networks take in each memory layout? Measures them on this GPU.
 
     python -m lab.collect.layouts OUT [--seconds 600] [--infer]
 
 Needs a GPU and torchvision. Trains torchvision's models as timm's benchmark does (SGD, cuDNN's
 search for algorithms): under fp16 autocast in NCHW and in channels_last, and in fp32 with TF32.
 Writes a measured trace of each step to the folder OUT, until SECONDS have passed. Steps whose trace
-OUT already has are not measured again. `--infer` measures only the forward pass, in evaluation mode.
+OUT already has are not measured again. `--infer` measures only the forward pass, in evaluation
+mode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps by name: those of the suite, on which machines are compared, and those of the blind test."""
+"""Steps by name: those of the suite, to compare machines, and those of the blind test."""
 
 from __future__ import annotations
 

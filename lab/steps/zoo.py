@@ -1,4 +1,4 @@
-"""Find out which models of timm can be traced: traces a training step of models of every family.
+"""Which models of timm can be traced? Traces a training step of models from every family.
 
     python -m lab.steps.zoo                          prints the table as it grows
     python -m lab.steps.zoo resnet50 swin*           only models whose names match
