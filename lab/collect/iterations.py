@@ -36,7 +36,7 @@ TIMED_S = 0.3
 """About how long the iterations of one timing take, once the step is warm."""
 TIMINGS = 3
 PROBES, PROBED = 3, 4
-"""The rounds of the host benchmark between timings, and the number of timings from one to the next."""
+"""Rounds of a short host benchmark, and the number of timings from one benchmark to the next."""
 MOST_HELD, HELD_BYTES = 60, 14e9
 """The most steps that are in memory at a time to be timed in turn, and the most bytes."""
 

@@ -4,8 +4,8 @@
     python -m lab.collect.layers public.npz OUT          on the GPU machine
 
 Needs a GPU and only torch and numpy. For each kind it measures layers of public tables
-(public.npz), then random layers from Habitat's ranges. Writes OUT/GPU-KIND-SEED.csv, which becomes a
-file of measurements/h200/layers; `lab.fit.mlp` and `lab.fit.learned` read it.
+(public.npz), then random layers from Habitat's ranges. Writes OUT/GPU-KIND-SEED.csv, which becomes
+a file of measurements/h200/layers; `lab.fit.mlp` and `lab.fit.learned` read it.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_a_planned_step_is_made_from_its_line() -> None:
 
 
 def test_a_step_that_is_no_call_of_a_function_cannot_be_planned() -> None:
-    with pytest.raises(TypeError, match="cannot be written down"):
+    with pytest.raises(TypeError, match="cannot be planned"):
         list(plan([a_case("one", make_step=lambda: lambda: None)]))
 
 
