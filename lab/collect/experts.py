@@ -37,7 +37,7 @@ class Experts:
 
     model: str
     count: int
-    each: int
+    per_token: int
     """The number of experts that each token is routed to."""
     hidden: int
     inner: int
@@ -209,7 +209,7 @@ def products_of(experts: Experts, weight: Any, tokens: int, routing: str) -> Ite
     import torch
 
     inwards = weight.shape[1]
-    count, rows = experts.count, tokens * experts.each
+    count, rows = experts.count, tokens * experts.per_token
     offsets = torch.tensor(ends(rows, count, routing), dtype=torch.int32, device=weight.device)
     data = torch.randn(rows, inwards, dtype=weight.dtype, device=weight.device, requires_grad=True)
     products = trained(data, weight, offsets)
@@ -226,7 +226,7 @@ def measured(
     """The rows of one matrix at one number of tokens."""
     import torch
 
-    most = fullest(ends(tokens * experts.each, experts.count, routing))
+    most = fullest(ends(tokens * experts.per_token, experts.count, routing))
     looped = weight.dtype != torch.bfloat16  # torch has a grouped kernel for bf16 only
     profiled = looped or (tokens, routing, matrix) == (TOKENS[0], "even", "up")
     for product in products_of(experts, weight, tokens, routing):

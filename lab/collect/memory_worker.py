@@ -45,7 +45,7 @@ class GpuMemory:
     """Measures memory on a real GPU."""
 
     def create(self) -> None:
-        """Create the CUDA context while no other process does, so that the parent can identify it."""
+        """Create the CUDA context, alone, so that the parent can identify this process."""
         import torch
 
         ask("create")
@@ -245,7 +245,7 @@ def _try(gpu: GpuMemory, name: str) -> dict[str, Any]:
 
 
 def _skip_initial_values() -> None:
-    """Skip the initialisation of weights: it takes longer than a step and does not change memory."""
+    """Skip the initialisation of weights, which is slow and does not change memory."""
     import torch
 
     for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_"):

@@ -19,8 +19,8 @@ Columns and variants:
 - The five shortest lengths, up to 20 iterations, may be separate runs. The longer ones are read off
   one run, as from a log with time stamps.
 
-Nets, batches and lengths come in random order with a fixed seed. A variant may have two passes, each
-with its own start-ups.
+Nets, batches and lengths come in random order with a fixed seed. A variant may have two passes,
+each with its own start-ups.
 """
 
 from __future__ import annotations

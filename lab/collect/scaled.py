@@ -93,7 +93,7 @@ _LEVELS: tuple[Callable[[Case], str], ...] = (
 
 
 def spread(cases: Sequence[Case], levels: Sequence[Callable[[Case], str]]) -> list[Case]:
-    """Reorder cases so that groups of the first level take turns, and within them those of the next."""
+    """Reorder cases so that groups of the first level take turns, then those of the next."""
     if not levels:
         return list(cases)
     groups: dict[str, list[Case]] = {}

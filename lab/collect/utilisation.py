@@ -2,8 +2,8 @@
 
     python -m lab.collect.utilisation OUT.csv
 
-Needs an NVIDIA GPU and transformers. Measures steps of the suite, from host-bound to GPU-bound; rows
-that the file already has are not measured again. nvidia-smi reports the share of its sampling
+Needs an NVIDIA GPU and transformers. Measures steps of the suite, from host-bound to GPU-bound;
+rows that the file already has are not measured again. nvidia-smi reports the share of its sampling
 period in which a kernel ran; it is read ten times a second while the step repeats. torch.profiler's
 table gives the sum of kernel times, which is divided by the time of an unprofiled iteration.
 """
