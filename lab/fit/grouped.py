@@ -101,8 +101,8 @@ def card(rows: Sequence[ExpertRow], theta: Theta) -> str:
         *(f"{name} = {value}" for name, value in theta.items()),
         "",
         "# mean, median: relative errors with each model left out of the fit; low, high: the range",
-        "# of 90 % of measured over predicted times then, widened because only one GPU was measured",
-        f"# (before: {low:.3f} to {high:.3f}).",
+        "# of 90 % of measured over predicted times then, widened because only one GPU was",
+        f"# measured (before: {low:.3f} to {high:.3f}).",
         "[groups]",
         f'"grouped/tensor" = {{ low = {low / ONE_GPU_SPREAD:.3f}, '
         f"high = {high * ONE_GPU_SPREAD:.3f}, mean = {off.mean():.3f}, "
