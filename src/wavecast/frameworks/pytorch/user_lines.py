@@ -12,9 +12,9 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _OURS = f"{_PACKAGE}{os.sep}"
 # The suite's models are traced just as a user's model is, so their lines are worth naming.
 _SUITE = f"{_PACKAGE / 'suite'}{os.sep}"
-_LIBRARIES = tuple(
-    str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")
-)
+_INSTALLED = [Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib", "platlib")]
+# An environment may be reached through a symbolic link, and file names keep the link.
+_LIBRARIES = tuple({str(path) for folder in _INSTALLED for path in (folder, folder.resolve())})
 
 
 def user_line() -> str:
