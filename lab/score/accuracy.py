@@ -2,7 +2,7 @@
 
     python -m lab.score.accuracy                                    our own steps only
     python -m lab.score.accuracy --data FOLDER --cache FOLDER       and the public sets
-    python -m lab.score.accuracy ... --write                        and write the tables into docs/appendix
+    python -m lab.score.accuracy ... --write                        and write docs/appendix
 
 The public data is not shipped; `lab/measured/public_steps` names the files that it reads. Each step
 is traced once and its trace is kept in the cache, so another predictor can be scored without

@@ -2,7 +2,7 @@
 
     python -m lab.score.families --data FOLDER --cache FOLDER [--write]
 
-The model families (BERT of all sizes, VGG, ...) are split into `FOLDS` groups. For each group the op
+Model families (BERT of all sizes, VGG, ...) are split into `FOLDS` groups. For each group the op
 models are fitted again without the ops that occur only in the steps of these families. A model
 whose name contains a family's name (RoBERTa, RepVGG) counts as a member of it. Ops of the same
 shapes stay in the fit if other steps, the sweep of single layers or other GPUs have them. The H200
@@ -96,7 +96,7 @@ def table(rows: Sequence[Scored], shipped: Sequence[Scored]) -> str:
     lines = [
         "## GPU time",
         "",
-        "| set or models | steps | mean error | median | bias | worst | in range | in the fit: mean |",
+        "| set or models | steps | mean | median | bias | worst | in range | in the fit: mean |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, group in parts.items():
@@ -108,7 +108,7 @@ def table(rows: Sequence[Scored], shipped: Sequence[Scored]) -> str:
         "",
         "## Iterations",
         "",
-        "| set or models | steps | mean error | median | in range | in the fit: mean |",
+        "| set or models | steps | mean | median | in range | in the fit: mean |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, group in parts.items():

@@ -169,7 +169,7 @@ def _line(title: str, some: Sequence[IterationRow]) -> str:
 
 def noise() -> Iterator[str]:
     """A line for each machine: its host factors, and how much two timings of a step differ."""
-    yield "| machine | host factor at the start | throughout | from its steps | two timings differ by |"
+    yield "| machine | host factor at start | throughout | from its steps | two timings differ by |"
     yield "|---|---:|---:|---:|---:|"
     reference = reference_times()["cuda"]
     for machine in (*machines(), *unseen_machines()):

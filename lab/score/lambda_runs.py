@@ -2,8 +2,8 @@
 
     python -m lab.score.lambda_runs --data FOLDER
 
-Reads the public set lambda (docs/sources.md) and writes the tables of docs/appendix/runs-gpus.md. No
-predicted run is in the fit that predicts it:
+Reads the public set lambda (docs/sources.md) and writes the tables of docs/appendix/runs-gpus.md.
+No predicted run is in the fit that predicts it:
 
 - more GPUs: for each GPU, interconnect, software, task, precision and batch, fit the
   runs on 1 and 2 GPUs, and predict those on 4.
