@@ -101,7 +101,9 @@ def main() -> None:
     needs.add_data(parser, *needs.OPS_AND_STEPS, required=False)
     parser.add_argument("--cache", type=Path, help="folder that keeps traces and fits")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    parser.add_argument("--only", default="", metavar="TEXT", help="score only sets whose names contain TEXT")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="score only sets whose names contain TEXT"
+    )
     given = parser.parse_args()
     if given.write and (given.only or not (given.data and given.cache)):
         parser.error("--write needs all sets: give --data and --cache, and leave out --only")

@@ -5,8 +5,8 @@
 Reads measurements/h200/blind (one file for each machine) and the campaign `blind`, and prints
 predicted against measured GPU times. `--write` puts the tables into
 docs/appendix/accuracy-blind.md. `lab.collect.blind` measured the files: each step was first traced
-without using the GPU, then measured on it. These steps are in no fit of ops and must stay out of all fits. Their iterations
-were timed again without a profiler, for `lab.score.iterations`.
+without using the GPU, then measured on it. These steps are in no fit of ops and must stay out of
+all fits. Their iterations were timed again without a profiler, for `lab.score.iterations`.
 """
 
 from __future__ import annotations

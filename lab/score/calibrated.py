@@ -82,7 +82,12 @@ def main() -> None:
     )
     needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--products", type=int, default=PRODUCTS, help="how many single products stand in for the calibrated one")
+    parser.add_argument(
+        "--products",
+        type=int,
+        default=PRODUCTS,
+        help="how many single products stand in for the calibrated one",
+    )
     given = parser.parse_args()
     errors: dict[str, list[tuple[float, float]]] = {}
     gains: dict[str, float] = {}

@@ -133,7 +133,9 @@ def main() -> None:
     """Fit without each group, predict its steps, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps fits and traces")
+    parser.add_argument(
+        "--cache", type=Path, required=True, help="folder that keeps fits and traces"
+    )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     given = parser.parse_args()
     cases = list(own_steps.cases())

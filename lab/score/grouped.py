@@ -3,8 +3,8 @@
     python -m lab.score.grouped [--write]
 
 Reads measurements/h200/grouped.json, which `lab.collect.experts` measured. Prints the errors of
-each predictor by kind of product and by model. For `learned`, the model of the grouped kernel is fitted
-without the rows of the network that it predicts. `--write` puts the tables into
+each predictor by kind of product and by model. For `learned`, the model of the grouped kernel is
+fitted without the rows of the network that it predicts. `--write` puts the tables into
 docs/appendix/accuracy-ops.md.
 """
 

@@ -110,9 +110,7 @@ def rows(data: Path, cache: Path, titles: Collection[str] = EVERY) -> Iterator[I
             hosts = {**machine_hosts, HOST_OUT: host_out, MODEL_OUT: host_out}
             for title in titles:
                 predictor = family_out.get(model_of(step)) if title == MODEL_OUT else None
-                prediction = wavecast.predict(
-                    trace, GPU, host=hosts[title], predictor=predictor
-                )
+                prediction = wavecast.predict(trace, GPU, host=hosts[title], predictor=predictor)
                 yield IterationRow(
                     machine.name,
                     title,
@@ -189,7 +187,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps traces and fits")
+    parser.add_argument(
+        "--cache", type=Path, required=True, help="folder that keeps traces and fits"
+    )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     given = parser.parse_args()
     predicted = list(rows(given.data, given.cache))

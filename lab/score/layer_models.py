@@ -112,7 +112,13 @@ def per_layer(precision: str) -> str:
         lines.append(f"| {', '.join(sources)} | {target} | {batch} | {shown} | {covered:.0%} |")
     for count, name in ((1, "one net"), (2, "two nets")):
         sums = [
-            summed([cells[index][0] for transfer, cells in results.items() if len(transfer[0]) == count])
+            summed(
+                [
+                    cells[index][0]
+                    for transfer, cells in results.items()
+                    if len(transfer[0]) == count
+                ]
+            )
             for index in range(len(WAYS))
         ]
         lines.append(f"| **{name}** | | | {' | '.join(sums)} | |")
@@ -205,7 +211,10 @@ def features() -> str:
     """Mean and worst error from one net to another, by the features of a layer."""
     columns = [*product(METHODS, LAYER_PRECISIONS)]
     names = [f"{method.split()[0]}, {precision}" for method, precision in columns]
-    lines = [f"| features of a layer, besides a constant | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    lines = [
+        f"| features of a layer, besides a constant | {' | '.join(names)} |",
+        f"|---|{'---:|' * len(names)}",
+    ]
     pairs = [transfer for transfer in transfers() if len(transfer[0]) == 1]
     errors = {
         (tried, method, precision): {pair: _tried(pair, precision, tried, method) for pair in pairs}
@@ -218,8 +227,8 @@ def features() -> str:
     for precision in LAYER_PRECISIONS:
         rows = [row for (*_, column), row in errors.items() if column == precision]
         lines.append(
-            f"In {precision}, features and method were also chosen for each net by the errors between "
-            f"the other two nets: {summed(_chosen(rows))}."
+            f"In {precision}, features and method were also chosen for each net by the errors "
+            f"between the other two nets: {summed(_chosen(rows))}."
         )
     return "\n".join(lines)
 

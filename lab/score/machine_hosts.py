@@ -82,7 +82,8 @@ def judged(rows: Sequence[HostRow]) -> Iterator[tuple[HostRow, float, float]]:
 def table(rows: Sequence[HostRow]) -> Iterator[str]:
     """A line for each machine, and one for all leases of our H200."""
     judged_rows = list(judged(rows))
-    yield "| machine | steps | reference host: mean | median | with factor: mean | median | factor |"
+    columns = "reference host: mean | median | with factor: mean | median | factor"
+    yield f"| machine | steps | {columns} |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     names = [*sorted({row.machine for row in rows}), "all H200 machines"]
     for name in names:

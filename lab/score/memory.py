@@ -4,8 +4,8 @@
     python -m lab.score.memory batches       # the largest batch under a limit (half an hour)
     python -m lab.score.memory workspaces    # library workspaces, each model left out (a minute)
 
-`lab.collect.memory_reality` measured measurements/h200/memory. Every step is traced on this machine.
-The commands write the tables of docs/memory.md and docs/appendix/memory-*.md.
+`lab.collect.memory_reality` measured measurements/h200/memory. Every step is traced here. The
+commands write the tables of docs/memory.md and docs/appendix/memory-*.md.
 """
 
 from __future__ import annotations

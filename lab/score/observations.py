@@ -73,11 +73,15 @@ def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
     recurrent, plain = RECURRENT.__contains__, lambda model: model not in RECURRENT
     return (
         observation(1, "throughput does not fall with the batch", _rising("throughput_per_s")),
-        observation(2, "recurrent models are not saturated at the largest batch", _growing, recurrent),
+        observation(
+            2, "recurrent models are not saturated at the largest batch", _growing, recurrent
+        ),
         observation(2, "the other models are saturated", lambda sweep: not _growing(sweep), plain),
         observation(4, "GPU utilisation does not fall with the batch", _rising("gpu_utilisation")),
         observation(5, "GPU utilisation of recurrent models is low", _last_below(LOW), recurrent),
-        observation(5, "GPU utilisation of the other models is 95% or more", _last_above(0.95), plain),
+        observation(
+            5, "GPU utilisation of the other models is 95% or more", _last_above(0.95), plain
+        ),
         observation(6, "utilisation of the cores does not fall with the batch", _rising_cores),
         observation(10, "feature maps are most of the memory", _feature_maps_dominate),
         observation(11, "feature maps grow in proportion to the batch", _proportional),

@@ -32,7 +32,9 @@ class Server:
     """A server with a temporary data folder, reached by a socket in that folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.data = Path(tempfile.mkdtemp(prefix="wavecast-pg-"))  # other users cannot enter pytest's folders
+        self.data = Path(
+            tempfile.mkdtemp(prefix="wavecast-pg-")
+        )  # other users cannot enter pytest's folders
         self._programs = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._names = 0

@@ -155,7 +155,7 @@ def is_within(step: Score, reach: tuple[float, float]) -> bool:
 def to_toml(scores: Sequence[Score]) -> str:
     """The content of ranges.toml."""
     lines = [
-        "# How wide the ranges of steps are in each class (wavecast/steps/ranges.py): nine in ten steps",
+        "# The width of the ranges of steps by class (wavecast/steps/ranges.py): nine in ten steps",
         "# that the models had not seen lie in them. Written by lab/score/ranges.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]
@@ -193,7 +193,9 @@ def main(given: Sequence[str] | None = None) -> None:
     """Score all steps, write ranges.toml, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     needs.add_data(parser, *needs.OPS_AND_STEPS)
-    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps traces and fits")
+    parser.add_argument(
+        "--cache", type=Path, required=True, help="folder that keeps traces and fits"
+    )
     parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
     args = parser.parse_args(given)
     scores = [

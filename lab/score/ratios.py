@@ -2,8 +2,8 @@
 
     python -m lab.score.ratios --data FOLDER
 
-Needs pandas and the public table neusight (docs/sources.md), which has the same float32 products and
-convolutions on five GPUs. Three ways to scale from one GPU to another are compared in a printed
+Needs pandas and the public table neusight (docs/sources.md), which has the same float32 products
+and convolutions on five GPUs. Three ways to scale from one GPU to another are compared in a printed
 table: by the ratio of the two predictions, by wave scaling, and by the ratio of peak rates.
 """
 

@@ -3,7 +3,7 @@
     python -m lab.score.run_models
 
 Fits measurements/h200/runs.csv and writes the tables of docs/appendix/runs-whole.md and
-runs-layers.md. That takes some minutes and needs no GPU. To make only some of the tables, name them:
+runs-layers.md. That takes some minutes and needs no GPU. To make only some tables, name them:
 python -m lab.score.run_models "per layer".
 """
 
@@ -47,7 +47,7 @@ BETAS = {
     "GoogLeNet-like": (5.0, 0.05, 0.04, 0.0045),
     "VGG-like": (5.0, 0.05, 0.05, 0.016),
 }
-"""Coefficients of made-up runs: constant, per batch, per iteration, and of batch times iteration."""
+"""Coefficients of made-up runs: of 1, the batch, the iterations, and the product of the two."""
 REPLICATES = 200
 """Over how many random draws simulated errors are averaged."""
 NOISE = 0.01
@@ -95,7 +95,7 @@ def errors(
     method: Method = Method.RELATIVE_NON_NEGATIVE,
     work: BatchWork | None = None,
 ) -> list[float]:
-    """MAPE in percent: of a fit on all runs, then of fits on 6, 12 and 20 runs on the 140 others."""
+    """MAPE in percent of a fit on all runs, then of fits on 6, 12 and 20 runs for the 140 others."""
     way = EndToEnd(method, runs[0].phase, work=work)
     shares = [way.fit(runs).mape]
     for count in SPLITS:
@@ -194,7 +194,9 @@ def simulated() -> str:
         _, drawn = _synthetic(beta)
         for noise in (0.01, 0.03, 0.05):
             for count in SPLITS:
-                method_errors = [_simulated_error(drawn, noise, count, method) for method in methods]
+                method_errors = [
+                    _simulated_error(drawn, noise, count, method) for method in methods
+                ]
                 best += method_errors[-1] <= min(method_errors) + 5e-5
                 cells = " | ".join(f"{100 * error:.2f}" for error in method_errors)
                 lines.append(f"| {name} | {noise:.0%} | {count} | {cells} |")

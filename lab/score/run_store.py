@@ -182,7 +182,7 @@ def _killed(server: Server, folder: Path) -> str:
         seconds = time.perf_counter() - began
         whole = len({run.source for run in store.runs()}) == store.count() == KILLED_OF
     return (
-        f"PostgreSQL was killed during an import of {KILLED_OF:,} rows. {there:,} rows were stored, in "
+        f"PostgreSQL was killed during an import of {KILLED_OF:,} rows. {there:,} were stored, in "
         f"whole transactions of 10,000. The repeated import skipped {again.resumed_at:,} rows and "
         f"added {again.new:,} in {seconds:.1f} s. Every row is stored exactly once: {whole}. "
         f"The error was: {message}"

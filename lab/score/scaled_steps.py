@@ -89,8 +89,8 @@ def table(rows: Sequence[Scored]) -> str:
         "they are scaled to the GPU of each case, and compared with predictions that use no "
         "measurement of the step. The H200 itself is never a target. All use the reference host. "
         "`scaled` is what `wavecast.predict` does with a measured trace: it scales products, "
-        "convolutions and similar ops by ratios of `learned`'s predictions, and other ops by waves. "
-        f"`{LEFT_OUT}` uses the ratios of models that have not seen the chip, and "
+        "convolutions and similar ops by ratios of `learned`'s predictions, and other ops by "
+        f"waves. `{LEFT_OUT}` uses the ratios of models that have not seen the chip, and "
         f"`{WAVES}` uses wave scaling and no model. These three do not account for old libraries, "
         "which were slower; `learned` does.",
         "",

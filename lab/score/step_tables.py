@@ -1,6 +1,6 @@
 """The tables of `lab.score.accuracy`: whole steps by set, by GPU and by predictor, in Markdown.
 
-They are on three pages of docs/appendix: `by_set` makes the tables of accuracy-steps.md, `in_detail`
+They are on three pages of docs/appendix: `by_set` makes those of accuracy-steps.md, `in_detail`
 those of accuracy-sets.md, and `by_predictor` those of accuracy-predictors.md.
 """
 
@@ -123,8 +123,8 @@ def _by_bound(rows: Sequence[Scored]) -> str:
     lines = [
         "## Steps that wait for the host",
         "",
-        "`host-bound` steps are predicted to wait for the host at least part of the time. Their real "
-        "hosts are unknown; all are predicted with the reference host.",
+        "`host-bound` steps are predicted to wait for the host at least part of the time. Their "
+        "real hosts are unknown; all are predicted with the reference host.",
         "",
         "| set | GPU-bound | mean | bias | host-bound | mean | bias |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -193,8 +193,8 @@ def _kinds(rows: Sequence[Scored]) -> str:
     lines = [
         "## Which ops the errors come from",
         "",
-        "For GPU-bound steps, the table shows by which factor the predicted times of each kind of op "
-        "would have to be multiplied, with the kind's share of the time in brackets. The factors "
+        "For GPU-bound steps, the table shows by which factor the predicted times of each kind of "
+        "op would have to be multiplied, with the kind's share of the time in brackets. The factors "
         "are fitted to the same steps that they correct, so they show which kinds of op are wrong, "
         "not how good a predictor could be.",
         "",

@@ -48,7 +48,8 @@ def largest(steps: Sequence[Pair]) -> list[Pair]:
 def per_model(steps: Iterable[Pair]) -> str:
     """A line for each step: time, throughput and utilisation."""
     lines = [
-        "| step | time | throughput | error | GPU: measured, predicted | cores: measured, predicted |",
+        "| step | time | throughput | error "
+        "| GPU: measured, predicted | cores: measured, predicted |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row, other in steps:
