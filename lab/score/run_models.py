@@ -95,7 +95,7 @@ def errors(
     method: Method = Method.RELATIVE_NON_NEGATIVE,
     work: BatchWork | None = None,
 ) -> list[float]:
-    """MAPE in percent of a fit on all runs, then of fits on 6, 12 and 20 runs for the 140 others."""
+    """MAPE in percent of a fit on all runs, then of fits on 6, 12 and 20 runs on the 140 others."""
     way = EndToEnd(method, runs[0].phase, work=work)
     shares = [way.fit(runs).mape]
     for count in SPLITS:

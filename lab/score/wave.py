@@ -4,11 +4,10 @@
 
 Needs pandas and the public tables neusight and kernels (docs/sources.md); prints tables.
 
-Every call is scaled from each GPU to each other GPU. The error is that of the ratio of its two
-times: mean |predicted / measured - 1|. NeuSight's calls were timed alone, so the times of small ones
-are those of a launch; only calls above 0.2 ms on both GPUs show the kernels. Registers were not
-recorded, so SM counts are used in place of wave sizes, except where kernels of one wave are
-compared.
+Every call is scaled from each GPU to each other GPU. The error is that of the ratio of its times:
+mean |predicted / measured - 1|. NeuSight's calls were timed alone, so small ones show the time of a
+launch; calls above 0.2 ms on both GPUs show kernels. Registers were not recorded, so SM counts are
+used in place of wave sizes, except where kernels of one wave are compared.
 
 Three things were chosen on this data, each as one constant for all GPUs: the gamma of contractions
 of unknown shape, the rule for less than one wave, and the ranges. Nothing else is fitted.
@@ -41,7 +40,7 @@ from wavecast.predictors.wave.kernel import CONTRACTIONS, scale, work_of
 from wavecast.traces.step import Kernel, Op, TensorSpec
 
 PAPER = 29.8
-"""Percent: the error of wave-scaled operations that Habitat reports (papers.md HB-19)."""
+"""Percent: the error of wave-scaled operations that Habitat reports (Yu et al., ATC 2021)."""
 ABOVE_FLOOR_S = 0.2e-3
 """Longer times show the kernel, not the launch."""
 IDS = {**NEUSIGHT, "a40": "a40", "a100": "a100-sxm-80gb"}
@@ -98,6 +97,8 @@ class WaveCase:
 
 
 Method = Callable[[WaveCase], float]
+Runs = Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]]
+"""Measured runs by call (op and sizes) and by the name of the GPU."""
 
 
 @cache
@@ -202,9 +203,7 @@ def _float(*shape: int) -> TensorSpec:
     return TensorSpec(tuple(map(int, shape)), "float32")
 
 
-def cases(
-    measured: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]], gpus: Iterable[str]
-) -> list[WaveCase]:
+def cases(measured: Runs, gpus: Iterable[str]) -> list[WaveCase]:
     """Every call that two of these GPUs ran, scaled in both directions."""
     chosen, made = set(gpus), []
     for key, by_gpu in measured.items():
@@ -266,9 +265,7 @@ def coverage(chosen: Sequence[WaveCase]) -> float:
 # Kernels of one wave.
 
 
-def one_wave(
-    measured: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]], folder: Path
-) -> list[WaveCase]:
+def one_wave(measured: Runs, folder: Path) -> list[WaveCase]:
     """Cases whose kernel is the same on both GPUs and fits in one wave on each."""
     candidates = [*_same_gemms(measured), *_vidur(folder / "kernels" / "vidur_ops.parquet")]
     chosen = []
@@ -282,9 +279,7 @@ def one_wave(
     return chosen
 
 
-def _same_gemms(
-    measured: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]],
-) -> Iterator[WaveCase]:
+def _same_gemms(measured: Runs) -> Iterator[WaveCase]:
     """Contractions that ran the same kernel on both GPUs, for much longer than a launch."""
     floors: dict[tuple[str, str], list[float]] = defaultdict(list)
     for by_gpu in measured.values():
