@@ -195,8 +195,8 @@ def _kinds(rows: Sequence[Scored]) -> str:
         "",
         "For GPU-bound steps, the table shows by which factor the predicted times of each kind of "
         "op would have to be multiplied, with the kind's share of the time in brackets. The "
-        "factors are fitted to the same steps that they correct, so they show which kinds of op are "
-        "wrong, not how good a predictor could be.",
+        "factors are fitted to the same steps that they correct, so they show which kinds of op "
+        "are wrong, not how good a predictor could be.",
         "",
         "| set | steps | mean error | with the factors | factors |",
         "|---|---:|---:|---:|---|",
