@@ -1,1 +1,1 @@
-"""How good and how fast wavecast is: one command each."""
+"""Commands that score wavecast against measurements, one command for each question."""

@@ -1,11 +1,12 @@
-"""Predicted against measured steps: our own on an H200, and every public set that is at hand.
+"""Predicted against measured step times: our own steps on an H200, and public data sets.
 
-    python -m lab.score.accuracy                                    our own measurements
-    python -m lab.score.accuracy --data FOLDER --cache FOLDER       and the public ones
-    python -m lab.score.accuracy ... --write                        into docs/appendix
+    python -m lab.score.accuracy                                    our own steps only
+    python -m lab.score.accuracy --data FOLDER --cache FOLDER       and the public sets
+    python -m lab.score.accuracy ... --write                        and write docs/appendix
 
-The public data is not shipped; `lab/measured/public_steps` says what it reads. Traces are made
-once and kept in the cache, so that another predictor is scored without tracing again.
+The public data is not shipped; `lab/measured/public_steps` names the files that it reads. Each step
+is traced once and its trace is kept in the cache, so another predictor can be scored without
+tracing again.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from wavecast.traces.step import Op
 
 @dataclass(frozen=True)
 class Backed(Predictor):
-    """Habitat's networks, and another predictor for the ops that they do not know."""
+    """Habitat's networks, with another predictor for the ops that they cannot predict."""
 
     first: Mlp
     other: Learned
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
-        """The first one's answer, or the other's if the first has none."""
+        """The networks' estimate, or the other predictor's if they have none."""
         return self.first.predict(op, device) or self.other.predict(op, device)
 
     def predict_all(self, given: Sequence[Op], device: Device) -> list[Estimate | None]:
-        """The answers for many ops."""
+        """The estimates of many ops, in the same order."""
         others = self.other.predict_all(given, device)
         return [
-            self.first.predict(op, device) or own for op, own in zip(given, others, strict=True)
+            self.first.predict(op, device) or other for op, other in zip(given, others, strict=True)
         ]
 
 
@@ -59,7 +60,7 @@ CONTENDERS = [
     Contender("attainable", lambda _: Attainable.shipped()),
     Contender("learned", lambda _: Learned.shipped(), fit_old=lambda _: Aged.shipped()),
 ]
-"""The last is the one whose figures are shown."""
+"""The predictors to compare. The tables show the figures of the last one."""
 LEFT_OUT = "GPU left out"
 MARK = "begin: python -m lab.score.accuracy"
 PLACE = re.compile(r" at \S+:\d+(?=:)")
@@ -76,7 +77,7 @@ def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
 
 
 def report(rows: Sequence[Scored], untraced: Sequence[str] = ()) -> dict[str, str]:
-    """The tables of each page of the appendix, in Markdown."""
+    """The Markdown tables of each appendix page, by the page's file name."""
     names = [contender.name for contender in CONTENDERS]
     shown = [row for row in rows if row.contender == names[-1]]
     return {
@@ -87,20 +88,22 @@ def report(rows: Sequence[Scored], untraced: Sequence[str] = ()) -> dict[str, st
 
 
 def figures_of(rows: Sequence[Scored]) -> dict[str, Figures]:
-    """The five figures of each set, its GPUs left out of the fit."""
+    """The five figures of each set, each GPU predicted by models fitted without its chip."""
     left_out = [row for row in rows if row.contender == LEFT_OUT]
     return {name: summary(group) for name, group in groups(left_out, lambda row: row.case.set)}
 
 
 def main() -> None:
-    """Score what is at hand."""
+    """Score the available sets, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     needs.add_data(parser, *needs.OPS_AND_STEPS, required=False)
-    parser.add_argument("--cache", type=Path, help="where traces are kept")
+    parser.add_argument("--cache", type=Path, help="folder that keeps traces and fits")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    parser.add_argument("--only", default="", metavar="TEXT", help="sets whose names have this")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="score only sets whose names contain TEXT"
+    )
     given = parser.parse_args()
     if given.write and (given.only or not (given.data and given.cache)):
         parser.error("--write needs all sets: give --data and --cache, and leave out --only")
@@ -109,8 +112,8 @@ def main() -> None:
     if given.data and given.cache:
         fit = LeftOut(given.data, given.cache)
         CONTENDERS.append(Contender(LEFT_OUT, fit, leaves_out="gpu", fit_old=fit.aged))
-    with tempfile.TemporaryDirectory() as place:
-        traces = Traces(given.cache or Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        traces = Traces(given.cache or Path(folder))
         every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]
         cases = [case for case in every if given.only in case.set]
         traces.make_missing(cases)

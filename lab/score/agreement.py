@@ -1,9 +1,10 @@
-"""Do traces made without a GPU have the ops of the same steps run on one?
+"""Do traces made without a GPU have the same ops as the same steps run on one?
 
     python -m lab.score.agreement
 
-Needs transformers, and the campaign `steps`, which `lab.collect.reality` recorded. Traces each
-step here and prints the share of ops, and of GPU time, that both have, and the ops that differ.
+Needs transformers, and the campaign `steps`, which `lab.collect.reality` recorded. The command
+traces each step on this machine. It prints the share of ops and of GPU time that both traces have,
+and the ops that differ.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How well is the GPU time of models predicted that no fit has seen?
+"""How well is the GPU time predicted for models that no fit has seen?
 
     python -m lab.score.blind [--write]
 
-Needs nothing but measurements/h200/blind (one file a machine) and the campaign `blind`, and prints
-predicted against measured GPU times; `--write` puts the tables into
-docs/appendix/accuracy-blind.md. `lab.collect.blind` measured the files: each step was traced first,
-without using the GPU, then measured on it. They are in no fit of ops, and stay out of all.
-Iterations were timed again without a profiler, for `lab.score.iterations`.
+Reads measurements/h200/blind (one file for each machine) and the campaign `blind`, and prints
+predicted against measured GPU times. `--write` puts the tables into
+docs/appendix/accuracy-blind.md. `lab.collect.blind` measured the files: each step was first traced
+without using the GPU, then measured on it. These steps are in no fit of ops and must stay out of
+all fits. Their iterations were timed again without a profiler, for `lab.score.iterations`.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ MARK = "begin: python -m lab.score.blind"
 
 @dataclass(frozen=True)
 class BlindRow:
-    """A step as predicted, and as measured."""
+    """The predicted and the measured GPU time of one step."""
 
     name: str
-    found: Prediction
+    prediction: Prediction
     gpu_s: float
     machine: str
-    """The file that it is in."""
+    """The name of the machine's file."""
 
     @property
     def gpu_error(self) -> float:
-        """Of the time that the GPU is busy."""
-        return self.found.gpu_s / self.gpu_s - 1
+        """The relative error of the GPU-busy time: 0.1 is 10% too long."""
+        return self.prediction.gpu_s / self.gpu_s - 1
 
     @property
     def gpu_within(self) -> bool:
-        """Whether the GPU's measured time lies in its predicted range."""
-        low_s, high_s = gpu_range_s(self.found)
+        """Whether the measured GPU time lies in its predicted range."""
+        low_s, high_s = gpu_range_s(self.prediction)
         return low_s <= self.gpu_s <= high_s
 
 
 def rows() -> Iterator[BlindRow]:
-    """All steps of the files."""
+    """Every measured step with its prediction."""
     for machine, document in documents(BLIND).items():
         for name, step in document["steps"].items():
             trace = blind_trace(name)
             assert trace is not None
-            found = wavecast.predict(trace, GPU, host="reference")
-            yield BlindRow(name, found, step["gpu_s"], machine)
+            prediction = wavecast.predict(trace, GPU, host="reference")
+            yield BlindRow(name, prediction, step["gpu_s"], machine)
 
 
 def table() -> Iterator[str]:
@@ -65,28 +65,28 @@ def table() -> Iterator[str]:
     yield "|---|---:|---:|---:|"
     for row in every:
         yield (
-            f"| {row.name} | {row.gpu_s * 1e3:.1f} ms | {row.found.gpu_s * 1e3:.1f} ms "
+            f"| {row.name} | {row.gpu_s * 1e3:.1f} ms | {row.prediction.gpu_s * 1e3:.1f} ms "
             f"| {row.gpu_error:+.0%} |"
         )
     yield ""
-    yield "| steps of | steps | mean error | median | bias | worst | in range |"
+    yield "| machine | steps | mean error | median | bias | worst | in range |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     machines = dict.fromkeys(row.machine for row in every)
-    sums = {"all machines": set(machines), **{f"{name} machine": {name} for name in machines}}
-    for title, names in sums.items():
-        found = figures_of([row for row in every if row.machine in names])
-        cells = " | ".join(found.cells(1))
-        yield f"| {title} | {found.count} | {cells} | {percent(found.in_range)} |"
+    groups = {"all machines": set(machines), **{f"{name} machine": {name} for name in machines}}
+    for title, names in groups.items():
+        scores = figures_of([row for row in every if row.machine in names])
+        cells = " | ".join(scores.cells(1))
+        yield f"| {title} | {scores.count} | {cells} | {percent(scores.in_range)} |"
 
 
 def figures_of(some: Iterable[BlindRow]) -> Figures:
-    """The five figures of the GPU's time."""
+    """The five figures of the GPU time of these steps."""
     chosen = list(some)
     return figures((row.gpu_error for row in chosen), (row.gpu_within for row in chosen))
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables, and write them into the page if asked."""
     text = "\n".join(table())
     print(text)
     if sys.argv[1:] == ["--write"]:

@@ -1,13 +1,13 @@
-"""What one measured rate of a GPU gains: NeuSight's whole models, with and without it.
+"""How much does one measured rate of a GPU improve predictions of NeuSight's whole models?
 
     python -m lab.score.calibrated --data FOLDER --cache FOLDER
 
-`wavecast calibrate` times a large square product, and the learned models then run their products at
-that rate. No public table has that product. So for each GPU of NeuSight's float32 steps, some of
-its single products stand in: those with the longest shortest side, nearest to a large square.
-The median of how many times faster they were than predicted is taken for the square's own. Single
-products are off by factors in that data, hence several (`--products`). The models were fitted
-without any GPU of the same chip.
+`wavecast calibrate` times a large square matrix product, and the learned models then predict
+products at the measured rate. No public table has the time of that product. So, for each GPU of
+NeuSight's float32 steps, some of its single products stand in: those whose shortest side is
+longest, since they are nearest to a large square. The median of their measured over predicted speed
+is used for the square. Several products are needed (`--products`), because in that data a single
+one can be off by a factor. The models were fitted without any GPU of the same chip.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.predictor import Learned
 
 PRODUCTS = 30
+"""How many single products stand in for the calibrated one."""
 
 
 def products(gpu: str, data: Path) -> list[OpRow]:
     """NeuSight's float32 products on a GPU, those with the longest shortest side first."""
-    found = [
+    rows = [
         row
         for row in rows_of(data)
         if row.gpu == gpu
@@ -46,7 +47,7 @@ def products(gpu: str, data: Path) -> list[OpRow]:
         and ops.kind(row.ops[0]) is ops.Kind.MATMUL
         and ops.unit(row.ops[0]) is ops.Unit.FP32
     ]
-    return sorted(found, key=shortest_side, reverse=True)
+    return sorted(rows, key=shortest_side, reverse=True)
 
 
 def shortest_side(row: OpRow) -> float:
@@ -57,20 +58,20 @@ def shortest_side(row: OpRow) -> float:
 
 
 def faster(some: list[OpRow], device: Device, learned: Learned) -> Iterator[float]:
-    """How many times faster than predicted each product was."""
+    """The measured speed of each product over its predicted speed."""
     for row in some:
-        said = learned.predict(row.ops[0], device)
-        assert said is not None
-        yield said.seconds / row.seconds
+        estimate = learned.predict(row.ops[0], device)
+        assert estimate is not None
+        yield estimate.seconds / row.seconds
 
 
 def calibrated(device: Device, times: float, learned: Learned) -> Device:
     """The device with a measured rate that makes large products this many times faster."""
     square = CALIBRATED[ops.Unit.FP32]
-    said, flops = learned.predict(square, device), ops.executed_flops(square)
-    assert said is not None
+    estimate, flops = learned.predict(square, device), ops.executed_flops(square)
+    assert estimate is not None
     assert flops is not None
-    fact = Fact(times * flops / said.seconds, "NeuSight's single ops")
+    fact = Fact(times * flops / estimate.seconds, "NeuSight's single ops")
     return replace(device, measured={**device.measured, "fp32_flops": fact})
 
 
@@ -81,12 +82,17 @@ def main() -> None:
     )
     needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--products", type=int, default=PRODUCTS, help="that stand in for one")
+    parser.add_argument(
+        "--products",
+        type=int,
+        default=PRODUCTS,
+        help="how many single products stand in for the calibrated one",
+    )
     given = parser.parse_args()
     errors: dict[str, list[tuple[float, float]]] = {}
     gains: dict[str, float] = {}
     fit = lru_cache(partial(fitted_without, data=given.data, cache=given.cache))
-    cases = [c for c in neusight.cases(given.data / "neusight") if "compiled" not in c.set]
+    cases = [case for case in neusight.cases(given.data / "neusight") if "compiled" not in case.set]
     traces = Traces(given.cache)
     traces.make_missing(cases)
     for case, trace in read(cases, traces):
@@ -95,9 +101,9 @@ def main() -> None:
             some = products(case.gpu, given.data)[: given.products]
             gains[case.gpu] = statistics.median(faster(some, plain, learned)) if some else 0.0
         if gains[case.gpu]:
-            known = calibrated(plain, gains[case.gpu], learned)
-            said = (wavecast.predict(trace, gpu, predictor=learned) for gpu in (plain, known))
-            first, second = (each.seconds / case.measured_s - 1 for each in said)
+            gpus = (plain, calibrated(plain, gains[case.gpu], learned))
+            predictions = (wavecast.predict(trace, gpu, predictor=learned) for gpu in gpus)
+            first, second = (prediction.seconds / case.measured_s - 1 for prediction in predictions)
             errors.setdefault(case.gpu, []).append((first, second))
     print("| GPU | steps | rate measured / predicted | mean error | with the measured rate |")
     print("|---|---:|---:|---:|---:|")

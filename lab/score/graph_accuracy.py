@@ -1,11 +1,12 @@
-"""CUDA graphs: predicted against replayed on our H200.
+"""Predicted against measured replay times of CUDA graphs on our H200.
 
     python -m lab.score.graph_accuracy [--write]
 
-The measurements are measurements/h200/host/*.json, one file a machine (`lab.collect.host_reality`).
-The command traces their steps here and prints the table of docs/concepts/timeline.md. `--write`
-records the figures for docs/accuracy.md. The other steps of these files were timed after a profiler
-had run (docs/adr/0018); `lab.score.iterations` has hosts without one.
+`lab.collect.host_reality` measured measurements/h200/host/*.json, one file for each machine. The
+command traces their steps on this machine and prints the table of docs/concepts/timeline.md.
+`--write` records the figures for docs/accuracy.md. The eager steps of these files are not scored,
+because they were timed after a profiler had run (docs/adr/0018). `lab.score.iterations` scores
+steps that were timed before any profiler.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class GraphRow:
 
     @property
     def error(self) -> float:
-        """How far the predicted replay is off: 0.1 is 10% too long."""
+        """The relative error of the predicted replay: 0.1 is 10% too long."""
         return self.predicted.seconds / float(self.replayed["wall_s"]) - 1
 
     @property
@@ -50,7 +51,7 @@ class GraphRow:
 
 
 def runs() -> dict[str, Run]:
-    """The measurements, by the name of their file."""
+    """The measurements of each machine, by the name of its file."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(MEASURED.glob("*.json"))}
 
 
@@ -70,19 +71,19 @@ def lines(some: Iterable[GraphRow]) -> Iterator[str]:
     yield "| step | eager | graph | busy | kernels | gap | launch | predicted | error |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in some:
-        found = row.replayed
         eager = "" if row.eager_s is None else f"{1e3 * row.eager_s:.1f} ms"
-        gap = (found["wall_s"] - found["gpu_s"]) / found["kernels"]
+        replayed = row.replayed
+        gap_s = (replayed["wall_s"] - replayed["gpu_s"]) / replayed["kernels"]
         yield (
-            f"| {row.name} | {eager} | {1e3 * found['wall_s']:.2f} ms "
-            f"| {1e3 * found['gpu_s']:.2f} ms | {found['kernels']} | {1e6 * gap:.2f} us "
-            f"| {1e6 * found['issue_s']:.0f} us | {1e3 * row.predicted.seconds:.2f} ms "
+            f"| {row.name} | {eager} | {1e3 * replayed['wall_s']:.2f} ms "
+            f"| {1e3 * replayed['gpu_s']:.2f} ms | {replayed['kernels']} | {1e6 * gap_s:.2f} us "
+            f"| {1e6 * replayed['issue_s']:.0f} us | {1e3 * row.predicted.seconds:.2f} ms "
             f"| {row.error:+.1%} |"
         )
 
 
 def main() -> None:
-    """Print the table of each machine."""
+    """Print the table of each machine, and record the figures if asked."""
     every = []
     for name, run in runs().items():
         if "graphed" in run:
@@ -91,8 +92,8 @@ def main() -> None:
             print(f"{name}:\n")
             print("\n".join(lines(some)))
     if sys.argv[1:] == ["--write"]:
-        found = figures((row.error for row in every), (row.within for row in every))
-        record({"h200 CUDA graphs": found})
+        scores = figures((row.error for row in every), (row.within for row in every))
+        record({"h200 CUDA graphs": scores})
 
 
 if __name__ == "__main__":

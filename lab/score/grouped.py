@@ -1,10 +1,11 @@
-"""How well are the grouped products of mixtures of experts predicted?
+"""How well are the grouped matrix products of mixtures of experts predicted?
 
     python -m lab.score.grouped [--write]
 
-Needs measurements/h200/grouped.json alone, which `lab.collect.experts` measured. Prints the errors
-of the predictors by what is computed and by model, `learned` with each row's model left out of the
-fit of the kernel for groups. `--write` puts the tables into docs/appendix/accuracy-ops.md.
+Reads measurements/h200/grouped.json, which `lab.collect.experts` measured. Prints the errors of
+each predictor by kind of product and by model. For `learned`, the model of the grouped kernel is
+fitted without the rows of the network that it predicts. `--write` puts the tables into
+docs/appendix/accuracy-ops.md.
 """
 
 from __future__ import annotations
@@ -27,37 +28,37 @@ MARK = "begin: python -m lab.score.grouped"
 
 
 def figures_of(rows: Sequence[ExpertRow], predictor: Callable[[ExpertRow], Predictor]) -> Figures:
-    """The five figures of one predictor."""
+    """The five figures of a predictor, which may differ from row to row."""
     gpu = device(GPU)
     errors, within = [], []
     for row in rows:
-        answer, seconds = predictor(row).predict(op_of(row), gpu), measured_s(row)
-        assert answer is not None
-        errors.append(answer.seconds / seconds - 1)
-        within.append(answer.low_s <= seconds <= answer.high_s)
+        estimate, seconds = predictor(row).predict(op_of(row), gpu), measured_s(row)
+        assert estimate is not None
+        errors.append(estimate.seconds / seconds - 1)
+        within.append(estimate.low_s <= seconds <= estimate.high_s)
     return figures(errors, within)
 
 
-def cell(found: Figures) -> str:
-    """Mean / median / worst error."""
-    return " / ".join(map(percent, (found.mean, found.median, found.worst)))
+def cell(scores: Figures) -> str:
+    """Mean / median / worst error, as a cell of a table."""
+    return " / ".join(map(percent, (scores.mean, scores.median, scores.worst)))
 
 
 def fitted_without(rows: Sequence[ExpertRow]) -> dict[str, Learned]:
-    """By model: `learned` with a kernel for groups that was fitted on the other models."""
+    """By network: `learned` with its grouped kernel fitted on the other networks."""
     from lab.fit.grouped import fit, in_one_kernel
 
-    shipped, known = Learned.shipped(), in_one_kernel(rows)
-    found = {}
+    shipped, one_kernel = Learned.shipped(), in_one_kernel(rows)
+    fitted = {}
     for model in {row.model for row in rows}:
-        kernel = OpModel("grouped", fit([row for row in known if row.model != model]))
+        kernel = OpModel("grouped", fit([row for row in one_kernel if row.model != model]))
         models = {**shipped.models, "grouped": kernel}
-        found[model] = replace(shipped, models=models, _batches={}, _gpus={})
-    return found
+        fitted[model] = replace(shipped, models=models, _batches={}, _gpus={})
+    return fitted
 
 
 def line_of(row: ExpertRow) -> str:
-    """The line of the table that a row belongs to."""
+    """The kind of product of a row, as the first cell of its line in the table."""
     if row.op != "aten._grouped_mm":
         return {"aten.bmm": "equal groups as a batch (bmm)"}.get(row.op, "fp8, forward")
     if row.events_s is None:
@@ -68,7 +69,7 @@ def line_of(row: ExpertRow) -> str:
 def table(
     rows: Sequence[ExpertRow], key: Callable[[ExpertRow], str], learned: Mapping[str, Learned]
 ) -> str:
-    """Errors of three predictors, by a key."""
+    """Errors of three predictors, with one line for each value of the key."""
     roofline, attainable = Roofline(), Attainable.shipped()
     lines = [
         "| products | count | roofline | attainable | in range | learned | in range |",
@@ -87,7 +88,7 @@ def table(
 
 
 def unequal(rows: Sequence[ExpertRow]) -> str:
-    """How much longer groups of many sizes take than groups of one."""
+    """How much longer products with unequal groups take than those with equal groups."""
     times: dict[tuple[object, ...], dict[str, float]] = {}
     for row in rows:
         key = row.model, row.matrix, row.turn, row.tokens
@@ -100,21 +101,21 @@ def unequal(rows: Sequence[ExpertRow]) -> str:
 
 
 def report() -> str:
-    """The tables: by what is computed, and, of products in one kernel, by model."""
+    """The table by kind of product, and that of products in one kernel by model."""
     from lab.fit.grouped import in_one_kernel
 
     rows = read()
-    learned, together = fitted_without(rows), in_one_kernel(rows)
-    whole = table(together, lambda _: "all in one kernel", learned).splitlines()[-1]
-    by_model = table(together, lambda row: row.model, learned)
+    learned, one_kernel = fitted_without(rows), in_one_kernel(rows)
+    whole = table(one_kernel, lambda _: "all in one kernel", learned).splitlines()[-1]
+    by_model = table(one_kernel, lambda row: row.model, learned)
     return (
-        f"{table(rows, line_of, learned)}\n{whole}\n\n{unequal(together)}\n\n"
-        f"In one kernel, by model:\n\n{by_model}"
+        f"{table(rows, line_of, learned)}\n{whole}\n\n{unequal(one_kernel)}\n\n"
+        f"Products in one kernel, by model:\n\n{by_model}"
     )
 
 
 def recorded_figures() -> dict[str, Figures]:
-    """The five figures of products in one kernel, each model left out of the fit."""
+    """The five figures of products in one kernel, each network left out of the fit."""
     from lab.fit.grouped import in_one_kernel
 
     rows = read()
@@ -124,7 +125,7 @@ def recorded_figures() -> dict[str, Figures]:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables, and write them into the page if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,11 +6,12 @@ Needs transformers, pandas, the public tables (`--data`, docs/sources.md) and th
 `lab.collect.iterations` timed (measurements/h200/iterations). `--cache` keeps traces and fits.
 `--write` puts the tables into docs/appendix/accuracy-hosts.md.
 
-Hosts differ by more than models do, and `wavecast calibrate` times a host within a minute. A
-machine is predicted without its own times: the host's costs (`lab.fit.host`) and the benchmark
-times of the reference host are fitted again without it. The last two machines are in no fit at all,
-nor in the ranges. Ops of the suite are in the fit of `learned`; the last lines leave out the model
-from the fit of the host and its family from the fit of ops (`lab.score.families`).
+Hosts differ by more than models do, and `wavecast calibrate` times a host within a minute. Each
+machine is predicted without the times of its steps: the host's costs (`lab.fit.host`) and the
+benchmark times of the reference host are fitted again without that machine. The last two machines
+are in no fit at all, and the ranges were not calibrated on them. The fit of `learned` has the ops
+of the suite. The last lines of the table leave the model out of the fit of the host, and its family
+out of the fit of ops as well (`lab.score.families`).
 """
 
 from __future__ import annotations
@@ -43,15 +44,18 @@ MARK = "begin: python -m lab.score.iterations"
 
 @dataclass(frozen=True)
 class IterationRow:
-    """A step as predicted with some host, and as timed."""
+    """How well one timed step was predicted with one host."""
 
     machine: str
     host: str
+    """The title of the host that the step was predicted with."""
     of_suite: bool
+    """Whether it is a step of the suite, not of the blind test."""
     error: float
     within: bool
+    """Whether the timed iteration lies in the predicted range."""
     host_over_gpu: float
-    """Predicted time of the one over that of the other."""
+    """The predicted host time over the predicted GPU time."""
     unseen: bool = False
     """Whether the machine is in no fit."""
 
@@ -67,7 +71,7 @@ EVERY = (REFERENCE, AT_START, THROUGHOUT, HOST_OUT, MODEL_OUT)
 
 
 def hosts_of(machine: Machine, steps: Steps, others: Sequence[Machine]) -> dict[str, Host]:
-    """Whom a machine's host is taken for, by what is known without it."""
+    """The hosts that a machine is predicted with, by title, fitted without its steps."""
     base = host_without(machine.name, steps)
     reference = reference_of(others, base)["cuda"]
 
@@ -83,55 +87,55 @@ def hosts_of(machine: Machine, steps: Steps, others: Sequence[Machine]) -> dict[
 
 
 def predictors(data: Path, cache: Path) -> dict[str, Learned]:
-    """By model of the suite: ops fitted without its family."""
+    """For each model of the suite: op models fitted without its family."""
     cases = list(own_steps.cases())
     return {case.model: fitted for fitted, own in folds(cases, data, cache) for case in own}
 
 
 def rows(data: Path, cache: Path, titles: Collection[str] = EVERY) -> Iterator[IterationRow]:
-    """Every step of every machine, with each of these hosts."""
+    """Every step of every machine, predicted with each of these hosts."""
     every, unseen, fitted = machines(), unseen_machines(), read_steps()
     of_suite = {name for name, _ in suite_steps()}
     family_out = predictors(data, cache) if MODEL_OUT in titles else {}
     for machine in (*every, *unseen):
         others = [other for other in every if other is not machine]
-        known = hosts_of(machine, fitted, others)
-        without = {
+        machine_hosts = hosts_of(machine, fitted, others)
+        hosts_without_model = {
             model: hosts_of(machine, fitted.where(fitted.models != model), others)[THROUGHOUT]
             for model in {model_of(step) for step in machine.steps}
         }
         for step in machine.steps:
             trace = traced(cache, step.name, search=step.search)
-            own = without[model_of(step)]
-            hosts = {**known, HOST_OUT: own, MODEL_OUT: own}
+            host_out = hosts_without_model[model_of(step)]
+            hosts = {**machine_hosts, HOST_OUT: host_out, MODEL_OUT: host_out}
             for title in titles:
                 predictor = family_out.get(model_of(step)) if title == MODEL_OUT else None
-                found = wavecast.predict(trace, GPU, host=hosts[title], predictor=predictor)
+                prediction = wavecast.predict(trace, GPU, host=hosts[title], predictor=predictor)
                 yield IterationRow(
                     machine.name,
                     title,
                     step.name in of_suite,
-                    found.seconds / step.seconds - 1,
-                    found.low_s <= step.seconds <= found.high_s,
-                    found.host_s / found.gpu_s,
+                    prediction.seconds / step.seconds - 1,
+                    prediction.low_s <= step.seconds <= prediction.high_s,
+                    prediction.host_s / prediction.gpu_s,
                     machine in unseen,
                 )
 
 
-def table(found: Sequence[IterationRow]) -> Iterator[str]:
-    """A line for each host and set: the suite on all machines and on each, and blind models."""
+def table(scored: Sequence[IterationRow]) -> Iterator[str]:
+    """A line for each host and set: the suite on all machines, on each, and the blind models."""
     yield "| predicted with | steps | mean error | median | bias | worst | in range |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
-    for title, chosen in sets_of(found).items():
+    for title, chosen in sets_of(scored).items():
         yield _line(title, chosen)
 
 
-def sets_of(found: Sequence[IterationRow]) -> dict[str, list[IterationRow]]:
+def sets_of(scored: Sequence[IterationRow]) -> dict[str, list[IterationRow]]:
     """The rows of each line of the table, by its title."""
     sets: dict[str, list[IterationRow]] = {}
-    names = dict.fromkeys(row.machine for row in found)
-    for title in dict.fromkeys(row.host for row in found):
-        same = [row for row in found if row.host == title]
+    names = dict.fromkeys(row.machine for row in scored)
+    for title in dict.fromkeys(row.host for row in scored):
+        same = [row for row in scored if row.host == title]
         of_suite = [row for row in same if row.of_suite]
         sets[f"{title}: the suite"] = of_suite
         unseen = [row for row in of_suite if row.unseen]
@@ -144,26 +148,26 @@ def sets_of(found: Sequence[IterationRow]) -> dict[str, list[IterationRow]]:
     return sets
 
 
-def figures_of(found: Sequence[IterationRow]) -> dict[str, Figures]:
+def figures_of(scored: Sequence[IterationRow]) -> dict[str, Figures]:
     """The five figures of each line of the table that is not about one machine."""
     return {
         f"h200 iterations, {title}": figures(
             (row.error for row in chosen), (row.within for row in chosen)
         )
-        for title, chosen in sets_of(found).items()
+        for title, chosen in sets_of(scored).items()
         if not title.endswith(" machine")
     }
 
 
 def _line(title: str, some: Sequence[IterationRow]) -> str:
-    found = figures((row.error for row in some), (row.within for row in some))
-    cells = " | ".join(found.cells(1))
-    return f"| {title} | {found.count} | {cells} | {percent(found.in_range)} |"
+    scores = figures((row.error for row in some), (row.within for row in some))
+    cells = " | ".join(scores.cells(1))
+    return f"| {title} | {scores.count} | {cells} | {percent(scores.in_range)} |"
 
 
 def noise() -> Iterator[str]:
-    """A line for each machine: its host factors, and how far two timings of a step differ."""
-    yield "| machine | host at the start | throughout | by its steps | two timings differ by |"
+    """A line for each machine: its host factors, and how much two timings of a step differ."""
+    yield "| machine | host factor at start | throughout | from its steps | two timings differ by |"
     yield "|---|---:|---:|---:|---:|"
     reference = reference_times()["cuda"]
     for machine in (*machines(), *unseen_machines()):
@@ -178,12 +182,14 @@ def noise() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables, and write them into the page if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument("--cache", type=Path, required=True, help="where traces and fits are kept")
+    parser.add_argument(
+        "--cache", type=Path, required=True, help="folder that keeps traces and fits"
+    )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     given = parser.parse_args()
     predicted = list(rows(given.data, given.cache))

@@ -1,14 +1,15 @@
-"""Extrapolation on Lambda's public benchmark: to more GPUs, and to stronger ones.
+"""How well do runs of Lambda's public benchmark predict more GPUs, or a stronger GPU?
 
     python -m lab.score.lambda_runs --data FOLDER
 
-reads the public set lambda (docs/sources.md) and writes the tables of docs/appendix/runs-gpus.md.
-No predicted run is in a fit:
+Reads the public set lambda (docs/sources.md) and writes the tables of docs/appendix/runs-gpus.md.
+No predicted run is in the fit that predicts it:
 
-- more GPUs: for each GPU, interconnect, software, task, precision and batch, fit on 1 and 2 GPUs,
-  predict 4;
-- stronger GPUs: for each task, precision and software generation, fit on all GPUs but the strongest
-  by its data sheet, predict that one. Batches follow the GPUs' memory, so both change at once.
+- more GPUs: for each GPU, interconnect, software, task, precision and batch, fit the
+  runs on 1 and 2 GPUs, and predict those on 4.
+- stronger GPUs: for each task, precision and software generation, fit the runs on all GPUs but the
+  strongest by its data sheet, and predict those on it. The batch sizes were chosen by the GPUs'
+  memory, so GPU and batch change together.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ PAGE = pages.APPENDIX / "runs-gpus.md"
 MARK = "begin: python -m lab.score.lambda_runs"
 ALLOWED_FLAGS = {"", "reported_above_steady", "reported_below_steady"}
 TASKS = ("resnet50", "ssd", "bert_base_squad", "bert_large_squad", "gnmt")
-"""Those whose times mean what they say (the data's own README)."""
+"""The tasks whose times can be trusted, according to the README of the data."""
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "amp_fp16": "fp16", "fp16_static_scale": "fp16"}
 PUBLISHED = {
-    "more GPUs": "13.27 mean, 24.75 worst (18 cells)",
-    "stronger GPUs": "10.39 mean, 18.09 worst (4 cells)",
+    "more GPUs": "a mean error of 13.27% and a worst error of 24.75% (18 cells)",
+    "stronger GPUs": "a mean error of 10.39% and a worst error of 18.09% (4 cells)",
 }
-"""What the slides of Gianniti et al. print, on other GPUs and networks."""
+"""The errors that the slides of Gianniti et al. report, on other GPUs and networks."""
 
 Error = tuple[str, float]
 """The task, and the signed relative error of one prediction."""
 
 
 def more_gpus(folder: Path) -> Iterator[Error]:
-    """From 1 and 2 GPUs to 4."""
+    """The errors on 4 GPUs of fits on runs with 1 and 2 GPUs."""
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     keys = ("gpu", "interconnect", "base_torch", "task", "precision_effective", "batch_per_gpu")
     for row in _rows(folder / "lambda" / "lambda_scaling.csv"):
@@ -62,17 +63,17 @@ def more_gpus(folder: Path) -> Iterator[Error]:
         model = Extrapolation("gpus").fit(seen)
         for run in runs:
             if run.gpus == 4:
-                found = model.predict(batch=run.batch, gpus=4)
-                yield run.model, found.seconds / run.seconds - 1
+                estimate = model.predict(batch=run.batch, gpus=4)
+                yield run.model, estimate.seconds / run.seconds - 1
 
 
 def stronger_gpus(folder: Path) -> Iterator[Error]:
-    """From weaker GPUs to the strongest."""
+    """The errors on the strongest GPU of fits on runs on weaker GPUs."""
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     keys = ("task", "precision_effective", "image_version")
     for row in _rows(folder / "lambda" / "lambda_throughput.csv"):
-        fine = row["n_gpu"] == "1" and row["flags"] in ALLOWED_FLAGS
-        if fine and row["task"] in TASKS and row["data"] in ("synthetic", "real"):
+        clean = row["n_gpu"] == "1" and row["flags"] in ALLOWED_FLAGS
+        if clean and row["task"] in TASKS and row["data"] in ("synthetic", "real"):
             batch = round(float(row["batch_global"]))
             groups[tuple(row[key] for key in keys)].append(
                 _run(row, batch, 1, float(row["throughput"]))
@@ -85,20 +86,20 @@ def stronger_gpus(folder: Path) -> Iterator[Error]:
         model = Extrapolation("power").fit(seen)
         for run in runs:
             if run not in seen:
-                found = model.predict(batch=run.batch, gpu=run.gpu)
-                yield run.model, found.seconds / run.seconds - 1
+                estimate = model.predict(batch=run.batch, gpu=run.gpu)
+                yield run.model, estimate.seconds / run.seconds - 1
 
 
-def table(found: Sequence[Error]) -> str:
-    """One row for each task."""
+def table(errors: Sequence[Error]) -> str:
+    """A line for each task, and one for all."""
     lines = ["| task | predictions | mean error | median | worst |", "|---|---:|---:|---:|---:|"]
     by_task: dict[str, list[float]] = defaultdict(list)
-    for task, error in found:
+    for task, error in errors:
         by_task[task].append(abs(error))
     for task in TASKS:
         if task in by_task:
             lines.append(_line(task, by_task[task]))
-    lines.append(_line("**all**", [abs(error) for _, error in found]))
+    lines.append(_line("**all**", [abs(error) for _, error in errors]))
     return "\n".join(lines)
 
 
@@ -133,7 +134,7 @@ def main() -> None:
         ("more GPUs", more_gpus(arguments.data)),
         ("stronger GPUs", stronger_gpus(arguments.data)),
     ):
-        shown = f"{table(list(errors))}\n\nPrinted in the slides, in percent: {PUBLISHED[name]}."
+        shown = f"{table(list(errors))}\n\nThe slides of Gianniti et al. report {PUBLISHED[name]}."
         pages.write(PAGE, f"{MARK} '{name}'", shown)
         print(f"{name}\n\n{shown}\n")
 

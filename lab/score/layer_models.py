@@ -1,7 +1,7 @@
-"""Lines through the layers of one net, applied to others: docs/appendix/runs-layers.md.
+"""How well do lines fitted on the layers of one net predict the layers of another?
 
-`python -m lab.score.run_models` writes the tables. Beside the models of the package it tries other
-features of a layer, to see which would help.
+`python -m lab.score.run_models` writes the tables into docs/appendix/runs-layers.md. Besides the
+models of the package, this module tries other features of a layer, to see which would help.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
 
 @dataclass(frozen=True)
 class Way:
-    """A way to predict layers."""
+    """A way to predict the times of layers."""
 
     name: str
     method: Method
     predicted: bool = False
-    """Whether lines go through the times that op models predict, not through operations."""
+    """Whether lines are fitted to times that op models predict, not to counts of operations."""
 
 
 WAYS = (
@@ -78,38 +78,47 @@ def work(name: str, batch: int, precision: str) -> LayerWork:
 
 
 def times(name: str, batch: int, precision: str, predicted: bool) -> tuple[LayerTime, ...]:
-    """The measured times of a net's layers, with their predicted ones if asked for."""
-    found = work(name, batch, precision) if predicted else None
-    return times_of_trace(trace(name, batch, precision), network(name), work=found).times
+    """The measured times of a net's layers, with the predicted ones if `predicted` is set."""
+    layer_work = work(name, batch, precision) if predicted else None
+    return times_of_trace(trace(name, batch, precision), network(name), work=layer_work).times
 
 
 Transfer = tuple[tuple[str, ...], str, int]
-"""Fitted on these nets, applied to this one at this batch."""
+"""The nets that are fitted, the net that is predicted, and its batch."""
 
 
 def transfers() -> Iterator[Transfer]:
-    """From one net to another, then from two to the third."""
+    """All transfers from one net to another, then those from two nets to the third."""
     for count in (1, 2):
         for target, batch in product(NETS, LAYER_BATCHES):
             others = [name for name in NETS if name != target]
-            for sources in [(each,) for each in others] if count == 1 else [tuple(others)]:
+            for sources in [(other,) for other in others] if count == 1 else [tuple(others)]:
                 yield sources, target, batch
 
 
 def per_layer(precision: str) -> str:
-    """The error of each way, for each transfer."""
+    """The error of each way to predict, for each transfer."""
     lines = [
         f"| fitted on | applied to | batch | {' | '.join(way.name for way in WAYS)} | covered |",
         f"|---|---|---:|{'---:|' * len(WAYS)}---:|",
     ]
-    found = {each: [transferred(each, precision, way) for way in WAYS] for each in transfers()}
-    for (sources, target, batch), cells in found.items():
+    results = {
+        transfer: [transferred(transfer, precision, way) for way in WAYS]
+        for transfer in transfers()
+    }
+    for (sources, target, batch), cells in results.items():
         shown = " | ".join(f"{error:+.1%}" for error, _ in cells)
         covered = cells[0][1]
         lines.append(f"| {', '.join(sources)} | {target} | {batch} | {shown} | {covered:.0%} |")
     for count, name in ((1, "one net"), (2, "two nets")):
         sums = [
-            summed([found[each][index][0] for each in found if len(each[0]) == count])
+            summed(
+                [
+                    cells[index][0]
+                    for transfer, cells in results.items()
+                    if len(transfer[0]) == count
+                ]
+            )
             for index in range(len(WAYS))
         ]
         lines.append(f"| **{name}** | | | {' | '.join(sums)} | |")
@@ -117,24 +126,24 @@ def per_layer(precision: str) -> str:
 
 
 def summed(errors: Sequence[float]) -> str:
-    """The mean and the worst error as a cell."""
+    """The mean and the worst size of the errors, as a cell of a table."""
     sizes = [abs(error) for error in errors]
     return f"mean {statistics.mean(sizes):.1%}, worst {max(sizes):.1%}"
 
 
 def transferred(which: Transfer, precision: str, way: Way) -> tuple[float, float]:
-    """The error over the layers that the sources have a line for, and their share of the time."""
+    """The error over the layers for which the sources give a line, and their share of the time."""
     sources, target, batch = which
     model = PerLayer(way.method).fit(
-        each
+        time
         for name, size in product(sources, LAYER_BATCHES)
-        for each in times(name, size, precision, way.predicted)
+        for time in times(name, size, precision, way.predicted)
     )
     given = work(target, batch, precision) if way.predicted else None
-    found = model.predict(network(target), batch, work=given)
+    predicted = model.predict(network(target), batch, work=given)
     actual = timed_network(target, times(target, batch, precision, way.predicted))
-    covered = sum(seconds for key, seconds in actual.parts.items() if key in found.parts)
-    return sum(found.parts.values()) / covered - 1, covered / actual.seconds
+    covered = sum(seconds for key, seconds in actual.parts.items() if key in predicted.parts)
+    return sum(predicted.parts.values()) / covered - 1, covered / actual.seconds
 
 
 Feature = Callable[[LayerTime, Pass], float]
@@ -143,7 +152,7 @@ _SMS = 132
 
 
 def _matrices(layer: NetworkLayer, batch: int) -> tuple[int, int, int]:
-    """Height, width and depth of a layer as a matrix product: outputs are height by width."""
+    """Height, width and depth of a layer as a matrix product with height by width outputs."""
     if layer.kind is LayerCategory.CONV:
         depth = math.prod(layer.kernel) * layer.inputs[0] // layer.groups
         return batch * layer.outputs[1] * layer.outputs[2], layer.outputs[0], depth
@@ -159,7 +168,7 @@ def _bytes(time: LayerTime, which: Pass) -> float:
 
 
 def _waves(time: LayerTime, which: Pass) -> float:
-    """Operations of whole waves of tiles; a product of few tiles is split along its depth."""
+    """The operations when tiles fill whole waves; few tiles are split along their depth."""
     if time.layer.kind not in (LayerCategory.CONV, LayerCategory.FC):
         return time.layer.ops(which, time.batch)
 
@@ -202,28 +211,31 @@ def features() -> str:
     """Mean and worst error from one net to another, by the features of a layer."""
     columns = [*product(METHODS, LAYER_PRECISIONS)]
     names = [f"{method.split()[0]}, {precision}" for method, precision in columns]
-    lines = [f"| a layer takes 1 and | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
-    pairs = [each for each in transfers() if len(each[0]) == 1]
-    found = {
-        (tried, method, precision): {each: _tried(each, precision, tried, method) for each in pairs}
+    lines = [
+        f"| features of a layer, besides a constant | {' | '.join(names)} |",
+        f"|---|{'---:|' * len(names)}",
+    ]
+    pairs = [transfer for transfer in transfers() if len(transfer[0]) == 1]
+    errors = {
+        (tried, method, precision): {pair: _tried(pair, precision, tried, method) for pair in pairs}
         for tried, method, precision in product(TRIED, METHODS, LAYER_PRECISIONS)
     }
     for tried in TRIED:
-        cells = [summed([*found[(tried, *column)].values()]) for column in columns]
+        cells = [summed([*errors[(tried, *column)].values()]) for column in columns]
         lines.append(f"| {', '.join(tried)} | {' | '.join(cells)} |")
     lines.append("")
     for precision in LAYER_PRECISIONS:
-        rows = [errors for (*_, each), errors in found.items() if each == precision]
+        rows = [row for (*_, column), row in errors.items() if column == precision]
         lines.append(
-            f"In {precision}, with row and method for each net chosen by the errors between the "
-            f"other two: {summed(_chosen(rows))}."
+            f"In {precision}, features and method were also chosen for each net by the errors "
+            f"between the other two nets: {summed(_chosen(rows))}."
         )
     return "\n".join(lines)
 
 
 def _chosen(rows: Sequence[Mapping[Transfer, float]]) -> list[float]:
-    """The errors of the features chosen without the net that they are applied to."""
-    found: list[float] = []
+    """The errors for each net with the features that are best for the other two nets."""
+    chosen: list[float] = []
     for net in NETS:
 
         def elsewhere(errors: Mapping[Transfer, float], net: str = net) -> float:
@@ -234,18 +246,18 @@ def _chosen(rows: Sequence[Mapping[Transfer, float]]) -> list[float]:
             )
 
         best = min(rows, key=elsewhere)
-        found += [error for (_, to, _), error in best.items() if to == net]
-    return found
+        chosen += [error for (_, to, _), error in best.items() if to == net]
+    return chosen
 
 
 def _tried(which: Transfer, precision: str, names: Sequence[str], method: Method) -> float:
     sources, target, batch = which
-    known = _table([(name, size) for name in sources for size in LAYER_BATCHES], precision, names)
-    asked = _table([(target, batch)], precision, names)
+    fitted = _table([(name, size) for name in sources for size in LAYER_BATCHES], precision, names)
+    wanted = _table([(target, batch)], precision, names)
     predicted = actual = 0.0
-    for key, (rows, seconds) in asked.items():
-        if key in known:
-            predicted += float((rows @ _coefficients(*known[key], method)).sum())
+    for key, (rows, seconds) in wanted.items():
+        if key in fitted:
+            predicted += float((rows @ _coefficients(*fitted[key], method)).sum())
             actual += float(seconds.sum())
     return predicted / actual - 1
 
@@ -253,36 +265,36 @@ def _tried(which: Transfer, precision: str, names: Sequence[str], method: Method
 def _table(
     cases: Sequence[tuple[str, int]], precision: str, names: Sequence[str]
 ) -> dict[Key, tuple[Array, Array]]:
-    found: dict[Key, list[list[float]]] = {}
+    by_key: dict[Key, list[list[float]]] = {}
     for name, batch in cases:
         for time in times(name, batch, precision, predicted=True):
             for which in Pass:
                 seconds, category = time.seconds(which), time.layer.category
                 if category is not None and seconds is not None:
-                    row = [1.0, *(FEATURES[each](time, which) for each in names), seconds]
-                    found.setdefault((category, which), []).append(row)
-    tables = {key: np.array(rows) for key, rows in found.items()}
+                    row = [1.0, *(FEATURES[feature](time, which) for feature in names), seconds]
+                    by_key.setdefault((category, which), []).append(row)
+    tables = {key: np.array(rows) for key, rows in by_key.items()}
     return {key: (table[:, :-1], table[:, -1]) for key, table in tables.items()}
 
 
 def _coefficients(rows: Array, seconds: Array, method: Method) -> Array:
-    """The fitted coefficients; a feature that depends on those before it gets 0."""
+    """The fitted coefficients. A feature that depends linearly on those before it gets 0."""
     kept: list[int] = []
     for index in range(rows.shape[1]):
         more = [*kept, index]
         if len(more) < len(rows) and least_squares.rank(rows[:, more]) == len(more):
             kept = more
-    found = np.zeros(rows.shape[1])
-    found[kept] = least_squares.fit(rows[:, kept], seconds, method).values
-    return found
+    coefficients = np.zeros(rows.shape[1])
+    coefficients[kept] = least_squares.fit(rows[:, kept], seconds, method).values
+    return coefficients
 
 
 SHOWN = {"vgg16": "", "googlenet": "lower.10."}
-"""The nets whose rates are shown, and how the names of their layers begin."""
+"""The nets whose rates are shown, and the prefix of the layers to show."""
 
 
 def rates() -> str:
-    """Operations per second of layers in the forward pass, and the algorithm in fp32."""
+    """TFLOP/s of layers in the forward pass, with cuDNN's algorithm where it is FFT or Winograd."""
     cells = [*product(LAYER_PRECISIONS, LAYER_BATCHES)]
     lines = [
         "| net | layer | " + " | ".join(f"{p}, batch {b}" for p, b in cells) + " |",
@@ -291,12 +303,12 @@ def rates() -> str:
     for net, prefix in SHOWN.items():
         shown = set()
         for layer in network(net).layers:
-            what = _described(layer)
-            if not layer.weights or not layer.name.startswith(prefix) or what in shown:
+            title = _described(layer)
+            if not layer.weights or not layer.name.startswith(prefix) or title in shown:
                 continue
-            shown.add(what)
-            found = [_rate(net, layer, batch, precision) for precision, batch in cells]
-            lines.append(f"| {net} | {what} | {' | '.join(found)} |")
+            shown.add(title)
+            shown_rates = [_rate(net, layer, batch, precision) for precision, batch in cells]
+            lines.append(f"| {net} | {title} | {' | '.join(shown_rates)} |")
     return "\n".join(lines)
 
 
@@ -312,8 +324,9 @@ def _rate(net: str, layer: NetworkLayer, batch: int, precision: str) -> str:
     names, seconds = [], 0.0
     for call in measured:
         if call.phase is Phase.FORWARD and call.module.partition(".")[2] == layer.name:
-            names += [each.name.lower() for each in call.kernels]
-            seconds += sum(each.seconds for each in call.kernels)
+            names += [kernel.name.lower() for kernel in call.kernels]
+            seconds += sum(kernel.seconds for kernel in call.kernels)
     rate = 2 * layer.ops(Pass.FORWARD, batch) / seconds / 1e12
-    algorithm = next((each for each in ("FFT", "Winograd") if each.lower() in "".join(names)), "")
+    algorithms = (name for name in ("FFT", "Winograd") if name.lower() in "".join(names))
+    algorithm = next(algorithms, "")
     return f"{rate:.0f} {algorithm}".strip()

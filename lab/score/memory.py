@@ -2,9 +2,9 @@
 
     python -m lab.score.memory steps         # allocated, reserved, process (a few minutes)
     python -m lab.score.memory batches       # the largest batch under a limit (half an hour)
-    python -m lab.score.memory workspaces    # workspaces of libraries, models left out (a minute)
+    python -m lab.score.memory workspaces    # library workspaces, each model left out (a minute)
 
-Measured by lab/collect/memory_reality.py (measurements/h200/memory); every step is traced here. The
+`lab.collect.memory_reality` measured measurements/h200/memory. Every step is traced here. The
 commands write the tables of docs/memory.md and docs/appendix/memory-*.md.
 """
 
@@ -30,12 +30,12 @@ PAGE = DOCS / "memory.md"
 MARK = "begin: python -m lab.score.memory"
 GPU = "h200-sxm"
 LARGE_BYTES = 2e9
-"""Whole processes are compared from here on."""
+"""The memory of a process is compared only above this size."""
 
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A step: its measured peak, and the errors of the predictions."""
+    """The measured peak of a step, and the relative errors of its predicted memory."""
 
     name: str
     allocated_bytes: int
@@ -45,7 +45,7 @@ class MemoryRow:
 
 
 def measured_steps() -> dict[str, dict[str, Any]]:
-    """What was measured of each step."""
+    """The measured memory of each step, by its name."""
     return {row["name"]: row for row in _rows("steps.jsonl") if row["status"] == "ok"}
 
 
@@ -60,14 +60,14 @@ def compare_steps() -> list[MemoryRow]:
 
 
 def _compared(name: str, row: dict[str, Any]) -> MemoryRow:
-    found = wavecast.memory(wavecast.trace(STEPS[name].make, gpu=GPU), GPU)
+    memory = wavecast.memory(wavecast.trace(STEPS[name].make, gpu=GPU), GPU)
     process = row["process_bytes"]
     return MemoryRow(
         name,
         row["allocated_bytes"],
-        found.peak_bytes / row["allocated_bytes"] - 1,
-        found.reserved_bytes / row["reserved_bytes"] - 1,
-        (found.process_bytes or 0) / process - 1 if process > LARGE_BYTES else None,
+        memory.peak_bytes / row["allocated_bytes"] - 1,
+        memory.reserved_bytes / row["reserved_bytes"] - 1,
+        (memory.process_bytes or 0) / process - 1 if process > LARGE_BYTES else None,
     )
 
 
@@ -85,9 +85,9 @@ def steps_summary(rows: Sequence[MemoryRow]) -> str:
             ("process above 2 GB", [row.process for row in chosen if row.process is not None]),
         ):
             if errors:
-                found = figures(errors)
-                cells = " | ".join(found.cells(1, worst_digits=1))
-                lines.append(f"| {name}{which} | {found.count} | {cells} |")
+                scores = figures(errors)
+                cells = " | ".join(scores.cells(1, worst_digits=1))
+                lines.append(f"| {name}{which} | {scores.count} | {cells} |")
     return "\n".join(lines)
 
 
@@ -104,7 +104,7 @@ def steps_table(rows: Sequence[MemoryRow]) -> str:
 
 
 def batches_tables() -> tuple[str, str]:
-    """A summary, and the predicted and true largest batches under each limit."""
+    """A summary, and a table of predicted and true largest batches under each memory limit."""
     lines = [
         "| step | limit | largest batch | predicted | error |",
         "|---|---:|---:|---:|---:|",
@@ -113,11 +113,11 @@ def batches_tables() -> tuple[str, str]:
     for row in _rows("growing.jsonl"):
         if row["status"] != "ok":
             continue
-        found = predicted_batch(row["model"], row["gib"], max(1, row["fits"]))
-        error = _error(found, row["fits"], row["too_large"])
+        predicted = predicted_batch(row["model"], row["gib"], max(1, row["fits"]))
+        error = _error(predicted, row["fits"], row["too_large"])
         errors.append(error)
         true = row["fits"] if row["too_large"] == row["fits"] + 1 else f"{row['fits']} or more"
-        lines.append(f"| {row['model']} | {row['gib']} GiB | {true} | {found} | {error:+.1%} |")
+        lines.append(f"| {row['model']} | {row['gib']} GiB | {true} | {predicted} | {error:+.1%} |")
         print(lines[-1], flush=True)
     return batches_summary(errors), "\n".join(lines)
 
@@ -131,14 +131,21 @@ def batches_summary(errors: Sequence[float]) -> str:
 
 
 def _error(predicted: int, fits: int, too_large: int) -> float:
-    """Against the nearest batch that may be the largest one: the search stopped near it."""
+    """The relative error against the nearest batch that may be the largest.
+
+    The measured search stopped early, so the largest batch is only known to be from `fits` to
+    `too_large` - 1.
+    """
     if predicted < fits:
         return predicted / fits - 1
     return 0.0 if predicted < too_large else predicted / (too_large - 1) - 1
 
 
 def predicted_batch(model: str, gib: int, start: int) -> int:
-    """The largest batch that should fit; the search begins near the truth to need few traces."""
+    """The largest batch that is predicted to fit.
+
+    The search begins at `start`, near the true batch, so that few traces are needed.
+    """
     return largest_batch(
         partial(_traced, model), wavecast.device(GPU), gib << 30, start=start
     ).batch

@@ -1,11 +1,11 @@
-"""Memory as other tools predict it without a GPU, against the real allocator on our H200.
+"""How well do other tools predict memory without a GPU? Compared with our H200's allocator.
 
     python -m lab.score.memory_others tracker       # torch's MemTracker, on the suite
     python -m lab.score.memory_others estimators    # accelerate estimate-memory and torch-kitsune
 
 The steps and their measured peaks are those of measurements/h200/suite.csv. MemTracker runs each
-step twice on fake tensors, as we do: the second time the optimizer has its state. The estimators
-know a model and not a step. Writes the tables of docs/appendix/memory-others.md.
+step twice on fake tensors, as we do: in the second iteration the optimizer has its state. The
+estimators see only the model, not the step. Writes the tables of docs/appendix/memory-others.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GPU = "h200-sxm"
 
 @dataclass(frozen=True)
 class PeerRow:
-    """A step: its measured peak, and two predictions with the time that each took."""
+    """The measured peak of a step, and two predictions with the time that each took."""
 
     name: str
     peak: int
@@ -99,12 +99,12 @@ def staying_modules() -> Iterator[None]:
 
 
 def _optimizers(step: Any) -> list[torch.optim.Optimizer]:
-    found = [getattr(step.run, "optimizer", None)]
-    return [each for each in found if isinstance(each, torch.optim.Optimizer)]
+    optimizer = getattr(step.run, "optimizer", None)
+    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else []
 
 
 def tracker_table(rows: Sequence[PeerRow]) -> str:
-    """The figures of both, over the steps that both can run."""
+    """The errors and times of both tools, over the steps that both can run."""
     both = [row for row in rows if row.theirs is not None]
     lines = [
         "| | steps | mean error | median | worst | time for all |",
@@ -134,27 +134,31 @@ MODELS = {
     **{"resnet50": 224, "inception-v3": 299, "alexnet": 224, "googlenet": 224, "vgg16": 224},
     **{"vgg19": 224, "vit": 224, "bert-base": None, "gpt2": None, "transformer": None},
 }
-"""Of the suite: the side of the images, which kitsune wants to know; it takes no tokens."""
+"""The side of a model's images, which kitsune needs. None for tokens, which it does not take."""
 
 
 def by_estimators() -> list[tuple[str, int, int, int, int | None]]:
-    """Model, real peak, ours, accelerate's, kitsune's: float32 at the largest measured batch."""
+    """Each model in float32 at its largest measured batch.
+
+    The values are its name, the measured peak, and the peaks predicted by wavecast, accelerate and
+    kitsune.
+    """
     last = {r.model: r for r in read_results(H200 / "suite.csv") if r.precision == "fp32"}
-    found = []
+    rows = []
     for name, side in MODELS.items():
         row, benchmark = last[name], suite.benchmark(name)
         trace = wavecast.trace(partial(benchmark.make_step, row.batch, "fp32"))
         step = benchmark.make_step(benchmark.smallest_batch, "fp32", device="cpu")
         kitsunes = by_kitsune(step.model, side, row.batch, _optimizers(step)) if side else None
         ours = wavecast.memory(trace, GPU).peak_bytes
-        found.append(
+        rows.append(
             (f"{name} b{row.batch}", row.peak_bytes or 0, ours, by_accelerate(step.model), kitsunes)
         )
-    return found
+    return rows
 
 
 def by_accelerate(model: Any) -> int:
-    """`accelerate estimate-memory`: training with Adam, its peak."""
+    """The peak of training with Adam, as `accelerate estimate-memory` predicts it."""
     import_module("lab.steps.libraries").import_torchvision()
     total, _ = import_module("accelerate.utils").calculate_maximum_sizes(model)
     estimate = import_module("accelerate.commands.estimate").estimate_training_usage
@@ -164,16 +168,16 @@ def by_accelerate(model: Any) -> int:
 def by_kitsune(
     model: Any, side: int, batch: int, optimizers: Sequence[torch.optim.Optimizer]
 ) -> int:
-    """torch-kitsune's sum of its kinds."""
+    """The sum of the kinds of memory that torch-kitsune predicts."""
     name = "sgd" if isinstance(optimizers[0], torch.optim.SGD) else "adam"
     predict = import_module("kitsune").predict_memory
-    found = predict(model, (3, side, side), batch, optimizer=name)
+    estimate = predict(model, (3, side, side), batch, optimizer=name)
     kinds = ("param", "gradient", "optimizer", "activation", "overhead")
-    return int(sum(getattr(found, f"{kind}_bytes") for kind in kinds))
+    return int(sum(getattr(estimate, f"{kind}_bytes") for kind in kinds))
 
 
 def estimator_table(rows: Iterable[tuple[str, int, int, int, int | None]]) -> str:
-    """A line for each model, and the means."""
+    """A line for each model, and one for the mean errors."""
     chosen = list(rows)
     lines = [
         "| model | measured | wavecast | accelerate | torch-kitsune |",
@@ -184,7 +188,7 @@ def estimator_table(rows: Iterable[tuple[str, int, int, int, int | None]]) -> st
         cells = []
         for column, nbytes in zip(errors, predicted, strict=True):
             if nbytes is None:
-                cells.append("cannot")
+                cells.append("not supported")
                 continue
             column.append(abs(nbytes / peak - 1))
             cells.append(f"{nbytes / 2**30:.2f} GiB ({nbytes / peak - 1:+.0%})")

@@ -1,10 +1,11 @@
-"""TBD's observations (Zhu et al., IISWC 2018, section IV) on measurements of the suite.
+"""Do TBD's observations (Zhu et al., IISWC 2018, section IV) hold in measurements of the suite?
 
     python -m lab.score.observations RESULTS.csv TRACES
 
-RESULTS.csv and the folder TRACES are what `wavecast suite run --traces` wrote. Each observation
-that one GPU and one framework can show is printed with the models that show it. Those about
-frameworks (3), two GPUs (9) and several machines (12) are left out.
+`wavecast suite run --traces` writes RESULTS.csv and the folder TRACES. The command prints how many
+models show each observation that can be made on one GPU with one framework, and names the models
+that do not. The observations about frameworks (3), two GPUs (9) and several machines (12) are left
+out.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from wavecast.runs.suite_results import SuiteResult, read_results
 from wavecast.steps.profiling import profile_measured
 
 RECURRENT = frozenset({"nmt", "gnmt", "deep-speech-2"})
-"""Models whose time is in recurrent layers."""
+"""Models that spend most of their time in recurrent layers."""
 
 _BATCH_NORM = re.compile(r"batch_norm|bn_(?:fw|bw)")
 
 NOISE = 0.03
-"""A drop smaller than this does not count."""
+"""A relative drop smaller than this does not count as one."""
 SATURATED = 1.10
-"""A GPU is saturated if doubling the batch gains less: TBD has Inception-v3 below it."""
+"""A GPU is saturated if doubling the batch multiplies the throughput by less than this.
+
+TBD calls Inception-v3 saturated, which is below it."""
 LOW = 0.8
-"""GPU utilisation that TBD calls low; the other models reach 0.95."""
+"""GPU utilisation below this is low in TBD; its models that are not recurrent reach 0.95."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,11 @@ class Observation:
     agreeing: tuple[str, ...]
     """The models (with their precision) that show it."""
     others: tuple[str, ...]
-    """Those that do not."""
+    """The models that do not."""
 
     @property
     def share(self) -> float:
-        """The part of the models that show it."""
+        """The share of the models that show it."""
         total = len(self.agreeing) + len(self.others)
         return len(self.agreeing) / total if total else 0.0
 
@@ -56,35 +59,38 @@ def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
     """Every observation that the rows can show."""
     sweeps = list(_sweeps(rows))
 
-    def each(
+    def observation(
         number: int,
         claim: str,
         holds: Callable[[Sequence[SuiteResult]], bool],
         chosen: Callable[[str], bool] = lambda model: True,
     ) -> Observation:
-        asked = [sweep for sweep in sweeps if chosen(sweep[0].model)]
         names = {True: [], False: []}  # type: dict[bool, list[str]]
-        for sweep in asked:
+        for sweep in (sweep for sweep in sweeps if chosen(sweep[0].model)):
             names[holds(sweep)].append(f"{sweep[0].model} {sweep[0].precision}")
         return Observation(number, claim, tuple(names[True]), tuple(names[False]))
 
     recurrent, plain = RECURRENT.__contains__, lambda model: model not in RECURRENT
     return (
-        each(1, "throughput does not fall with the batch", _rising("throughput_per_s")),
-        each(2, "recurrent models are not saturated at the largest batch", _growing, recurrent),
-        each(2, "the others are", lambda sweep: not _growing(sweep), plain),
-        each(4, "GPU utilisation does not fall with the batch", _rising("gpu_utilisation")),
-        each(5, "recurrent models use the GPU little", _last_below(LOW), recurrent),
-        each(5, "the others use it by 95% or more", _last_above(0.95), plain),
-        each(6, "utilisation of the cores does not fall with the batch", _rising_cores),
-        each(10, "feature maps are most of the memory", _feature_maps_dominate),
-        each(11, "feature maps grow in proportion to the batch", _proportional),
+        observation(1, "throughput does not fall with the batch", _rising("throughput_per_s")),
+        observation(
+            2, "recurrent models are not saturated at the largest batch", _growing, recurrent
+        ),
+        observation(2, "the other models are saturated", lambda sweep: not _growing(sweep), plain),
+        observation(4, "GPU utilisation does not fall with the batch", _rising("gpu_utilisation")),
+        observation(5, "GPU utilisation of recurrent models is low", _last_below(LOW), recurrent),
+        observation(
+            5, "GPU utilisation of the other models is 95% or more", _last_above(0.95), plain
+        ),
+        observation(6, "utilisation of the cores does not fall with the batch", _rising_cores),
+        observation(10, "feature maps are most of the memory", _feature_maps_dominate),
+        observation(11, "feature maps grow in proportion to the batch", _proportional),
         _seventh(sweeps),
     )
 
 
 def _sweeps(rows: Sequence[SuiteResult]) -> Iterator[tuple[SuiteResult, ...]]:
-    """The rows of a model in one precision by batch, where at least two ran."""
+    """The rows of each model and precision in order of batch, where at least two ran."""
     groups: dict[tuple[str, str], list[SuiteResult]] = {}
     for row in rows:
         if row.status == "ok":
@@ -130,7 +136,7 @@ def _feature_maps_dominate(sweep: Sequence[SuiteResult]) -> bool:
 
 
 def _proportional(sweep: Sequence[SuiteResult]) -> bool:
-    """Within a tenth of a straight line through the first and last batch."""
+    """Whether all batches lie within a tenth of a line through the first and the last one."""
     first, last = sweep[0], sweep[-1]
     low, high = first.feature_maps_bytes or 0, last.feature_maps_bytes or 0
     slope = (high - low) / (last.batch - first.batch)
@@ -141,42 +147,42 @@ def _proportional(sweep: Sequence[SuiteResult]) -> bool:
 
 
 def _seventh(sweeps: Sequence[Sequence[SuiteResult]]) -> Observation:
-    """Recurrent models against the middle one of the others, in the same precision."""
+    """Recurrent models compared with the median of the others, in the same precision."""
     names: dict[bool, list[str]] = {True: [], False: []}
     for sweep in sweeps:
         last = sweep[-1]
         others = sorted(
-            _cores(each[-1])
-            for each in sweeps
-            if each[0].model not in RECURRENT and each[0].precision == last.precision
+            _cores(other[-1])
+            for other in sweeps
+            if other[0].model not in RECURRENT and other[0].precision == last.precision
         )
         if last.model in RECURRENT and others:
             below = _cores(last) < others[len(others) // 2]
             names[below].append(f"{last.model} {last.precision}")
-    claim = "recurrent models use the cores less than the middle one of the others"
+    claim = "recurrent models use the cores less than the median of the other models"
     return Observation(7, claim, tuple(names[True]), tuple(names[False]))
 
 
 def observe_kernels(traces: Mapping[str, Trace], device: Device) -> Observation:
-    """The eighth: batch normalisation is among the long kernels below the average."""
+    """Observation 8: batch normalisation is among the long kernels of low utilisation."""
     names: dict[bool, list[str]] = {True: [], False: []}
     for name, trace in traces.items():
         if any("batch_norm" in call.op.base for call in trace):
             worst = profile_measured(name, trace, device).wasteful(5)
             names[any(_BATCH_NORM.search(kernel.name) for kernel in worst)].append(name)
-    claim = "of the five longest kernels below the average, one is batch normalisation"
+    claim = "batch normalisation is among the five longest kernels of below-average utilisation"
     return Observation(8, claim, tuple(names[True]), tuple(names[False]))
 
 
 def main(path: Path, folder: Path) -> None:
     """Print every observation, and the models that do not show it."""
     rows = read_results(path)
-    found = (*observe(rows), observe_kernels(campaigns.loose_traces(folder), device(rows[0].gpu)))
-    for each in sorted(found, key=lambda found: found.number):
-        total = len(each.agreeing) + len(each.others)
-        print(f"{each.number:2}. {each.claim}: {len(each.agreeing)} of {total}")
-        if each.others:
-            print(f"    not: {', '.join(each.others)}")
+    eighth = observe_kernels(campaigns.loose_traces(folder), device(rows[0].gpu))
+    for seen in sorted((*observe(rows), eighth), key=lambda observation: observation.number):
+        total = len(seen.agreeing) + len(seen.others)
+        print(f"{seen.number:2}. {seen.claim}: {len(seen.agreeing)} of {total}")
+        if seen.others:
+            print(f"    not in: {', '.join(seen.others)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Single ops on GPUs left out of the fit: five figures for each kind of op.
+"""How far off are single ops on GPUs left out of the fit? Five figures for each kind of op.
 
     python -m lab.score.op_accuracy --data FOLDER [--write]
 
 Every GPU is predicted by models that never saw its chip, as `lab.fit.learned --score` does, and
-every GPU counts the same. `in range` is the share of a GPU's ops within the range that the other
-GPUs' ops make. Kinds that were measured on one GPU only are left out. The fits take an hour.
+every GPU has the same weight. `in range` is the share of a GPU's ops within ranges calibrated on
+the other GPUs. Kinds of op that were measured on only one GPU are left out. The fits take an hour.
 `--write` records the figures for docs/accuracy.md.
 """
 
@@ -22,7 +22,7 @@ from lab.measured.figures import Figures, percent, record
 
 
 def figures_of(scored: ScoredOps) -> Figures:
-    """The five figures of one kind of op, every GPU counting the same."""
+    """The five figures of one kind of op, with the same weight for every GPU."""
     errors = scored.said_s / np.array([row.seconds for row in scored.rows]) - 1
     gpu = np.array([row.gpu for row in scored.rows])
     by_gpu = [errors[gpu == name] for name in np.unique(gpu)]
@@ -37,7 +37,7 @@ def figures_of(scored: ScoredOps) -> Figures:
 
 
 def by_kind(scores: Mapping[str, ScoredOps]) -> dict[str, Figures]:
-    """The figures of each kind that at least two GPUs measured, by its name in the file."""
+    """The figures of each kind of op measured on two GPUs or more, by its name in the file."""
     return {
         f"op {name}": figures_of(scored)
         for name, scored in grouped(scores).items()
@@ -45,15 +45,15 @@ def by_kind(scores: Mapping[str, ScoredOps]) -> dict[str, Figures]:
     }
 
 
-def table(found: Mapping[str, Figures]) -> str:
+def table(kinds: Mapping[str, Figures]) -> str:
     """A line for each kind of op, in Markdown."""
     lines = [
         "| ops | measurements | mean | median | bias | worst | in range |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for name, kind in found.items():
-        cells = [*kind.cells(), percent(kind.in_range)]
-        lines.append(f"| {name.removeprefix('op ')} | {kind.count:,} | {' | '.join(cells)} |")
+    for name, scores in kinds.items():
+        cells = [*scores.cells(), percent(scores.in_range)]
+        lines.append(f"| {name.removeprefix('op ')} | {scores.count:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -61,10 +61,10 @@ def main(given: Sequence[str] | None = None) -> None:
     """Fit without each chip, and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument("--write", action="store_true", help="record the figures")
+    parser.add_argument("--write", action="store_true", help="record the figures in docs/appendix")
     args = parser.parse_args(given)
-    found = tables(rows_of(args.data))
-    kinds = by_kind(left_out(found, fit_all(found)))
+    op_tables = tables(rows_of(args.data))
+    kinds = by_kind(left_out(op_tables, fit_all(op_tables)))
     print(table(kinds))
     if args.write:
         record(kinds)

@@ -1,4 +1,4 @@
-"""Generated tables in the documentation: each stands between two marks on its page."""
+"""Reads and writes the generated tables of the documentation, which stand between two marks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ APPENDIX = DOCS / "appendix"
 
 
 def write(page: Path, mark: str, content: str) -> None:
-    """Put a table between `<!-- mark -->` and `<!-- end -->` on a page."""
+    """Replace the text between `<!-- mark -->` and `<!-- end -->` on a page."""
     text = page.read_text(encoding="utf-8")
     marked = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- end -->)", re.DOTALL)
     assert marked.search(text), f"{page} has no mark {mark}"
@@ -19,6 +19,6 @@ def write(page: Path, mark: str, content: str) -> None:
 
 
 def section(page: Path, mark: str) -> str:
-    """The table that stands between `<!-- mark -->` and `<!-- end -->` on a page."""
+    """The text between `<!-- mark -->` and `<!-- end -->` on a page."""
     text = page.read_text(encoding="utf-8")
     return text.partition(f"<!-- {mark} -->\n")[2].partition("\n<!-- end -->")[0]

@@ -1,7 +1,7 @@
-"""A PostgreSQL server of the tests' and benchmarks' own: started, killed and started again.
+"""A private PostgreSQL server for tests and benchmarks, which they can start and kill.
 
-Debian's package has it (`apt install postgresql`); its programs are looked for on PATH and where
-Debian puts them. It refuses to run as root, so root starts it as another user.
+Its programs are searched on PATH and where Debian installs them (`apt install postgresql`).
+PostgreSQL refuses to run as root, so root starts it as another user.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ def programs() -> Path | None:
     """The folder with PostgreSQL's programs, if it is installed."""
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     for place in (os.environ.get("PATH"), *map(str, places)):
-        found = shutil.which("initdb", path=place)
-        if found and shutil.which("postgres", path=str(Path(found).resolve().parent)):
-            return Path(found).resolve().parent
+        initdb = shutil.which("initdb", path=place)
+        if initdb and shutil.which("postgres", path=str(Path(initdb).resolve().parent)):
+            return Path(initdb).resolve().parent
     return None
 
 
 class Server:
-    """A server with a data folder of its own, reached by a socket in it."""
+    """A server with a temporary data folder, reached by a socket in that folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.data = Path(tempfile.mkdtemp(prefix="wavecast-pg-"))  # pytest's folders are private
+        self.data = Path(
+            tempfile.mkdtemp(prefix="wavecast-pg-")
+        )  # other users cannot enter pytest's folders
         self._programs = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._names = 0
@@ -52,7 +54,7 @@ class Server:
         """Start it, and wait until it answers."""
         with (self.data / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                # -F: no fsync. Killing processes loses nothing that the kernel has.
+                # -F: no fsync. A killed process loses nothing that the kernel already has.
                 [self._programs / "postgres", "-F", "-D", "data", "-k", self.data, "-h", ""],
                 cwd=self.data,
                 stdout=log,
@@ -67,7 +69,7 @@ class Server:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """SIGKILL for the server and everything it started, at once."""
+        """Send SIGKILL to the server and all of its processes at once."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

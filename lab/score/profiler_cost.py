@@ -1,4 +1,4 @@
-"""How much slower are steps after a profiler has run in the process?
+"""How much slower are steps after a profiler has run in the same process?
 
     python -m lab.score.profiler_cost
 

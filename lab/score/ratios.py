@@ -2,9 +2,9 @@
 
     python -m lab.score.ratios --data FOLDER
 
-Needs pandas and the public table neusight (docs/sources.md): the same float32 products and
-convolutions on five GPUs. Compares the ratio of predictions, wave scaling and the ratio of peak
-rates, and prints a table.
+Needs pandas and the public table neusight (docs/sources.md), which has the same float32 products
+and convolutions on five GPUs. Three ways to scale from one GPU to another are compared in a printed
+table: by the ratio of the two predictions, by wave scaling, and by the ratio of peak rates.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KEYS = {
     "linear": ["b", "m", "n", "k"],
 }
 LEAST_MS = 0.2
-"""Shorter timings show the host's launches, not the GPU."""
+"""Shorter timings measure the host's launches, not the GPU."""
 PAIRS = 400
-"""The most rows of each pair of GPUs that are compared."""
+"""At most this many rows are compared for each pair of GPUs."""
 
 
 def layer_of(kind: str, row: Any) -> Layer:
-    """The layer of a row."""
+    """The layer that a row of the table was measured on."""
     if kind == "linear":
         return Linear(bias=True, batch=int(row.m), in_features=int(row.n), out_features=int(row.k))
     if kind == "bmm":
@@ -65,10 +65,10 @@ def joined(table: Any, kind: str) -> Iterator[tuple[Device, Device, Any]]:
 
 
 def measured_call(kind: str, row: Any) -> Call:
-    """The layer as it was measured on the origin; its registers were not recorded."""
-    known = row.grid_x_o == row.grid_x_o  # not NaN
+    """The layer as measured on the origin. 128 registers are assumed; none were recorded."""
+    has_grid = row.grid_x_o == row.grid_x_o  # not NaN
     grid, block = (
-        tuple(int(max(1, getattr(row, f"{what}_{axis}_o"))) for axis in "xyz") if known else None
+        tuple(int(max(1, getattr(row, f"{what}_{axis}_o"))) for axis in "xyz") if has_grid else None
         for what in ("grid", "block")
     )
     kernel = Kernel(str(row.kernel_o), row.latency_ms_o * 1e-3, grid, block, 128, 0)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def main() -> None:
     )
     needs.add_data(parser, "neusight")
     table = read_frame(parser.parse_args().data / "neusight" / "ops.parquet")
-    print("kind      pairs   ratio    wave    peak   within the ratio's range")
+    print("kind      pairs   ratio    wave    peak   in the ratio's range")
     for kind in KEYS:
         errors: dict[str, list[float]] = {"ratio": [], "wave": [], "peak": []}
         within = []
@@ -93,10 +93,11 @@ def main() -> None:
             assert ratio is not None
             assert wave is not None
             peak_s = row.latency_ms_o * 1e-3 * origin.fp32_flops / target.fp32_flops
-            for name, said in (("ratio", ratio.seconds), ("wave", wave.seconds), ("peak", peak_s)):
-                errors[name].append(abs(said / real_s - 1))
+            predicted_s = {"ratio": ratio.seconds, "wave": wave.seconds, "peak": peak_s}
+            for way, seconds in predicted_s.items():
+                errors[way].append(abs(seconds / real_s - 1))
             within.append(ratio.low_s <= real_s <= ratio.high_s)
-        means = "  ".join(f"{np.mean(each):6.1%}" for each in errors.values())
+        means = "  ".join(f"{np.mean(way_errors):6.1%}" for way_errors in errors.values())
         print(f"{kind:8} {len(within):6}  {means}   {np.mean(within):.0%}")
 
 

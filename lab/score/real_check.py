@@ -3,7 +3,8 @@
     python -m lab.score.real_check --data FOLDER
 
 Needs torch and two public sets (docs/sources.md): Lambda's throughputs, and a torch.profiler file
-of ResNet-50 at batch 32 on a V100. Prints the error of the time for one image, by starting point.
+of ResNet-50 at batch 32 on a V100. Prints the error of the time per image for each way to predict:
+from that profile, from our H200, or without any measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ GPUS = {"V100 SXM2 16GB": "v100-sxm-16gb", "Quadro RTX 8000": "quadro-rtx-8000"}
 BATCH = 64
 (PROFILE,) = needs.FILES["kineto"]
 MEASURED = "resnet50-b64"
-"""Of the campaign `habitat`."""
+"""The key of our H200's trace in the campaign `habitat`."""
 
 
 def published(path: Path) -> dict[str, float]:
@@ -39,7 +40,7 @@ def published(path: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the error of each way to predict the time of an image."""
+    """Print the error of the time per image for each way to predict it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,20 +52,22 @@ def main() -> None:
     measured, seen = campaigns.traces("habitat")[MEASURED], wavecast.read_kineto(profile)
     for gpu, rate in published(table).items():
         name = GPUS[gpu]
-        said = {
+        seconds_per_image = {
             "from the V100 profile": wavecast.predict(seen, name).seconds / 32,
             "from the H200": wavecast.predict(measured, name).seconds / BATCH,
-            "from the H200 by waves": wavecast.predict(
+            "from the H200 by wave scaling": wavecast.predict(
                 measured, name, predictor=WaveScaling()
             ).seconds
             / BATCH,
-            "from nothing by the roofline": wavecast.predict(
+            "without a measurement, roofline": wavecast.predict(
                 traced, name, predictor=Roofline()
             ).seconds
             / BATCH,
-            "from nothing": wavecast.predict(traced, name).seconds / BATCH,
+            "without a measurement": wavecast.predict(traced, name).seconds / BATCH,
         }
-        errors = ", ".join(f"{way} {each * rate - 1:+.0%}" for way, each in said.items())
+        errors = ", ".join(
+            f"{way} {seconds * rate - 1:+.0%}" for way, seconds in seconds_per_image.items()
+        )
         print(f"{gpu}, {rate:.0f} images/s: {errors}")
 
 

@@ -1,9 +1,9 @@
-"""Models of runs and layers, fitted on our measurements.
+"""How well do models of runs and layers, fitted on our measurements, predict longer runs?
 
     python -m lab.score.run_models
 
-fits measurements/h200/runs.csv (no GPU needed; some minutes) and writes the tables of
-docs/appendix/runs-whole.md and runs-layers.md. Names of tables make only those:
+Fits measurements/h200/runs.csv and writes the tables of docs/appendix/runs-whole.md and
+runs-layers.md. That takes some minutes and needs no GPU. To make only some tables, name them:
 python -m lab.score.run_models "per layer".
 """
 
@@ -34,24 +34,28 @@ MARK = "begin: python -m lab.score.run_models"
 MEASURED = H200 / "runs.csv"
 MAIN = "training graph tf32"
 SPLITS = {6: (16, 15), 12: (24, 17), 20: (32, 20)}
-"""Table 4: how many runs to fit on, their largest batch and number of iterations (a tenth)."""
+"""The splits of the paper's table 4: the number of runs to fit, and their largest batch and
+number of iterations (a tenth of the paper's)."""
 TABLE_4 = {
     "alexnet": (2.94, 3.18, 6.43, 3.01),
     "googlenet": (0.97, 5.79, 1.09, 2.43),
     "vgg16": (1.53, 3.70, 2.20, 3.41),
 }
-"""MAPE in percent as printed (P100, Caffe): on the full data, then with 6, 12 and 20 runs."""
+"""The paper's MAPE in percent (P100, Caffe): fitted on all runs, then on 6, 12 and 20 runs."""
 BETAS = {
     "AlexNet-like": (2.0, 0.02, 0.02, 0.002),
     "GoogLeNet-like": (5.0, 0.05, 0.04, 0.0045),
     "VGG-like": (5.0, 0.05, 0.05, 0.016),
 }
+"""Coefficients of made-up runs: of 1, the batch, the iterations, and the product of the two."""
 REPLICATES = 200
+"""Over how many random draws simulated errors are averaged."""
 NOISE = 0.01
+"""The relative noise of made-up runs, unless given."""
 
 
 def measured_runs(net: str, variant: str = MAIN, startup: bool = False) -> list[Run]:
-    """The measured runs of a net, with or without the start-up before their iterations."""
+    """The measured runs of a net in one variant, with or without their start-up time."""
     phase, mode, precision = variant.split()
     return [
         Run(
@@ -75,13 +79,13 @@ def rows_measured() -> list[GridRow]:
 
 
 def seen(runs: Sequence[Run], count: int) -> list[Run]:
-    """The 6, 12 or 20 shortest runs at the smallest batches, which a model is fitted on."""
+    """The 6, 12 or 20 short runs at small batches that a model is fitted on."""
     batch, iterations = SPLITS[count]
     return [run for run in runs if run.batch <= batch and run.iterations <= iterations]
 
 
 def unseen(runs: Sequence[Run]) -> list[Run]:
-    """The 140 runs that no fit has seen."""
+    """The 140 runs that are in none of the splits."""
     short = set(seen(runs, 20))
     return [run for run in runs if run not in short]
 
@@ -91,19 +95,19 @@ def errors(
     method: Method = Method.RELATIVE_NON_NEGATIVE,
     work: BatchWork | None = None,
 ) -> list[float]:
-    """MAPE in percent: on the full data, then with 6, 12 and 20 runs on the 140 others."""
+    """MAPE in percent of a fit on all runs, then of fits on 6, 12 and 20 runs on the 140 others."""
     way = EndToEnd(method, runs[0].phase, work=work)
-    found = [way.fit(runs).mape]
+    shares = [way.fit(runs).mape]
     for count in SPLITS:
         model = way.fit(seen(runs, count))
-        found.append(float(np.abs(model.errors_on(unseen(runs))).mean()))
-    return [100 * error for error in found]
+        shares.append(float(np.abs(model.errors_on(unseen(runs))).mean()))
+    return [100 * share for share in shares]
 
 
 def noise(runs: Sequence[Run]) -> float:
-    """MAPE in percent of a line for each batch by itself: no model of batches can be nearer."""
+    """MAPE in percent of a separate line for each batch: no model of batches can be better."""
     by_batch = [[run for run in runs if run.batch == batch] for batch in BATCHES]
-    return 100 * statistics.mean(EndToEnd(phase=each[0].phase).fit(each).mape for each in by_batch)
+    return 100 * statistics.mean(EndToEnd(phase=same[0].phase).fit(same).mape for same in by_batch)
 
 
 @cache
@@ -112,19 +116,20 @@ def predicted_s(net: str, batch: int, precision: str, phase: str) -> float:
     gpu, predictor = wavecast.device(GPU), Learned.shipped()
     trace = wavecast.trace(lambda: benchmark(net).make_step(batch, precision), samples=batch)
     calls = [call for call in trace if phase == "training" or call.phase is Phase.FORWARD]
-    return sum(found.seconds for call in calls if (found := predictor.predict(call.op, gpu)))
+    estimates = (predictor.predict(call.op, gpu) for call in calls)
+    return sum(estimate.seconds for estimate in estimates if estimate)
 
 
 def variants(by_work: bool = False) -> str:
-    """Errors of every measured variant: on all runs, and on the three splits."""
-    last = "" if by_work else "a line for each batch | "
+    """Errors of every measured variant: fitted on all runs, and on the three splits."""
+    last = "" if by_work else "separate line per batch | "
     lines = [
         f"| variant | net | all 160 runs | from 6 | from 12 | from 20 | {last}".rstrip(),
         f"|---|---|---:|---:|---:|---:|{'' if by_work else '---:|'}",
     ]
     for variant in VARIANTS:
         if by_work and variant.mode != "graph":
-            continue  # what waits for the host does not follow the GPU's work
+            continue  # steps that wait for the host do not follow the GPU's work
         splits = []
         for net in NETS:
             runs = measured_runs(net, variant.name)
@@ -177,8 +182,9 @@ _NAMES = {
 
 
 def simulated() -> str:
-    """Errors of four ways to fit, on made-up runs with noise."""
-    methods = [each for each in Method if each is not Method.PROPORTIONAL]  # as the relative one
+    """Errors of four fitting methods on made-up runs with noise."""
+    # The proportional method gives the same as the relative one here.
+    methods = [method for method in Method if method is not Method.PROPORTIONAL]
     lines = [
         f"| runs like | noise | fitted on | {' | '.join(methods)} |",
         f"|---|---:|---:|{'---:|' * len(methods)}",
@@ -188,11 +194,13 @@ def simulated() -> str:
         _, drawn = _synthetic(beta)
         for noise in (0.01, 0.03, 0.05):
             for count in SPLITS:
-                found = [_simulated_error(drawn, noise, count, method) for method in methods]
-                best += found[-1] <= min(found) + 5e-5
-                cells = " | ".join(f"{100 * error:.2f}" for error in found)
+                method_errors = [
+                    _simulated_error(drawn, noise, count, method) for method in methods
+                ]
+                best += method_errors[-1] <= min(method_errors) + 5e-5
+                cells = " | ".join(f"{100 * error:.2f}" for error in method_errors)
                 lines.append(f"| {name} | {noise:.0%} | {count} | {cells} |")
-    lines += ["", f"The last is the least, or ties with it at two digits, in {best} of 27 rows."]
+    lines += ["", f"The last column is the smallest, or ties at two digits, in {best} of 27 rows."]
     return "\n".join(lines)
 
 
@@ -206,8 +214,8 @@ def _simulated_error(drawn: RunDraw, noise: float, count: int, method: Method) -
 
 
 def designs() -> Iterator[str]:
-    """The error of designs against the grids at the same cost, synthetic and measured."""
-    yield "| runs | grid of | error | D-optimal | A-optimal | I-optimal |"
+    """Errors of optimal designs and of grids at the same cost, on made-up and measured runs."""
+    yield "| runs | grid size | grid | D-optimal | A-optimal | I-optimal |"
     yield "|---|---:|---:|---:|---:|---:|"
     for name, beta in BETAS.items():
         yield from _design_rows(f"{name} (synthetic)", *_synthetic(beta))
@@ -219,7 +227,7 @@ Times = Callable[[int, int], float]
 
 
 class RunDraw(Protocol):
-    """Makes the times of all runs from a seed and a noise."""
+    """Draws the times of all runs from a seed and a relative noise."""
 
     def __call__(self, seed: int, noise: float = NOISE) -> Mapping[tuple[int, int], float]: ...
 
@@ -248,7 +256,7 @@ def _synthetic(
 def _measured(net: str) -> tuple[Times, RunDraw]:
     runs = measured_runs(net)
     times = {(run.batch, run.iterations): run.seconds for run in runs}
-    # The cost of a run is guessed from the two cheapest batches: the others were not run yet.
+    # The cost of a run is estimated from the two smallest batches, as if no others had been run.
     pilot = EndToEnd().fit(seen(runs, 6))
     return lambda b, i: pilot.predict(b, i).seconds, lambda seed, noise=NOISE: times
 
@@ -256,32 +264,33 @@ def _measured(net: str) -> tuple[Times, RunDraw]:
 def _design_rows(name: str, seconds: Times, drawn: RunDraw) -> Iterator[str]:
     space = configurations(BATCHES, ITERATIONS, seconds)
     for count, (batch, iterations) in SPLITS.items():
-        grid = [each for each in space if each.batch <= batch and each.iterations <= iterations]
-        budget = sum(each.cost_s for each in grid)
+        grid = [run for run in space if run.batch <= batch and run.iterations <= iterations]
+        budget = sum(run.cost_s for run in grid)
         chosen = {"grid": grid} | {
-            each: design(space, budget, criterion=each, most_runs=count).runs for each in "DAI"
+            criterion: design(space, budget, criterion=criterion, most_runs=count).runs
+            for criterion in "DAI"
         }
-        test = [each for each in space if each.batch > 32 or each.iterations > 20]
+        test = [run for run in space if run.batch > 32 or run.iterations > 20]
         cells = []
         for runs in chosen.values():
-            found = []
+            mapes = []
             for seed in range(REPLICATES if "synthetic" in name else 1):
                 times = drawn(seed)
                 made = [
-                    Run(name, each.batch, each.iterations, times[each.batch, each.iterations])
-                    for each in runs
+                    Run(name, run.batch, run.iterations, times[run.batch, run.iterations])
+                    for run in runs
                 ]
                 model = EndToEnd().fit(made)
-                left = [each for each in test if each not in runs]
-                found.append(
+                left = [run for run in test if run not in runs]
+                mapes.append(
                     np.abs(
                         model.errors_on(
-                            Run(name, x.batch, x.iterations, times[x.batch, x.iterations])
-                            for x in left
+                            Run(name, run.batch, run.iterations, times[run.batch, run.iterations])
+                            for run in left
                         )
                     ).mean()
                 )
-            cells.append(f"{100 * np.mean(found):.2f} ({len(runs)})")
+            cells.append(f"{100 * np.mean(mapes):.2f} ({len(runs)})")
         yield f"| {name} | {count} | {' | '.join(cells)} |"
 
 
@@ -297,9 +306,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulated": simulated,
     "designs": lambda: "\n".join(designs()),
 }
+"""The function that makes each table, by the table's name."""
 
 
 LAYER_TABLES = ("per layer", "per layer in fp32", "rates", "features")
+"""The tables of runs-layers.md; all others are on runs-whole.md."""
 
 
 def main() -> None:

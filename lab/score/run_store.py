@@ -1,8 +1,10 @@
-"""A million runs in the store, and a server killed during an import: python -m lab.score.run_store
+"""How fast is the store with a million runs, and does an import survive a killed server?
 
-Each case runs in a process of its own, which reports its time, its CPU time (without the server's)
-and the most memory it had. Runs are made up; the store, the files and the PostgreSQL server are
-real. `--runs 10000` is a quick try.
+    python -m lab.score.run_store
+
+Each case runs in a new process, which reports its time, its CPU time (without the server's) and its
+peak memory. The runs are made up; the store, the files and the PostgreSQL server are real. Use
+`--runs 10000` for a quick try.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from wavecast.runs.store.imports import add_file
 from wavecast.runs.store.store import RunStore, insert
 
 KILLED_AT = 40_000
+"""The server is killed right after the batch that begins with this row was inserted."""
 KILLED_OF = 100_000
+"""How many rows that import has."""
 SLOPES = {"AlexNet": 0.002, "GoogLeNet": 0.0045, "VGG-16": 0.016}
-"""Seconds for each sample of each iteration, in the law from which runs are made."""
+"""Seconds per sample and iteration, in the formula that makes the runs."""
 _RESULT = "RESULT "
 
 
@@ -50,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export(made(chosen.runs), folder / "runs.csv")
-        print("| what | SQLite | PostgreSQL |\n|---|---|---|")
+        print("| case | SQLite | PostgreSQL |\n|---|---|---|")
         server = _server()
         places = [str(folder / "runs.sqlite"), server and server.new_database()]
         try:
@@ -65,7 +69,7 @@ def main() -> None:
 
 
 def made(count: int) -> Iterator[Run]:
-    """Runs of three networks over batches and iterations, 2% of noise."""
+    """Runs of three networks with random batches and iterations, and 2% of noise."""
     draw, names = random.Random(0), list(SLOPES)
     for number in range(count):
         model = draw.choice(names)
@@ -91,20 +95,20 @@ def _go_through(place: str, folder: Path) -> str:
 
 
 def _fit(place: str, folder: Path) -> str:
-    """One network's runs, as `wavecast fit --runs` does it."""
+    """Fit one network's runs, as `wavecast fit --runs` does."""
     return _fitted(place, "AlexNet")
 
 
 def _fit_all(place: str, folder: Path) -> str:
-    """A model for each network: every run is learned from."""
+    """Fit a model for each network, so that every run is used."""
     return "; ".join(_fitted(place, name) for name in SLOPES)
 
 
 def _fitted(place: str, model: str) -> str:
     with RunStore(place) as store:
-        found = EndToEnd().fit(store.runs(model=model, phase="training"))
-    off = found.coefficients[-1].value / SLOPES[model] - 1
-    return f"{len(found.table):,} runs, {found.mape:.1%} off them, b*i {off:+.2%} off the law"
+        fitted = EndToEnd().fit(store.runs(model=model, phase="training"))
+    off = fitted.coefficients[-1].value / SLOPES[model] - 1
+    return f"{len(fitted.table):,} runs, MAPE {fitted.mape:.1%}, b*i coefficient off by {off:+.2%}"
 
 
 def _export(place: str, folder: Path) -> str:
@@ -138,9 +142,9 @@ def _in_process(case: str, place: str, folder: Path) -> str:
     command = [sys.executable, "-m", "lab.score.run_store", "--case", case, place, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith(_RESULT))
-    found = json.loads(line.removeprefix(_RESULT))
-    times = f"{found['seconds']:.1f} s ({found['cpu_s']:.1f} s of CPU)"
-    return f"{times}, {found['peak_bytes'] / 1e6:.0f} MB, {found['what']}"
+    result = json.loads(line.removeprefix(_RESULT))
+    times = f"{result['seconds']:.1f} s ({result['cpu_s']:.1f} s of CPU)"
+    return f"{times}, {result['peak_bytes'] / 1e6:.0f} MB, {result['what']}"
 
 
 def _server() -> Server | None:
@@ -153,13 +157,13 @@ def _server() -> Server | None:
 
 
 def _killed(server: Server, folder: Path) -> str:
-    """SIGKILL for the whole server in the middle of an import, then the import again."""
+    """Kill the server in the middle of an import, start it again and repeat the import."""
     table = folder / "some.csv"
     export(made(KILLED_OF), table)
 
     def insert_and_kill(connection: Connection, runs: Sequence[tuple[str, Run]]) -> int:
         count = insert(connection, runs)
-        if runs[0][1].source == f"made:{KILLED_AT}":  # written, but not for good
+        if runs[0][1].source == f"made:{KILLED_AT}":  # inserted, but not yet committed
             server.kill()
         return count
 
@@ -168,7 +172,7 @@ def _killed(server: Server, folder: Path) -> str:
             with mock.patch("wavecast.runs.store.imports.insert", insert_and_kill):
                 add_file(store, table)
         except StoreUnavailable as error:
-            said = str(error)
+            message = str(error)
         else:
             raise RuntimeError("the import ended before the server was killed")
         server.start()
@@ -178,9 +182,10 @@ def _killed(server: Server, folder: Path) -> str:
         seconds = time.perf_counter() - began
         whole = len({run.source for run in store.runs()}) == store.count() == KILLED_OF
     return (
-        f"PostgreSQL killed during an import of {KILLED_OF:,} rows: {there:,} were there, whole "
-        f"transactions of 10,000; the import again passed over {again.resumed_at:,} and added "
-        f"{again.new:,} in {seconds:.1f} s; all there once: {whole}. It had said: {said}"
+        f"PostgreSQL was killed during an import of {KILLED_OF:,} rows. {there:,} were stored, in "
+        f"whole transactions of 10,000. The repeated import skipped {again.resumed_at:,} rows and "
+        f"added {again.new:,} in {seconds:.1f} s. Every row is stored exactly once: {whole}. "
+        f"The error was: {message}"
     )
 
 

@@ -1,8 +1,8 @@
-"""Published steps scaled from a measurement: recorded on our H200, predicted on other GPUs.
+"""Published steps that we recorded on our H200, scaled to the GPUs they were published for.
 
-The recordings are those of `lab.collect.scaled`. A step's kernels are scaled, but its host is not:
-the host of the other machine is as unknown as for predictions that start from nothing. So the
-reference host is used here as well.
+`lab.collect.scaled` made the recordings. A step's kernels are scaled, but its host is not: the host
+of the other machine is as unknown as for predictions without a measurement. So the reference host
+is used here as well.
 """
 
 from __future__ import annotations
@@ -19,53 +19,56 @@ from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.wave import WaveScaling
 
 CAMPAIGN = "scaled"
-"""The recorded steps, by the key of the step."""
+"""The campaign of the recorded steps; its keys are those of the steps."""
 ORIGIN = "h200-sxm"
 HOST = "reference"
 WAVES, SHIPPED, LEFT_OUT = "scaled by waves", "scaled", "scaled, GPU left out"
 NAMES = (WAVES, SHIPPED, LEFT_OUT)
 SAME = 0.9
-"""A recording and the trace must agree on this share of their launches."""
+"""A recording must have at least this share of the trace's launches, and the other way round."""
 
 
 def contenders(fit: Callable[[str], Learned] | None = None) -> list[Contender]:
-    """Ways to scale.
+    """The ways to scale that are compared.
 
     Args:
-        fit: makes the models of a GPU that is left out; the ratios are theirs then.
+        fit: makes models without a GPU's chip; with it, ratios of these models are compared too.
     """
-    found = [
+    ways = [
         Contender(WAVES, lambda _: WaveScaling()),
         Contender(SHIPPED, lambda _: Habitat.shipped()),
     ]
     if fit is not None:
-        found.append(Contender(LEFT_OUT, lambda gpu: Habitat(fit(gpu)), leaves_out="gpu"))
-    return found
+        ways.append(Contender(LEFT_OUT, lambda gpu: Habitat(fit(gpu)), leaves_out="gpu"))
+    return ways
 
 
 def recorded(
     traced: Iterable[tuple[Case, Trace]], recordings: Mapping[str, Trace] | None = None
 ) -> Iterator[tuple[Case, Trace]]:
-    """The cases of other GPUs whose step was recorded, with the recording.
+    """The cases on other GPUs whose step was recorded on ours, with the recording.
 
     Args:
-        traced: cases with what was traced of them without a GPU.
-        recordings: by the key of the step; the campaign's, unless given.
+        traced: cases with their traces made without a GPU.
+        recordings: recorded traces by the key of the step; by default those of the campaign.
     """
     recordings = campaigns.traces(CAMPAIGN) if recordings is None else recordings
-    known: dict[str, Trace] = {}
+    decoded: dict[str, Trace] = {}
     for case, trace in traced:
         key = Traces.key(case)
         if case.gpu == ORIGIN or key not in recordings:
             continue
-        if key not in known:
-            known = {key: recordings[key]}  # cases of one step follow each other
-        if is_whole(known[key], trace):
-            yield case, known[key]
+        if key not in decoded:
+            decoded = {key: recordings[key]}  # one is enough: cases of a step follow each other
+        if is_whole(decoded[key], trace):
+            yield case, decoded[key]
 
 
 def is_whole(recording: Trace, trace: Trace) -> bool:
-    """Whether a recording has the ops of the step: one whose gradients overflow has no update."""
+    """Whether a recording has all ops of the step.
+
+    An iteration whose gradients overflow skips the optimizer's update, for example.
+    """
     here, there = _launches(recording), _launches(trace)
     return min(here, there) >= SAME * max(here, there)
 
@@ -75,7 +78,7 @@ def _launches(trace: Trace) -> int:
 
 
 def table(rows: Sequence[Scored]) -> str:
-    """By set, all contenders on the steps that were recorded."""
+    """The errors of all contenders on the steps that were recorded, by set."""
     cases = {row.case for row in rows if row.contender == SHIPPED}
     if not cases:
         return ""
@@ -83,12 +86,13 @@ def table(rows: Sequence[Scored]) -> str:
         "## Scaled from a measurement",
         "",
         f"We recorded {len(cases)} of the published steps on our H200 (`lab.collect.scaled`). Here "
-        "they are scaled to the GPU of each case, beside predictions from nothing for the same "
-        "steps. The H200 itself is never a target, and the host is the reference host for all. "
-        "`scaled` is what `wavecast.predict` does with a measured trace: it uses the ratios of "
-        f"`learned`. `{LEFT_OUT}` uses the ratios of models that have not seen the chip, and "
-        f"`{WAVES}` uses no model. These three do not know that old libraries were slower, which "
-        "`learned` does here.",
+        "they are scaled to the GPU of each case, and compared with predictions that use no "
+        "measurement of the step. The H200 itself is never a target. All use the reference host. "
+        "`scaled` is what `wavecast.predict` does with a measured trace: it scales products, "
+        "convolutions and similar ops by ratios of `learned`'s predictions, and other ops by "
+        f"waves. `{LEFT_OUT}` uses the ratios of models that have not seen the chip, and "
+        f"`{WAVES}` uses wave scaling and no model. These three do not account for old libraries, "
+        "which were slower; `learned` does.",
         "",
         "| set, predictor | steps | mean | median | bias | worst | in range |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -97,7 +101,7 @@ def table(rows: Sequence[Scored]) -> str:
     order = list(dict.fromkeys(row.contender for row in same))
     for name, group in groups(same, lambda row: row.case.set):
         for contender in order:
-            found = summary([row for row in group if row.contender == contender])
-            cells = " | ".join([*found.cells(), percent(found.in_range)])
-            lines.append(f"| {name}, {contender} | {found.count} | {cells} |")
+            scores = summary([row for row in group if row.contender == contender])
+            cells = " | ".join([*scores.cells(), percent(scores.in_range)])
+            lines.append(f"| {name}, {contender} | {scores.count} | {cells} |")
     return "\n".join(lines)

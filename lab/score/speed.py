@@ -1,7 +1,9 @@
-"""Time and memory of importing, tracing and predicting: python -m lab.score.speed
+"""How much time and memory do importing, tracing and predicting take?
 
-Each case runs in a process of its own. Tracing is timed after torch has been imported, once cold
-and once warm.
+    python -m lab.score.speed
+
+Each case runs in a new process. Tracing is timed after torch has been imported, once cold and once
+warm.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _RESULT = "RESULT "
 def main() -> None:
     """Run every case and print a table in Markdown."""
     print(f"Python {platform.python_version()}, {platform.machine()}, best of 3\n")
-    print("| what | figure |")
+    print("| case | time and memory |")
     print("|---|---|")
     for case in CASES:
         runs = [_run(case) for _ in range(3)]
@@ -51,7 +53,7 @@ def _show(run: dict[str, Any]) -> str:
 
 
 def measure(case: str) -> dict[str, Any]:
-    """One case, in this process."""
+    """The result of one case, run in this process."""
     if case == "import":
         return _import()
     if case == "predict-all":
@@ -82,14 +84,14 @@ def _import() -> dict[str, Any]:
 def _trace(what: str, make_step: Callable[[], Any]) -> dict[str, Any]:
     import resource
 
-    import wavecast.frameworks.pytorch  # torch and its parts are not what is timed
+    import wavecast.frameworks.pytorch  # importing torch is not timed
     from wavecast import Trace
     from wavecast.traces.step import Role
 
     def timed() -> tuple[float, Trace]:
         start = time.perf_counter()
-        found = wavecast.trace(make_step)
-        return time.perf_counter() - start, found
+        trace = wavecast.trace(make_step)
+        return time.perf_counter() - start, trace
 
     cold_s, trace = timed()
     warm_s, _ = timed()
@@ -106,11 +108,11 @@ def _trace(what: str, make_step: Callable[[], Any]) -> dict[str, Any]:
 def _memory_70b() -> dict[str, Any]:
     import resource
 
-    import wavecast.frameworks.pytorch  # torch and its parts are not what is timed
+    import wavecast.frameworks.pytorch  # importing torch is not timed
 
     start = time.perf_counter()
-    found = wavecast.memory(wavecast.trace(_llama_70b_step, gpu="b200-sxm"), "b200-sxm")
-    kinds = {kind: nbytes for kind, nbytes in found.by_kind.items() if nbytes}
+    memory = wavecast.memory(wavecast.trace(_llama_70b_step, gpu="b200-sxm"), "b200-sxm")
+    kinds = {kind: nbytes for kind, nbytes in memory.by_kind.items() if nbytes}
     seconds = time.perf_counter() - start
     largest = sorted(kinds.items(), key=lambda item: -item[1])[:4]
     return {
@@ -137,7 +139,7 @@ def _predict_all() -> dict[str, Any]:
 
 
 def _predict_many() -> dict[str, Any]:
-    """A thousand distinct products: more than a large step has, and of the slowest kind."""
+    """A thousand distinct products, the slowest kind of op: more than a large step has."""
     import wavecast
     from wavecast.predictors.learned.predictor import Learned
     from wavecast.traces.step import Op, TensorSpec
@@ -166,7 +168,7 @@ def _suite_step() -> Any:
 
 
 def _llama_70b_step() -> Any:
-    """The same with 70 layers of 8192, weights and AdamW's state in bfloat16, 4096 tokens."""
+    """A decoder of 70 layers of width 8192; weights and AdamW's state in bf16, 4096 tokens."""
     import torch
     import torch.nn.functional as F
 

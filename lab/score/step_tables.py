@@ -1,7 +1,7 @@
 """The tables of `lab.score.accuracy`: whole steps by set, by GPU and by predictor, in Markdown.
 
-Three pages have them. `by_set` goes into docs/appendix/accuracy-steps.md, `in_detail` into
-accuracy-sets.md and `by_predictor` into accuracy-predictors.md.
+They are on three pages of docs/appendix: `by_set` makes those of accuracy-steps.md, `in_detail`
+those of accuracy-sets.md, and `by_predictor` those of accuracy-predictors.md.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from lab.measured.figures import figures, percent
 from lab.score import scaled_steps
 
 NETWORKS = "networks"
-"""The contender that asks Habitat's networks first."""
+"""The contender that uses Habitat's networks where they can predict."""
 WORST = 10
 """How many of the worst steps of a set are listed."""
 FEW = 30
-"""A set with fewer steps than this says nothing about a dozen kinds of op."""
+"""With fewer steps than this, factors for a dozen kinds of op are not fitted."""
 LEAST_SHARE = 0.04
 """Kinds of op with a smaller share of the time are not listed."""
 MOST_GROUPS = 40
@@ -27,7 +27,7 @@ Key = Callable[[Scored], str]
 
 
 def breakdowns(rows: Sequence[Scored]) -> list[tuple[str, Key]]:
-    """The keys by which the steps of a set can be grouped: those with 2 to 40 values."""
+    """The keys by which to group the steps of a set: those with 2 to 40 values in it."""
     keys: dict[str, Key] = {
         "GPU": lambda row: row.case.gpu,
         "precision": lambda row: f"{row.case.precision} {row.case.layout}".strip(),
@@ -35,17 +35,17 @@ def breakdowns(rows: Sequence[Scored]) -> list[tuple[str, Key]]:
         "software": lambda row: row.case.software.partition(",")[0],
     }
     return [
-        (what, key)
-        for what, key in keys.items()
+        (title, key)
+        for title, key in keys.items()
         if 1 < len({key(row) for row in rows}) <= MOST_GROUPS
     ]
 
 
 def by_set(rows: Sequence[Scored], names: Sequence[str]) -> str:
-    """Errors by set, then what they come from.
+    """Errors by set, then tables that show where they come from.
 
     Args:
-        rows: every case by every contender.
+        rows: every case, predicted by every contender.
         names: the contenders to compare. The last is the one whose figures are shown.
     """
     shown = [row for row in rows if row.contender == names[-1]]
@@ -63,13 +63,13 @@ def in_detail(rows: Sequence[Scored], untraced: Sequence[str] = ()) -> str:
     """Each set by GPU, precision, family and software, and its worst steps.
 
     Args:
-        rows: every case by the contender that is shown.
+        rows: every case, predicted by the contender that is shown.
         untraced: a line for each step that could not be traced.
     """
     tables = []
     for name, group in groups(rows, lambda row: row.case.set):
         tables.append(f"## {_titled(name)}")
-        tables += [figures_table(what, group, key) for what, key in breakdowns(group)]
+        tables += [figures_table(title, group, key) for title, key in breakdowns(group)]
         tables.append(_worst(group))
     if untraced:
         tables.append("\n".join(["## Not traced", "", *untraced]))
@@ -77,7 +77,7 @@ def in_detail(rows: Sequence[Scored], untraced: Sequence[str] = ()) -> str:
 
 
 def by_predictor(rows: Sequence[Scored], names: Sequence[str]) -> str:
-    """The same steps by each contender: by set, by what a set can be grouped by, and scaled."""
+    """The errors of each contender on the same steps, by set and within each set."""
     chosen = [row for row in rows if row.contender in names]
     tables = [
         f"## By set\n\n{compared('set', chosen, names, lambda row: row.case.set)}",
@@ -86,7 +86,7 @@ def by_predictor(rows: Sequence[Scored], names: Sequence[str]) -> str:
     ]
     for name, group in groups(chosen, lambda row: row.case.set):
         tables.append(f"## {_titled(name)}")
-        tables += [compared(what, group, names, key) for what, key in breakdowns(group)]
+        tables += [compared(title, group, names, key) for title, key in breakdowns(group)]
     return "\n\n".join(table for table in tables if table)
 
 
@@ -94,37 +94,37 @@ def _titled(name: str) -> str:
     return f"{name[:1].upper()}{name[1:]}"
 
 
-def figures_table(what: str, rows: Iterable[Scored], key: Key) -> str:
-    """The figures of each group, and how many of its steps wait for the host."""
+def figures_table(title: str, rows: Iterable[Scored], key: Key) -> str:
+    """The figures of each group of steps, and how many of its steps wait for the host."""
     lines = [
-        f"| {what} | steps | mean | median | bias | worst | in range | wait for the host |",
+        f"| {title} | steps | mean | median | bias | worst | in range | wait for the host |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for value, group in groups(rows, key):
-        found = summary(group)
+        scores = summary(group)
         waits = sum(row.bound_by != "gpu" for row in group)
-        cells = (*found.cells(), percent(found.in_range))
-        lines.append(f"| {value} | {found.count} | {' | '.join(cells)} | {waits or ''} |")
+        cells = (*scores.cells(), percent(scores.in_range))
+        lines.append(f"| {value} | {scores.count} | {' | '.join(cells)} | {waits or ''} |")
     return "\n".join(lines)
 
 
-def compared(what: str, rows: Iterable[Scored], names: Sequence[str], key: Key) -> str:
-    """Mean / median / bias / worst error of each contender."""
-    lines = [f"| {what} | steps | {' | '.join(names)} |", "|---|---:|" + "---:|" * len(names)]
+def compared(title: str, rows: Iterable[Scored], names: Sequence[str], key: Key) -> str:
+    """Mean / median / bias / worst error of each contender, for each group of steps."""
+    lines = [f"| {title} | steps | {' | '.join(names)} |", "|---|---:|" + "---:|" * len(names)]
     for value, group in groups(rows, key):
-        each = [summary([row for row in group if row.contender == name]) for name in names]
-        cells = (" / ".join(found.cells()) for found in each)
-        lines.append(f"| {value} | {each[-1].count} | {' | '.join(cells)} |")
+        columns = [summary([row for row in group if row.contender == name]) for name in names]
+        cells = (" / ".join(scores.cells()) for scores in columns)
+        lines.append(f"| {value} | {columns[-1].count} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _by_bound(rows: Sequence[Scored]) -> str:
-    """Steps that wait for the host, whose hosts we do not know, and the others."""
+    """Errors of the GPU-bound steps and of those that wait for the host, by set."""
     lines = [
         "## Steps that wait for the host",
         "",
-        "These steps are predicted to wait for the host at least in part. Each was measured on a "
-        "host that we do not know, and is predicted with the reference host.",
+        "`host-bound` steps are predicted to wait for the host at least part of the time. Their "
+        "real hosts are unknown; all are predicted with the reference host.",
         "",
         "| set | GPU-bound | mean | bias | host-bound | mean | bias |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -134,9 +134,9 @@ def _by_bound(rows: Sequence[Scored]) -> str:
         for on_gpu in (True, False):
             chosen = [row for row in group if (row.bound_by == "gpu") == on_gpu]
             if chosen:
-                found = summary(chosen)
-                signed = percent(found.bias, signed=True)
-                cells.append(f"{found.count} | {percent(found.mean)} | {signed}")
+                scores = summary(chosen)
+                signed = percent(scores.bias, signed=True)
+                cells.append(f"{scores.count} | {percent(scores.mean)} | {signed}")
             else:
                 cells.append("0 | | ")
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -144,28 +144,28 @@ def _by_bound(rows: Sequence[Scored]) -> str:
 
 
 def _gpu_times(rows: Iterable[Scored]) -> str:
-    """Errors of the time that the GPU is busy, where it was measured."""
-    known = [row for row in rows if row.gpu_error is not None]
-    if not known:
+    """Errors of the GPU-busy time, for the steps where it was measured."""
+    timed = [row for row in rows if row.gpu_error is not None]
+    if not timed:
         return ""
     lines = [
         "## GPU time alone",
         "",
-        "On our H200 the time that the GPU is busy was measured as well, so that the host does not "
-        "matter here.",
+        "On our H200 we also measured how long the GPU is busy in a step. The host does not affect "
+        "this time.",
         "",
         "| set, predictor | steps | mean | bias |",
         "|---|---:|---:|---:|",
     ]
-    for name, group in groups(known, lambda row: f"{row.case.set}, {row.contender}"):
-        found = figures(row.gpu_error for row in group if row.gpu_error is not None)
-        signed = percent(found.bias, signed=True)
-        lines.append(f"| {name} | {found.count} | {percent(found.mean)} | {signed} |")
+    for name, group in groups(timed, lambda row: f"{row.case.set}, {row.contender}"):
+        scores = figures(row.gpu_error for row in group if row.gpu_error is not None)
+        signed = percent(scores.bias, signed=True)
+        lines.append(f"| {name} | {scores.count} | {percent(scores.mean)} | {signed} |")
     return "\n".join(lines)
 
 
 def _ranks(rows: Sequence[Scored], names: Sequence[str]) -> str:
-    """Whether GPUs come in the right order."""
+    """Kendall's tau of predicted against measured throughput, over the GPUs of each task."""
     taus: dict[str, dict[str, tuple[int, float]]] = {}
     for name in names:
         chosen = [r for r in rows if r.contender == name and r.case.set == "lambda"]
@@ -193,9 +193,10 @@ def _kinds(rows: Sequence[Scored]) -> str:
     lines = [
         "## Which ops the errors come from",
         "",
-        "For GPU-bound steps: the factor by which the predicted times of each kind of op would "
-        "have to be multiplied, with the kind's share of the time in brackets. The factors are "
-        "fitted to these very steps. They show what is wrong, not how good a predictor could be.",
+        "For GPU-bound steps, the table shows by which factor the predicted times of each kind of "
+        "op would have to be multiplied, with the kind's share of the time in brackets. The "
+        "factors are fitted to the same steps that they correct, so they show which kinds of op "
+        "are wrong, not how good a predictor could be.",
         "",
         "| set | steps | mean error | with the factors | factors |",
         "|---|---:|---:|---:|---|",
@@ -216,12 +217,12 @@ def _kinds(rows: Sequence[Scored]) -> str:
 
 
 def _networks(rows: Sequence[Scored]) -> str:
-    """How the same steps come out with Habitat's networks."""
+    """Errors with Habitat's networks, beside those of `learned` alone."""
     lines = [
         "## Habitat's networks",
         "",
-        "Habitat's networks (`mlp`) answer for products, convolutions and LSTMs, and `learned` "
-        "answers for all other ops. The last column is `learned` alone.",
+        "Here Habitat's networks (`mlp`) predict products, convolutions and LSTMs, and `learned` "
+        "predicts all other ops. The last column is `learned` alone.",
         "",
         "| set | steps | mean | median | bias | worst | `learned`: mean |",
         "|---|---:|---:|---:|---:|---:|---:|",

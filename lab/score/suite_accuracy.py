@@ -1,9 +1,9 @@
-"""The suite, predicted against measured on our H200.
+"""How well are the steps of the suite predicted? Compared with our measurements on an H200.
 
     python -m lab.score.suite_accuracy
 
-predicts every row of measurements/h200/suite.csv without a GPU (minutes), and writes the tables of
-docs/suite.md and docs/appendix/suite-steps.md.
+Predicts every row of measurements/h200/suite.csv without a GPU, which takes minutes, and writes the
+tables of docs/suite.md and docs/appendix/suite-steps.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS = pages.APPENDIX / "suite-steps.md"
 MARK = "begin: python -m lab.score.suite_accuracy"
 
 Pair = tuple[SuiteResult, SuiteResult]
-"""Measured and predicted."""
+"""The measured and the predicted result of one step."""
 
 
 def pairs() -> list[Pair]:
@@ -39,19 +39,20 @@ def pairs() -> list[Pair]:
     return [(row, predict_there(row.configuration, gpu)) for row in rows]
 
 
-def largest(found: Sequence[Pair]) -> list[Pair]:
-    """Of each model and precision, the largest batch."""
-    last = {(row.model, row.precision): (row, other) for row, other in found}
+def largest(steps: Sequence[Pair]) -> list[Pair]:
+    """The largest batch of each model and precision."""
+    last = {(row.model, row.precision): (row, other) for row, other in steps}
     return list(last.values())
 
 
-def per_model(found: Iterable[Pair]) -> str:
-    """One row for each step: throughput and utilisation."""
+def per_model(steps: Iterable[Pair]) -> str:
+    """A line for each step: time, throughput and utilisation."""
     lines = [
-        "| step | time | throughput | error | GPU, predicted | cores, predicted |",
+        "| step | time | throughput | error "
+        "| GPU: measured, predicted | cores: measured, predicted |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for row, other in found:
+    for row, other in steps:
         lines.append(
             f"| {_title(row)} | {1e3 * (row.seconds or 0):.1f} ms "
             f"| {row.throughput_per_s:,.0f} {row.unit}/s | {_relative(row, other):+.0%} "
@@ -65,14 +66,14 @@ def _title(row: SuiteResult) -> str:
     return f"{row.model} b{row.batch} {row.precision}"
 
 
-def memory_by_kind(found: Iterable[Pair]) -> str:
-    """One row for each step: memory by kind, and how far the prediction is off."""
+def memory_by_kind(steps: Iterable[Pair]) -> str:
+    """A line for each step: measured memory by kind, and the error of the prediction."""
     names = " | ".join(TBD_KINDS)
     lines = [
         f"| step | {names} | sum of maxima | peak |",
         f"|---|{'---:|' * (len(TBD_KINDS) + 2)}",
     ]
-    for row, other in found:
+    for row, other in steps:
         cells = (_bytes(kind, row, other) for kind in TBD_KINDS)
         held = sum(_held(kind, row) or 0 for kind in TBD_KINDS)
         lines.append(
@@ -83,14 +84,14 @@ def memory_by_kind(found: Iterable[Pair]) -> str:
 
 
 def cores(row: SuiteResult) -> float:
-    """Utilisation of the unit that this precision is about."""
+    """Utilisation of the unit that this precision uses: FP32 cores in fp32, else tensor cores."""
     share = row.fp32_utilisation if row.precision == "fp32" else row.tensor_utilisation
     return share or 0.0
 
 
 def _held(kind: str, row: SuiteResult) -> int | None:
-    found: int | None = getattr(row, f"{kind.replace(' ', '_')}_bytes")
-    return found
+    nbytes: int | None = getattr(row, f"{kind.replace(' ', '_')}_bytes")
+    return nbytes
 
 
 def _bytes(kind: str, row: SuiteResult, other: SuiteResult) -> str:
@@ -105,18 +106,18 @@ def _relative(row: SuiteResult, other: SuiteResult) -> float:
     return (other.throughput_per_s or 0.0) / (row.throughput_per_s or 1.0) - 1
 
 
-def summary(found: Sequence[Pair]) -> str:
-    """Mean, median and worst of each comparison, over all rows."""
+def summary(steps: Sequence[Pair]) -> str:
+    """The mean, median and worst error of each predicted quantity, over all steps."""
 
     def points(share: Callable[[SuiteResult], float | None]) -> list[float]:
-        return [100 * abs((share(o) or 0.0) - (share(r) or 0.0)) for r, o in found]
+        return [100 * abs((share(o) or 0.0) - (share(r) or 0.0)) for r, o in steps]
 
-    lines = ["| what | mean | median | worst |", "|---|---:|---:|---:|"]
-    in_percent = {"throughput": [100 * abs(_relative(r, o)) for r, o in found]}
+    lines = ["| quantity | mean error | median | worst |", "|---|---:|---:|---:|"]
+    in_percent = {"throughput": [100 * abs(_relative(r, o)) for r, o in steps]}
     for kind in (*TBD_KINDS, "peak"):
         errors = [
             100 * abs(predicted / measured - 1)
-            for r, o in found
+            for r, o in steps
             if (measured := _held(kind, r)) and (predicted := _held(kind, o)) is not None
         ]
         if errors:
@@ -132,17 +133,18 @@ def summary(found: Sequence[Pair]) -> str:
     return "\n".join(lines)
 
 
-def observations(found: Iterable[Observation]) -> str:
+def observations(seen: Iterable[Observation]) -> str:
     """How many models show each of TBD's observations."""
-    lines = ["| no. | in 2018 | here |", "|---:|---|---|"]
-    for each in found:
-        total = len(each.agreeing) + len(each.others)
-        lines.append(f"| {each.number} | {each.claim} | {len(each.agreeing)} of {total} |")
+    lines = ["| no. | observation of 2018 | models that show it here |", "|---:|---|---|"]
+    for observation in seen:
+        agreeing = len(observation.agreeing)
+        total = agreeing + len(observation.others)
+        lines.append(f"| {observation.number} | {observation.claim} | {agreeing} of {total} |")
     return "\n".join(lines)
 
 
 def utilisation(path: Path) -> str:
-    """GPU utilisation by three sources."""
+    """GPU utilisation of 13 steps, as three tools report it."""
     lines = [
         "| step | wavecast | nvidia-smi | torch.profiler |",
         "|---|---:|---:|---:|",
@@ -156,16 +158,16 @@ def utilisation(path: Path) -> str:
 
 
 def main() -> None:
-    """Write all tables."""
-    found = pairs()
-    rows = [row for row, _ in found]
+    """Write all tables into their pages."""
+    steps = pairs()
+    rows = [row for row, _ in steps]
     seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
     ordered = sorted(seen, key=lambda observation: observation.number)
     tables = (
         (PAGE, "observations", observations(ordered)),
-        (PAGE, "summary", summary(found)),
-        (STEPS, "per model", per_model(largest(found))),
-        (STEPS, "memory", memory_by_kind(largest(found))),
+        (PAGE, "summary", summary(steps)),
+        (STEPS, "per model", per_model(largest(steps))),
+        (STEPS, "memory", memory_by_kind(largest(steps))),
         (STEPS, "utilisation", utilisation(H200 / "utilisation.csv")),
     )
     for page, name, shown in tables:

@@ -1,10 +1,10 @@
-"""The tables of docs/accuracy.md: five figures for every set.
+"""Writes the tables of docs/accuracy.md, which have five figures for every set.
 
     python -m lab.score.summary            print the tables
     python -m lab.score.summary --write    put them into the page
 
-The figures are those that the scoring commands recorded in docs/appendix/accuracy.json. Each line
-names the command that makes it, so that a figure can be made again.
+The scoring commands recorded the figures in docs/appendix/accuracy.json. Each line of a table links
+to the page of the appendix that names the command which makes its figures.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MARK = "begin: python -m lab.score.summary"
 
 @dataclass(frozen=True)
 class ShownSet:
-    """A set on the page."""
+    """One line of a table: a set of predictions."""
 
     key: str
-    """Its name in the file of figures."""
+    """The name of the set in the file of figures."""
     title: str
     page: str
-    """The page of the appendix with its details, without the folder and the ending."""
+    """The name of the appendix page with the details, without folder and suffix."""
 
 
 PUBLIC = (
@@ -75,7 +75,7 @@ OURS = (
         "accuracy-hosts",
     ),
 )
-"""Our H200, whose ops are in the fit."""
+"""Steps on our H200, whose ops are in the fit."""
 OPS = (
     ShownSet("op product/cores", "matrix products on CUDA cores", "accuracy-ops"),
     ShownSet("op product/tensor", "matrix products on tensor cores", "accuracy-ops"),
@@ -100,20 +100,20 @@ def table(lines: Sequence[ShownSet], sets: Mapping[str, Figures]) -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for line in lines:
-        found = sets[line.key]
+        scores = sets[line.key]
         cells = (
-            f"{found.count:,}",
-            percent(found.mean),
-            percent(found.bias, signed=True),
-            percent(found.worst),
-            percent(found.in_range),
+            f"{scores.count:,}",
+            percent(scores.mean),
+            percent(scores.bias, signed=True),
+            percent(scores.worst),
+            percent(scores.in_range),
         )
         shown.append(f"| [{line.title}](appendix/{line.page}.md) | {' | '.join(cells)} |")
     return "\n".join(shown)
 
 
 def main() -> None:
-    """Print the tables, or put them into the page."""
+    """Print the tables, and write them into the page if asked."""
     sets = recorded()
     for name, lines in TABLES.items():
         text = table(lines, sets)

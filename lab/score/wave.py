@@ -1,13 +1,13 @@
-"""How well does wave scaling predict the same calls on other GPUs?
+"""How well does wave scaling take calls measured on one GPU to another?
 
     python -m lab.score.wave --data FOLDER
 
 Needs pandas and the public tables neusight and kernels (docs/sources.md); prints tables.
 
 Every call is scaled from each GPU to each other GPU. The error is that of the ratio of its times:
-mean |predicted / measured - 1|. NeuSight's calls were timed alone, so that small ones show the time
-of a launch; calls above 0.2 ms on both GPUs show kernels. Registers were not recorded, so SM counts
-stand for waves, except where kernels of one wave are compared.
+mean |predicted / measured - 1|. NeuSight's calls were timed alone, so small ones show the time of a
+launch; calls above 0.2 ms on both GPUs show kernels. Registers were not recorded, so SM counts are
+used in place of wave sizes, except where kernels of one wave are compared.
 
 Three things were chosen on this data, each as one constant for all GPUs: the gamma of contractions
 of unknown shape, the rule for less than one wave, and the ranges. Nothing else is fitted.
@@ -40,8 +40,9 @@ from wavecast.predictors.wave.kernel import CONTRACTIONS, scale, work_of
 from wavecast.traces.step import Kernel, Op, TensorSpec
 
 PAPER = 29.8
-"""Percent: the error of wave-scaled operations that Habitat reports (papers.md HB-19)."""
+"""Percent: the error of wave-scaled operations that Habitat reports (Yu et al., ATC 2021)."""
 ABOVE_FLOOR_S = 0.2e-3
+"""Longer times show the kernel, not the launch."""
 IDS = {**NEUSIGHT, "a40": "a40", "a100": "a100-sxm-80gb"}
 NVIDIA = ("P4", "P100", "T4", "V100", "A100-PCIE-40GB")
 UNARY = {
@@ -58,12 +59,12 @@ COLUMNS = (
 SIZES = COLUMNS[2:13]
 CONTRACTED = ("bmm", "linear", "conv")
 SGEMM_REGISTERS = 128
-"""About the registers of cuBLAS's single-precision kernels, which were not recorded."""
+"""An estimate for cuBLAS's single-precision kernels, whose registers were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """A call on one GPU."""
+    """A call that was measured on one GPU."""
 
     op: str
     gpu: str
@@ -73,7 +74,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True)
 class WaveCase:
-    """A call on two GPUs."""
+    """A call that was measured on two GPUs, to be scaled from one to the other."""
 
     op: str
     kind: Kind | None
@@ -81,26 +82,28 @@ class WaveCase:
     origin: str
     target: str
     kernel: Kernel
-    """As measured on the origin."""
+    """The kernel as measured on the origin."""
     target_s: float
 
     @property
     def devices(self) -> tuple[Device, Device]:
-        """Origin and target."""
+        """The origin and the target."""
         return gpu(self.origin), gpu(self.target)
 
     @property
     def above_floor(self) -> bool:
-        """Whether it shows kernels on both GPUs, not launches."""
+        """Whether its times on both GPUs are those of the kernel, not of the launch."""
         return min(self.kernel.seconds, self.target_s) > ABOVE_FLOOR_S
 
 
 Method = Callable[[WaveCase], float]
+Runs = Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]]
+"""Measured runs by call (op and sizes) and by the name of the GPU."""
 
 
 @cache
 def gpu(name: str) -> Device:
-    """The device that a name of the table stands for."""
+    """The device with this name in the tables."""
     return device(IDS[name])
 
 
@@ -108,20 +111,20 @@ def gpu(name: str) -> Device:
 
 
 def by_op(case: WaveCase) -> float:
-    """The ratio that the library predicts."""
+    """The ratio that the library predicts for the op of the call."""
     scaled = scale(case.kernel, *case.devices, case.intensity, case.kind)
     return math.nan if scaled is None else scaled.ratio
 
 
 def at_gamma(gamma: float, case: WaveCase) -> float:
-    """Equation 2 with the numbers of data sheets, and SM counts for waves."""
-    origin, target = (_sheet(each) for each in case.devices)
+    """Equation 2 with data-sheet values, and SM counts in place of wave sizes."""
+    origin, target = (_sheet(device) for device in case.devices)
     return wave_ratio(origin, target, gamma)
 
 
 @cache
-def _sheet(each: Device) -> Waves:
-    return Waves(each.sm_count or 0, each.memory_bytes_per_s, each.boost_clock_hz or 0)
+def _sheet(gpu: Device) -> Waves:
+    return Waves(gpu.sm_count or 0, gpu.memory_bytes_per_s, gpu.boost_clock_hz or 0)
 
 
 def bandwidths(case: WaveCase) -> float:
@@ -137,7 +140,7 @@ def peaks(case: WaveCase) -> float:
 
 
 def memory_bound(case: WaveCase) -> float:
-    """The library's answer when it takes every kernel as bound by memory."""
+    """The library's ratio if every kernel is bound by memory."""
     return by_op(replace(case, intensity=0.0))
 
 
@@ -153,9 +156,9 @@ METHODS: Mapping[str, Method] = {
 
 
 def runs(folder: Path) -> dict[tuple[Any, ...], dict[str, MeasuredRun]]:
-    """The first run of each call on each GPU."""
+    """The first measured run of each call, by call and GPU."""
     table = _read(folder / "neusight" / "ops.parquet", COLUMNS)
-    found: dict[tuple[Any, ...], dict[str, MeasuredRun]] = defaultdict(dict)
+    measured: dict[tuple[Any, ...], dict[str, MeasuredRun]] = defaultdict(dict)
     for row in table.itertuples(index=False):
         key = (row.op, *(getattr(row, size) for size in SIZES))
         kernel = Kernel(
@@ -164,8 +167,8 @@ def runs(folder: Path) -> dict[tuple[Any, ...], dict[str, MeasuredRun]]:
             (row.grid_x, row.grid_y, row.grid_z),
             (row.block_x, row.block_y, row.block_z),
         )
-        found[key].setdefault(row.gpu, MeasuredRun(row.op, row.gpu, kernel, row.n_kernels))
-    return found
+        measured[key].setdefault(row.gpu, MeasuredRun(row.op, row.gpu, kernel, row.n_kernels))
+    return measured
 
 
 def _read(path: Path, columns: Sequence[str]) -> Any:
@@ -200,12 +203,10 @@ def _float(*shape: int) -> TensorSpec:
     return TensorSpec(tuple(map(int, shape)), "float32")
 
 
-def cases(
-    found: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]], gpus: Iterable[str]
-) -> list[WaveCase]:
-    """Every call that two of these GPUs ran, both ways."""
+def cases(measured: Runs, gpus: Iterable[str]) -> list[WaveCase]:
+    """Every call that two of these GPUs ran, scaled in both directions."""
     chosen, made = set(gpus), []
-    for key, by_gpu in found.items():
+    for key, by_gpu in measured.items():
         op = op_of(key)
         kind, intensity = ops.kind(op), work_of(op).intensity
         for origin, target in permutations(sorted(chosen & by_gpu.keys()), 2):
@@ -232,7 +233,7 @@ def table(
     groups: Mapping[str, Sequence[WaveCase]],
     methods: Mapping[str, Method] = METHODS,
 ) -> None:
-    """One line per group, and one for all."""
+    """Print a table with a line for each group, and one for all."""
     print(f"\n| {title} | calls | " + " | ".join(methods) + " |")
     print("|---|---:|" + "---:|" * len(methods))
     everything = [case for group in groups.values() for case in group]
@@ -244,7 +245,7 @@ def table(
 def grouped(
     chosen: Iterable[WaveCase], key: Callable[[WaveCase], str]
 ) -> dict[str, list[WaveCase]]:
-    """Cases by a key, in its order."""
+    """The cases by a key, sorted by it."""
     groups: dict[str, list[WaveCase]] = defaultdict(list)
     for case in chosen:
         groups[key(case)].append(case)
@@ -264,29 +265,28 @@ def coverage(chosen: Sequence[WaveCase]) -> float:
 # Kernels of one wave.
 
 
-def one_wave(
-    found: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]], folder: Path
-) -> list[WaveCase]:
-    """Kernels that are the same on both GPUs and fit in one wave of each."""
-    candidates = [*_same_gemms(found), *_vidur(folder / "kernels" / "vidur_ops.parquet")]
+def one_wave(measured: Runs, folder: Path) -> list[WaveCase]:
+    """Cases whose kernel is the same on both GPUs and fits in one wave on each."""
+    candidates = [*_same_gemms(measured), *_vidur(folder / "kernels" / "vidur_ops.parquet")]
     chosen = []
     for case in candidates:
-        fitting = [kernel_blocks_per_sm(each, case.kernel) or 0 for each in case.devices]
-        sms = [each.sm_count or 0 for each in case.devices]
-        waves = [blocks * count for blocks, count in zip(fitting, sms, strict=True)]
+        waves = [
+            (kernel_blocks_per_sm(device, case.kernel) or 0) * (device.sm_count or 0)
+            for device in case.devices
+        ]
         if 0 < (case.kernel.blocks or 0) <= min(waves):
             chosen.append(case)
     return chosen
 
 
-def _same_gemms(found: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]]) -> Iterator[WaveCase]:
-    """Contractions of the same kernel that take much longer than a launch."""
+def _same_gemms(measured: Runs) -> Iterator[WaveCase]:
+    """Contractions that ran the same kernel on both GPUs, for much longer than a launch."""
     floors: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for by_gpu in found.values():
+    for by_gpu in measured.values():
         for run in by_gpu.values():
             floors[run.op, run.gpu].append(run.kernel.seconds)
     least_s = {key: 2 * float(np.quantile(seconds, 0.01)) for key, seconds in floors.items()}
-    for key, by_gpu in found.items():
+    for key, by_gpu in measured.items():
         if key[0] not in CONTRACTED:
             continue
         for origin, target in permutations(sorted(set(NVIDIA) & by_gpu.keys()), 2):
@@ -300,10 +300,11 @@ def _same_gemms(found: Mapping[tuple[Any, ...], Mapping[str, MeasuredRun]]) -> I
 
 
 def _vidur(path: Path) -> Iterator[WaveCase]:
-    """Kernel times of vidur's inference runs, from 3 us on, since they are whole microseconds.
+    """Kernel times of vidur's inference runs.
 
-    Their launches are those of PyTorch's add and of vLLM's norm and activation, which take one
-    block of up to 1024 threads per token.
+    The times are in whole microseconds, so those below 3 us are left out. Launch configurations
+    are those of PyTorch's add and of vLLM's norm and activation, which use one block of up to 1024
+    threads per token.
     """
     if not path.is_file():
         return
@@ -328,12 +329,12 @@ def _vidur(path: Path) -> Iterator[WaveCase]:
 
 def clocks(case: WaveCase) -> float:
     """The ratio of clock rates."""
-    origin, target = (_sheet(each) for each in case.devices)
+    origin, target = (_sheet(device) for device in case.devices)
     return origin.clock_hz / target.clock_hz
 
 
 def with_peaks(case: WaveCase) -> float:
-    """Eq. 2 with the ratio of peak FLOP/s in place of that of waves and clocks."""
+    """Eq. 2 with the ratio of peak FLOP/s in place of the ratios of waves and clocks."""
     scaled = scale(case.kernel, *case.devices, case.intensity, case.kind)
     if scaled is None or scaled.gamma is None:
         return 1.0
@@ -347,15 +348,15 @@ def main() -> None:
     )
     needs.add_data(parser, "neusight", "kernels")
     folder = parser.parse_args().data
-    found = runs(folder)
-    everything = cases(found, NVIDIA)
+    measured = runs(folder)
+    everything = cases(measured, NVIDIA)
     alike = [case for case in everything if case.kind not in CONTRACTIONS]
     contracted = [case for case in everything if case.kind in CONTRACTIONS]
     print(f"mean |predicted / measured - 1|, %; Habitat's wave-scaled operations: {PAPER}")
     for title, chosen in (("above 0.2 ms", _above(alike)), ("any length", alike)):
         table(f"op, {title}", grouped(chosen, lambda case: case.op))
     table("pair, above 0.2 ms", grouped(_above(alike), _pair))
-    amd = _above(cases(found, IDS))
+    amd = _above(cases(measured, IDS))
     amd = [c for c in amd if "MI100" in (c.origin, c.target) and c.kind not in CONTRACTIONS]
     table("to and from the MI100", grouped(amd, _pair))
     table(
@@ -365,17 +366,17 @@ def main() -> None:
     )
     constants = {f"gamma = {g:g}": partial(at_gamma, g) for g in (0.0, 0.25, 0.5, 1.0)}
     table(
-        "contraction of unknown shape",
+        "contraction, shape unknown",
         grouped(_above(contracted), lambda case: case.op),
         {"as shipped": lambda case: by_op(replace(case, intensity=None)), **constants},
     )
-    few = one_wave(found, folder)
+    few = one_wave(measured, folder)
     table(
-        "one wave on both",
+        "one wave on both GPUs",
         grouped(few, lambda case: case.op),
-        {"as it is": lambda _: 1.0, "clocks": clocks, **constants},
+        {"unchanged": lambda _: 1.0, "clocks": clocks, **constants},
     )
-    print("\n| measured within the range | share |\n|---|---:|")
+    print("\n| ops | measured within the range |\n|---|---:|")
     for name, chosen in {
         "elementwise": [c for c in _above(alike) if c.kind is Kind.ELEMENTWISE],
         "layer norm, softmax": [c for c in _above(alike) if c.kind is not Kind.ELEMENTWISE],

@@ -1,11 +1,11 @@
-"""Predicted against measured workspaces of the suite's steps on our H200, each model left out.
+"""How well are workspaces predicted? The suite's steps on our H200, each family left out.
 
     python -m lab.score.memory workspaces
 
 For each model family the constants are fitted without it. Then the workspaces of its steps are
-predicted from the ops of its measured traces. Two figures are compared: the most that workspaces
-take at any time (as TBD counts), and the allocator's peak with measured and with predicted
-workspaces.
+predicted from the ops of its measured traces. Two quantities are compared with the measured ones:
+the peak of all workspaces (as TBD counts it), and the allocator's peak when the measured workspaces
+are replaced by predicted ones.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FAMILIES = {
     **dict.fromkeys(("gpt2", "gpt2-medium"), "gpt2"),
     **dict.fromkeys(("googlenet", "inception-v3"), "inception"),
 }
-"""Models that share layers."""
+"""The family of models that share layers with others; any other model is a family by itself."""
 
 
 @dataclass(frozen=True)
 class WorkspaceRow:
-    """A step: its measured and predicted workspace and peak, in bytes."""
+    """The measured and predicted workspace and peak of one step, in bytes."""
 
     model: str
     strict: bool
-    """Whether it has convolutions in float32 without TF32."""
+    """Whether the step has convolutions in float32 without TF32."""
     measured: int
     predicted: int
     peak: int
@@ -44,23 +44,23 @@ class WorkspaceRow:
 
 
 def family(model: str) -> str:
-    """The models that are left out together."""
+    """The family of a model; its members are left out together."""
     return FAMILIES.get(model, model)
 
 
 def compare() -> list[WorkspaceRow]:
-    """Every step, predicted without its family."""
-    found = list(traces())
-    seen = observations(found)
+    """Every step, predicted with constants fitted without its family."""
+    measured = list(traces())
+    seen = observations(measured)
     gpu = device(GPU)
     fits: dict[str, Constants] = {}
-    for name in {family(model) for model, _ in found}:
+    for name in {family(model) for model, _ in measured}:
         others: dict[Op, int] = {}
         for model, ops in seen.items():
             if family(model) != name:
                 others |= ops
         fits[name] = fit(others, gpu)
-    return [_row(model, trace, fits[family(model)]) for model, trace in found]
+    return [_row(model, trace, fits[family(model)]) for model, trace in measured]
 
 
 def _row(model: str, trace: Trace, constants: Constants) -> WorkspaceRow:
@@ -78,14 +78,14 @@ def _row(model: str, trace: Trace, constants: Constants) -> WorkspaceRow:
 
 
 def workspace_bytes(trace: Trace) -> int:
-    """The most that workspaces take at any time."""
+    """The peak of the memory that workspaces take."""
     return peak_bytes(a for a in trace.allocations if a.role is Role.WORKSPACE)
 
 
 def table(rows: Sequence[WorkspaceRow]) -> str:
-    """A line for each model, and the sums."""
+    """A line for each model, and lines for groups of steps and for all."""
     lines = [
-        "| model | steps | workspace | error, mean | worst | of the peak, mean | worst |",
+        "| model | steps | workspace | mean error | worst | mean error of the peak | worst |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for model in dict.fromkeys(row.model for row in rows):

@@ -23,7 +23,7 @@ def test_no_fit_reads_them() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_products_are_of_one_dtype(row: BlindRow) -> None:
-    for call in row.found.trace:
+    for call in row.prediction.trace:
         if ops.kind(call.op) is Kind.MATMUL:
             assert len({tensor.dtype for tensor in call.op.inputs}) == 1
 

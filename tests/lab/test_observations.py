@@ -76,10 +76,10 @@ def test_a_suite_as_in_2018_agrees_with_every_observation() -> None:
     [
         (sweep("vit", {}, {"throughput_per_s": 80.0}), "throughput does not fall"),
         (sweep("nmt", {}, {"throughput_per_s": 104.0}), "recurrent models are not saturated"),
-        (sweep("vit", {}, {"throughput_per_s": 180.0}), "the others are"),
+        (sweep("vit", {}, {"throughput_per_s": 180.0}), "the other models are saturated"),
         (sweep("vit", {}, {"gpu_utilisation": 0.5}), "GPU utilisation does not fall"),
-        (sweep("nmt", {}, {}), "recurrent models use the GPU little"),
-        (sweep("vit", {}, {"gpu_utilisation": 0.9}), "the others use it by 95%"),
+        (sweep("nmt", {}, {}), "GPU utilisation of recurrent models is low"),
+        (sweep("vit", {}, {"gpu_utilisation": 0.9}), "GPU utilisation of the other models is 95%"),
         (sweep("vit", {}, {"fp32_utilisation": 0.1}), "utilisation of the cores"),
         (sweep("vit", {}, {"weights_bytes": 10_000}), "feature maps are most"),
         (sweep("vit", {}, {"feature_maps_bytes": 900}, {}), "feature maps grow in proportion"),
@@ -132,7 +132,7 @@ def test_recurrent_models_are_not_saturated_and_on_a_large_gpu_few_are(
     seen: dict[str, Observation],
 ) -> None:
     assert seen["recurrent models are not saturated at the largest batch"].share == 1
-    assert seen["the others are"].share < 0.5
+    assert seen["the other models are saturated"].share < 0.5
 
 
 def test_low_and_falling_utilisation_is_the_hosts(
@@ -141,14 +141,14 @@ def test_low_and_falling_utilisation_is_the_hosts(
     falling = seen["GPU utilisation does not fall with the batch"].others
     assert falling == ("deep-speech-2 bf16",)  # each batch has another length
     assert is_host_bound(measured[falling[0]])
-    low = seen["the others use it by 95% or more"].others
+    low = seen["GPU utilisation of the other models is 95% or more"].others
     others = [name for name in low if not is_host_bound(measured[name])]
     assert others == ["googlenet fp32"]  # 92%
     assert f"{len(low)} of the 40" in (DOCS / "suite.md").read_text(encoding="utf-8")
 
 
 def test_recurrent_layers_that_cudnn_runs_keep_the_gpu_busy(seen: dict[str, Observation]) -> None:
-    little = seen["recurrent models use the GPU little"]
+    little = seen["GPU utilisation of recurrent models is low"]
     assert "nmt fp32" in little.agreeing  # steps through its decoder in Python
     assert set(little.others) == {"gnmt fp32", "gnmt bf16", "deep-speech-2 fp32"}
 
