@@ -2,11 +2,12 @@
 
     python -m lab.collect.blind OUT [--seconds 150]
 
-Needs a GPU, torchvision, timm and transformers. The steps are `lab.steps.by_name.blind_steps`; each
-is traced without using the GPU first, then measured on it. Steps that are in
-measurements/h200/blind already are not measured again. Writes OUT/machine.json and OUT/traces. No
-fit reads these files; `lab.score.blind` compares predictions with them. The GPU's time counts:
-iterations are timed after a profiler has run, and again without one by `lab.collect.iterations`.
+Needs a GPU, torchvision, timm and transformers. The steps are `lab.steps.by_name.blind_steps`. Each
+is first traced without using the GPU, then measured on it. Steps that measurements/h200/blind
+already has are not measured again. Writes OUT/machine.json and OUT/traces. No fit reads these
+files; `lab.score.blind` compares predictions with them. Only the GPU time is used from here,
+because a profiler has run before iterations are timed. `lab.collect.iterations` times them without
+one.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from lab.steps.by_name import MakeStep, blind_steps
 
 
 def measure(out: Path, seconds: float, steps: Iterable[tuple[str, MakeStep]]) -> None:
-    """Time the machine's host, then as many steps as time allows.
+    """Time the machine's host, then as many steps as the time allows.
 
     Args:
-        out: where to write `machine.json` and traces.
-        seconds: after which no other step is begun.
+        out: the folder for `machine.json` and traces.
+        seconds: no step is started after this time.
         steps: steps by name.
     """
     from wavecast.frameworks.pytorch.measurement import host_benchmark
@@ -43,7 +44,7 @@ def measure(out: Path, seconds: float, steps: Iterable[tuple[str, MakeStep]]) ->
     direct = host_benchmark.time_gpu()
     for name, make in steps:
         if time.monotonic() > until:
-            print(f"time is up before {name}", flush=True)
+            print(f"the time is up; stopped before {name}", flush=True)
             break
         try:
             wavecast.trace(make, gpu=GPU).save(out / "traces" / f"{file_name(name)}.json.gz")

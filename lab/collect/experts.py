@@ -2,9 +2,9 @@
 
     python -m lab.collect.experts OUT [--seconds 35]
 
-Needs a GPU, and nothing but torch. Takes the experts of real models with 1k to 16k tokens and times
-the products of a training step as autograd asks for them: forward, gradient of the data, gradient
-of the weights. Writes OUT/grouped.json, which is measurements/h200/grouped.json
+Needs a GPU and only torch. Takes the experts of real models with 1k to 16k tokens and times the
+products of a training step as autograd calls them: forward, gradient of the data, gradient of the
+weights. Writes OUT/grouped.json, which becomes measurements/h200/grouped.json
 (`lab.measured.experts` reads it).
 """
 
@@ -26,27 +26,27 @@ TOKENS = (1024, 4096, 16384, 2048, 8192)
 ROUTINGS = ("even", "uneven")
 REPEATS = 7
 FLUSHED_BYTES = 2**28
-"""Several times as large as any L2 cache."""
+"""The size of the buffer that is written to empty the L2 cache: larger than any L2 cache."""
 ASLEEP_CYCLES = 2_000_000
-"""About a millisecond, in which the host issues the repeats."""
+"""The GPU sleeps about a millisecond, so that the host issues all repeats before they run."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A model's experts, as its configuration has them."""
+    """The experts of a model, by its configuration."""
 
     model: str
     count: int
-    each: int
-    """Experts that a token goes to."""
+    per_token: int
+    """The number of experts that each token is routed to."""
     hidden: int
     inner: int
     turned: bool = False
-    """Whether weights are stored (in, out)."""
+    """Whether weights are stored as (in, out)."""
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Inner and outer sizes of each product: gate and up as one, and down."""
+        """The (in, out) sizes of each product: gate and up as one matrix, and down."""
         return {"up": (self.hidden, 2 * self.inner), "down": (self.inner, self.hidden)}
 
 
@@ -66,7 +66,7 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Product:
-    """A call to time."""
+    """A product to time."""
 
     name: str
     turn: str
@@ -75,7 +75,7 @@ class Product:
 
 
 def shares(count: int, routing: str) -> list[float]:
-    """The share of tokens of each expert: equal, or as an unbalanced router gives them."""
+    """The share of the tokens of each expert: equal, or as an unbalanced router would give them."""
     import torch
 
     if routing == "even":
@@ -87,44 +87,44 @@ def shares(count: int, routing: str) -> list[float]:
 
 def ends(rows: int, count: int, routing: str) -> list[int]:
     """Where the rows of each expert end."""
-    found, reached = [], 0.0
+    offsets, reached = [], 0.0
     for share in shares(count, routing):
         reached += share
-        found.append(round(rows * reached))
-    return found
+        offsets.append(round(rows * reached))
+    return offsets
 
 
 def fullest(offsets: Sequence[int]) -> float:
-    """Rows of the fullest expert, over the mean."""
+    """The rows of the expert with the most rows, over the mean."""
     sizes = [end - begin for begin, end in zip((0, *offsets), offsets, strict=False)]
     return max(sizes) * len(sizes) / max(sum(sizes), 1)
 
 
 def asked_for(run: Callable[[], Any]) -> list[Product]:
-    """The grouped products within a call, with the very operands that autograd hands over."""
+    """The grouped products within a call, with the operands that autograd passes."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: list[Product] = []
+    products: list[Product] = []
 
     class Listening(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
             if func is torch.ops.aten._grouped_mm.default:
-                turn = "forward" if not found else "data" if args[1].dim() == 3 else "weights"
-                found.append(
+                turn = "forward" if not products else "data" if args[1].dim() == 3 else "weights"
+                products.append(
                     Product("_grouped_mm", turn, args, partial(func, *args, **(kwargs or {})))
                 )
             return func(*args, **(kwargs or {}))
 
     with Listening():
         run()
-    return found
+    return products
 
 
 def trained(rows: Any, weight: Any, offsets: Any) -> list[Product]:
-    """The products of one matrix of the experts in a step of training."""
+    """The products of a training step for one matrix of the experts."""
     import torch
     import torch.nn.functional as F
 
@@ -139,17 +139,17 @@ def batched(products: Sequence[Product], count: int) -> Iterator[Product]:
     """The same products as plain batched products, for groups of equal size."""
     import torch
 
-    for each in products:
-        a, b = each.operands[:2]
+    for product in products:
+        a, b = product.operands[:2]
         if b.dim() == 2:
             a, b = a.unflatten(1, (count, -1)).transpose(0, 1), b.unflatten(0, (count, -1))
         else:
             a = a.unflatten(0, (count, -1))
-        yield Product("bmm", each.turn, (a, b), partial(torch.bmm, a, b))
+        yield Product("bmm", product.turn, (a, b), partial(torch.bmm, a, b))
 
 
 def in_fp8(rows: Any, weight: Any, offsets: Any) -> Product:
-    """The forward product with a scale for each row, and each column of weights."""
+    """The forward product in fp8, with a scale for each row and each column of weights."""
     import torch
 
     a = rows.detach().to(torch.float8_e4m3fn)
@@ -184,7 +184,10 @@ def by_events(run: Callable[[], Any], flushed: Any) -> float:
 
 
 def by_kernels(run: Callable[[], Any], flushed: Any) -> tuple[float, tuple[str, ...]]:
-    """The kernels of one call: a loop over groups waits for the host, its kernels do not."""
+    """The busy seconds and the kernels of one call.
+
+    Used where torch loops over groups: the loop waits for the host, but kernel times do not.
+    """
     import torch
 
     from wavecast.frameworks.pytorch.measurement.profiling import gpu_activity
@@ -197,16 +200,16 @@ def by_kernels(run: Callable[[], Any], flushed: Any) -> tuple[float, tuple[str, 
 
 
 def _short(seconds: float) -> float:
-    """As many digits as the clock has."""
+    """Rounded to the digits that the clock has."""
     return float(f"{seconds:.6g}")
 
 
 def products_of(experts: Experts, weight: Any, tokens: int, routing: str) -> Iterator[Product]:
-    """The products to time for a matrix: grouped, and for equal groups batched and in fp8 too."""
+    """The products to time for a matrix: grouped, and for equal groups also batched and in fp8."""
     import torch
 
     inwards = weight.shape[1]
-    count, rows = experts.count, tokens * experts.each
+    count, rows = experts.count, tokens * experts.per_token
     offsets = torch.tensor(ends(rows, count, routing), dtype=torch.int32, device=weight.device)
     data = torch.randn(rows, inwards, dtype=weight.dtype, device=weight.device, requires_grad=True)
     products = trained(data, weight, offsets)
@@ -223,31 +226,31 @@ def measured(
     """The rows of one matrix at one number of tokens."""
     import torch
 
-    most = fullest(ends(tokens * experts.each, experts.count, routing))
-    looped = weight.dtype != torch.bfloat16  # torch has a kernel for groups in bf16 alone
-    looked_at = looped or (tokens, routing, matrix) == (TOKENS[0], "even", "up")
-    for each in products_of(experts, weight, tokens, routing):
+    most = fullest(ends(tokens * experts.per_token, experts.count, routing))
+    looped = weight.dtype != torch.bfloat16  # torch has a grouped kernel for bf16 only
+    profiled = looped or (tokens, routing, matrix) == (TOKENS[0], "even", "up")
+    for product in products_of(experts, weight, tokens, routing):
         with torch.no_grad():
-            kernels_s, names = by_kernels(each.run, flushed) if looked_at else (None, ())
-            seconds = None if looped else by_events(each.run, flushed)
+            kernels_s, names = by_kernels(product.run, flushed) if profiled else (None, ())
+            seconds = None if looped else by_events(product.run, flushed)
         tensors = tuple(
             Tensor(tuple(t.shape), t.stride(), str(t.dtype).removeprefix("torch."))
-            for t in each.operands
+            for t in product.operands
         )
-        place = (experts.model, matrix, each.turn, tokens, routing, round(most, 3))
-        yield ExpertRow(*place, f"aten.{each.name}", tensors, seconds, kernels_s, names)
+        place = (experts.model, matrix, product.turn, tokens, routing, round(most, 3))
+        yield ExpertRow(*place, f"aten.{product.name}", tensors, seconds, kernels_s, names)
 
 
 def all_rows(seconds: float, device: str = "cuda") -> Iterator[ExpertRow]:
-    """The rows of one model after the other, until the time is up."""
+    """The rows of all models in turn, until the time is up."""
     import torch
 
     until = time.monotonic() + seconds
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
     plans = [
-        *(("bfloat16", each, TOKENS, ROUTINGS) for each in MODELS),
-        *(("float16", each, TOKENS[:2], ROUTINGS[:1]) for each in MODELS[:4]),
-        *(("float32", each, TOKENS[:1], ROUTINGS[:1]) for each in MODELS[:4]),
+        *(("bfloat16", model, TOKENS, ROUTINGS) for model in MODELS),
+        *(("float16", model, TOKENS[:2], ROUTINGS[:1]) for model in MODELS[:4]),
+        *(("float32", model, TOKENS[:1], ROUTINGS[:1]) for model in MODELS[:4]),
     ]
     for dtype, experts, counts, routings in plans:
         for matrix, (inwards, out) in experts.matrices.items():
@@ -263,7 +266,7 @@ def all_rows(seconds: float, device: str = "cuda") -> Iterator[ExpertRow]:
                     weight.grad = None
                     try:
                         yield from measured(experts, matrix, weight, tokens, routing, flushed)
-                    except RuntimeError as error:  # a product that this GPU or torch refuses
+                    except RuntimeError as error:  # this GPU or torch does not support the product
                         print(f"{experts.model} {matrix} {dtype}: {str(error)[:200]}", flush=True)
 
 
@@ -275,7 +278,7 @@ def measure(folder: Path, seconds: float) -> None:
     begin, rows = time.monotonic(), list[ExpertRow]()
     try:
         rows.extend(all_rows(seconds))
-    finally:  # what was measured counts, whatever ended it
+    finally:  # keep what was measured, also after an error
         gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
         head = json.dumps({**gpu, "columns": ExpertRow._fields})
         lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)

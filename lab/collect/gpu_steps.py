@@ -1,6 +1,6 @@
-"""Time, capture and record steps on this machine's GPU: the one way for all scripts of this folder.
+"""Time, capture and record steps on this machine's GPU; shared by the scripts of this folder.
 
-Nothing here needs more than torch and wavecast.
+It needs only torch and wavecast.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 import wavecast
 
 FEWEST, MOST = 4, 40
-"""Iterations that `iteration_s` times together."""
+"""The fewest and the most iterations that `iteration_s` times together."""
 
 Step = Callable[[], Any]
 
 
 class NamedStep(NamedTuple):
-    """A step to record: the name of its trace, how it is made, and its batch."""
+    """A step to record: the name of its trace, a function that makes it, and its batch size."""
 
     name: str
     make: Callable[[], Step]
@@ -31,7 +31,7 @@ class NamedStep(NamedTuple):
 
 
 def steady_s(step: Step, repeats: int) -> float:
-    """Seconds of one iteration in the steady state: many are issued, the last is waited for."""
+    """Seconds of one iteration in the steady state: one synchronisation after many iterations."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(repeats):
@@ -41,13 +41,13 @@ def steady_s(step: Step, repeats: int) -> float:
 
 
 def iteration_s(step: Step, timed_s: float) -> float:
-    """Seconds of one iteration of a warm step; all iterations together take about `timed_s`."""
+    """Seconds of one iteration of a warm step, from about `timed_s` seconds of iterations."""
     once_s = steady_s(step, 1)
     return steady_s(step, int(min(max(timed_s / once_s, FEWEST), MOST)))
 
 
 def single_s(step: Step, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of single iterations on an idle GPU: until all is issued, and until all has run."""
+    """Seconds of single iterations on an idle GPU: until all is issued, and until all is done."""
     issued_s, done_s = [], []
     torch.cuda.synchronize()
     for _ in range(repeats):
@@ -60,7 +60,7 @@ def single_s(step: Step, repeats: int) -> tuple[list[float], list[float]]:
 
 
 def captured(step: Step, warm_up: int) -> torch.cuda.CUDAGraph:
-    """A step as a CUDA graph, after some iterations on a side stream as torch advises."""
+    """A step as a CUDA graph, after warm-up iterations on a side stream as torch advises."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -74,7 +74,7 @@ def captured(step: Step, warm_up: int) -> torch.cuda.CUDAGraph:
 
 
 def release_memory() -> None:
-    """Give the memory of steps that are no longer used back to the GPU."""
+    """Free the GPU memory of steps that are no longer used."""
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -86,8 +86,8 @@ def record_missing(
 
     Args:
         out: the folder; a step whose trace it has is not measured again.
-        seconds: after which no other step is begun.
-        steps: the steps, in the order of measuring. One that fails is printed and left out.
+        seconds: no step is started after this time.
+        steps: the steps in order. If one fails, its error is printed and the next one follows.
         warm_up: iterations before any is measured.
         repeats: iterations that are timed.
     """
@@ -98,7 +98,7 @@ def record_missing(
         if path.exists():
             continue
         if time.monotonic() > until:
-            print(f"time is up before {name}", flush=True)
+            print(f"the time is up; stopped before {name}", flush=True)
             return
         try:
             trace = wavecast.measure(
@@ -120,6 +120,9 @@ def folder_and_seconds(about: str | None, seconds: float) -> argparse.ArgumentPa
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
     parser.add_argument(
-        "--seconds", type=float, default=seconds, help=f"begin nothing after these ({seconds:g})"
+        "--seconds",
+        type=float,
+        default=seconds,
+        help=f"start nothing after this time (default {seconds:g})",
     )
     return parser

@@ -1,18 +1,18 @@
-"""What does issuing a step cost a host, and how long do steps then take? Measures on this machine.
+"""How long does the host take to issue steps, and how long do they run? Measures on this machine.
 
     python -m lab.collect.host_reality OUT [--seconds 140] [--parts PART ...]
 
 Needs a GPU and transformers. Writes OUT/host.json, which becomes a file of measurements/h200/host:
 
-- hosts: the host benchmark on the CPU and on the GPU (`wavecast calibrate`'s host part),
-- eager: host-bound steps, with wall, issue and GPU-busy times; and the same on slower hosts, made
-  from this one: one whose Python is slowed by a profiling hook, and one whose cores are all busy,
+- hosts: the host benchmark of `wavecast calibrate`, on the CPU and on the GPU,
+- eager: wall, issue and GPU-busy times of host-bound steps; then the same on two slower hosts that
+  are simulated here: Python is slowed by a profiling hook, or all cores are kept busy,
 - again: the host benchmark a second time,
-- graphs: steps captured as CUDA graphs: the time of a replay, its launch, its kernels,
-- measured: a step that replays a graph, as `wavecast.measure` sees it.
+- graphs: steps captured as CUDA graphs: the times of a replay, of its launch and of its kernels,
+- measured: a step that replays a graph, as measured by `wavecast.measure`.
 
-Nothing is begun after SECONDS. `lab.score.graph_accuracy` reads the file. Everything after the
-first use of a profiler is slowed by it (docs/adr/0018).
+Nothing is started after SECONDS. `lab.score.graph_accuracy` reads the file. The first use of a
+profiler slows everything after it (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ HOST_BOUND = (
     ("suite/a3c", 8, "fp32"),
     ("suite/bert-large", 8, "bf16"),
 )
-"""Steps of `lab.steps.reality` (measured before, see steps.csv) and of the suite (suite.csv)."""
+"""Steps of `lab.steps.reality` (also in steps.csv) and of the suite (also in suite.csv)."""
 SLOWED = (*HOST_BOUND[:5], HOST_BOUND[10])
+"""The steps that are also timed on the slower hosts."""
 REPEATS = 15
 GRAPH_WARM_UP = 4
 
 
 def clock(step: Step, warm_up: int = 4, repeats: int = REPEATS) -> dict[str, float]:
-    """Wall time of a step among others, and the host's time to issue one to an idle GPU."""
+    """The wall time of a step in the steady state, and the host time to issue it to an idle GPU."""
     for _ in range(warm_up):
         step()
     issues, _ = single_s(step, repeats)
@@ -70,14 +71,14 @@ def clock(step: Step, warm_up: int = 4, repeats: int = REPEATS) -> dict[str, flo
 
 
 def busy(step: Step) -> dict[str, float]:
-    """The GPU's time of a step, and how many kernels it runs."""
+    """The GPU-busy time of a step and its number of kernels."""
     seen = profiling.gpu_activity(step, 2)
     return {"gpu_s": seen.busy_s, "kernels": seen.names.total()}
 
 
 @contextmanager
 def slow_python() -> Iterator[None]:
-    """Python calls a function at each call and return, as under a profiler."""
+    """A slower host: Python calls a hook at each call and return, as under a profiler."""
     sys.setprofile(lambda *_: None)
     try:
         yield
@@ -87,7 +88,7 @@ def slow_python() -> Iterator[None]:
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Every core has another process to run, too."""
+    """A slower host: every core also runs another process."""
     spin = "while True: pass"
     others = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in os_cores()]
     time.sleep(0.5)
@@ -105,26 +106,26 @@ def os_cores() -> set[int]:
 
 
 class Record:
-    """The results, written after each part; parts that would begin too late are left out."""
+    """The results, written to the file after each part. Parts after the time limit are skipped."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path, self.begin, self.seconds = path, time.monotonic(), seconds
-        self.found: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
 
     def add(self, section: str, name: str, work: Callable[[], dict[str, Any]]) -> None:
         """Run a part and write its result."""
         began = time.monotonic() - self.begin
         if began > self.seconds:
-            print(f"{section} {name}: left out", flush=True)
+            print(f"{section} {name}: skipped, the time is up", flush=True)
             return
         try:
-            found: dict[str, Any] = work()
-        except Exception as error:  # one that fails must not cost the others
-            found = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-        self.found.setdefault(section, {})[name] = found
-        self.path.write_text(json.dumps(self.found, indent=1), encoding="utf-8")
+            result: dict[str, Any] = work()
+        except Exception as error:  # the other parts still count
+            result = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        self.results.setdefault(section, {})[name] = result
+        self.path.write_text(json.dumps(self.results, indent=1), encoding="utf-8")
         took = time.monotonic() - self.begin - began
-        cells = " ".join(f"{k} {_shown(v)}" for k, v in found.items())
+        cells = " ".join(f"{k} {_shown(v)}" for k, v in result.items())
         print(f"[{began:5.1f} s +{took:4.1f}] {section} {name}: {cells}", flush=True)
 
 
@@ -133,7 +134,7 @@ def _shown(value: Any) -> str:
 
 
 def about() -> dict[str, Any]:
-    """The machine."""
+    """A description of the machine."""
     return {
         "gpu": torch.cuda.get_device_name(),
         "python": platform.python_version(),
@@ -144,22 +145,22 @@ def about() -> dict[str, Any]:
 
 
 def eager(record: Record) -> dict[Key, Step]:
-    """All host-bound steps; gives those that slower hosts shall run."""
+    """Time all host-bound steps. Returns those that the slower hosts also run."""
     kept: dict[Key, Step] = {}
 
-    def look(key: Key) -> dict[str, float]:
+    def timed(key: Key) -> dict[str, float]:
         step = make_step(key)
         if key in SLOWED:
             kept[key] = step
         return clock(step) | busy(step)
 
     for key in HOST_BOUND:
-        record.add("eager", named(key), partial(look, key))
+        record.add("eager", named(key), partial(timed, key))
     return kept
 
 
 def slowed(record: Record, steps: dict[Key, Step]) -> None:
-    """The same steps on slower hosts."""
+    """Time the host benchmark and these steps on the slower hosts."""
     for name, slower in (("slow python", slow_python), ("busy cores", busy_cores)):
         with slower():
             record.add(name, "cpu", host_benchmark.time_host)
@@ -169,32 +170,32 @@ def slowed(record: Record, steps: dict[Key, Step]) -> None:
 
 
 def graphs(record: Record) -> None:
-    """Steps as CUDA graphs."""
+    """Time steps that were captured as CUDA graphs."""
 
-    def look(key: Key) -> dict[str, Any]:
-        step = make_capturable(key)  # holds the memory that the graph works on
+    def timed(key: Key) -> dict[str, Any]:
+        step = make_capturable(key)  # keeps the memory alive that the graph uses
         replay = captured(step, GRAPH_WARM_UP).replay
         return clock(replay) | busy(replay)
 
     for key in GRAPHED:
-        record.add("graphed", named(key), partial(look, key))
+        record.add("graphed", named(key), partial(timed, key))
         release_memory()
 
 
 def measured_graph(record: Record) -> None:
-    """A graph as `wavecast.measure` sees it."""
+    """Measure a step that replays a graph with `wavecast.measure`."""
 
-    def look(key: Key) -> dict[str, Any]:
+    def timed(key: Key) -> dict[str, Any]:
         step = make_capturable(key)
-        found = seen(captured(step, GRAPH_WARM_UP).replay)
+        figures = seen(captured(step, GRAPH_WARM_UP).replay)
         del step
-        return found
+        return figures
 
-    record.add("measured", named(GRAPHED[0]), partial(look, GRAPHED[0]))
+    record.add("measured", named(GRAPHED[0]), partial(timed, GRAPHED[0]))
 
 
 def seen(replay: Step) -> dict[str, Any]:
-    """The figures that `wavecast.measure` gives for a step that replays a graph."""
+    """The results of `wavecast.measure` for a step that replays a graph."""
     trace = measure(replay, repeats=5, recordings=1)
     whole = trace.measurement
     assert whole is not None
@@ -211,7 +212,7 @@ def seen(replay: Step) -> dict[str, Any]:
 
 
 def hosts(record: Record) -> None:
-    """The host benchmark."""
+    """Run the host benchmark."""
     record.add("host", "cpu", host_benchmark.time_host)
     record.add("host", "about", about)
     record.add("host", "cuda", partial(host_benchmark.time_host, "cuda"))
@@ -220,7 +221,7 @@ def hosts(record: Record) -> None:
 
 
 def again(record: Record) -> None:
-    """The host benchmark once more: how far do two runs differ?"""
+    """Run the host benchmark again, to see how much two runs differ."""
     record.add("again", "cpu", host_benchmark.time_host)
     record.add("again", "cuda", partial(host_benchmark.time_host, "cuda"))
 
@@ -235,7 +236,7 @@ PARTS: dict[str, Callable[[Record], None]] = {
 
 
 def main() -> None:
-    """Measure the parts."""
+    """Measure the chosen parts."""
     parser = folder_and_seconds(__doc__, 140.0)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     given = parser.parse_args()

@@ -3,17 +3,17 @@
     python -m lab.collect.iterations OUT --seed N [--seconds 540]
     python -m lab.collect.iterations --count FILE --cache FOLDER
 
-The first needs a GPU and transformers; it writes OUT/machine.json, which becomes a file of
+The first command needs a GPU and transformers. It writes OUT/machine.json, which becomes a file of
 measurements/h200/iterations. The second needs no GPU. It traces the steps of such a file and adds
-how often each needs each cost of a host; `--cache` keeps the traces.
+how often each step needs each cost of a host; `--cache` keeps the traces.
 
-The host benchmark (`wavecast calibrate`) runs first, as users run it, and a little of it again
-between timings: these hosts are virtual, and for seconds or minutes they get slower by a half. So
-each step is timed again after others were, and the median counts. The steps are those of the suite
-in four precisions, at the usual batch and at a quarter of it, in an order drawn by the seed; what
-time does not allow is left out. No profiler runs in the process before the last line. The first
-three files were measured otherwise (measurements/README.md says how), and have models of the blind
-test, too.
+The host benchmark (`wavecast calibrate`) runs first, as users run it, and a short version of it
+runs again between timings. The hosts are virtual machines that can slow down by half for seconds or
+minutes. Each step is therefore timed several times, with other steps in between, and the median is
+used. The steps are those of the suite in four precisions, at the default batch and a quarter of it,
+in a random order fixed by the seed; steps that do not fit in the time are left out. No profiler
+runs before the last measurement. The first three files were measured in another way, which
+measurements/README.md describes; they also have models of the blind test.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from lab.steps.by_name import SEED, MakeStep, Step, suite_steps
 
 WARM_UP = 2
 TIMED_S = 0.3
-"""About so long a step runs at a time, once it is warm."""
+"""About how long the iterations of one timing take, once the step is warm."""
 TIMINGS = 3
 PROBES, PROBED = 3, 4
-"""Rounds of the host benchmark, and after how many timings they run."""
+"""Rounds of a short host benchmark, and the number of timings from one benchmark to the next."""
 MOST_HELD, HELD_BYTES = 60, 14e9
-"""Steps that are held in memory at a time, and the bytes of their parameters: they take turns."""
+"""The most steps that are in memory at a time to be timed in turn, and the most bytes."""
 
 
 def known_steps(seed: int) -> list[tuple[str, MakeStep]]:
-    """The steps of the suite whose GPU time is known, in an order drawn by the seed."""
-    known = busy_s()
-    steps = [(name, make) for name, make in suite_steps() if name in known]
+    """The steps of the suite with a measured GPU time, in a random order fixed by the seed."""
+    gpu_times_s = busy_s()
+    steps = [(name, make) for name, make in suite_steps() if name in gpu_times_s]
     random.Random(seed).shuffle(steps)
     return steps
 
 
 def measure(out: Path, seconds: float, seed: int) -> None:
-    """Time steps, and the host between them, into `machine.json`."""
+    """Time steps, and the host between them, and write `machine.json`."""
     from wavecast.frameworks.pytorch.measurement import host_benchmark, profiling
 
     out.mkdir(parents=True, exist_ok=True)
@@ -62,14 +62,14 @@ def measure(out: Path, seconds: float, seed: int) -> None:
     while waiting and time.monotonic() < until:
         document["steps"] |= _timings(_held(waiting), until)
         (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
-    print(f"{len(waiting)} steps are left", flush=True)
+    print(f"{len(waiting)} steps were not timed", flush=True)
     document["profiled"] = profiling.has_profiled_gpu()
     document["gpu"] = host_benchmark.time_gpu()  # last, because it runs a profiler
     (out / "machine.json").write_text(json.dumps(document), encoding="utf-8")
 
 
 def _held(waiting: list[tuple[str, MakeStep]]) -> dict[str, Step]:
-    """The first of the waiting steps, as many as memory holds at a time."""
+    """Build the first of the waiting steps, as many as memory can hold."""
     import torch
 
     from lab.collect.gpu_steps import release_memory
@@ -79,17 +79,17 @@ def _held(waiting: list[tuple[str, MakeStep]]) -> dict[str, Step]:
     release_memory()
     while waiting and len(held) < MOST_HELD and torch.cuda.memory_allocated() < HELD_BYTES:
         name, make = waiting.pop(0)
-        with torch.device("cuda"):  # parameters are drawn there, which is many times as fast
+        with torch.device("cuda"):  # initialise parameters there, which is much faster
             held[name] = make()
     gc.collect()
-    gc.freeze()  # Python must not search the held steps for garbage while one of them is timed
+    gc.freeze()  # no garbage collection of the held steps while one is timed
     return held
 
 
 def _timings(held: Mapping[str, Step], until: float) -> dict[str, dict[str, list[Any]]]:
-    """Iterations in the steady state, of all steps in turn, and the host's times in between.
+    """Timings of all steps in turn, and of the host benchmark in between.
 
-    Steps that did not get all their timings are left out.
+    Steps with fewer than `TIMINGS` timings are left out.
     """
     from lab.collect.gpu_steps import iteration_s
     from wavecast.frameworks.pytorch.measurement import host_benchmark
@@ -110,7 +110,7 @@ def _timings(held: Mapping[str, Step], until: float) -> dict[str, dict[str, list
 
 
 def count(path: Path, cache: Path) -> None:
-    """Add to a machine's file how often its steps need each cost of a host, by their traces."""
+    """Add to a machine's file how often each step needs each cost of a host, from its trace."""
     document = json.loads(path.read_text(encoding="utf-8"))
     for name, step in document["steps"].items():
         step["asked"] = asked_of(traced(cache, name, search=bool(step.get("search"))))
@@ -118,15 +118,19 @@ def count(path: Path, cache: Path) -> None:
 
 
 def main() -> None:
-    """Measure, or count for a file that was measured."""
+    """Measure, or add the counts to a measured file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder to write into")
-    parser.add_argument("--seed", type=int, default=SEED, help="draws the order of steps")
-    parser.add_argument("--seconds", type=float, default=540.0, help="begin nothing after these")
-    parser.add_argument("--count", type=Path, metavar="FILE", help="count for a file instead")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where traces are kept")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the order of steps")
+    parser.add_argument(
+        "--seconds", type=float, default=540.0, help="start nothing after this time"
+    )
+    parser.add_argument(
+        "--count", type=Path, metavar="FILE", help="add counts to this file instead"
+    )
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="folder that keeps traces")
     given = parser.parse_args()
     if given.count and given.cache:
         count(given.count, given.cache)

@@ -3,9 +3,9 @@
     python -m lab.fit.mlp prepare FOLDER public.npz      first, where the public tables are
     python -m lab.collect.layers public.npz OUT          on the GPU machine
 
-Needs a GPU, and only torch and numpy. For each kind it measures layers that others measured
-(public.npz), then layers drawn from Habitat's ranges. Writes OUT/GPU-KIND-SEED.csv, which becomes a
-file of measurements/h200/layers; `lab.fit.mlp` and `lab.fit.learned` read it.
+Needs a GPU and only torch and numpy. For each kind it measures layers of public tables
+(public.npz), then random layers from Habitat's ranges. Writes OUT/GPU-KIND-SEED.csv, which becomes
+a file of measurements/h200/layers; `lab.fit.mlp` and `lab.fit.learned` read it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wavecast.predictors.mlp.layers import KINDS, Layer, PassTimes
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Measure layers that others measured, then drawn ones, until the time of each kind is up."""
+    """Measure the layers of public tables, then random ones, until the time of each kind is up."""
     from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
 
     gpu = gpu_id(args.device)
@@ -63,14 +63,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("public", type=Path, help="layers that others measured")
+    parser.add_argument("public", type=Path, help="layers of public tables")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=90, help="for each kind")
-    parser.add_argument("--count", type=int, default=2500, help="layers of each list")
+    parser.add_argument("--seconds", type=float, default=90, help="time for each kind")
+    parser.add_argument("--count", type=int, default=2500, help="most layers of each list")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--benchmark", action="store_true", help="cuDNN tries algorithms")
+    parser.add_argument("--benchmark", action="store_true", help="let cuDNN search for algorithms")
     measure(parser.parse_args())
 
 

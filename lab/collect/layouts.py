@@ -2,11 +2,11 @@
 
     python -m lab.collect.layouts OUT [--seconds 600] [--infer]
 
-Needs a GPU and torchvision. Trains torchvision's models as timm's benchmark does (SGD, cuDNN's own
-search for algorithms), under fp16 autocast in NCHW and in channels_last, and in fp32 with TF32.
-Writes a measured trace of each step into the folder OUT, until SECONDS have passed; a step whose
-trace is there is not measured again. `--infer` measures the forward pass alone, of models in
-evaluation mode.
+Needs a GPU and torchvision. Trains torchvision's models as timm's benchmark does (SGD, cuDNN's
+search for algorithms): under fp16 autocast in NCHW and in channels_last, and in fp32 with TF32.
+Writes a measured trace of each step to the folder OUT, until SECONDS have passed. Steps whose trace
+OUT already has are not measured again. `--infer` measures only the forward pass, in evaluation
+mode.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS = (("fp16", "nhwc"), ("fp16", "nchw"), ("tf32", "nchw"))
 def make_step(
     name: str, batch: int, precision: str, layout: str, *, infers: bool = False
 ) -> Callable[[], None]:
-    """The training step of a torchvision model, or its inference."""
+    """The training step of a torchvision model, or its forward pass."""
     memory_format = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     model = import_torchvision().models.get_model(name).cuda().to(memory_format=memory_format)
     images = torch.randn(batch, 3, 224, 224, device="cuda").contiguous(memory_format=memory_format)
@@ -78,7 +78,7 @@ def steps(*, infers: bool) -> Iterator[NamedStep]:
 def main() -> None:
     """Measure the steps that the folder lacks."""
     parser = folder_and_seconds(__doc__, 600.0)
-    parser.add_argument("--infer", action="store_true", help="the forward pass alone")
+    parser.add_argument("--infer", action="store_true", help="measure only the forward pass")
     given = parser.parse_args()
     require("these networks", "torchvision")
     torch.backends.cudnn.benchmark = True

@@ -2,11 +2,11 @@
 
     python -m lab.collect.measured OUT {same,parts,occupancy} [MODEL ...]
 
-Needs a GPU and transformers. Each writes a CSV file into OUT; `same` and `parts` also traces.
+Needs a GPU and transformers. Each part writes a CSV file to OUT; `same` and `parts` also traces.
 
-- same: a measured step, predicted on its own GPU, against another measurement of it.
-- parts: the recorded kernels against the busy time of the untouched iteration.
-- occupancy: launch configurations, with the occupancy that Kineto states for each.
+- same: the prediction of a measured step on its own GPU, against a second measurement.
+- parts: the recorded kernels, against the GPU-busy time of an unprofiled iteration.
+- occupancy: launch configurations, with the occupancy that Kineto reports for each.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _chosen(models: Sequence[str]) -> list[tuple[str, Callable[[str], Any]]]:
 
 
 def same(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Predict measured steps on their own GPU."""
+    """Measure steps, predict them on the same GPU, and measure them again."""
     rows: list[dict[str, Any]] = []
     errors: list[float] = []
     own = wavecast.device(torch.cuda.get_device_name())
@@ -100,7 +100,7 @@ def same(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def parts(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Compare the recorded kernels with the untouched iteration's busy time."""
+    """Compare the recorded kernels with the GPU-busy time of an unprofiled iteration."""
     rows = []
     for name, batches in HABITAT.items():
         for batch in batches if not models or name in models else ():
@@ -126,17 +126,17 @@ def parts(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def occupancy(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Gather distinct launches and what Kineto says of their occupancy."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """Collect distinct kernel launches with the occupancy that Kineto reports."""
+    launches: dict[tuple[Any, ...], dict[str, Any]] = {}
     for _, make in _chosen(models):
         for precision in PRECISIONS:
             with _made(make, precision) as step:
                 for event in _profiled(step, out):
                     if event.get("cat") == "kernel":
                         row = _launch(event)
-                        found.setdefault(tuple(row.values()), row)
-    print(f"{len(found)} distinct launches")
-    return list(found.values())
+                        launches.setdefault(tuple(row.values()), row)
+    print(f"{len(launches)} distinct launches")
+    return list(launches.values())
 
 
 def _launch(event: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _profiled(step: Callable[[], Any], out: Path) -> Iterable[dict[str, Any]]:
 
 
 class _made:  # noqa: N801  (reads as a phrase: with _made(make, precision) as step)
-    """A step, and its memory given back afterwards."""
+    """A context with a step; its memory is freed at the end."""
 
     def __init__(self, make: Callable[[str], Any], precision: str) -> None:
         self._step = make(precision)
@@ -192,7 +192,7 @@ PARTS = {"same": same, "parts": parts, "occupancy": occupancy}
 
 
 def main() -> None:
-    """Measure one of the three, and write its table."""
+    """Measure one of the parts and write its table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Import the libraries of `memory_reality` once, in the process that all others are forked from."""
+"""Import the libraries of `memory_reality` once, in the process from which workers are forked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from lab.steps.libraries import import_torchvision
 
-if find_spec("torchvision"):  # only `--pretend` does without
+if find_spec("torchvision"):  # only `--pretend` works without it
     import_torchvision()
 for _name in ("lab.steps.memory", "wavecast.frameworks.pytorch.measurement.memory"):
     import_module(_name)

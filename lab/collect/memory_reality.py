@@ -1,16 +1,16 @@
-"""How much GPU memory do steps take, and which is the largest batch? Measures many on one GPU.
+"""How much GPU memory do steps take, and which batch is the largest that fits? Measures many steps.
 
     python -m lab.collect.memory_reality OUT [--seconds 240] [--predictions FILE]
 
-Needs a GPU, torchvision and transformers. Memory does not depend on timing, so many fresh processes
-share the GPU, each with its part of the memory. Results that OUT has are not measured again.
-`--pretend` tries all of it without a GPU. Writes
+Needs a GPU, torchvision and transformers. Memory does not depend on timing, so many new processes
+share the GPU, each with a part of its memory. Results that OUT already has are not measured again.
+`--pretend` tries the script without a GPU. Writes
 
-- OUT/alone.jsonl: whole processes, one at a time, where nvidia-smi does not show them,
+- OUT/alone.jsonl: the memory of whole processes that run alone, if nvidia-smi shows no processes,
 - OUT/context.jsonl: the memory of a process before and after it first uses each library,
 - OUT/steps.jsonl: one line for each of `lab.steps.memory.STEPS`,
-- OUT/growing.jsonl: the largest batch, one line for each of `GROWING` and each limit,
-- OUT/traces.tar.gz: the steps as the real allocator saw them, and as traced without the GPU.
+- OUT/growing.jsonl: the largest batch, one line for each of `GROWING` and each memory limit,
+- OUT/traces.tar.gz: each step as recorded with the real allocator and as traced without the GPU.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from lab.collect.memory_worker import GIB, MIB, TRACES, processes, work
 from lab.needs import require
 
 ALONE_S = 50.0
-"""Seconds reserved for processes that must run alone."""
+"""The seconds that are reserved for processes that must run alone."""
 TASK_S = 150.0
 """A task that takes longer is stopped."""
 MOST_TRIES = 9
-
-
+"""The most batches that a search for the largest batch tries."""
 LARGE_GIB = 25.0
+"""Processes that need more memory than this share a separate part of the GPU's memory."""
 
 
 class Room:
-    """GPU memory that processes ask for before they take it."""
+    """A part of the GPU's memory, which processes reserve before they use it."""
 
     def __init__(self, gib: float) -> None:
         self._left = gib
         self._changed = threading.Condition()
 
     def take(self, gib: float) -> None:
-        """Wait until there is enough memory, and take it."""
+        """Wait until enough memory is free, and reserve it."""
         with self._changed:
             self._changed.wait_for(lambda: self._left >= gib)
             self._left -= gib
 
     def give(self, gib: float) -> None:
-        """Return it."""
+        """Free reserved memory."""
         with self._changed:
             self._left += gib
             self._changed.notify_all()
 
 
 def device_used() -> int:
-    """Bytes of the GPU that all processes take together."""
+    """The bytes of GPU memory that all processes use together."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         text = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
@@ -76,7 +76,7 @@ class Parent:
     def __init__(self, out: Path, options: argparse.Namespace) -> None:
         self.out, self.options = out, options
         self.until = time.monotonic() + options.seconds
-        # Two rooms, lest many small steps keep the large ones waiting.
+        # Memory is split in two, so that small steps do not keep large ones waiting.
         large = options.gib * 0.7
         self.rooms = {False: Room(options.gib - large), True: Room(large)}
         self.slots = threading.Semaphore(options.workers)
@@ -85,8 +85,8 @@ class Parent:
         self.writing = threading.Lock()
         self.creating = threading.Lock()
         self.visible = any(row.get("process_bytes") for row in _rows(out / FILES["step"]))
-        """Whether nvidia-smi shows processes here; it did if it has shown one before."""
-        # Libraries are loaded once, in a server that uses no GPU; its forks are fresh processes.
+        """Whether nvidia-smi shows processes on this machine, now or in an earlier run."""
+        # A server process that never uses the GPU loads the libraries once; workers are its forks.
         self.making: Any = multiprocessing.get_context("forkserver")
         self.making.set_forkserver_preload(["lab.collect.memory_libraries"])
         self.running: set[Any] = set()
@@ -101,7 +101,8 @@ class Parent:
         if ("context", "context") not in self._done():  # a forked process cannot use this GPU
             self.making = multiprocessing.get_context("spawn")
             self._task("context", "context")
-        # Where nvidia-smi shows no processes, some run alone in the end: the GPU's total tells.
+        # If nvidia-smi shows no processes, some steps run alone at the end: then the total memory
+        # in use tells how much they take.
         alone = [] if self.visible else [task for task in _alone() if task not in done]
         end = self.until
         if alone:
@@ -113,7 +114,7 @@ class Parent:
             archive.add(TRACES, "traces")
 
     def _searches(self, done: set[tuple[str, str]]) -> list[threading.Thread]:
-        """A thread for each model and limit whose largest batch is not known."""
+        """A thread for each model and memory limit whose largest batch is not known yet."""
         from lab.steps.memory import GROWING, LIMITS_GIB
 
         start = json.loads(Path(self.options.predictions or "/dev/null").read_text() or "{}")
@@ -131,9 +132,9 @@ class Parent:
 
         def fits(batch: int) -> bool:
             self._task("try", f"{name} {gib} {batch}")
-            found = self.tried.pop(f"{name} {gib} {batch}", {})
-            tries.append(found)
-            return bool(found["fits"])  # a lost try ends the search
+            row = self.tried.pop(f"{name} {gib} {batch}", {})
+            tries.append(row)
+            return bool(row["fits"])  # KeyError if the process was lost, which ends the search
 
         with self.searching[gib > LARGE_GIB]:
             if time.monotonic() > self.until:
@@ -141,10 +142,10 @@ class Parent:
             guess = int(start.get(str(gib), 8 * gib))
             with suppress(KeyError):
                 low, high = search(fits, guess, self.until)
-                known = high is not None and high - low <= max(1, low // 66)
+                exact = high is not None and high - low <= max(1, low // 66)
                 row = {"name": f"{name} {gib}", "model": name, "gib": gib, "guess": guess}
                 row |= {"fits": low, "too_large": high, "tries": tries}
-                self.write("growing", {**row, "status": "ok" if known else "part"})
+                self.write("growing", {**row, "status": "ok" if exact else "part"})
 
     def _together(
         self, tasks: list[tuple[str, str]], others: Sequence[threading.Thread] = ()
@@ -159,12 +160,12 @@ class Parent:
             process.kill()
 
     def _done(self) -> set[tuple[str, str]]:
-        found = set()
+        done = set()
         for kind, file in FILES.items():
             for row in _rows(self.out / file):
                 if row.get("status") == "ok":
-                    found.add((kind, row["name"]))
-        return found
+                    done.add((kind, row["name"]))
+        return done
 
     def _slot(self, kind: str, name: str) -> None:
         with self.slots:
@@ -195,7 +196,7 @@ class Parent:
         return max(1.0, min(TASK_S, left))
 
     def write(self, kind: str, row: dict[str, Any]) -> None:
-        """Write a result down."""
+        """Write a result to its file, or keep it for the search that waits for it."""
         if kind == "try":
             self.tried[row["name"]] = row
             return
@@ -204,7 +205,7 @@ class Parent:
 
 
 class Talk:
-    """The questions of one process, and the answers."""
+    """Answers the requests of one worker process."""
 
     def __init__(self, parent: Parent, process: Any, pipe: Any, kind: str) -> None:
         self.parent, self.process, self.pipe, self.kind = parent, process, pipe, kind
@@ -214,13 +215,13 @@ class Talk:
         self.before: set[int] = set()
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Answer requests until the process ends."""
         while True:
             word, *rest = self.pipe.recv()
             self.pipe.send(getattr(self, f"hear_{word}")(*rest))
 
     def end(self) -> None:
-        """Give back what it had."""
+        """End the process and free what it had reserved."""
         if self.creating:
             self.parent.creating.release()
         self.process.kill()
@@ -228,23 +229,23 @@ class Talk:
         self.hear_give()
 
     def hear_need(self, gib: float) -> None:
-        """Grant memory to the process."""
+        """Reserve memory for the process."""
         self.parent.rooms[gib > LARGE_GIB].take(gib)
         self.held = gib
 
     def hear_give(self) -> None:
-        """Take the memory back."""
+        """Free the memory of the process."""
         self.parent.rooms[self.held > LARGE_GIB].give(self.held)
         self.held = 0.0
 
     def hear_create(self) -> None:
-        """The process is about to use the GPU; one process does so at a time."""
+        """The process is about to create its CUDA context; only one does so at a time."""
         self.parent.creating.acquire()
         self.creating = True
         self.before = set(processes())
 
     def hear_created(self) -> None:
-        """The process uses the GPU now: the new one that nvidia-smi shows is this one."""
+        """The process has a CUDA context: the new process in nvidia-smi is this one."""
         now = set(processes())
         new = now - self.before
         if self.pid not in now:
@@ -254,11 +255,11 @@ class Talk:
         self.creating = False
 
     def hear_used(self) -> int:
-        """Bytes of the GPU that the process takes."""
+        """The bytes of GPU memory that the process uses."""
         return processes().get(self.pid, 0)
 
     def hear_device(self) -> int:
-        """Bytes of the GPU that all processes take."""
+        """The bytes of GPU memory that all processes use."""
         return device_used()
 
     def hear_row(self, row: dict[str, Any]) -> None:
@@ -295,7 +296,11 @@ def _alone() -> list[tuple[str, str]]:
 
 
 def search(fits: Callable[[int], bool], guess: int, until: float) -> tuple[int, int | None]:
-    """The largest batch that fits, as (one that does, one that does not), from a guess on."""
+    """Search for the largest batch that fits, starting with a guess.
+
+    Returns:
+        The largest batch that was seen to fit, and the smallest that was seen not to.
+    """
     low, high, step = 0, None, max(1, round(0.015 * guess))
     batch = max(1, guess)
     for _ in range(MOST_TRIES):
@@ -315,7 +320,7 @@ def search(fits: Callable[[int], bool], guess: int, until: float) -> tuple[int, 
 
 
 def report(out: Path) -> None:
-    """A short table."""
+    """Print a short table of the results."""
     rows = list(_rows(out / FILES["step"]))
     for row in rows:
         if row["status"] == "ok":
@@ -337,18 +342,20 @@ def report(out: Path) -> None:
 
 
 def main() -> None:
-    """Run as parent or worker."""
-    parser = argparse.ArgumentParser(description="Memory of many steps on a real GPU.")
+    """Measure into a folder and print a table."""
+    parser = argparse.ArgumentParser(description="Measure the memory of many steps on a GPU.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--gib", type=float, default=120.0, help="memory for all processes")
-    parser.add_argument("--predictions", default="", help="largest batches to begin with, as JSON")
+    parser.add_argument(
+        "--predictions", default="", help="JSON file of the batches that searches start with"
+    )
     parser.add_argument("--pretend", action="store_true", help="try it without a GPU")
     options = parser.parse_args()
     if not options.pretend:
         require("measuring memory", "torch", "torchvision", "transformers")
-    # Without it, asking for a GPU would make it unusable in forked processes.
+    # Without this, checking for a GPU would make it unusable in forked processes.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ["OMP_NUM_THREADS"] = "2"
     Parent(options.out, options).run()

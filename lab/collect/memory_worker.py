@@ -1,4 +1,4 @@
-"""One process of `memory_reality`: measures the memory of one step, and talks with the parent."""
+"""A worker process of `memory_reality`: measures the memory of one step for the parent process."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import Any
 
 FIRST_STEPS = 12
-"""In float16 the first few overflow, and are not followed by an update."""
+"""Steps before the measurement. In float16 the first ones overflow and skip the update."""
 TRACES = Path(tempfile.gettempdir()) / "wavecast-memory-traces"
-"""Where the traces lie before they are packed into one file."""
+"""The folder of traces before they are packed into one file."""
 GIB, MIB = 1 << 30, 1 << 20
 
 
 class Asking:
-    """A process's end of the talk."""
+    """Holds the pipe to the parent process."""
 
     pipe: Any = None
 
 
 def ask(*words: Any) -> Any:
-    """Say something to the parent and wait for its answer."""
+    """Send a request to the parent process and return its answer."""
     Asking.pipe.send(words)
     return Asking.pipe.recv()
 
 
 @contextmanager
 def room(gib: float) -> Iterator[None]:
-    """Memory from the parent."""
+    """Reserve GPU memory with the parent process."""
     ask("need", gib)
     try:
         yield
@@ -42,10 +42,10 @@ def room(gib: float) -> Iterator[None]:
 
 
 class GpuMemory:
-    """The memory of a real GPU."""
+    """Measures memory on a real GPU."""
 
     def create(self) -> None:
-        """Make the process known to the GPU, alone, so that the parent can tell which it is."""
+        """Create the CUDA context, alone, so that the parent can identify this process."""
         import torch
 
         ask("create")
@@ -55,7 +55,7 @@ class GpuMemory:
         ask("created")
 
     def state(self) -> dict[str, int]:
-        """Bytes by the allocator, the device and nvidia-smi."""
+        """The bytes that the allocator, the device and nvidia-smi report."""
         import torch
 
         torch.cuda.synchronize()
@@ -69,7 +69,7 @@ class GpuMemory:
         }
 
     def measure(self, make: Callable[[], Any], folder: Path, name: str) -> dict[str, Any]:
-        """A step's memory: of the whole run, of a later step, and op by op."""
+        """The memory of a step: the peak of the first steps, of a later step, and op by op."""
         import torch
 
         step = make()
@@ -94,13 +94,13 @@ class GpuMemory:
         traced_memory(step).save(folder / f"{name}.measured.json.gz")
 
     def trace(self, make: Callable[[], Any], folder: Path, name: str) -> None:
-        """The same without using the GPU."""
+        """Trace the same step without using the GPU."""
         import wavecast
 
         wavecast.trace(make, capability=(9, 0)).save(folder / f"{name}.traced.json.gz")
 
     def fits(self, make: Callable[[], Any], gib: float) -> dict[str, Any]:
-        """Whether two steps run in so much memory."""
+        """Whether two iterations run within this much memory."""
         import torch
 
         total = torch.cuda.get_device_properties(0).total_memory
@@ -121,27 +121,27 @@ class GpuMemory:
 
 
 class Pretended(GpuMemory):
-    """A stand-in without a GPU, to try everything else."""
+    """A stand-in without a GPU, to try out everything else."""
 
     def create(self) -> None:
-        """Pretend."""
+        """Tell the parent of a context that is not created."""
         ask("create")
         ask("created")
 
     def state(self) -> dict[str, int]:
-        """Pretend."""
+        """Made-up bytes."""
         return {"allocated_bytes": 1, "reserved_bytes": 2, "process_bytes": ask("used")}
 
     def measure(self, make: Callable[[], Any], folder: Path, name: str) -> dict[str, Any]:
-        """Pretend."""
+        """Write an empty trace and return made-up bytes."""
         (folder / f"{name}.measured.json.gz").write_bytes(b"")
         return self.state()
 
     def trace(self, make: Callable[[], Any], folder: Path, name: str) -> None:
-        """Pretend."""
+        """Do nothing."""
 
     def fits(self, make: Callable[[], Any], gib: float) -> dict[str, Any]:
-        """Pretend that a sample takes 70 MB, after 2 GB."""
+        """Pretend that a step takes 2 GB and 70 MB for each sample."""
         time.sleep(0.05)
         batch = make.args[0]  # type: ignore[attr-defined]
         return {"fits": 2e9 + 70e6 * batch <= gib * GIB}
@@ -179,10 +179,10 @@ def _step(gpu: GpuMemory, name: str, folder: Path) -> dict[str, Any]:
 
 
 def _run_alone(gpu: GpuMemory, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the whole process: the GPU's used memory with it, less that without it."""
+    """The memory of the whole process: the GPU memory in use with it, less that without it."""
     from lab.steps.memory import STEPS
 
-    ask("need", options.gib * 0.69)  # nearly all of the large room: one at a time
+    ask("need", options.gib * 0.69)  # nearly all memory of large processes, so that only one runs
     before = ask("device")
     step = None if options.pretend else STEPS[name].make()
     for _ in range(FIRST_STEPS):
@@ -193,7 +193,7 @@ def _run_alone(gpu: GpuMemory, name: str, options: argparse.Namespace) -> dict[s
 
 
 def _context(gpu: GpuMemory, pretend: bool) -> dict[str, Any]:
-    """The memory of a process after it first uses each library."""
+    """The memory of a process after its first use of each library."""
     stages: dict[str, Any] = {}
     before = processes()
     gpu.create()
@@ -229,13 +229,13 @@ def _context(gpu: GpuMemory, pretend: bool) -> dict[str, Any]:
         optimizer = torch.optim.AdamW([square], fused=True)
         optimizer.step()
         later("fused AdamW")
-        found = torch.cuda.get_device_properties(0)
-        stages["gpu"] = {"name": found.name, "total_bytes": found.total_memory}
+        properties = torch.cuda.get_device_properties(0)
+        stages["gpu"] = {"name": properties.name, "total_bytes": properties.total_memory}
     return {"before": before, "stages": stages}
 
 
 def _try(gpu: GpuMemory, name: str) -> dict[str, Any]:
-    """One batch of one model under one limit, in a process of its own."""
+    """Whether one batch of one model fits into one memory limit."""
     from lab.steps.memory import GROWING
 
     model, gib, batch = name.rsplit(" ", 2)
@@ -245,7 +245,7 @@ def _try(gpu: GpuMemory, name: str) -> dict[str, Any]:
 
 
 def _skip_initial_values() -> None:
-    """Memory does not depend on the weights' values, and drawing them takes longer than a step."""
+    """Skip the initialisation of weights, which is slow and does not change memory."""
     import torch
 
     for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_"):
@@ -253,7 +253,7 @@ def _skip_initial_values() -> None:
 
 
 def processes() -> dict[int, int]:
-    """Bytes of each process by its id, from nvidia-smi."""
+    """The bytes of GPU memory of each process by its id, from nvidia-smi."""
     command = [
         "nvidia-smi",
         "--query-compute-apps=pid,used_memory",

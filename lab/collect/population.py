@@ -2,10 +2,10 @@
 
     python -m lab.collect.population OUT [--seconds 600]
 
-Needs a GPU, timm, torchvision and transformers. The steps are those of `lab.steps.population`, but
-for the models that are kept for the blind test. They show a fit how real layers are shaped, beside
-the drawn layers of `lab.collect.sweep`. Writes a measured trace of each step into the folder OUT,
-until SECONDS have passed; a step whose trace is there is not measured again.
+Needs a GPU, timm, torchvision and transformers. The steps are those of `lab.steps.population`,
+without the models of the blind test. They add layers with the shapes of real models to the random
+layers of `lab.collect.sweep`. Writes a measured trace of each step to the folder OUT, until SECONDS
+have passed. Steps whose trace OUT already has are not measured again.
 """
 
 from __future__ import annotations

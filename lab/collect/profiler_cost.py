@@ -1,11 +1,11 @@
-"""Does a profiler that has run slow down the steps after it? Times steps before and after one.
+"""Do steps take longer after a profiler has run? Times steps before and after one.
 
     python -m lab.collect.profiler_cost OUT
 
 Needs a GPU and transformers; takes a minute. Four steps of the suite are timed in a process in
 which no profiler has run, and again after torch.profiler has recorded a few tiny kernels. Writes
-OUT/profiler.json, which is measurements/h200/profiler.json; `lab.score.profiler_cost` prints the
-table.
+OUT/profiler.json, which becomes measurements/h200/profiler.json; `lab.score.profiler_cost` prints
+the table.
 """
 
 from __future__ import annotations

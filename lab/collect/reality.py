@@ -4,9 +4,9 @@
 
 Needs a GPU and transformers. Records each step of `lab.steps.reality`, compares it with the trace
 made without using the GPU, and measures its times and memory. Writes OUT/steps/*.json.gz,
-OUT/steps.csv, OUT/probe.json (the machine, autocast, the host), OUT/attention.json (which kernel
-torch chooses) and OUT/rnn_reserve.json. `lab.score.agreement` compares with the recorded steps
-without a GPU.
+OUT/steps.csv, OUT/probe.json (the machine, autocast, the host), OUT/attention.json (which attention
+kernel torch chooses) and OUT/rnn_reserve.json. `lab.score.agreement` repeats the comparison with
+the recorded steps, without a GPU.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from wavecast.traces.step import Trace
 
 
 def record(make_step: Callable[[], Any]) -> Trace:
-    """The trace of a step that really runs, with the GPU time of each op."""
-    # GradScaler skips the first updates, until its scale has come down.
+    """The trace of a step recorded on the GPU, with the GPU time of each op."""
+    # GradScaler skips the first updates, until its scale is small enough.
     return measure_step(make_step(), warm_up=10, repeats=1, recordings=1)
 
 
 def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]:
-    """Wall time, host time to issue and GPU-busy time of a step, and its peak memory."""
+    """The wall, issue and GPU-busy times of a step, and its peak memory."""
     release_memory()
     before = torch.cuda.memory_allocated()
     step = make_step()
@@ -72,7 +72,7 @@ def measure(make_step: Callable[[], Any], repeats: int = 20) -> dict[str, float]
 
 
 def attention_choices() -> list[dict[str, Any]]:
-    """Which attention kernel torch chooses here, over what the choice depends on."""
+    """The attention kernel that torch chooses, for all combinations of what it depends on."""
     rows = []
     options = itertools.product(
         ("float32", "float16", "bfloat16"), (32, 60, 64, 80, 128, 192, 256, 288),
@@ -101,7 +101,7 @@ def attention_choices() -> list[dict[str, Any]]:
 
 
 def reserved_sizes() -> list[dict[str, Any]]:
-    """The memory cuDNN reserves between the passes of a recurrent layer."""
+    """The memory that cuDNN keeps between the passes of a recurrent layer."""
     rows = []
     options = itertools.product(
         (nn.RNN, nn.LSTM, nn.GRU), (1, 3), (False, True), (0.0, 0.2), (torch.float32, torch.float16)
@@ -129,9 +129,9 @@ def reserved_sizes() -> list[dict[str, Any]]:
 
 
 def probe() -> dict[str, Any]:
-    """Facts about this torch and GPU that the tracer imitates."""
+    """Properties of this torch and GPU that the tracer reproduces."""
     x = torch.randn(4, 64, 64, device="cuda", dtype=torch.float16)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "gpu": torch.cuda.get_device_name(),
@@ -139,11 +139,11 @@ def probe() -> dict[str, Any]:
         "autocast_cuda": sorted(registered("AutocastCUDA")),
     }
     with torch.autocast("cuda", torch.float16):
-        found["rms_norm"] = str(F.rms_norm(x, (64,)).dtype)
-        found["layer_norm"] = str(F.layer_norm(x, (64,)).dtype)
-        found["group_norm"] = str(F.group_norm(x, 4).dtype)
-        found["sum"] = str(x.sum().dtype)
-    return found
+        facts["rms_norm"] = str(F.rms_norm(x, (64,)).dtype)
+        facts["layer_norm"] = str(F.layer_norm(x, (64,)).dtype)
+        facts["group_norm"] = str(F.group_norm(x, 4).dtype)
+        facts["sum"] = str(x.sum().dtype)
+    return facts
 
 
 def time_issue(count: int = 2000) -> dict[str, float]:
@@ -175,7 +175,7 @@ def time_issue(count: int = 2000) -> dict[str, float]:
 
 
 def run_on_gpu(out: Path) -> None:
-    """Record, compare and measure everything; a short table last."""
+    """Record, compare and measure all steps, and print tables."""
     out.mkdir(parents=True, exist_ok=True)
     steps = out / "steps"
     steps.mkdir()

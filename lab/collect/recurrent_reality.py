@@ -1,15 +1,15 @@
-"""How much memory do cuDNN's recurrent layers ask for? Records it on this machine's GPU.
+"""How much memory do cuDNN's recurrent layers allocate? Records it on this machine's GPU.
 
     python -m lab.collect.recurrent_reality OUT [--pretend]
 
-Needs a GPU and torch alone; takes two minutes. `--pretend` lists the layers without a GPU. Writes
-OUT/rnn_workspaces.jsonl, one line a layer: the settings that differ from the usual ones
-(`lab.measured.recurrent.MeasuredRecurrentLayer`), and the sizes that its forward and its backward
-pass asked for, in order, from torch's memory history; memory that was given back is negative.
+Needs a GPU and only torch; takes two minutes. `--pretend` lists the layers without a GPU. Writes
+OUT/rnn_workspaces.jsonl with one line for each layer: the settings that differ from the defaults of
+`lab.measured.recurrent.MeasuredRecurrentLayer`, and the sizes that its forward and backward passes
+allocated, in order, from torch's memory history. Freed memory is negative.
 
-measurements/h200/rnn_workspaces.jsonl was written before layers with dropout, without training and
-with small states were added (`_other_layers`); those are in rnn_workspaces_more.jsonl. The layers
-of `_open_layers` are in neither.
+measurements/h200/rnn_workspaces.jsonl has the layers of `_measured_layers`. Layers with dropout,
+without training and with small states were added later (`_other_layers`); these are in
+rnn_workspaces_more.jsonl. The layers of `_open_layers` are in neither file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WIDTHS = ((64, 256), (512, 256), (1024, 256), (200, 330), (700, 330))
 
 
 def layers() -> Iterator[MeasuredRecurrentLayer]:
-    """Each setting alone and with the others that it may depend on."""
+    """All layers: each setting alone, and together with the settings that it may interact with."""
     yield from _measured_layers()
     yield from _other_layers()
     yield from _open_layers()
@@ -58,7 +58,7 @@ def _other_layers() -> Iterator[MeasuredRecurrentLayer]:
 
 
 def _open_layers() -> Iterator[MeasuredRecurrentLayer]:
-    """Those that the rule answers for, and that were never measured."""
+    """Layers that our formula covers but that were never measured."""
     for cell, both, hidden in product(MODES, (False, True), (128, 256)):
         usual = MeasuredRecurrentLayer(cell, inputs=64, hidden=hidden, both=both)
         for depth, dropout in product((1, 2), (0.0, 0.2)):
@@ -88,7 +88,7 @@ def _measured_layers() -> Iterator[MeasuredRecurrentLayer]:
 
 
 def measure(layer: MeasuredRecurrentLayer) -> RecurrentMemory:
-    """What both passes ask for and give back, in order."""
+    """The memory that both passes allocate and free, in order."""
     dtype = getattr(torch, layer.dtype)
     options: dict[str, Any] = {"proj_size": layer.projected} if layer.projected else {}
     net = getattr(nn, layer.cell)(
@@ -116,14 +116,14 @@ def _events() -> tuple[int, ...]:
     signs = {"alloc": 1, "free_completed": -1}
     return tuple(
         signs[event["action"]] * event["size"]
-        for each in traces
-        for event in each
+        for device_trace in traces
+        for event in device_trace
         if event["action"] in signs
     )
 
 
 def main() -> None:
-    """Measure all, and print those that take another workspace than expected."""
+    """Measure all layers, and print those whose workspace differs from the predicted one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--pretend", action="store_true")
@@ -134,17 +134,17 @@ def main() -> None:
         for layer in dict.fromkeys(layers()):
             row = layer.settings
             if not arguments.pretend:
-                found = measure(layer)
-                row = found.row
-                if any(errors(found)):
-                    wrong.append(found)
+                memory = measure(layer)
+                row = memory.row
+                if any(errors(memory)):
+                    wrong.append(memory)
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
             count += 1
-    for found in wrong[:60]:
-        shown = " ".join(f"{error:+.2%}" for error in errors(found))
-        print(shown, found.workspace_bytes, found.layer.settings)
-    told = "not measured" if arguments.pretend else f"{len(wrong)} with another workspace"
-    print(f"{count} layers, {told}")
+    for memory in wrong[:60]:
+        shown = " ".join(f"{error:+.2%}" for error in errors(memory))
+        print(shown, memory.workspace_bytes, memory.layer.settings)
+    outcome = "not measured" if arguments.pretend else f"{len(wrong)} predicted wrongly"
+    print(f"{count} layers, {outcome}")
 
 
 if __name__ == "__main__":

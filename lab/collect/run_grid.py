@@ -2,23 +2,25 @@
 
     python -m lab.collect.run_grid OUT [--seconds 150] [--variants "training graph fp32"]
 
-Needs a GPU and torch alone. Writes OUT/runs.csv (one row a run) and OUT/layers/*.json.gz (measured
-traces, for the per-layer models), and prints a table. Runs that OUT has are kept and not made
-again, so the same command continues where time was up. The grid of batches and iterations is that
-of Gianniti et al. 2019 (section 4.3), its iterations divided by ten (`lab.measured.run_grid`).
+Needs a GPU and only torch. Writes OUT/runs.csv (one row for each net, batch and length) and
+OUT/layers/*.json.gz (measured traces, for the per-layer models), and prints a table. Runs that OUT
+already has are not repeated, so the same command continues where the time was up. The grid of
+batches and iterations is that of Gianniti et al. 2019 (section 4.3), with a tenth of its iterations
+(`lab.measured.run_grid`).
 
-The columns and modes:
+Columns and variants:
 
-- `seconds`: this many iterations, one after the other, after the start-up.
-- `startup_s`: before them: building the net, its optimizer and a batch on the GPU, three
-  iterations to warm up, and the capture of the graph where there is one.
+- `seconds`: the time of the run's iterations, without the start-up.
+- `startup_s`: the time before them, to build the net, its optimizer and a batch on the GPU, to run
+  three warm-up iterations, and to capture the graph in mode `graph`.
 - mode `graph`: an iteration is one CUDA graph, so that the GPU never waits for the host, as on the
-  slower GPU of the paper. Mode `eager`: plain PyTorch; a fast GPU then waits at small batches.
-- Lengths up to 20 are separate runs; the 15 longer ones are read off one run, as from a log that
-  prints the time now and then.
-- phase `testing`: the forward pass alone.
+  slower GPU of the paper. Mode `eager`: plain PyTorch, where a fast GPU waits at small batches.
+- phase `testing`: only the forward pass.
+- The five shortest lengths, up to 20 iterations, may be separate runs. The longer ones are read off
+  one run, as from a log with time stamps.
 
-Nets, batches and lengths come in random order (fixed seed), in two passes with a start-up each.
+Nets, batches and lengths come in random order with a fixed seed. A variant may have two passes,
+each with its own start-ups.
 """
 
 from __future__ import annotations
@@ -57,16 +59,17 @@ LAYER_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{net: (net, {}) for net in NETS},
     "alexnet-ungrouped": ("alexnet", {"groups": 1}),
 }
-"""Nets whose layers are traced; AlexNet also in one group, as the paper counts it."""
+"""Nets whose layers are traced. AlexNet is also traced without groups, as the paper counts it."""
 
 
 class Stopwatch:
-    """Times along a run, taken on the GPU without stopping it."""
+    """Takes times during a run with CUDA events, without synchronising."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
 
     def mark(self) -> Any:
+        """Take a time."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -74,17 +77,19 @@ class Stopwatch:
         return event
 
     def wait(self) -> None:
+        """Wait until the GPU is done."""
         if self.cuda:
             torch.cuda.synchronize()
 
     def between_s(self, begin: Any, end: Any) -> float:
+        """The seconds between two times."""
         return float(begin.elapsed_time(end)) * 1e-3 if self.cuda else float(end - begin)
 
 
 def started(net: str, batch: int, variant: Variant, options: dict[str, Any]) -> Callable[[], Any]:
-    """A step that is warm: the start-up of a run."""
+    """Build and warm up a step: the start-up of a run."""
     cuda = options["device"] == "cuda"
-    with torch.device(options["device"]):  # weights are made on the GPU, not copied there
+    with torch.device(options["device"]):  # create weights on the GPU, do not copy them there
         step = benchmark(net).make_step(batch, variant.precision, **options)
     run: Callable[[], Any] = step
     if variant.phase == "testing":
@@ -103,7 +108,7 @@ def started(net: str, batch: int, variant: Variant, options: dict[str, Any]) -> 
 
 
 def graphed(run: Callable[[], Any]) -> Callable[[], Any]:
-    """The same work as one CUDA graph."""
+    """A function that runs the step as one CUDA graph."""
     graph = captured(run, WARM_UP)
 
     def replay(keep: Any = run) -> None:
@@ -114,7 +119,7 @@ def graphed(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def timed(run: Callable[[], Any], lengths: Sequence[int], watch: Stopwatch) -> list[float]:
-    """Seconds after each of these numbers of iterations of one run."""
+    """The seconds that one run takes until each of these numbers of iterations."""
     watch.wait()
     begin = watch.mark()
     marks = {}
@@ -127,11 +132,11 @@ def timed(run: Callable[[], Any], lengths: Sequence[int], watch: Stopwatch) -> l
 
 
 def parts(variant: Variant, shuffled: random.Random) -> list[list[tuple[int, ...]]]:
-    """For each pass, the runs to make: each a tuple of lengths to read off it."""
+    """The runs of each pass; a run is a tuple of the lengths to read off it."""
     runs: list[tuple[int, ...]] = [(length,) for length in ITERATIONS[: variant.short]]
     runs.append(ITERATIONS[variant.short :])
     shuffled.shuffle(runs)
-    return [runs[each :: variant.passes] for each in range(variant.passes)]
+    return [runs[number :: variant.passes] for number in range(variant.passes)]
 
 
 @dataclass(frozen=True)
@@ -142,17 +147,18 @@ class Start:
     net: str
     batch: int
     runs: list[tuple[int, ...]]
-    """Each a tuple of lengths to read off it."""
+    """Each run is a tuple of the lengths to read off it."""
     order: int
-    """That of its first run."""
+    """The position of its first run among all runs of the variant."""
 
     @property
     def lengths(self) -> list[int]:
+        """The lengths of all its runs."""
         return sorted(length for run in self.runs for length in run)
 
 
 def planned(variant: Variant) -> list[Start]:
-    """The starts of a variant in random order, the same whenever it is asked."""
+    """The starts of a variant in random order, with a fixed seed."""
     shuffled = random.Random(7)
     plan = [
         (net, batch, runs)
@@ -169,28 +175,28 @@ def planned(variant: Variant) -> list[Start]:
     return starts
 
 
-def made(variant: Variant, found: Sequence[GridRow]) -> dict[int, list[GridRow]]:
-    """The starts of a variant that are there in full, with their rows."""
+def made(variant: Variant, all_rows: Sequence[GridRow]) -> dict[int, list[GridRow]]:
+    """The starts of a variant whose rows are complete, by number."""
     rows: dict[int, list[GridRow]] = {}
-    for row in found:
+    for row in all_rows:
         if (row.phase, row.mode, row.precision) == (variant.phase, variant.mode, variant.precision):
             rows.setdefault(row.start, []).append(row)
-    whole = {}
+    complete = {}
     for start in planned(variant):
-        there = rows.get(start.number, [])
-        if not there:
+        rows_of_start = rows.get(start.number, [])
+        if not rows_of_start:
             continue
-        if {(row.net, row.batch) for row in there} != {(start.net, start.batch)}:
-            raise SystemExit(f"start {start.number} of {variant.name} is of another plan")
-        if sorted(row.iterations for row in there) == start.lengths:
-            whole[start.number] = there
-    return whole
+        if {(row.net, row.batch) for row in rows_of_start} != {(start.net, start.batch)}:
+            raise SystemExit(f"start {start.number} of {variant.name} belongs to another plan")
+        if sorted(row.iterations for row in rows_of_start) == start.lengths:
+            complete[start.number] = rows_of_start
+    return complete
 
 
 def rows(
     variant: Variant, options: dict[str, Any], until: float, skip: Iterable[int] = ()
 ) -> Iterator[GridRow]:
-    """The runs of a variant, in random order, until time is up."""
+    """The rows of a variant's runs, in random order, until the time is up."""
     cuda = options["device"] == "cuda"
     watch = Stopwatch(cuda)
     gpu = torch.cuda.get_device_name() if cuda else "cpu"
@@ -198,7 +204,7 @@ def rows(
     left = [start for start in planned(variant) if start.number not in set(skip)]
     for index, start in enumerate(left):
         if time.monotonic() > until:
-            print(f"time is up: {len(left) - index} starts left of {variant.name}", flush=True)
+            print(f"the time is up: {variant.name} lacks {len(left) - index} starts", flush=True)
             return
         gc.collect()
         if cuda:
@@ -219,14 +225,14 @@ def rows(
 
 
 def settle(variants: Sequence[Variant], options: dict[str, Any]) -> None:
-    """Once through all nets, so that libraries are loaded before anything is timed."""
+    """Run all nets once, so that libraries are loaded before anything is timed."""
     for net in NETS:
         for variant in variants:
             started(net, BATCHES[0], variant, options)()
 
 
 def measure_layers(folder: Path, until: float) -> None:
-    """Measured traces for the per-layer models, those that are not there."""
+    """Write the measured traces for the per-layer models that the folder lacks."""
     import wavecast
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -235,7 +241,7 @@ def measure_layers(folder: Path, until: float) -> None:
         if path.exists():
             continue
         if time.monotonic() > until:
-            print(f"time is up before {path.name}", flush=True)
+            print(f"the time is up; stopped before {path.name}", flush=True)
             return
         net, more = LAYER_CASES[name]
         step = benchmark(net).make_step(batch, precision, device="cuda", **more)
@@ -244,14 +250,14 @@ def measure_layers(folder: Path, until: float) -> None:
         gc.collect()
 
 
-def summary(found: Sequence[GridRow]) -> Iterator[str]:
-    """Milliseconds an iteration in the longest run, by net, variant and batch."""
+def summary(all_rows: Sequence[GridRow]) -> Iterator[str]:
+    """A table of milliseconds per iteration in the longest run, by net, variant and batch."""
     yield "net        variant                 ms/iteration at batch " + " ".join(
         f"{batch:>7}" for batch in BATCHES
     )
     longest = {
         (row.net, f"{row.phase} {row.mode} {row.precision}", row.batch): row
-        for row in sorted(found, key=lambda row: row.iterations)
+        for row in sorted(all_rows, key=lambda row: row.iterations)
     }
     for net, variant in dict.fromkeys((net, variant) for net, variant, _ in longest):
         cells = [longest.get((net, variant, batch)) for batch in BATCHES]
@@ -262,11 +268,12 @@ def summary(found: Sequence[GridRow]) -> Iterator[str]:
 
 
 def main() -> None:
+    """Time the runs that the folder lacks, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=150, help="stop starting runs after these")
+    parser.add_argument("--seconds", type=float, default=150, help="start no run after this time")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--image", type=int, help="smaller images, to try the script out")
+    parser.add_argument("--image", type=int, help="use smaller images, to try out the script")
     names = [variant.name for variant in VARIANTS]
     parser.add_argument("--variants", nargs="+", choices=names, default=names, metavar="VARIANT")
     arguments = parser.parse_args()
@@ -277,31 +284,31 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     chosen = [variant for variant in VARIANTS if variant.name in arguments.variants]
     table = arguments.out / "runs.csv"
-    there = read(table)
-    done = {variant: made(variant, there) for variant in VARIANTS}
-    found = [row for starts in done.values() for rows in starts.values() for row in rows]
-    print(f"{len(found)} rows are there", flush=True)
+    rows_before = read(table)
+    done = {variant: made(variant, rows_before) for variant in VARIANTS}
+    all_rows = [row for starts in done.values() for rows in starts.values() for row in rows]
+    print(f"{len(all_rows)} rows exist already", flush=True)
     settle(chosen[:2], options)
     with table.open("w", buffering=1, newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(field.name for field in fields(GridRow))
-        writer.writerows(astuple(row) for row in found)
+        writer.writerows(astuple(row) for row in all_rows)
         for number, variant in enumerate(chosen):
             try:
                 for row in rows(variant, options, began + arguments.seconds, done[variant]):
                     writer.writerow(astuple(row))
-                    found.append(row)
-            except Exception as error:  # one try on a lent machine: keep what there is
-                print(f"{variant.name} broke off: {error!r}", flush=True)
+                    all_rows.append(row)
+            except Exception as error:  # machine time is scarce: keep what was measured
+                print(f"{variant.name} failed: {error!r}", flush=True)
             spent_s = time.monotonic() - began
-            print(f"{spent_s:.0f} s: {variant.name}: {len(found)} rows", flush=True)
-            # Traces of layers come after the first variant, because they are cheap and needed.
+            print(f"{spent_s:.0f} s: {variant.name}: {len(all_rows)} rows", flush=True)
+            # Layers are traced after the first variant: it takes little time, and they are needed.
             if number == 0 and arguments.device == "cuda":
                 try:
                     measure_layers(arguments.out / "layers", began + arguments.seconds)
                 except Exception as error:  # the runs still count
-                    print(f"no layers: {error!r}", flush=True)
-    print("\n".join(summary(found)))
+                    print(f"tracing the layers failed: {error!r}", flush=True)
+    print("\n".join(summary(all_rows)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """How long do published steps take on our H200? Records them, to scale to the GPUs of others.
 
-    python -m lab.collect.scaled plan PLAN --data FOLDER           which steps, in which order
-    python -m lab.collect.scaled measure OUT SECONDS --plan PLAN   on the GPU
+    python -m lab.collect.scaled plan PLAN --data FOLDER           list the steps in order
+    python -m lab.collect.scaled measure OUT SECONDS --plan PLAN   measure them, on the GPU
 
-`plan` needs the public tables (docs/sources.md); PLAN has none of their times. `measure` needs a
-GPU, timm, torchvision and transformers, and writes one trace a step into OUT. How many it measures
-depends on the time: sets take turns, within a set families, within these precisions and models, and
-steps that were published for many GPUs come first. The campaign `scaled` has
-them; it is in no fit.
+`plan` needs the public tables (docs/sources.md); PLAN contains none of their times. `measure` needs
+a GPU, timm, torchvision and transformers, and writes one trace for each step to OUT, until SECONDS
+have passed. So that any number of steps is a fair sample, sets take turns, within a set families,
+and within a family precisions and models; steps that were published for many GPUs come first. The
+traces are the campaign `scaled`, which no fit reads.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from wavecast import Trace
 LARGEST_BYTES = 200_000
 """The largest trace that is kept."""
 ALL_BYTES = 8_000_000
+"""No step is started when the traces together are larger than this."""
 WARM_UP = {"amp_fp16": 12}
-"""In float16 the first iterations overflow, and have no update, until the loss is scaled less."""
+"""Warm-up iterations by precision, 3 by default. In float16 the first iterations overflow and skip
+the update, until the scale of the loss is small enough."""
 WARM_UP_S = 4.0
-"""Not longer than this, once three iterations have run."""
+"""The warm-up ends after this time, once three iterations have run."""
 UNTOUCHED_S = 1.5
-"""Three to ten untouched iterations, about so long."""
+"""About how long the unprofiled iterations take together; there are three to ten."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A step to measure, and the call that makes it."""
+    """A step to measure, and the function call that makes it."""
 
     key: str
     set: str
@@ -64,15 +66,15 @@ class Wanted:
 
 
 def plan(cases: Iterable[Case]) -> Iterator[Wanted]:
-    """Each step once, in the order of measuring.
+    """Each step once, in the order of measurement.
 
-    Compiled steps are left out: what would be measured here is not what ran there.
+    Compiled steps are left out, because our steps are not compiled.
     """
     steps: dict[str, list[Case]] = {}
     for case in cases:
         if "compiled" not in case.set:
             steps.setdefault(Traces.key(case), []).append(case)
-    # The key is a hash: among equals, the order is as good as drawn.
+    # The key is a hash, so steps with equally many GPUs are in an arbitrary order.
     first = sorted(steps.items(), key=lambda item: (-_gpus(item[1]), item[0]))
     for case in spread([group[0] for _, group in first], _LEVELS):
         yield _wanted(case)
@@ -91,7 +93,7 @@ _LEVELS: tuple[Callable[[Case], str], ...] = (
 
 
 def spread(cases: Sequence[Case], levels: Sequence[Callable[[Case], str]]) -> list[Case]:
-    """The cases so that the groups of the first level take turns, within each those of the next."""
+    """Reorder cases so that groups of the first level take turns, then those of the next."""
     if not levels:
         return list(cases)
     groups: dict[str, list[Case]] = {}
@@ -104,7 +106,7 @@ def spread(cases: Sequence[Case], levels: Sequence[Callable[[Case], str]]) -> li
 def _wanted(case: Case) -> Wanted:
     make = case.make_step
     if not isinstance(make, partial):
-        raise TypeError(f"{case.name}: how it is made cannot be written down")
+        raise TypeError(f"{case.name}: the step is not a partial call, so it cannot be planned")
     return Wanted(
         key=Traces.key(case),
         set=case.set,
@@ -130,19 +132,20 @@ def measure(out: Path, seconds: float, steps: Iterable[Wanted]) -> None:
     for step in steps:
         spent_s = time.monotonic() - begin
         if spent_s > seconds or sum(path.stat().st_size for path in out.iterdir()) > ALL_BYTES:
-            print(f"enough before {step.set}: {step.name}", flush=True)
+            print(f"stopped before {step.set}: {step.name}", flush=True)
             break
         path = out / f"{step.key}.json.gz"
         if path.exists():
             continue
         try:
-            # float32 is not TF32 unless the step itself asks for it, and no step asks for others.
+            # float32 products do not use TF32 unless the step itself switches it on; the context
+            # also keeps that from later steps.
             with float32_products("fp32"):
-                said = _record(step, path)
+                outcome = _record(step, path)
             done[step.set] += path.exists()
         except Exception as error:  # the others still count
-            said = f"failed: {error!r}"[:300]
-        print(f"{spent_s:4.0f} s {step.set}: {step.name}: {said}", flush=True)
+            outcome = f"failed: {error!r}"[:300]
+        print(f"{spent_s:4.0f} s {step.set}: {step.name}: {outcome}", flush=True)
         gc.collect()
         torch.cuda.empty_cache()
     for name, count in sorted(done.items()):
@@ -150,7 +153,7 @@ def measure(out: Path, seconds: float, steps: Iterable[Wanted]) -> None:
 
 
 def _record(wanted: Wanted, path: Path) -> str:
-    """Measure one step and keep its trace, if it is small; a line about it."""
+    """Measure one step and keep its trace unless it is too large. Returns a line about it."""
     begin = time.monotonic()
     step = _build(wanted)
     built_s = time.monotonic() - begin
@@ -174,7 +177,7 @@ def _record(wanted: Wanted, path: Path) -> str:
 
 
 def compact(trace: Trace) -> Trace:
-    """The trace without its allocations, and with three digits of the host's times."""
+    """The trace without its allocations, with host times rounded to three digits."""
     calls = (
         call if call.host_s is None else replace(call, host_s=float(f"{call.host_s:.3g}"))
         for call in trace.calls
@@ -183,21 +186,21 @@ def compact(trace: Trace) -> Trace:
 
 
 def _build(wanted: Wanted) -> Callable[[], Any]:
-    """The step after its first run; weights are drawn on the GPU where the model can do that."""
+    """The step after its first run. Weights are initialised on the GPU if the model allows it."""
     import torch
 
     try:
         with torch.device("cuda"):
             step = wanted.make()
         step()
-    except Exception:  # it made tensors that must be on the host
+    except Exception:  # some of its tensors must be on the host
         step = wanted.make()
         step()
     return step
 
 
 def _warm_up(step: Callable[[], Any], iterations: int) -> float:
-    """Run the step so often, if that does not take too long, and say how long one takes."""
+    """Run the step this often, or until `WARM_UP_S`. Returns the seconds of one iteration."""
     import torch
 
     torch.cuda.synchronize()

@@ -2,12 +2,12 @@
 
     python -m lab.collect.sweep OUT [--seconds N] [--tuned]
 
-Needs a GPU and torch alone. Layers as networks have them are drawn with a fixed seed: sizes from
-the usual ones and around them, four precisions, both layouts. A chunk of layers runs once to warm
-up and is then recorded like a step (`wavecast.measure`). Writes one trace a chunk into the folder
-OUT; chunks that are there are not measured again. `--tuned` takes convolutions only, for which
-cuDNN tries its algorithms first (`cudnn.benchmark`). The campaign `sweep` has
-them; `lab/measured/op_data.py` reads it like all campaigns.
+Needs a GPU and only torch. Typical layers are drawn with a fixed seed (`lab.steps.drawn_layers`):
+common sizes and sizes near them, four precisions, both layouts. A chunk of layers runs once to warm
+up and is then recorded like a step. Writes one trace for each chunk to the folder OUT; chunks that
+OUT already has are not measured again. `--tuned` measures only convolutions, for which cuDNN first
+searches for the fastest algorithm (`cudnn.benchmark`). The traces are the campaign `sweep`, which
+`lab/measured/op_data.py` reads like all campaigns.
 """
 
 from __future__ import annotations
@@ -32,28 +32,19 @@ from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.traces.step import Measurement
 
 CHUNK = 120
-"""Layers of one trace."""
+"""The layers of one trace."""
 LAYERS = 7200
 TUNED_CHUNK = 40
-"""The same where cuDNN tries algorithms, which takes it a while."""
+"""The layers of one trace with `--tuned`: fewer, because cuDNN's search takes long."""
 PRECISIONS = {"fp32": 32, "tf32": 13, "bf16": 40, "fp16": 15}
-"""How often each is drawn."""
-
-
-# Convolutions.
-
-
-# Products, attention, recurrent layers.
-
-
-# Passes over memory.
+"""The weight with which each precision is drawn."""
 
 
 def chunk(number: int, *, tuned: bool = False) -> Iterator[Layer]:
-    """The layers of a chunk: the same for a number on every machine."""
+    """The layers of a chunk, which depend only on its number."""
     pick = random.Random(f"tuned {number}" if tuned else number)
     precision = pick.choices(list(PRECISIONS), list(PRECISIONS.values()))[0]
-    if tuned:  # few chunks: each precision in its turn
+    if tuned:  # there are few chunks, so precisions take turns
         precision = ("fp16", "fp32", "bf16", "tf32")[number % 4]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -68,7 +59,7 @@ def chunk(number: int, *, tuned: bool = False) -> Iterator[Layer]:
             layer()
         except TooLarge:
             continue
-        except (RuntimeError, ValueError) as error:  # sizes that a layer refuses
+        except (RuntimeError, ValueError) as error:  # a layer does not accept these sizes
             print(f"chunk {number}, {make.__name__}: {str(error)[:100]}", flush=True)
             continue
         made += 1
@@ -76,7 +67,7 @@ def chunk(number: int, *, tuned: bool = False) -> Iterator[Layer]:
 
 
 def record(number: int, path: Path, *, tuned: bool = False) -> None:
-    """Run a chunk and keep what its ops took."""
+    """Run a chunk of layers and write its measured trace."""
     layers = list(chunk(number, tuned=tuned))
     torch.cuda.synchronize()
     recorder = OpRecorder(Structure())
@@ -91,7 +82,7 @@ def record(number: int, path: Path, *, tuned: bool = False) -> None:
 def main() -> None:
     """Record the chunks that the folder lacks, until the time is up."""
     parser = folder_and_seconds(__doc__, float("inf"))
-    parser.add_argument("--tuned", action="store_true", help="convolutions that cuDNN tunes")
+    parser.add_argument("--tuned", action="store_true", help="only convolutions, tuned by cuDNN")
     given = parser.parse_args()
     folder, tuned = given.out, given.tuned
     folder.mkdir(parents=True, exist_ok=True)

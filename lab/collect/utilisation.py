@@ -2,10 +2,10 @@
 
     python -m lab.collect.utilisation OUT.csv
 
-Needs a machine with an NVIDIA GPU and transformers. Steps of the suite, from host-bound to
-GPU-bound; rows that the file has are not measured again. nvidia-smi counts the part of its sampling
-period in which a kernel ran; it is asked ten times a second while the step runs over and over.
-torch.profiler's table gives the sum of kernel times, here divided by the untouched iteration.
+Needs an NVIDIA GPU and transformers. Measures steps of the suite, from host-bound to GPU-bound;
+rows that the file already has are not measured again. nvidia-smi reports the share of its sampling
+period in which a kernel ran; it is read ten times a second while the step repeats. torch.profiler's
+table gives the sum of kernel times, which is divided by the time of an unprofiled iteration.
 """
 
 from __future__ import annotations
@@ -45,51 +45,52 @@ STEPS = (
     ("inception-v3", 16, "fp32"),
 )
 SECONDS = 3.0
+"""How long nvidia-smi is read for each step."""
 SETTLING_S = 1.2
-"""nvidia-smi averages over up to a second, so that its first answers are of the time before."""
+"""The first readings are dropped: nvidia-smi averages over up to a second before a reading."""
 COLUMNS = ("model", "batch", "precision", "seconds", "wavecast", "nvidia_smi", "profiler")
 
 
 @contextmanager
 def _asking() -> Iterator[list[float]]:
-    """The utilisation that nvidia-smi prints while the block runs, in order."""
+    """The utilisations that nvidia-smi prints while the block runs."""
     query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     tool = subprocess.Popen([*query, "-i", "0", "-lms", "100"], stdout=subprocess.PIPE, text=True)
-    said: list[float] = []
+    readings: list[float] = []
 
     def listen() -> None:
         for line in tool.stdout or ():
-            said.append(float(line) / 100)
+            readings.append(float(line) / 100)
 
     listener = threading.Thread(target=listen)
     listener.start()
     try:
-        yield said
+        yield readings
     finally:
         tool.terminate()
         listener.join()
 
 
 def by_nvidia_smi(step: Callable[[], Any]) -> float:
-    """The mean utilisation that nvidia-smi shows while the step runs over and over."""
+    """The mean utilisation that nvidia-smi reports while the step repeats."""
     begin = time.perf_counter()
     count = 0
-    heard = 0
-    with _asking() as said:
+    dropped = 0
+    with _asking() as readings:
         while time.perf_counter() - begin < SECONDS + SETTLING_S:
             step()
             count += 1
             if count % 10 == 0:
                 torch.cuda.synchronize()
             if time.perf_counter() - begin < SETTLING_S:
-                heard = len(said)
+                dropped = len(readings)
         torch.cuda.synchronize()
-        found = said[heard:]
-    return statistics.mean(found)
+        settled = readings[dropped:]
+    return statistics.mean(settled)
 
 
 def by_profiler(step: Callable[[], Any], seconds: float, iterations: int = 5) -> float:
-    """The sum of kernel times in torch.profiler's own table, over the untouched iteration."""
+    """The sum of kernel times in torch.profiler's table, over the unprofiled iteration time."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(iterations):
             step()
@@ -112,13 +113,13 @@ def main() -> None:
     )
     parser.add_argument("table", type=Path, metavar="OUT.csv", help="table to write into")
     path = parser.parse_args().table
-    known = {row[:3] for row in _rows(path)}
+    measured = {row[:3] for row in _rows(path)}
     with path.open("a", newline="") as file:
         table = csv.writer(file)
-        if not known:
+        if not measured:
             table.writerow(COLUMNS)
         for model, batch, precision in STEPS:
-            if (model, str(batch), precision) in known:
+            if (model, str(batch), precision) in measured:
                 continue
             step = suite.benchmark(model).make_step(batch, precision)
             trace = wavecast.measure(step, warm_up=10, repeats=30, recordings=1)

@@ -5,9 +5,10 @@
 Needs pandas and the public tables neusight, kernels and deepbench (docs/sources.md), and the steps
 measured on our H200 (the campaign `steps`). Writes src/wavecast/data/models/attainable.toml.
 
-For each kind of op and limit it finds the floor and the share s in (0, 1] with the least error of
-seconds = floor + bound / s, every GPU counting the same. The range is how far the group's time was
-off on each GPU when that GPU was left out of the fit.
+Ops are grouped by kind and by what limits them (`group_of`). For each group the fit finds the floor
+and the share s in (0, 1] that minimise the error of seconds = floor + bound / s; every GPU has the
+same weight. The range of a group is the smallest and the largest ratio of measured to estimated
+time over all GPUs, each left out of the fit in turn.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ OUR_GPU = "h200-sxm"
 LEAST_OPS = 4
 SHARES = np.geomspace(0.02, 1.0, 120)
 FLOORS = np.geomspace(0.5e-6, 30e-6, 40)
-# One GPU does not show how far apart GPUs are: no range is narrower than this.
+# Some groups were measured on one GPU only, so no range is narrower than this.
 LEAST_LOW, LEAST_HIGH = 0.5, 1.8
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Ops of one group: their bounds, measured times, kernels and GPUs."""
+    """The ops of one group: roofline bound, measured time, number of kernels and GPU of each."""
 
     bound_s: NDArray[np.float64]
     seconds: NDArray[np.float64]
@@ -54,20 +55,20 @@ class Observed:
     gpus: NDArray[np.str_]
 
     def where(self, mask: NDArray[np.bool_]) -> Observed:
-        """Those of the ops that a mask selects."""
+        """The ops that a mask selects."""
         return Observed(*(getattr(self, f.name)[mask] for f in fields(self)))
 
 
 def observations(folder: Path | None) -> dict[str, Observed]:
-    """Everything measured, by group."""
-    found: dict[str, list[tuple[float, float, int, str]]] = defaultdict(list)
+    """All measured ops by group. Public tables are read only where `folder` is given."""
+    groups: dict[str, list[tuple[float, float, int, str]]] = defaultdict(list)
 
     def add(op: Op, gpu: str, seconds: float) -> None:
         least = bound(op, device(gpu)) if ops.launches(op) else None
         if least is not None and seconds > 0:
             row = (least.seconds, seconds, ops.kernels(op), gpu)
-            found[group_of(op, least)].append(row)
-            found["other"].append(row)
+            groups[group_of(op, least)].append(row)
+            groups["other"].append(row)
 
     for trace in campaigns.traces(STEPS).values():
         for call in trace:
@@ -77,14 +78,15 @@ def observations(folder: Path | None) -> dict[str, Observed]:
             add(row.ops[0], row.gpu, row.seconds)
     return {
         name: Observed(*(np.array(column) for column in zip(*group, strict=True)))
-        for name, group in found.items()
+        for name, group in groups.items()
         if len(group) >= LEAST_OPS
     }
 
 
 def fit(observed: Observed, floors: NDArray[np.float64] = FLOORS) -> tuple[float, float]:
-    """The share and the floor with the least mean error in the logarithm."""
-    # Long ops matter more, but by the root of their time: the short ones are many and add up.
+    """The share and the floor with the least mean absolute error of the logarithm."""
+    # Long ops matter more. They are weighted by the square root of their time and not by the time
+    # itself, because short ops are many and add up.
     weights = np.sqrt(observed.seconds)
     for gpu in np.unique(observed.gpus):
         weights[observed.gpus == gpu] /= weights[observed.gpus == gpu].sum()
@@ -102,9 +104,9 @@ def fit(observed: Observed, floors: NDArray[np.float64] = FLOORS) -> tuple[float
 
 
 def spread(observed: Observed, floor_s: float) -> tuple[float, float]:
-    """The least and the most that a group took in all, over its estimate, on a GPU left out.
+    """The range of a group's measured time over its estimate, on GPUs left out of the fit.
 
-    The floor stays: only our own measurements separate the GPU from the host that issues.
+    The floor is not fitted again: only our own measurements separate GPU time from host time.
     """
     ratios = []
     gpus = np.unique(observed.gpus)
@@ -121,8 +123,8 @@ def main(given: Sequence[str] | None = None) -> None:
     """Fit all groups and write the card."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     needs.add_data(parser, *needs.SINGLE_OPS)
-    found = observations(parser.parse_args(given).data)
-    gpus = sorted({str(gpu) for observed in found.values() for gpu in observed.gpus})
+    groups = observations(parser.parse_args(given).data)
+    gpus = sorted({str(gpu) for observed in groups.values() for gpu in observed.gpus})
     lines = [
         "# Shares of the roofline that ops attain. Written by lab/fit/attainable.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
@@ -133,10 +135,10 @@ def main(given: Sequence[str] | None = None) -> None:
         "",
         "[shares]",
     ]
-    for name in sorted(found):
-        share, floor_s = fit(found[name])
-        low, high = spread(found[name], floor_s)
-        count, on = len(found[name].seconds), len(np.unique(found[name].gpus))
+    for name in sorted(groups):
+        share, floor_s = fit(groups[name])
+        low, high = spread(groups[name], floor_s)
+        count, on = len(groups[name].seconds), len(np.unique(groups[name].gpus))
         lines.append(
             f'"{name}" = {{ share = {share:.3f}, floor_s = {floor_s:.2e}, low = {low:.2f}, '
             f"high = {high:.2f}, ops = {count}, gpus = {on} }}"

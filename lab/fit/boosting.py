@@ -10,9 +10,9 @@ from wavecast.predictors.learned.trees import NOTHING, Forest
 
 BINS = 32
 MARGIN = 0.5
-"""Beyond the smallest and the largest of each feature (most are powers of two)."""
+"""How far outside a feature's trained range a forest still answers (most are log2 of sizes)."""
 CLIP = 0.5
-"""Residuals are clipped to this, because a few rows are off by factors and would dominate."""
+"""Residuals are clipped to +-this, because a few rows are off by factors and would dominate."""
 
 
 def grow(
@@ -25,9 +25,19 @@ def grow(
     rate: float = 0.08,
     least: float = 30.0,
 ) -> Forest:
-    """Trees that meet `target` by weighted squares, clipped; `least` rows' weight shrinks answers.
+    """Trees that minimise the weighted squared error to `target`, with clipped residuals.
 
-    Deterministic: every tree sees all rows and all features.
+    The result is deterministic: every tree sees all rows and all features.
+
+    Args:
+        features: one row for each sample.
+        target: the value to predict for each row.
+        weight: the weight of each row.
+        trees: the number of trees.
+        depth: the number of questions of each tree.
+        rate: the learning rate.
+        least: shrinks a leaf's answer as if this much more weight had answer zero. Fewer than twice
+            as many rows give no trees.
     """
     if len(target) < 2 * least:
         return NOTHING
@@ -36,45 +46,46 @@ def grow(
     binned = np.stack(
         [np.searchsorted(edge, column) for edge, column in zip(edges, features.T, strict=True)]
     )
-    left = target.copy()
-    found: list[tuple[list[int], list[float], Floats]] = []
+    residual = target.copy()
+    grown: list[tuple[list[int], list[float], Floats]] = []
     for _ in range(trees):
-        gradient = np.clip(left, -CLIP, CLIP) * weight
+        gradient = np.clip(residual, -CLIP, CLIP) * weight
         tree = _tree(binned, edges, gradient, weight, depth, least)
         if tree is None:
             break
-        asked, thresholds, leaf, answer = tree
-        found.append((asked, thresholds, rate * answer))
-        left -= rate * answer[leaf]
-    if not found:
+        questions, thresholds, leaf, answer = tree
+        grown.append((questions, thresholds, rate * answer))
+        residual -= rate * answer[leaf]
+    if not grown:
         return NOTHING
+    questions_of, thresholds_of, answers = zip(*grown, strict=True)
     return Forest(
-        np.array([each[0] for each in found]),
-        np.array([each[1] for each in found]),
-        np.array([each[2] for each in found]),
+        np.array(questions_of),
+        np.array(thresholds_of),
+        np.array(answers),
         *_range(features),
     )
 
 
 def _range(features: Floats) -> tuple[Floats, Floats]:
-    """The range of each feature that a forest was trained on; none for a constant feature."""
+    """The range of each feature that a forest was trained on; unlimited for a constant feature."""
     low, high = features.min(axis=0), features.max(axis=0)
     varied = high > low
     return np.where(varied, low - MARGIN, -np.inf), np.where(varied, high + MARGIN, np.inf)
 
 
 def _edges(column: Floats) -> Floats:
-    """Where a feature may be asked: halfway between two of its values, near its quantiles.
+    """Candidate thresholds of a feature: halfway between neighbouring values, near its quantiles.
 
-    Files keep thresholds in float32. One that is a value itself would be rounded to either side of
-    it, and all rows that have this value would get another row's answer.
+    Files keep thresholds in float32. A threshold equal to a value could be rounded to either side
+    of it, and all rows with this value would then land in another leaf.
     """
     values = np.unique(column)
     below = np.searchsorted(values, np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1]))
     below = np.unique(np.minimum(below, max(len(values) - 2, 0)))
     halfway = (values[below] + values[np.minimum(below + 1, len(values) - 1)]) / 2
-    found: Floats = np.unique(halfway.astype(np.float32).astype(np.float64))
-    return found
+    edges: Floats = np.unique(halfway.astype(np.float32).astype(np.float64))
+    return edges
 
 
 def _tree(
@@ -85,9 +96,13 @@ def _tree(
     depth: int,
     least: float,
 ) -> tuple[list[int], list[float], NDArray[np.int64], Floats] | None:
-    """One tree: level by level the question that explains the most over all leaves."""
+    """One tree: its features, thresholds, the leaf of each row and the leaves' answers.
+
+    All leaves of a level ask the same question, the one with the largest gain summed over leaves.
+    None when no feature can be split.
+    """
     leaf = np.zeros(len(gradient), np.int64)
-    asked: list[int] = []
+    questions: list[int] = []
     thresholds: list[float] = []
     for level in range(depth):
         best = (0.0, -1, -1)
@@ -98,8 +113,8 @@ def _tree(
             place = leaf * bins + codes
             shape = (1 << level, bins)
             sums, weights = (
-                np.bincount(place, weights=each, minlength=shape[0] * bins).reshape(shape)
-                for each in (gradient, weight)
+                np.bincount(place, weights=values, minlength=shape[0] * bins).reshape(shape)
+                for values in (gradient, weight)
             )
             below_s, below_w = sums.cumsum(1)[:, :-1], weights.cumsum(1)[:, :-1]
             above_s, above_w = sums.sum(1)[:, None] - below_s, weights.sum(1)[:, None] - below_w
@@ -110,9 +125,11 @@ def _tree(
         if best[1] < 0:
             return None
         _, feature, at = best
-        asked.append(feature)
+        questions.append(feature)
         thresholds.append(float(edges[feature][at]))
         leaf += (binned[feature] > at).astype(np.int64) << level
     size = 1 << depth
-    sums, weights = (np.bincount(leaf, weights=each, minlength=size) for each in (gradient, weight))
-    return asked, thresholds, leaf, sums / (weights + least)
+    sums, weights = (
+        np.bincount(leaf, weights=values, minlength=size) for values in (gradient, weight)
+    )
+    return questions, thresholds, leaf, sums / (weights + least)

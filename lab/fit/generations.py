@@ -8,14 +8,14 @@ the fits with GPUs left out (`lab/fit/learned.py`); both are made when missing. 
 src/wavecast/data/models/generations.toml.
 
 Single ops were measured on few chips, whole steps on more. The errors of the op models on these
-steps show what the chips of a generation sustain: on their plain cores, on their tensor cores, and
-in recurrent layers. There is one constant for each, shared by all models and GPUs of the
-generation and shrunk towards none; no network and no GPU has a constant of its own. Chips that have
-their own trees need none of this.
+steps show how fast the chips of a generation really are: on plain cores, on tensor cores, and in
+recurrent layers. Each of the three has one constant for each generation. All networks and GPUs of
+the generation share it, and it is shrunk towards zero. Chips with their own trees do not use it.
 
 A third of these steps ran with torch before 1.10, whose libraries used tensor cores less well. One
-more constant, for all models and GPUs, says by how much. Without it, generations that were measured
-then would look slow. Predictions are for today's libraries; `Aged` is for those old steps.
+more constant, the same for all networks and GPUs, corrects for that. Without it, the generations
+that were measured at that time would look too slow. Predictions are for today's libraries; `Aged`
+predicts the old steps.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from wavecast.steps.work import work_of
 from wavecast.traces.step import Op
 
 PULLS = {"compute": 5.0, "recurrent": 2.0, "old": 5.0}
-"""How strongly a constant is pulled to zero, as a number of usual steps. Recurrent layers are in
-few steps."""
+"""How strongly each kind of constant is pulled to zero, as a number of steps of mean weight. The
+pull on recurrent layers is weaker, because few steps have such layers."""
 NEAR = 0.2
-"""Errors (in the logarithm) from here on count by their size, no longer by its square."""
+"""Errors of the logarithm above this are weighted linearly, smaller ones quadratically."""
 ROUNDS = 12
 
 Key = tuple[str, str]
 """The kind of constant ("compute" or "recurrent"), and the class and generation ("cores.7")."""
 OLD: Key = ("old", "tensor")
-"""The constant of old libraries, which comes on top of that of the generation."""
+"""The constant of old libraries. It is added to the constant of the generation."""
 Constants = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """A measured step, taken apart by the constants that its predicted time depends on."""
+    """A measured step; its predicted time is split by the constant that each part depends on."""
 
     chip: tuple[str, int | None]
     source: str
@@ -73,40 +73,41 @@ class PublishedStep:
     other_s: float
     parts_s: Mapping[Key, float]
     old: bool = False
+    """Whether it ran with torch before 1.10."""
 
 
 def published(data: Path, cache: Path) -> list[tuple[Case, Trace]]:
-    """Public steps that constants are fitted on, with their traces."""
+    """The public steps that constants are fitted on, with their traces."""
     return list(read(chosen(data), Traces(cache)))
 
 
 def chosen(data: Path) -> list[Case]:
-    """Steps that were rebuilt as they ran; of the same one, those with the newest software."""
+    """The steps that were rebuilt as they ran, each with its newest software."""
     return [case for case in public_steps.cases(data) if case.newest and case.rebuilt]
 
 
 def steps_of(learned: Learned, traced: Iterable[tuple[Case, Trace]]) -> Iterator[PublishedStep]:
-    """GPU-bound steps, predicted by models without these constants."""
+    """The GPU-bound steps, predicted by models without these constants."""
     for case, trace in traced:
-        found = wavecast.predict(trace, case.gpu, predictor=learned)
-        if found.bound_by == "gpu":
-            parts_s = _parts(found, learned)
+        prediction = wavecast.predict(trace, case.gpu, predictor=learned)
+        if prediction.bound_by == "gpu":
+            parts_s = _parts(prediction, learned)
             yield PublishedStep(
                 chip=chip_of(case.gpu),
                 source=case.set,
                 measured_s=case.measured_s,
-                other_s=found.seconds - sum(parts_s.values()),
+                other_s=prediction.seconds - sum(parts_s.values()),
                 parts_s=parts_s,
                 old=case.old,
             )
 
 
-def _parts(found: Prediction, learned: Learned) -> dict[Key, float]:
-    arrays, launched = found.trace.arrays, work_of(found.trace).launched_ops
-    keys = dict(zip(launched, _keys(launched, found.device, learned), strict=True))
+def _parts(prediction: Prediction, learned: Learned) -> dict[Key, float]:
+    arrays, launched = prediction.trace.arrays, work_of(prediction.trace).launched_ops
+    keys = dict(zip(launched, _keys(launched, prediction.device, learned), strict=True))
     seconds: Counter[Key] = Counter()
     for call, count, answer in zip(
-        arrays.works, arrays.counts.tolist(), found.answers, strict=True
+        arrays.works, arrays.counts.tolist(), prediction.answers, strict=True
     ):
         key = keys.get(call.op)
         if answer is not None and key is not None:
@@ -132,8 +133,11 @@ def _is_tensor(key: Key | None) -> bool:
 
 
 def fit(steps: Sequence[PublishedStep]) -> dict[Key, float]:
-    """Offsets of the logarithms of times: Gauss-Newton on relative errors, each source counting by
-    the root of its steps, every constant pulled to zero."""
+    """The constants, as offsets of the logarithm of the time.
+
+    Gauss-Newton on the errors of the logarithm. A source's total weight grows with the square root
+    of its number of steps. Every constant is pulled to zero (`PULLS`).
+    """
     keys = sorted({key for step in steps for key in step.parts_s})
     parts = np.array([[step.parts_s.get(key, 0.0) for key in keys] for step in steps])
     aged = np.outer([step.old for step in steps], [_is_tensor(key) for key in keys])
@@ -156,15 +160,17 @@ def fit(steps: Sequence[PublishedStep]) -> dict[Key, float]:
 
 
 def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants:
-    """The offsets of each class and generation, and of old libraries, by kind.
+    """The fitted offsets by kind, then by class of units and generation.
 
-    `without` leaves the steps of a GPU's chip out.
+    Args:
+        steps: the measured steps.
+        without: a GPU; the steps of all GPUs with its chip are left out of the fit.
     """
     out = chip_of(without) if without else None
-    found: dict[str, dict[str, float]] = {kind: {} for kind in PULLS}
+    offsets: dict[str, dict[str, float]] = {kind: {} for kind in PULLS}
     for (kind, key), offset in fit([step for step in steps if step.chip != out]).items():
-        found[kind][key] = offset
-    return found
+        offsets[kind][key] = offset
+    return offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,13 +179,13 @@ class Aged(Predictor):
 
     learned: Learned
     factor: float
-    """How many times as long tensor cores took."""
+    """The factor on the time of ops on tensor cores."""
 
     @classmethod
-    def of(cls, learned: Learned, found: Constants) -> Aged:
+    def of(cls, learned: Learned, fitted: Constants) -> Aged:
         """The predictor with the fitted constant of old libraries."""
         kind, units = OLD
-        return cls(learned, math.exp(found[kind][units]))
+        return cls(learned, math.exp(fitted[kind][units]))
 
     @classmethod
     def shipped(cls) -> Aged:
@@ -213,7 +219,11 @@ def _times(answer: Estimate, factor: float) -> Estimate:
 
 
 class LeftOut:
-    """Predictors fitted without the ops and the steps of a GPU's chip."""
+    """Makes predictors that are fitted without the ops and the steps of a GPU's chip.
+
+    left_out = LeftOut(data, cache)
+    predictor = left_out("rtx-3090")
+    """
 
     def __init__(self, data: Path, cache: Path) -> None:
         self._data, self._cache = data, cache
@@ -224,11 +234,11 @@ class LeftOut:
         return published(self._data, self._cache)
 
     def __call__(self, gpu: str) -> Learned:
-        """Models that were fitted for this GPU."""
+        """The predictor fitted without this GPU's chip."""
         return with_steps(self._base(gpu), self._constants(gpu))
 
     def aged(self, gpu: str) -> Aged:
-        """The same for steps that ran with old libraries."""
+        """The same predictor, for steps that ran with old libraries."""
         return Aged.of(self(gpu), self._constants(gpu))
 
     def _base(self, gpu: str) -> Learned:
@@ -242,13 +252,13 @@ class LeftOut:
 
 
 def digest(steps: Iterable[PublishedStep]) -> str:
-    """A hash of the measurements that a fit sees."""
+    """A hash of the measurements that a fit sees, whatever their order."""
     rows = sorted(f"{step.source} {step.chip} {step.measured_s!r}" for step in steps)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
-def to_toml(steps: Sequence[PublishedStep], found: Constants) -> str:
-    """The file's content."""
+def to_toml(steps: Sequence[PublishedStep], fitted: Constants) -> str:
+    """The content of the file."""
     lines = [
         "# Terms that are added to the logarithm of an op's time, by generation (the major compute",
         "# capability, or the architecture), fitted on whole steps.",
@@ -259,13 +269,13 @@ def to_toml(steps: Sequence[PublishedStep], found: Constants) -> str:
         f"chips = {len({step.chip for step in steps})}",
         f'steps_sha256 = "{digest(steps)}"',
     ]
-    for kind, offsets in found.items():
+    for kind, offsets in fitted.items():
         lines += ["", f"[{kind}]", *(f'"{key}" = {value}' for key, value in offsets.items())]
     return "\n".join(lines) + "\n"
 
 
 def _off(step: PublishedStep, offsets: Mapping[Key, float]) -> float:
-    """How far a step is off with these constants."""
+    """The size of a step's relative error with these constants."""
     seconds = step.other_s
     for key, part_s in step.parts_s.items():
         offset = offsets.get(key, 0.0)
@@ -276,7 +286,7 @@ def _off(step: PublishedStep, offsets: Mapping[Key, float]) -> float:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Fit and write."""
+    """Fit the constants, write the file, and print the errors before and after."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
@@ -284,9 +294,9 @@ def main(given: Sequence[str] | None = None) -> None:
     Traces(args.cache).make_missing(chosen(args.data))
     base = fitted_without("", args.data, args.cache)
     steps = list(steps_of(base, published(args.data, args.cache)))
-    found = constants(steps)
-    (MODELS / "generations.toml").write_text(to_toml(steps, found), encoding="utf-8")
-    before, after = ([_off(step, each) for step in steps] for each in ({}, fit(steps)))
+    fitted = constants(steps)
+    (MODELS / "generations.toml").write_text(to_toml(steps, fitted), encoding="utf-8")
+    before, after = ([_off(step, offsets) for step in steps] for offsets in ({}, fit(steps)))
     for name, off in (("before", before), ("after", after)):
         print(f"{name}: {len(off)} steps, mean error {statistics.mean(off):.1%}")
     print((MODELS / "generations.toml").read_text(encoding="utf-8"))

@@ -1,14 +1,14 @@
-"""Fit the kernel for grouped products, on the experts of real models measured on our H200.
+"""Fit the time of the kernel for grouped products (mixtures of experts), measured on our H200.
 
     python -m lab.fit.grouped
 
-Needs measurements/h200/grouped.json alone (`lab.collect.experts`). Writes
+Needs only measurements/h200/grouped.json (`lab.collect.experts`). Writes
 src/wavecast/data/models/grouped.toml.
 
 The constants (`wavecast.predictors.learned.physics.groups`) are fitted on groups of equal and of
-unequal sizes together, because a trace does not know the sizes; the prediction lies in between.
-The errors and the range are those of models left out, one after the other. The range is widened,
-because all measurements are of one GPU. Only products in bfloat16 are fitted.
+unequal sizes together, because a trace does not contain the sizes; the prediction lies in between.
+The errors and the range are computed with each model left out of the fit in turn. The range is
+widened, because all measurements are from one GPU. Only products in bfloat16 are fitted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wavecast.predictors.learned.physics.tiles import Theta
 from wavecast.predictors.learned.predictor import Learned
 
 PRIOR = 2.0
-"""How strongly a constant is held at its physical guess; one without measurements stays there."""
+"""How strongly a constant is pulled to its physical guess. Without measurements it stays there."""
 
 
 def in_one_kernel(rows: Sequence[ExpertRow]) -> list[ExpertRow]:
@@ -41,9 +41,9 @@ def in_one_kernel(rows: Sequence[ExpertRow]) -> list[ExpertRow]:
 
 def our_gpu() -> GpuFacts:
     """The GPU that was measured, as predictions see it."""
-    found = Learned.shipped().gpu(device(GPU))
-    assert found is not None
-    return found
+    facts = Learned.shipped().gpu(device(GPU))
+    assert facts is not None
+    return facts
 
 
 def said(rows: Sequence[ExpertRow], theta: Theta) -> Floats:
@@ -53,36 +53,36 @@ def said(rows: Sequence[ExpertRow], theta: Theta) -> Floats:
 
 
 def fit(rows: Sequence[ExpertRow]) -> dict[str, float]:
-    """The constants of the kernel, by least squares of errors in the logarithm."""
+    """The constants of the kernel, by robust least squares on the logarithm of the time."""
     gpu = our_gpu()
     columns = batch_of([op_of(row) for row in rows], {}).parts["grouped"].columns
     seconds = np.array([measured_s(row) for row in rows])
 
     def missed(theta: Theta) -> Floats:
-        found: Floats = np.log(grouped_s(columns, gpu, theta) / seconds)
-        return found
+        errors: Floats = np.log(grouped_s(columns, gpu, theta) / seconds)
+        return errors
 
     return constants(GROUPED_PARAMETERS, missed, PRIOR)
 
 
 def left_out(rows: Sequence[ExpertRow]) -> Floats:
-    """The predicted seconds of each row by a fit that never saw its model."""
+    """The predicted seconds of each row, by a fit without the rows of its model."""
     models = np.array([row.model for row in rows])
-    found = np.zeros(len(rows))
+    predicted_s = np.zeros(len(rows))
     for model in np.unique(models):
         theta = fit([row for row in rows if row.model != model])
-        found[models == model] = said([row for row in rows if row.model == model], theta)
-    return found
+        predicted_s[models == model] = said([row for row in rows if row.model == model], theta)
+    return predicted_s
 
 
 def digest(rows: Sequence[ExpertRow]) -> str:
-    """A hash of all that the fit sees."""
+    """A hash of everything that the fit sees."""
     seen = (repr((op_of(row), float(f"{measured_s(row):.6g}"))) for row in rows)
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()
 
 
 def card(rows: Sequence[ExpertRow], theta: Theta) -> str:
-    """The file's content."""
+    """The content of the file."""
     seconds = np.array([measured_s(row) for row in rows])
     others_s = left_out(rows)
     off = np.abs(others_s / seconds - 1)
@@ -113,7 +113,7 @@ def card(rows: Sequence[ExpertRow], theta: Theta) -> str:
 
 
 def main() -> None:
-    """Fit and write."""
+    """Fit, write the file and print it."""
     rows = in_one_kernel(read())
     path = MODELS / "grouped.toml"
     path.write_text(card(rows, fit(rows)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Fit what it costs the reference host to issue a step, and write its file.
+"""Fit the costs of the reference host for issuing a step, and write its file.
 
     python -m lab.fit.host
 
@@ -6,12 +6,12 @@ Needs scipy and measurements/h200, no GPU and no public tables; takes a minute. 
 src/wavecast/data/hosts/reference.toml (`lab.fit.host_reference` says what is in it) and prints the
 costs, and the errors with each model left out of the fit.
 
-The host's seconds for a step are the sum of its costs (`wavecast.hardware.hosts.COSTS`), each times
-how often the step's calls need it, times a factor of the machine. Each lease of our GPU came with
-another virtual machine, and they differ by up to 1.6. On most of them a profiler had run in the
-process, which slows all that is issued afterwards (docs/adr/0018): the factor includes that. Costs
-lie within `BOUNDS`; errors are relative and robust. The reference host is `MIDDLE` times as slow as
-the machine on which the suite was measured.
+The host time of a step is a sum over the host's costs (`wavecast.hardware.hosts.COSTS`): each cost
+times how often the step needs it. The sum is multiplied by a factor of the machine, because each
+lease of our GPU came with another virtual machine, and these differ by up to 1.6 times. On most of
+them a profiler had run in the process, which slows everything issued afterwards (docs/adr/0018);
+the factor includes that. The fit is robust, on relative errors, with costs within `BOUNDS`. The
+reference host takes `MIDDLE` times as long as the machine on which the suite was measured.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from wavecast.files import write_whole
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 
 LEASES = ("suite", "suite-half", "layouts", "measured", "habitat", "population", "inference")
-"""Campaigns of traces measured on other machines (some on several), after a profiler had run. The
-last two have forward passes alone, which show what autograd costs."""
+"""Campaigns that were measured after a profiler had run, each on other machines. The last two
+contain forward passes without a backward pass, which show what autograd costs."""
 BOUNDS = {
     "forward_s": (3e-6, 20e-6),
     "autograd_s": (0.0, 20e-6),
@@ -47,21 +47,22 @@ BOUNDS = {
     "tensor_s": (0.2e-6, 8e-6),
     "step_s": (75e-6, 1500e-6),
 }
-"""The least and the most that each cost may be. An op takes 5 to 15 us in Python, and as much again
-for autograd."""
+"""The smallest and the largest value of each cost. An op takes 5 to 15 us in Python, and as much
+again for autograd."""
 MIDDLE = 1.07
-"""The reference host over the suite's machine, which a profiler had slowed. Without a profiler five
-of our machines take 0.94 to 1.24 times as long as that one; this is the middle of the five."""
+"""The costs of the reference host over those of the suite's machine, which a profiler had slowed.
+Without a profiler, five of our machines take 0.94 to 1.24 times as long as that machine; this is
+the middle of the five."""
 ROUNDS = 25
 NEAR = 0.05
-"""Relative errors below this are squared in the loss, larger ones count by their size."""
+"""Relative errors above this are weighted linearly, smaller ones quadratically."""
 
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Host-bound steps: how often each needs each cost, its seconds, machine and model."""
+    """Host-bound steps: `asked` is how often each step (row) needs each cost (column)."""
 
     asked: NDArray[np.float64]
     seconds: Vector
@@ -89,7 +90,8 @@ def read() -> Steps:
                 continue
             if "counters" in key or whole.gpu_s > HOST_BOUND * whole.seconds:
                 continue
-            # Both measure the host: issuing to an idle GPU, and the step in the steady state.
+            # Two measurements of the host time: issuing to an idle GPU, and the steady state.
+            # Take their geometric mean.
             seconds = float(np.sqrt(whole.seconds * max(whole.host_s, 0.5 * whole.seconds)))
             model = re.split(r"[-_]b\d", key)[0]
             rows.append((demands(trace.calls).sum(axis=0)[columns].tolist(), seconds, lease, model))
@@ -98,7 +100,7 @@ def read() -> Steps:
 
 
 def fit(steps: Steps) -> tuple[Vector, dict[str, float]]:
-    """The costs on the suite's machine, and each machine's factor over it."""
+    """The costs on the suite's machine, and the factor of each machine relative to it."""
     low, high = np.array(list(BOUNDS.values())).T
     factors = {str(lease): 1.0 for lease in np.unique(steps.leases)}
     weights = np.ones(len(steps.seconds))
@@ -153,7 +155,7 @@ def main() -> None:
         print(f"{machine.name}: {machine_factor(machine):.2f} times the reference host")
     errors = left_out(steps)
     low, high = np.quantile(1 / (1 + errors), (0.05, 0.95))
-    print(f"measured over predicted, nine in ten of the steps: {low:.2f} to {high:.2f}")
+    print(f"measured over predicted for 90% of the steps: {low:.2f} to {high:.2f}")
     errors = np.abs(errors)
     print(
         f"{len(errors)} steps, models left out: mean error {errors.mean():.1%}, median "

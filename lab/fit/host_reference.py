@@ -3,9 +3,9 @@
 `python -m lab.fit.host` uses this module and writes src/wavecast/data/hosts/reference.toml.
 
 On each machine of `lab.measured.timed` the host benchmark ran and steps were timed, before any
-profiler had run. A machine's factor is how many times as long as the reference host it takes for
-its host-bound steps. Its benchmark times divided by that factor are what the reference host would
-take; the file has their mean over machines.
+profiler had run. The factor of a machine is its time for host-bound steps over the time of the
+reference host. The benchmark times of a machine divided by its factor estimate those of the
+reference host; the file holds the geometric mean over machines.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 FILE = "hosts/reference.toml"
 OUT = shipped(FILE)
 HOST_BOUND = 0.75
-"""GPU utilisation below which the host sets the pace."""
+"""A step with a GPU utilisation below this counts as host-bound."""
 MEASURED_COSTS = ("sync_s", "launch_s", "graph_s", "node_s")
-"""Costs that are measured (measurements/h200/host), not fitted: they stay as the file has them."""
+"""Costs that are measured (measurements/h200/host), not fitted; copied from the shipped file."""
 
 _HEAD = """\
 # Written by python -m lab.fit.host.
@@ -41,7 +41,7 @@ _HEAD = """\
 
 
 def host_bound(machine: Machine) -> list[Timed]:
-    """The steps of a machine for which its host sets the pace."""
+    """The host-bound steps of a machine."""
     return [step for step in machine.steps if step.gpu_s < HOST_BOUND * step.seconds]
 
 

@@ -38,7 +38,7 @@ _HEAD = """\
 
 
 def measured_traces() -> Iterator[Trace]:
-    """All traces but those with hardware counters, for which kernels are run several times."""
+    """All measured traces except those with hardware counters, which run kernels several times."""
     for name in campaigns.names():
         for key, trace in campaigns.traces(name).items():
             if "counters" not in key:

@@ -7,9 +7,9 @@
 Needs pandas, the public tables neusight, kernels and deepbench (docs/sources.md), and our own
 measurements. Writes src/wavecast/data/models/learned.npz and learned.toml.
 
-Every GPU is predicted by models that never saw it. A kind of op that was measured on one GPU only
-is then unknown to the models: the table says so, and the card has the errors of the fit instead,
-with a wider range.
+For the scores, every GPU is predicted by models that were fitted without it. Some kinds of op were
+measured on one GPU only. No model can be fitted without that GPU, so the table marks them "kind
+unseen", and the card gives the errors of the full fit, with a wider range.
 """
 
 from __future__ import annotations
@@ -43,81 +43,89 @@ from wavecast.predictors.roofline import Roofline
 from wavecast.steps.ranges import VENDOR
 
 FITTED = ("stream", "product", "convolution", "depthwise", "attention", "recurrent")
-"""Models fitted here, those first whose parts others have; grouped products have their own fit."""
+"""Models fitted here. A model whose parts occur in ops of another is fitted before it. Grouped
+products have a separate fit (`lab.fit.grouped`)."""
 LEAST_ROWS = 20
-"""GPUs with fewer rows of a model are not left out by themselves."""
+"""GPUs with fewer rows of a model are not scored."""
 RANGE = (0.05, 0.95)
+"""The quantiles of measured over predicted time that make a range."""
 WIDEST = (0.2, 5.0)
-"""The widest range. A few ops of microseconds are off by more, but no step depends on them."""
+"""The limits of any range. A few very short ops are off by more, but no step depends on them."""
 ONE_GPU_SPREAD = 1.35
-"""The factor by which a range grows if all measurements are of one GPU: the spread between the
-eight GPUs that have elementwise ops."""
+"""The factor by which a range is widened if all measurements are from one GPU. It is the spread
+between the eight GPUs with measured elementwise ops."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredOps:
-    """Rows, and their predictions by models that never saw their GPU."""
+    """Measured ops, and their times as predicted by models that were fitted without their GPU."""
 
     rows: Sequence[OpRow]
     said_s: Floats
+    """Predictions by models that never saw the GPU."""
     fitted_s: Floats
     """Predictions by the models that have seen all GPUs."""
 
 
 @functools.lru_cache(maxsize=1)
 def rows_of(data: Path) -> Sequence[OpRow]:
-    """All ops that are fitted. AMD's are left out: they are few, and its libraries differ."""
+    """All ops that are fitted. AMD's are left out: they are few, and the libraries differ."""
     return [row for row in all_rows(data) if device(row.gpu).vendor == VENDOR]
 
 
-def fit_all(found: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, OpModel]:
-    """A model for each kind of part. A kind without measurements keeps its physical guesses."""
+def fit_all(measured: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, OpModel]:
+    """A model for each name in `FITTED`. One without measurements keeps its physical guesses."""
     models: dict[str, OpModel] = {}
     for name in FITTED:
-        if name in found:
-            models[name] = fit(name, found[name], models, chips=chips)
+        if name in measured:
+            models[name] = fit(name, measured[name], models, chips=chips)
         else:
             models[name] = OpModel(
-                name, {each: start for each, (start, *_) in PHYSICS[name][1].items()}
+                name, {parameter: start for parameter, (start, *_) in PHYSICS[name][1].items()}
             )
     return models
 
 
-def left_out(found: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, ScoredOps]:
-    """Predictions for each GPU by models that never saw its chip."""
+def left_out(measured: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, ScoredOps]:
+    """The rows of each model, predicted by models that were fitted without the GPU's chip."""
     scores = {}
     for name in FITTED:
-        table = found[name]
-        said = np.full(len(table), np.nan)
+        table = measured[name]
+        predicted_s = np.full(len(table), np.nan)
         gpus, counts = np.unique(table.gpu, return_counts=True)
         for gpu, count in zip(gpus, counts, strict=True):
             out = table.gpu == gpu
-            same = np.isin(table.gpu, [each for each in gpus if chip_of(each) == chip_of(gpu)])
+            same = np.isin(table.gpu, [other for other in gpus if chip_of(other) == chip_of(gpu)])
             if count < LEAST_ROWS:
                 continue
             if same.all():
-                said[out] = table.where(out).predicted(full)
+                predicted_s[out] = table.where(out).predicted(full)
                 continue
             others = {key: full[key] for key in full if key != name}
             model = fit(name, table.where(~same), others, chips=False)
-            said[out] = table.where(out).predicted(others | {name: model})
-        known = ~np.isnan(said)
-        rows = [row for row, is_known in zip(table.rows, known, strict=True) if is_known]
-        scores[name] = ScoredOps(rows, said[known], table.predicted(full)[known])
+            predicted_s[out] = table.where(out).predicted(others | {name: model})
+        scored = ~np.isnan(predicted_s)
+        rows = [row for row, is_scored in zip(table.rows, scored, strict=True) if is_scored]
+        scores[name] = ScoredOps(rows, predicted_s[scored], table.predicted(full)[scored])
         print(f"{name}: {len(gpus)} GPUs, {len(rows)} rows", flush=True)
     return scores
 
 
 def chip_of(gpu: str) -> tuple[str, int | None]:
     """The chip of a GPU: the same for GPUs that differ in memory or cooling only."""
-    found = device(gpu)
-    return found.architecture, found.sm_count
+    gpu_device = device(gpu)
+    return gpu_device.architecture, gpu_device.sm_count
 
 
 def fitted_without(gpu: str, data: Path, cache: Path) -> Learned:
-    """The models fitted on the ops of all GPUs but those of this one's chip; kept in a folder.
+    """The models fitted on the ops of all GPUs except those with this GPU's chip.
 
-    Neither chips have trees of their own in it, nor generations what whole steps say of them.
+    They have neither trees of single chips nor constants of generations (`lab.fit.generations`).
+
+    Args:
+        gpu: the GPU to leave out; "" leaves none out.
+        data: the folder of public tables.
+        cache: a folder that keeps fitted models.
     """
     chip = chip_of(gpu) if gpu else None
     return _fitted_without(chip if chip in _chips(data) else None, data, cache)
@@ -137,7 +145,7 @@ def _fitted_without(chip: tuple[str, int | None] | None, data: Path, cache: Path
 
 
 def kept_fit(path: Path, rows: Sequence[OpRow], *, chips: bool = True) -> Learned:
-    """The models fitted on these rows: read from the file, which is made when missing."""
+    """The models fitted on these rows, read from the file if it exists and else written to it."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = stored(fit_all(tables(rows), chips=chips))
@@ -147,12 +155,12 @@ def kept_fit(path: Path, rows: Sequence[OpRow], *, chips: bool = True) -> Learne
     return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
 
 
-# What it comes to.
+# Errors and ranges.
 
 
 @dataclass(frozen=True)
 class Errors:
-    """The errors of a group of rows, every GPU counting the same."""
+    """The errors of a group of rows; every GPU has the same weight."""
 
     rows: int
     gpus: int
@@ -162,61 +170,66 @@ class Errors:
     """The sum of all errors over the sum of all times."""
 
 
-def errors(said: Floats, seconds: Floats, gpu: np.ndarray) -> Errors:
-    """The errors of one predictor."""
-    off = np.abs(said / seconds - 1)
-    of_gpus = [gpu == each for each in np.unique(gpu)]
+def errors(predicted_s: Floats, seconds: Floats, gpu: np.ndarray) -> Errors:
+    """The errors of one predictor: predicted and measured seconds, and the GPU of each row."""
+    off = np.abs(predicted_s / seconds - 1)
+    of_gpus = [gpu == name for name in np.unique(gpu)]
     return Errors(
-        len(said),
+        len(predicted_s),
         len(of_gpus),
         float(np.mean([off[here].mean() for here in of_gpus])),
         float(np.mean([np.median(off[here]) for here in of_gpus])),
         float(
-            np.mean([np.abs(said - seconds)[here].sum() / seconds[here].sum() for here in of_gpus])
+            np.mean(
+                [
+                    np.abs(predicted_s - seconds)[here].sum() / seconds[here].sum()
+                    for here in of_gpus
+                ]
+            )
         ),
     )
 
 
 def grouped(scores: Mapping[str, ScoredOps]) -> dict[str, ScoredOps]:
-    """All rows by the group whose errors count together."""
-    found: dict[str, tuple[list[OpRow], list[float], list[float]]] = {}
+    """All rows by group (`group_of`); a group shares one range on the card."""
+    groups: dict[str, tuple[list[OpRow], list[float], list[float]]] = {}
     for scored in scores.values():
         batch = batch_of([row.ops[0] for row in scored.rows], {})
         for position, row in enumerate(scored.rows):
             gpu = gpu_of(device(row.gpu))
             assert gpu is not None
             name = group_of(batch.main[position], int(batch.unit[position]), gpu)
-            rows, said, fitted = found.setdefault(name, ([], [], []))
+            rows, predicted_s, fitted_s = groups.setdefault(name, ([], [], []))
             rows.append(row)
-            said.append(float(scored.said_s[position]))
-            fitted.append(float(scored.fitted_s[position]))
+            predicted_s.append(float(scored.said_s[position]))
+            fitted_s.append(float(scored.fitted_s[position]))
     return {
-        name: ScoredOps(rows, np.array(said), np.array(fitted))
-        for name, (rows, said, fitted) in sorted(found.items())
+        name: ScoredOps(rows, np.array(predicted_s), np.array(fitted_s))
+        for name, (rows, predicted_s, fitted_s) in sorted(groups.items())
     }
 
 
-def spread(rows: Sequence[OpRow], said: Floats) -> tuple[float, float]:
-    """The range of measured over predicted, every GPU counting the same."""
-    ratio = np.array([row.seconds for row in rows]) / said
+def spread(rows: Sequence[OpRow], predicted_s: Floats) -> tuple[float, float]:
+    """The range of measured over predicted time; every GPU has the same weight."""
+    ratio = np.array([row.seconds for row in rows]) / predicted_s
     gpu = np.array([row.gpu for row in rows])
     weight = np.zeros(len(rows))
-    for each in np.unique(gpu):
-        weight[gpu == each] = 1.0 / (gpu == each).sum()
+    for name in np.unique(gpu):
+        weight[gpu == name] = 1.0 / (gpu == name).sum()
     order = np.argsort(ratio)
     below = np.cumsum(weight[order]) / weight.sum()
     low, high = (float(ratio[order][np.searchsorted(below, share)]) for share in RANGE)
     return min(low, 1.0), max(high, 1.0)
 
 
-def covered(rows: Sequence[OpRow], said: Floats) -> float:
-    """The share of a GPU's ops in the range that the other GPUs' ops make, on average."""
+def covered(rows: Sequence[OpRow], predicted_s: Floats) -> float:
+    """The share of a GPU's ops within the range of the other GPUs' ops, averaged over GPUs."""
     gpu = np.array([row.gpu for row in rows])
-    ratio = np.array([row.seconds for row in rows]) / said
+    ratio = np.array([row.seconds for row in rows]) / predicted_s
     shares = []
-    for each in np.unique(gpu):
-        others = gpu != each
-        low, high = spread([row for row in rows if row.gpu != each], said[others])
+    for name in np.unique(gpu):
+        others = gpu != name
+        low, high = spread([row for row in rows if row.gpu != name], predicted_s[others])
         shares.append(np.mean((low <= ratio[~others]) & (ratio[~others] <= high)))
     return float(np.mean(shares))
 
@@ -239,30 +252,30 @@ def table_of(scores: Mapping[str, ScoredOps]) -> str:
     """Errors of the roofline, of attainable shares and of the learned models, by group."""
     lines = [
         f"{'group':20} {'rows':>6} {'GPUs':>4}   roofline mean med. time   "
-        "attainable mean med. time   learned mean med. time (left out), in the other GPUs' range, "
-        "per GPU mean"
+        "attainable mean med. time   learned (GPU left out) mean med. time, "
+        "in the other GPUs' range, per GPU mean"
     ]
     for name, scored in grouped(scores).items():
-        rows, said = scored.rows, scored.said_s
+        rows, predicted_s = scored.rows, scored.said_s
         seconds = np.array([row.seconds for row in rows])
         gpu = np.array([row.gpu for row in rows])
         text = f"{name:20} {len(rows):6d} {len(np.unique(gpu)):4d}"
-        for of_one in (said_by(Roofline(), rows), said_by(Attainable.shipped(), rows), said):
-            found = errors(of_one, seconds, gpu)
-            text += f"   {found.mean:7.1%} {found.median:6.1%} {found.of_time:6.1%}"
+        for of_one in (said_by(Roofline(), rows), said_by(Attainable.shipped(), rows), predicted_s):
+            off = errors(of_one, seconds, gpu)
+            text += f"   {off.mean:7.1%} {off.median:6.1%} {off.of_time:6.1%}"
         per_gpu = ", ".join(
-            f"{each} {np.abs(said / seconds - 1)[gpu == each].mean():.0%}"
-            for each in np.unique(gpu)
+            f"{gpu_id} {np.abs(predicted_s / seconds - 1)[gpu == gpu_id].mean():.0%}"
+            for gpu_id in np.unique(gpu)
         )
         if len(np.unique(gpu)) == 1:
             lines.append(f"{text}   kind unseen")
         else:
-            lines.append(f"{text}   {covered(rows, said):.0%}   {per_gpu}")
+            lines.append(f"{text}   {covered(rows, predicted_s):.0%}   {per_gpu}")
     return "\n".join(lines)
 
 
 def card(rows: Sequence[OpRow], models: Mapping[str, OpModel], groups: Sequence[str]) -> str:
-    """The card of a fit."""
+    """The content of the card: data, ranges and errors of a fit."""
     gpus = sorted({row.gpu for row in rows})
     return "\n".join(
         [
@@ -290,36 +303,40 @@ def card(rows: Sequence[OpRow], models: Mapping[str, OpModel], groups: Sequence[
 
 
 def _references(gpus: Sequence[str]) -> Iterator[str]:
-    """Rates in the files of devices whose ops we measured ourselves."""
-    for found in (device(gpu) for gpu in gpus):
-        rates = {name: f.value for name, f in found.measured.items() if name.endswith("_flops")}
+    """Measured rates of the devices that were calibrated."""
+    for gpu_device in (device(gpu) for gpu in gpus):
+        rates = {
+            name: f.value for name, f in gpu_device.measured.items() if name.endswith("_flops")
+        }
         if rates:
-            yield f'[references."{chip_name(found)}"]'
+            yield f'[references."{chip_name(gpu_device)}"]'
             yield from (f"{name} = {value:.5g}" for name, value in rates.items())
 
 
 def group_lines(scores: Mapping[str, ScoredOps]) -> list[str]:
-    """A line of the card for each group."""
+    """The lines of the card that give each group's range and errors."""
     lines = []
     for name, scored in grouped(scores).items():
         rows = scored.rows
-        alone = len({row.gpu for row in rows}) == 1
-        said = scored.fitted_s if alone else scored.said_s
-        low, high = spread(rows, said)
-        if alone:
+        one_gpu = len({row.gpu for row in rows}) == 1
+        predicted_s = scored.fitted_s if one_gpu else scored.said_s
+        low, high = spread(rows, predicted_s)
+        if one_gpu:
             low, high = low / ONE_GPU_SPREAD, high * ONE_GPU_SPREAD
         low, high = max(low, WIDEST[0]), min(high, WIDEST[1])
-        found = errors(said, np.array([r.seconds for r in rows]), np.array([r.gpu for r in rows]))
+        off = errors(
+            predicted_s, np.array([r.seconds for r in rows]), np.array([r.gpu for r in rows])
+        )
         lines.append(
-            f'"{name}" = {{ low = {low:.3f}, high = {high:.3f}, mean = {found.mean:.3f}, median = '
-            f"{found.median:.3f}, ops = {found.rows}, gpus = {found.gpus}, "
-            f"left_out = {'false' if alone else 'true'} }}"
+            f'"{name}" = {{ low = {low:.3f}, high = {high:.3f}, mean = {off.mean:.3f}, median = '
+            f"{off.median:.3f}, ops = {off.rows}, gpus = {off.gpus}, "
+            f"left_out = {'false' if one_gpu else 'true'} }}"
         )
     return [*lines, f'"other" = {{ low = {WIDEST[0]}, high = {WIDEST[1]} }}']
 
 
 def old_lines() -> list[str]:
-    """The lines of the groups on the card that ships now."""
+    """The lines of the groups on the card that ships today."""
     path = MODELS / "learned.toml"
     if not path.exists():
         return ['"other" = { low = 0.5, high = 2.0 }']
@@ -336,11 +353,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="leave no GPU out")
     args = parser.parse_args(given)
     rows = rows_of(args.data)
-    found = tables(rows)
-    models = fit_all(found)
+    measured = tables(rows)
+    models = fit_all(measured)
     lines = old_lines()
     if not args.quick:
-        scores = left_out(found, models)
+        scores = left_out(measured, models)
         print(table_of(scores))
         lines = group_lines(scores)
     if not args.score:

@@ -1,16 +1,16 @@
-"""Fit Habitat's networks (MLPs) on layers that others measured and on layers measured on our GPU.
+"""Fit Habitat's networks (MLPs) on layers of public tables and layers measured on our GPU.
 
     python -m lab.fit.mlp prepare FOLDER public.npz      the public layers as arrays
     python -m lab.fit.mlp fit public.npz measurements/h200/layers/*.csv --out RESULTS
 
 `prepare` needs pandas and the public tables neusight and deepbench (docs/sources.md). `fit` needs
-only torch and numpy, and runs on a GPU machine; `lab.collect.layers` measured our layers. RESULTS
-gets results.json and, of the narrowest width, the networks with their cards, which become
-src/wavecast/data/models/mlp-*.
+only torch and numpy, and runs on a GPU machine; `lab.collect.layers` measured our layers. `fit`
+writes RESULTS/results.json. Of the narrowest width it also writes the networks with their cards,
+which become src/wavecast/data/models/mlp-*.
 
-For each kind of layer, target and width there is a network fitted on 80% of the configurations, one
-for each GPU left out, and one fitted on all. A left-out GPU is predicted directly, and also from
-each other GPU: the time measured there times the ratio of two predictions.
+For each kind of layer, target and width it fits one network on 80% of the configurations, one
+without each GPU, and one on everything. A left-out GPU is predicted directly, and also from each
+other GPU: the time measured there times the ratio of the two predictions.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ Floats = NDArray[np.float64]
 
 TARGETS = ("forward", "backward", "forward+backward")
 LONG_MS = 0.2
-"""Errors are also given for rows of at least this: all rows that we have of NeuSight."""
+"""Errors are also given for only the rows of at least this; all NeuSight rows are that long."""
 LEAST_ROWS = 20
-"""GPUs with fewer rows of a kind are not left out by themselves."""
+"""GPUs with fewer rows of a kind are not scored by themselves."""
 SPREAD = (0.1, 0.9)
-"""Quantiles of measured over predicted on left-out GPUs: the range of an answer."""
+"""The quantiles of measured over predicted time on left-out GPUs that make a range."""
 
 gpu_named = cache(device)
 
 
-# What is fitted.
+# The rows to fit.
 
 
 @dataclass(frozen=True, eq=False)
 class FitProblem:
-    """Rows of one kind with one target, and the predictions of others for them."""
+    """Rows of one kind with one target, and what other predictors answer for them."""
 
     kind: str
     target: str
@@ -73,9 +73,9 @@ class FitProblem:
 
     @property
     def trainable(self) -> Array:
-        """Rows of NVIDIA's GPUs: of the others there are too few to learn from."""
-        known = [gpu for gpu in np.unique(self.gpu) if gpu_named(str(gpu)).vendor == "NVIDIA"]
-        return np.isin(self.gpu, known)
+        """A mask of the rows of NVIDIA GPUs; other vendors have too few rows to learn from."""
+        nvidia = [gpu for gpu in np.unique(self.gpu) if gpu_named(str(gpu)).vendor == "NVIDIA"]
+        return np.isin(self.gpu, nvidia)
 
 
 def problem(
@@ -83,8 +83,8 @@ def problem(
 ) -> FitProblem | None:
     """The rows to fit for a kind and a target; None if nothing was measured.
 
-    Rows below `least_s` are left out: under a loss in per cent the shortest would have nearly all
-    the weight. Habitat had none, since it measured the host along with them.
+    Rows below `least_s` are left out: with a loss in per cent, the shortest rows would have nearly
+    all the weight. Habitat had no such rows, because its times include the host.
     """
     rows = rows.where(rows.seconds(target) >= least_s)
     if limit is not None and len(rows) > limit:
@@ -105,36 +105,36 @@ def problem(
 
 
 def _others_ms(rows: Table, kind: str, target: str) -> dict[str, Floats]:
-    """The roofline and the shares of it; both passes of a layer where the target is both.
+    """The milliseconds that other predictors give for the passes of the target.
 
-    Backwards, a product is two, each with as many FLOPs and much the same bytes.
+    The backward pass of a product is two products, each with as many FLOPs and similar bytes.
     """
     predictors: dict[str, Predictor] = {
         "roofline": Roofline(),
         "attainable": Attainable.shipped(),
     }
-    passes = [each for each in ("forward", "backward") if each in target]
-    found = {name: np.zeros(len(rows)) for name in predictors}
-    made: dict[tuple[int, ...], list[tuple[Any, int]]] = {}
+    passes = [name for name in ("forward", "backward") if name in target]
+    predicted_ms = {name: np.zeros(len(rows)) for name in predictors}
+    ops_by_sizes: dict[tuple[int, ...], list[tuple[Any, int]]] = {}
     for i, (sizes, gpu) in enumerate(zip(rows.layers.tolist(), rows.gpu.tolist(), strict=True)):
         key = tuple(sizes)
-        if key not in made:
+        if key not in ops_by_sizes:
             times = [2 if p == "backward" and kind in ("linear", "bmm") else 1 for p in passes]
-            layers = [op_of(layer(kind, sizes), each) for each in passes]
-            made[key] = list(zip(layers, times, strict=True))
+            layers = [op_of(layer(kind, sizes), p) for p in passes]
+            ops_by_sizes[key] = list(zip(layers, times, strict=True))
         for name, predictor in predictors.items():
-            answers = [(predictor.predict(op, gpu_named(gpu)), n) for op, n in made[key]]
-            found[name][i] = sum(n * a.seconds if a else np.nan for a, n in answers) * 1e3
-    return found
+            answers = [(predictor.predict(op, gpu_named(gpu)), n) for op, n in ops_by_sizes[key]]
+            predicted_ms[name][i] = sum(n * a.seconds if a else np.nan for a, n in answers) * 1e3
+    return predicted_ms
 
 
 Fit = Callable[[Array], Floats]
-"""From the rows to train on to predictions of all rows, in milliseconds."""
+"""Trains on the rows of a mask and returns predictions of all rows, in milliseconds."""
 
 
-def error(said: Floats, ms: Floats) -> dict[str, float | int]:
-    """Mean and median of the relative errors, in per cent, of all rows and of the long ones."""
-    off = np.abs(said / ms - 1) * 100
+def error(predicted_ms: Floats, ms: Floats) -> dict[str, float | int]:
+    """The mean and median relative error in per cent, over all rows and over the long ones."""
+    off = np.abs(predicted_ms / ms - 1) * 100
     long = ms >= LONG_MS
     scores: dict[str, float | int] = {"mean": _round(off.mean()), "median": _round(np.median(off))}
     if long.any():
@@ -146,12 +146,15 @@ def _round(value: float) -> float:
     return round(float(value), 2)
 
 
-def on_gpu(these: FitProblem, said: Floats, gpu: str) -> dict[str, Any]:
-    """How far predictions of all rows are off on a GPU, as they are and from each other GPU."""
+def on_gpu(these: FitProblem, predicted_ms: Floats, gpu: str) -> dict[str, Any]:
+    """The errors on one GPU: predicted directly, and scaled from each other GPU."""
     here = these.gpu == gpu
-    ours = {"mlp": np.maximum(said, these.others_ms["roofline"]), **these.others_ms}
-    scores: dict[str, Any] = {"rows": int(here.sum()), "mlp_raw": error(said[here], these.ms[here])}
-    scores |= {name: error(ms[here], these.ms[here]) for name, ms in ours.items()}
+    bounded_ms = {"mlp": np.maximum(predicted_ms, these.others_ms["roofline"]), **these.others_ms}
+    scores: dict[str, Any] = {
+        "rows": int(here.sum()),
+        "mlp_raw": error(predicted_ms[here], these.ms[here]),
+    }
+    scores |= {name: error(ms[here], these.ms[here]) for name, ms in bounded_ms.items()}
     scores["from"] = {}
     for origin in np.unique(these.gpu[these.trainable]).tolist():
         pairs = _pairs(these, origin, gpu)
@@ -160,21 +163,21 @@ def on_gpu(these: FitProblem, said: Floats, gpu: str) -> dict[str, Any]:
         o, d = pairs.T
         measured, wanted = these.ms[o], these.ms[d]
         peak = gpu_named(origin).fp32_flops / gpu_named(gpu).fp32_flops
-        off = {name: error(measured * ms[d] / ms[o], wanted) for name, ms in ours.items()}
-        off |= {"mlp, no origin": error(ours["mlp"][d], wanted)}
+        off = {name: error(measured * ms[d] / ms[o], wanted) for name, ms in bounded_ms.items()}
+        off |= {"mlp, no origin": error(bounded_ms["mlp"][d], wanted)}
         scores["from"][origin] = {"rows": len(d), **off, "peak": error(measured * peak, wanted)}
     return scores
 
 
 def _pairs(these: FitProblem, origin: str, gpu: str) -> NDArray[np.int64]:
-    """Positions of the rows of one configuration on two GPUs."""
+    """The positions of rows with the same configuration on both GPUs, as (origin, gpu) pairs."""
     places: list[dict[tuple[int, ...], int]] = []
     for name in (origin, gpu):
         rows = np.flatnonzero(these.gpu == name)
         sizes = map(tuple, these.layers[rows].tolist())
         places.append(dict(zip(sizes, rows.tolist(), strict=True)))
-    common = [each for each in places[0] if each in places[1]]
-    return np.array([[p[each] for p in places] for each in common], dtype=np.int64).reshape(-1, 2)
+    common = [key for key in places[0] if key in places[1]]
+    return np.array([[p[key] for p in places] for key in common], dtype=np.int64).reshape(-1, 2)
 
 
 def validate(these: FitProblem, fit: Fit) -> tuple[dict[str, Any], list[float]]:
@@ -184,17 +187,17 @@ def validate(these: FitProblem, fit: Fit) -> tuple[dict[str, Any], list[float]]:
     train = split_by_configuration(these.layers) & these.trainable
     rest = ~split_by_configuration(these.layers) & these.trainable
     scores: dict[str, Any] = {"left_out": {}}
-    said = fit(train)
-    scores["train"] = error(said[train], these.ms[train])
-    scores["configurations"] = error(said[rest], these.ms[rest])
+    predicted_ms = fit(train)
+    scores["train"] = error(predicted_ms[train], these.ms[train])
+    scores["configurations"] = error(predicted_ms[rest], these.ms[rest])
     ratios: list[Floats] = []
     gpus, counts = np.unique(these.gpu[these.trainable], return_counts=True)
     if len(gpus) > 1:
         for gpu in gpus[counts >= LEAST_ROWS].tolist():
             out = these.gpu == gpu
-            said = fit(these.trainable & ~out)
-            scores["left_out"][gpu] = on_gpu(these, said, gpu)
-            bounded = np.maximum(said, these.others_ms["roofline"])
+            predicted_ms = fit(these.trainable & ~out)
+            scores["left_out"][gpu] = on_gpu(these, predicted_ms, gpu)
+            bounded = np.maximum(predicted_ms, these.others_ms["roofline"])
             ratios.append(these.ms[out] / bounded[out])
     spread = np.quantile(np.concatenate(ratios), SPREAD) if ratios else (0.5, 2.0)
     return scores, [round(float(end), 3) for end in spread]
@@ -236,27 +239,27 @@ def fit_one(these: FitProblem, recipe: Any, args: argparse.Namespace) -> dict[st
     from wavecast.frameworks.pytorch.mlp_fit import Fitted, fit, milliseconds
 
     shipped = recipe.width == min(args.widths)
-    found: list[Fitted] = []
+    latest: list[Fitted] = []
 
     def fitted(train: Array) -> Floats:
         began = time.perf_counter()
         x, y = these.features[train], these.ms[train]
         new = fit(x, y, recipe, device=args.device, graph=not args.eager)
-        if shipped:  # as it is stored, so that its errors are those of what is shipped
+        if shipped:  # rounded as in the file, so that the errors are those of the shipped network
             halves = tuple((_half(matrix), _half(bias)) for matrix, bias in new.weights)
             new = replace(new, weights=halves)
-        found[:] = [new]
+        latest[:] = [new]
         spent_s = time.perf_counter() - began
         print(f"  {train.sum()} rows: {new.losses[-1]:.1%} in {spent_s:.1f} s", flush=True)
         return milliseconds(new, these.features, args.device)
 
     scores, spread = validate(these, fitted)
-    said = fitted(these.trainable)
+    predicted_ms = fitted(these.trainable)
     for gpu in np.unique(these.gpu[~these.trainable]).tolist():
-        scores["left_out"][gpu] = on_gpu(these, said, gpu)
-    scores["all"] = error(said[these.trainable], these.ms[these.trainable])
+        scores["left_out"][gpu] = on_gpu(these, predicted_ms, gpu)
+    scores["all"] = error(predicted_ms[these.trainable], these.ms[these.trainable])
     if shipped:
-        network = MlpNetwork(found[0].mean, found[0].scale, found[0].weights)
+        network = MlpNetwork(latest[0].mean, latest[0].scale, latest[0].weights)
         name = f"mlp-{these.kind}" + ("" if these.target == "forward" else f"-{these.target}")
         write_model(args.out / f"{name}.npz", network, card(these, recipe, scores, spread, args))
     return scores
@@ -273,7 +276,7 @@ def card(
     spread: list[float],
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """The card of a network: data, recipe, errors and ranges."""
+    """The card of a network: its data, recipe, errors and ranges."""
     digest = hashlib.sha256()
     for path in (args.public, *sorted(args.collected)):
         digest.update(path.read_bytes())
@@ -296,7 +299,7 @@ def card(
         "least_s": args.least_ms * 1e-3,
         "low": spread[0],
         "high": spread[1],
-        "left_out": {gpu: each["mlp"]["mean"] for gpu, each in scores["left_out"].items()},
+        "left_out": {gpu: errors["mlp"]["mean"] for gpu, errors in scores["left_out"].items()},
         "ranges": {name: [low, high] for name, low, high in ends},
     }
 
@@ -305,10 +308,10 @@ COLUMNS = ("mlp", "attainable", "roofline")
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:
-    """Mean errors in per cent: of new configurations, of left-out GPUs, of those from others."""
+    """A table of mean errors in per cent, for new configurations and for each left-out GPU."""
     lines = [
-        "mean error in % | left-out GPU by itself (all rows, rows >= 0.2 ms of each)"
-        " | from a measured origin, mean over origins",
+        "mean error in % | left-out GPU predicted directly (each: all rows, rows >= 0.2 ms)"
+        " | scaled from a measured GPU, mean over those GPUs",
         f"{'kind target width gpu':52} {'rows':>6} | {'mlp':>13} {'attainable':>13} "
         f"{'roofline':>13} | {'mlp':>6} {'attain':>6} {'roofl':>6} {'peak':>6}",
     ]
@@ -347,7 +350,7 @@ def arguments() -> argparse.ArgumentParser:
     fitting.add_argument("--widths", nargs="+", type=int, default=[1024, 256])
     fitting.add_argument("--epochs", type=int, default=80)
     fitting.add_argument("--least-ms", type=float, default=0.02, help="shorter rows are left out")
-    fitting.add_argument("--rows", type=int, help="at most, for a quick try")
+    fitting.add_argument("--rows", type=int, help="use at most this many, for a quick try")
     fitting.add_argument("--eager", action="store_true", help="no CUDA graph")
     fitting.add_argument("--date", default=str(datetime.now(UTC).date()))
     return parser

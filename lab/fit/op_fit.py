@@ -1,4 +1,4 @@
-"""Fit one op model: constants of the physics by least squares, then trees on what is left."""
+"""Fit one op model: the constants of its physics by least squares, then trees on the residuals."""
 
 from __future__ import annotations
 
@@ -28,54 +28,57 @@ from wavecast.predictors.learned.physics.tiles import Bounds, Theta, TimeLimits
 from wavecast.predictors.learned.trees import Forest
 
 SAMPLE = 2500
-"""Rows for the physics: a dozen constants need no more."""
+"""The most rows for the fit of the physics; a dozen constants need no more."""
 MOST = 4.0
-"""A row counts at most this many times as much as a usual one of its GPU."""
+"""The largest weight of a row relative to the median row of its GPU; the smallest is 1 / MOST."""
 SCALE = 0.15
-"""Errors (in the logarithm) from here on count by their size, no longer by its square."""
+"""Errors of the logarithm above this are weighted linearly, smaller ones quadratically."""
 PRIOR = 8.0
-"""How strongly a constant is held at its physical guess; one without measurements stays there."""
+"""How strongly a constant is pulled to its physical guess. Without measurements it stays there."""
 GPU_ROWS = 8.0
-"""How much a GPU's mean error counts, as the root of a number of rows. Shapes are learned from how
-ops differ on one GPU, and the level of a GPU from how GPUs differ, each counting once."""
+"""The weight of a GPU's mean error, as the square root of a number of rows. The effect of shapes is
+learned from differences between ops on one GPU. The level of a GPU is learned from differences
+between GPUs, which all have the same weight."""
 ALIKE = ("stream", "depthwise")
-"""Models without that weight: some GPUs have one such op, whose error would pass for the GPU's."""
+"""Models without that weight: on some GPUs a single such op was measured, whose error would be
+taken for the error of the GPU."""
 GENERATIONS = ("product", "convolution", "recurrent")
 """Models with a constant for each architecture."""
 LEAST_SHARE = 0.02
+"""The smallest factor on the weight of a row that says little about the chip (`_telling`)."""
 FAMILY_ROWS = 4.0
-"""A family's factor is its mean, shrunk as if so many more rows had a factor of one."""
+"""A family's factor is its mean, shrunk as if this many more rows had a factor of one."""
 CHIP_TREES: Mapping[int, dict[str, Any]] = {
     200: {"trees": 150, "depth": 5, "rate": 0.08, "least": 10.0},
     400: {"trees": 150, "depth": 6, "rate": 0.2, "least": 5.0},
     3000: {"trees": 200, "depth": 7, "rate": 0.2, "least": 3.0},
 }
-"""The fewest rows for which a chip gets its own trees, and the size of those trees."""
+"""The size of a chip's own trees by its number of rows. Below the first number it gets none."""
 IN_GROUPS: Mapping[str, Any] = {"trees": 200, "rate": 0.2, "least": 5.0}
-"""Trees for convolutions in groups. They were measured on one chip only, so that few trees must
-keep the fit from learning what is special about that chip."""
+"""The size of the trees for grouped convolutions. These were measured on one chip only; more trees
+would learn what is special about that chip."""
 LEAST_SEEN = 10
 """The fewest rows of a family for which a chip's trees are trusted."""
 FOLDS = 4
-"""Parts that families are dealt into; each part is left out of the trees once."""
+"""The folds of the cross-validation over families."""
 MOST_ELEMENTWISE = 0.1
-"""Elementwise ops are alike on the GPUs where all were measured (NeuSight). Differences on one GPU
-come from what its L2 cache holds."""
+"""The largest offset of an elementwise op. On the GPUs where all of them were measured (NeuSight)
+they take the same time. Differences on one GPU come from the contents of its L2 cache."""
 
 
 def weights(table: OpTable) -> Floats:
-    """The weight of each row: between every row and every GPU counting the same.
+    """The weight of each row.
 
-    On one GPU long ops count more, by the root of their time: the short ones are many, and what
-    they take of a step is little.
+    A GPU's total weight grows with the square root of its number of rows. On one GPU, long ops
+    weigh more, by the square root of their time: short ops are many but a small part of a step.
     """
-    found = np.zeros(len(table))
+    weight = np.zeros(len(table))
     for gpu in np.unique(table.gpu):
         rows = table.gpu == gpu
         longer = np.sqrt(table.seconds[rows] / np.median(table.seconds[rows]))
-        found[rows] = np.clip(longer, 1 / MOST, MOST)
-        found[rows] *= np.sqrt(rows.sum()) / found[rows].sum()
-    scaled: Floats = found / found.mean()
+        weight[rows] = np.clip(longer, 1 / MOST, MOST)
+        weight[rows] *= np.sqrt(rows.sum()) / weight[rows].sum()
+    scaled: Floats = weight / weight.mean()
     return scaled
 
 
@@ -87,9 +90,13 @@ def middle(values: Floats, weight: Floats) -> float:
 
 
 def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool = True) -> OpModel:
-    """The model of a name, on rows of which `others` predict the parts that are not its.
+    """The fitted model of a name.
 
-    `chips`: with trees for the chips of these rows; of no use for others.
+    Args:
+        name: the model, such as "product".
+        table: the measured ops.
+        others: fitted models, which predict the parts of these ops that belong to other models.
+        chips: whether to grow trees for the chips of these rows; other chips do not use them.
     """
     model = OpModel(name, _constants(name, table, others))
     if name == "stream":
@@ -97,18 +104,21 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     if name in GENERATIONS:
         model = replace(model, generations=_generations(table, model, others))
     part = table.parts[name]
-    left = _left(table, model, others)
+    residual = _left(table, model, others)
     features = FEATURES[name](part.columns, table.facts(name))
     weight = _telling(table, model)[part.row]
-    sorts = filter_families(name, features)
-    model = replace(model, forest=shared_trees(features, left[part.row], weight, sorts))
+    families = filter_families(name, features)
+    model = replace(model, forest=shared_trees(features, residual[part.row], weight, families))
     return replace(model, chips=_chips(table, model, others)) if chips else model
 
 
-def shared_trees(features: Floats, left: Floats, weight: Floats, sorts: Floats) -> Forest:
-    """Trees for all chips, and more trees for the errors left on convolutions in groups."""
+def shared_trees(features: Floats, left: Floats, weight: Floats, row_families: Floats) -> Forest:
+    """Trees for all chips, and more trees for the errors that remain on grouped convolutions.
+
+    `row_families` is the filter family of each row.
+    """
     forest = grow(features, left, weight)
-    grouped = sorts[:, -1] > 0 if sorts.shape[1] else np.zeros(len(left), bool)
+    grouped = row_families[:, -1] > 0 if row_families.shape[1] else np.zeros(len(left), bool)
     if grouped.sum() < min(CHIP_TREES):
         return forest
     missed = np.where(grouped, left - forest(features), 0.0)
@@ -121,10 +131,16 @@ def constants(
     prior: float,
     calls: int | None = None,
 ) -> dict[str, float]:
-    """Those that leave least of what is missed (in the logarithm), within their bounds and not far
-    from where they begin."""
+    """The constants with the least robust squared error.
+
+    Args:
+        parameters: the start and the bounds of each constant.
+        missed: the errors of the logarithm for given constants.
+        prior: how strongly a constant is pulled to its start.
+        calls: the most evaluations of `missed`.
+    """
     names = list(parameters)
-    start, low, high = np.array([parameters[each] for each in names]).T
+    start, low, high = np.array([parameters[name] for name in names]).T
 
     def off(x: Floats) -> Floats:
         theta = dict(zip(names, x.tolist(), strict=True))
@@ -140,7 +156,7 @@ def constants(
         diff_step=1e-3,
         max_nfev=calls,
     )
-    return {each: float(f"{value:.5g}") for each, value in zip(names, best.x, strict=True)}
+    return {name: float(f"{value:.5g}") for name, value in zip(names, best.x, strict=True)}
 
 
 def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict[str, float]:
@@ -166,9 +182,10 @@ def _constants(name: str, table: OpTable, others: Mapping[str, OpModel]) -> dict
 
 
 def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:
-    """What the model's parts miss, in the logarithm, less what all rows of a GPU miss.
+    """The errors of the logarithm that remain for the trees, less the median error of each GPU.
 
-    A GPU's own share cannot be known of the next one; left in, trees would learn to tell GPUs.
+    A GPU's median error says nothing about the next GPU. If it stayed in, the trees would learn to
+    tell GPUs apart.
     """
     left = np.clip(_missed(table, model, others), -REACH, REACH)
     weight = _telling(table, model)
@@ -181,25 +198,27 @@ def _left(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floa
 
 
 def _telling(table: OpTable, model: OpModel) -> Floats:
-    """How much each row says about a model: little where memory or the launch bounds the op."""
-    found: Floats = weights(table) * np.maximum(_limits(table, model).share(), LEAST_SHARE)
-    return found
+    """The weight of each row, reduced where memory or the launch bounds the op and not the chip."""
+    weight: Floats = weights(table) * np.maximum(_limits(table, model).share(), LEAST_SHARE)
+    return weight
 
 
 def _missed(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:
-    """By what the chip's time would have to be multiplied, in the logarithm, beyond what the model
-    has learned already: of families and generations."""
-    own = np.maximum(table.seconds - table.predicted(others), 0.2 * table.seconds)
-    part, last = table.parts[model.name], _places(table, model.name)
-    known = np.array([model.families.get(each, 0.0) for each in part.family])
+    """The logarithm of the factor on the chip's time that would make the prediction exact.
+
+    The offsets of families and generations that the model has already learned are subtracted.
+    """
+    own_s = np.maximum(table.seconds - table.predicted(others), 0.2 * table.seconds)
+    part, places = table.parts[model.name], _places(table, model.name)
+    learned = np.array([model.families.get(family, 0.0) for family in part.family])
     keys = generation_of(part.columns, table.facts(model.name))
-    known += np.array([model.generations.get(str(key), 0.0) for key in keys])
-    found: Floats = np.log(_limits(table, model).factor(own, np.exp(-REACH))) - known[last]
-    return found
+    learned += np.array([model.generations.get(str(key), 0.0) for key in keys])
+    missed: Floats = np.log(_limits(table, model).factor(own_s, np.exp(-REACH))) - learned[places]
+    return missed
 
 
 def _limits(table: OpTable, model: OpModel) -> TimeLimits:
-    """The sum over the parts of each row."""
+    """The physical limits of each row, summed over its parts of this model."""
     part = table.parts[model.name]
     of_parts = PHYSICS[model.name][0](part.columns, table.facts(model.name), model.theta)
     return TimeLimits(
@@ -208,98 +227,104 @@ def _limits(table: OpTable, model: OpModel) -> TimeLimits:
 
 
 def _shared(table: OpTable, model: str) -> Floats:
-    """How far an op's factor holds for all GPUs: the more GPUs show it, the further."""
+    """The trust in an op's factor: n / (n + 1) if the op was measured on n GPUs."""
     family = table.parts[model].family[_places(table, model)]
     gpus: dict[str, set[str]] = {}
     for name, gpu in zip(family, table.gpu, strict=True):
         gpus.setdefault(name, set()).add(gpu)
-    found: Floats = np.array([len(gpus[name]) / (len(gpus[name]) + 1) for name in family])
-    return found
+    trust: Floats = np.array([len(gpus[name]) / (len(gpus[name]) + 1) for name in family])
+    return trust
 
 
 def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
-    """Trees on the model's errors for each chip and class of units with enough rows.
+    """Trees on the model's errors, for each chip and class of units with enough rows.
 
-    GPUs that differ in memory or cooling only count as one chip.
+    GPUs that differ only in memory or cooling count as one chip.
     """
     part, facts = table.parts[model.name], table.facts(model.name)
     chips = chips_of(classes_of(part.columns, facts), facts)[_places(table, model.name)]
-    found = {}
+    forests = {}
     for chip in np.unique(chips):
         here = table.where(chips == chip)
         sizes = [size for rows, size in CHIP_TREES.items() if len(here) >= rows]
         if not sizes:
             continue
-        own = np.maximum(here.seconds - here.predicted(others), 0.2 * here.seconds)
-        left = np.clip(np.log(own / here.predicted({model.name: model})), -REACH, REACH)
+        own_s = np.maximum(here.seconds - here.predicted(others), 0.2 * here.seconds)
+        residual = np.clip(np.log(own_s / here.predicted({model.name: model})), -REACH, REACH)
         part = here.parts[model.name]
         features = FEATURES[model.name](part.columns, here.facts(model.name))
         weight = weights(here)[part.row]
-        sorts = filter_families(model.name, features)
-        found[str(chip)] = trusted(features, left[part.row], weight, sorts, sizes[-1])
-    return found
+        families = filter_families(model.name, features)
+        forests[str(chip)] = trusted(features, residual[part.row], weight, families, sizes[-1])
+    return forests
 
 
 def trusted(
-    features: Floats, left: Floats, weight: Floats, sorts: Floats, size: Mapping[str, Any]
+    features: Floats, left: Floats, weight: Floats, row_families: Floats, size: Mapping[str, Any]
 ) -> Forest:
-    """Trees, the families of rows that they were trained on, and their worth for other families.
+    """Trees, the families that they were trained on, and the trust in them for other families.
 
-    The worth is the slope of the errors over the trees' answers, each family answered by trees that
-    were grown without it.
+    The trust is the slope of a regression of the errors on the trees' answers, where each family is
+    answered by trees that were grown without it. `row_families` is the filter family of each row.
     """
     forest = grow(features, left, weight, **size)
-    if not sorts.shape[1]:
+    if not row_families.shape[1]:
         return forest
-    known, which, count = np.unique(sorts, axis=0, return_inverse=True, return_counts=True)
+    families, which, count = np.unique(
+        row_families, axis=0, return_inverse=True, return_counts=True
+    )
     which = which.ravel()
-    folds = np.random.default_rng(0).permutation(len(known))[which] % FOLDS
-    said = np.zeros(len(left))
+    folds = np.random.default_rng(0).permutation(len(families))[which] % FOLDS
+    answers = np.zeros(len(left))
     for fold in range(FOLDS):
         out = folds == fold
         if out.any() and not out.all():
-            said[out] = grow(features[~out], left[~out], weight[~out], **size)(features[out])
-    said = np.clip(said, -REACH, REACH)
-    worth = (weight * said * left).sum() / max((weight * said**2).sum(), 1e-9)
+            answers[out] = grow(features[~out], left[~out], weight[~out], **size)(features[out])
+    answers = np.clip(answers, -REACH, REACH)
+    slope = (weight * answers * left).sum() / max((weight * answers**2).sum(), 1e-9)
     return replace(
-        forest, families=known[count >= LEAST_SEEN], trust=float(f"{np.clip(worth, 0, 1):.3f}")
+        forest, families=families[count >= LEAST_SEEN], trust=float(f"{np.clip(slope, 0, 1):.3f}")
     )
 
 
 def _places(table: OpTable, model: str) -> NDArray[np.int64]:
-    """The position of each row's part; of several parts, the last."""
+    """The position of each row's part of this model; of several parts, the last."""
     part = table.parts[model]
-    found = np.zeros(len(table), np.int64)
-    found[part.row] = np.arange(len(part.row))
-    return found
+    places = np.zeros(len(table), np.int64)
+    places[part.row] = np.arange(len(part.row))
+    return places
 
 
 def _generations(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, float]:
-    """The mean error of an architecture's GPUs, each counting once.
+    """The mean over each architecture's GPUs of their median error, by key of generation.
 
     It is shrunk as if one more GPU had no error.
     """
     part = table.parts[model.name]
     key = generation_of(part.columns, table.facts(model.name))[_places(table, model.name)]
-    said = table.predicted(dict(others) | {model.name: model})
-    left = np.clip(np.log(table.seconds / said), -REACH, REACH)
-    found, weight = {}, weights(table)
-    for each in np.unique(key):
-        groups = [(key == each) & (table.gpu == gpu) for gpu in np.unique(table.gpu[key == each])]
+    predicted_s = table.predicted(dict(others) | {model.name: model})
+    left = np.clip(np.log(table.seconds / predicted_s), -REACH, REACH)
+    offsets, weight = {}, weights(table)
+    for generation in np.unique(key):
+        groups = [
+            (key == generation) & (table.gpu == gpu)
+            for gpu in np.unique(table.gpu[key == generation])
+        ]
         medians = [middle(left[here], weight[here]) for here in groups if here.sum() >= 10]
         if medians:
-            found[str(each)] = float(f"{sum(medians) / (len(medians) + 1):.4f}")
-    return found
+            offsets[str(generation)] = float(f"{sum(medians) / (len(medians) + 1):.4f}")
+    return offsets
 
 
 def _families(table: OpTable, model: OpModel) -> dict[str, float]:
-    """How much longer ops of a name take than similar ops on the same GPU, each GPU counting once.
+    """The offset of each op name: how much longer it takes than similar ops on the same GPU.
 
-    It is shrunk as if one more GPU showed no difference, because one GPU may be special.
+    It is the mean over GPUs, shrunk as if one more GPU showed no difference, because one GPU may be
+    special.
     """
     family = table.parts[model.name].family[_places(table, model.name)]
     left = np.clip(_missed(table, model, {}), -REACH, REACH)
-    found, weight = {}, _telling(table, model)
+    offsets, weight = {}, _telling(table, model)
     for name in np.unique(family):
         of_gpus, rows = [], 0
         for gpu in np.unique(table.gpu[family == name]):
@@ -309,5 +334,5 @@ def _families(table: OpTable, model: OpModel) -> dict[str, float]:
         shrunk = sum(of_gpus) / (len(of_gpus) + 1) * rows / (rows + FAMILY_ROWS)
         if ops.kind_of(str(name)) is Kind.ELEMENTWISE:
             shrunk = min(max(shrunk, -MOST_ELEMENTWISE), MOST_ELEMENTWISE)
-        found[str(name)] = float(f"{shrunk:.4f}")
-    return found
+        offsets[str(name)] = float(f"{shrunk:.4f}")
+    return offsets

@@ -1,4 +1,4 @@
-"""Measured ops as arrays: the parts of each op by model, with the numbers of its GPU."""
+"""Measured ops as arrays: the parts of each op by model, with the properties of its GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wavecast.predictors.learned.physics.parts import Part, parts_of
 
 @dataclass(frozen=True, eq=False)
 class PartTable:
-    """All parts of one model, with the measured op to which each belongs."""
+    """All parts that one model predicts, with the measured op to which each belongs."""
 
     columns: Columns
     row: NDArray[np.int64]
@@ -30,7 +30,7 @@ class PartTable:
 
 @dataclass(frozen=True, eq=False)
 class OpTable:
-    """Measured ops of one main model, which is that of their first part."""
+    """Measured ops whose first part belongs to the same model."""
 
     rows: Sequence[OpRow]
     gpu: NDArray[Any]
@@ -44,7 +44,7 @@ class OpTable:
         return len(self.rows)
 
     def facts(self, model: str) -> GpuFacts:
-        """The numbers of the GPU of each part."""
+        """The properties of the GPU of each part."""
         return joined(list(self.gpus), self.which[self.parts[model].row])
 
     def where(self, chosen: NDArray[np.bool_]) -> OpTable:
@@ -83,7 +83,7 @@ _OpParts = tuple[OpRow, list[tuple[str, Part]]]
 
 
 def tables(rows: Iterable[OpRow]) -> dict[str, OpTable]:
-    """A table for each model, of the measured ops whose first part is of that model."""
+    """A table for each model: the measured ops whose first part belongs to it."""
     by_model: dict[str, list[_OpParts]] = {}
     for row in rows:
         parts = [(op.base, part) for op in row.ops for part in parts_of(op)]

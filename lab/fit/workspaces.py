@@ -1,12 +1,12 @@
-"""Fit the workspace that cuDNN takes for convolutions, on steps measured on our H200.
+"""Fit the workspace that cuDNN allocates for convolutions, on steps measured on our H200.
 
     python -m lab.fit.workspaces
 
-Needs measurements/h200/suite and suite-half alone. Writes src/wavecast/data/models/workspaces.toml.
+Needs only the campaigns `suite` and `suite-half`. Writes src/wavecast/data/models/workspaces.toml.
 
-A decision tree says which algorithm a convolution runs. Each leaf names the algorithm with the
-least error in sum over its convolutions, so that confusing two algorithms with equal workspaces
-costs nothing.
+A decision tree predicts which algorithm a convolution runs. Each leaf names the algorithm with the
+least summed error of the workspace over its convolutions. Confusing two algorithms with equal
+workspaces therefore costs nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ GPU = "h200-sxm"
 
 DEEPEST = 4
 SMALLEST_LEAF = 30
+"""The fewest convolutions of a leaf."""
 GAIN = 1.5
-"""The least summed error that a question must save to be asked."""
+"""A question is added only if it lowers the summed error by more than this."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Seen:
 
     @property
     def losses(self) -> dict[str, float]:
-        """The error of each algorithm: the logarithm of a ratio, of all memory of the op."""
+        """The error of each algorithm: |log| of predicted over measured memory of the whole op."""
         tensors = (self.what.source, self.what.weight, self.what.output)
         scale = sum(t.nbytes for t in tensors)
         return {
@@ -57,7 +58,7 @@ class Seen:
 
 
 def traces(left_out: Collection[str] = ()) -> Iterator[tuple[str, Trace]]:
-    """The measured steps, by the model's name, but for some models."""
+    """The name of the model and the trace of each measured step, without the models left out."""
     for name in ("suite", "suite-half"):
         campaign = campaigns.traces(name)
         for key in campaign:
@@ -67,20 +68,23 @@ def traces(left_out: Collection[str] = ()) -> Iterator[tuple[str, Trace]]:
 
 
 def taken(trace: Trace) -> Iterator[tuple[Op, int]]:
-    """Each op and its measured workspace in bytes."""
-    inside = {
-        each.born: each.nbytes
-        for each in trace.allocations
-        if each.role is Role.WORKSPACE and each.born is not None
+    """Each op of a step and its measured workspace in bytes."""
+    workspace_bytes = {
+        allocation.born: allocation.nbytes
+        for allocation in trace.allocations
+        if allocation.role is Role.WORKSPACE and allocation.born is not None
     }
     for position, call in enumerate(trace):
-        yield call.op, inside.get(position, 0)
+        yield call.op, workspace_bytes.get(position, 0)
 
 
-def observations(found: Sequence[tuple[str, Trace]]) -> dict[str, dict[Op, int]]:
-    """The least workspace of each op, by model; the allocator may give more than was asked for."""
+def observations(named_traces: Sequence[tuple[str, Trace]]) -> dict[str, dict[Op, int]]:
+    """The smallest workspace of each convolution, by model.
+
+    The smallest, because the allocator may give more than was requested.
+    """
     least: dict[str, dict[Op, int]] = defaultdict(dict)
-    for model, trace in found:
+    for model, trace in named_traces:
         for op, nbytes in taken(trace):
             if op.base in convolution.NAMES:
                 least[model][op] = min(nbytes, least[model].get(op, nbytes))
@@ -114,11 +118,11 @@ class _Node:
 
 
 def grow(group: Sequence[Seen]) -> Tree:
-    """A decision tree: each question saves the most error, until none saves enough."""
-    names = sorted({name for each in group for name in each.losses})
-    worst = max((max(each.losses.values()) for each in group), default=0.0)
-    losses = np.array([[each.losses.get(n, worst) for n in names] for each in group])
-    features = np.array([each.what.features for each in group])
+    """A decision tree. Each question is the one that lowers the error most (at least by `GAIN`)."""
+    names = sorted({name for seen in group for name in seen.losses})
+    worst = max((max(seen.losses.values()) for seen in group), default=0.0)
+    losses = np.array([[seen.losses.get(n, worst) for n in names] for seen in group])
+    features = np.array([seen.what.features for seen in group])
     nodes: list[_Node] = []
 
     def add(rows: NDArray[np.int64], depth: int) -> int:
@@ -147,7 +151,7 @@ def grow(group: Sequence[Seen]) -> Tree:
 def _best_question(
     features: NDArray[np.float64], losses: NDArray[np.float64]
 ) -> tuple[int, float, float] | None:
-    """The feature and threshold with the least summed error of both sides, and that error."""
+    """The feature and the threshold with the least summed error of both sides, and that error."""
     best: tuple[int, float, float] | None = None
     total = losses.sum(axis=0)
     for feature in range(features.shape[1]):
@@ -186,9 +190,9 @@ def card(constants: Constants, steps: int, seen: int) -> str:
 
 def main() -> None:
     """Fit on everything, and write the card."""
-    found = list(traces())
-    seen = {op: n for ops in observations(found).values() for op, n in ops.items()}
-    CARD.write_text(card(fit(seen, device(GPU)), len(found), len(seen)), encoding="utf-8")
+    named_traces = list(traces())
+    seen = {op: n for ops in observations(named_traces).values() for op, n in ops.items()}
+    CARD.write_text(card(fit(seen, device(GPU)), len(named_traces), len(seen)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much a trace made without a GPU agrees with the same step run on one, op by op."""
+"""Compare a trace made without a GPU, op by op, with the same step recorded on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECORDED = "steps"
 
 @dataclass(frozen=True)
 class Agreement:
-    """How much of a real step a trace has: shares of its ops and of its GPU time."""
+    """The shares of a recorded step's ops and GPU time that the trace contains as well."""
 
     real_ops: int
     traced_ops: int
@@ -25,7 +25,7 @@ class Agreement:
 
 
 def compare(real: Trace, traced: Trace) -> Agreement:
-    """Match ops by phase, name, shapes and dtypes, each as often as it occurs."""
+    """Match the ops of two traces by phase, name, shapes and dtypes, each as often as it occurs."""
     expected, got = Counter(map(identity, real)), Counter(map(identity, traced))
     left = Counter(got)
     matched_s = total_s = 0.0
@@ -47,19 +47,19 @@ def compare(real: Trace, traced: Trace) -> Agreement:
 
 
 def identity(call: Call) -> tuple[Any, ...]:
-    """What two ops must share to be the same (sizes of cuDNN's opaque buffers are its own)."""
+    """The key by which ops are matched. It ignores cuDNN's opaque buffers, whose sizes vary."""
 
     def tensors(specs: tuple[TensorSpec, ...]) -> tuple[Any, ...]:
         opaque = call.op.base.startswith("aten._cudnn_rnn")
         return tuple((t.shape, t.dtype) for t in specs if not (opaque and t.dtype == "uint8"))
 
-    # Which of the two names torch uses for the same view changes between its releases.
+    # torch releases differ in which of the two names they use for the same view.
     name = call.op.name.replace("_unsafe_view", "view")
     return call.phase, name, tensors(call.op.inputs), tensors(call.op.outputs)
 
 
 def describe(name: str, agreement: Agreement) -> str:
-    """One line, and the ops that differ."""
+    """One line with the shares, and a line for each of the most frequent ops that differ."""
     line = (
         f"{name:22} real {agreement.real_ops:5} traced {agreement.traced_ops:5} "
         f"count {agreement.by_count:7.2%} gpu time {agreement.by_gpu_time:7.2%}"

@@ -1,11 +1,11 @@
 """Measured traces: one file for each campaign, written and read here.
 
-A campaign is a set of traces that were measured together: the suite, the population, the sweep of
-single layers. Read one:
+A campaign is a set of traces that were measured together, such as the suite, the population or the
+sweep of single layers. Read one:
 
     from lab.measured import campaigns
 
-    suite = campaigns.traces("suite")            # a mapping; a trace is decoded when asked for
+    suite = campaigns.traces("suite")            # a mapping; a trace is decoded on access
     trace = suite["resnet50-b16-fp32"]           # a wavecast.Trace
 
 On the command line:
@@ -15,11 +15,11 @@ On the command line:
     python -m lab.measured.campaigns unpack NAME FOLDER    # writes FOLDER/KEY.json.gz
 
 The scripts of lab/collect run on a GPU machine and write one KEY.json.gz for each trace. `pack`
-puts these into the campaign's file; a key that is there already is replaced.
+puts these into the campaign's file; a key that the campaign already has is replaced.
 
-A file is a .npz, so `numpy.load` opens it, too. It is compressed by LZMA. Inside are the columns
-of `lab.measured.trace_columns` and two JSON texts: `texts.json` (names) and `traces.json` (what
-is known of each trace as a whole).
+A campaign's file is a .npz with LZMA compression, so `numpy.load` can open it, too. It holds the
+columns of `lab.measured.trace_columns` and two JSON texts: `texts.json` (names) and `traces.json`
+(the data of each trace as a whole, such as its framework and its measurement).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 
 FOLDER = H200 / "traces"
-"""Has one file for each campaign, NAME.npz."""
+"""The folder of campaigns, one file NAME.npz for each."""
 SUFFIX = ".json.gz"
 VERSION = 1
 _OLDEST = (1980, 1, 1, 0, 0, 0)
@@ -53,15 +53,14 @@ _OLDEST = (1980, 1, 1, 0, 0, 0)
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """The campaigns that there are, in alphabetical order."""
+    """The names of all campaigns, in alphabetical order."""
     return sorted(path.stem for path in folder.glob("*.npz"))
 
 
 def traces(name: str, folder: Path = FOLDER) -> Mapping[str, Trace]:
     """The traces of a campaign by key, ordered like the files KEY.json.gz would be.
 
-    A trace is decoded each time it is asked for. Decoding all of the largest campaign takes
-    seconds.
+    A trace is decoded on each access. Decoding all traces of the largest campaign takes seconds.
 
     Raises:
         InvalidInput: there is no such campaign.
@@ -70,7 +69,7 @@ def traces(name: str, folder: Path = FOLDER) -> Mapping[str, Trace]:
 
 
 def write(name: str, traces: Mapping[str, Trace], folder: Path = FOLDER) -> Path:
-    """Write a campaign, in place of the one that may be there. Gives the file."""
+    """Write a campaign, replacing an existing one. Returns the path of the file."""
     path = folder / f"{name}.npz"
     tables = encode({key: traces[key] for key in sorted(traces, key=lambda key: key + SUFFIX)})
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,25 +79,25 @@ def write(name: str, traces: Mapping[str, Trace], folder: Path = FOLDER) -> Path
 
 
 def loose_traces(folder: Path) -> dict[str, Trace]:
-    """The traces of a folder that has a file KEY.json.gz for each, by key.
+    """The traces of a folder with one file KEY.json.gz for each, by key.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: the folder has no trace.
     """
-    found = {p.name.removesuffix(SUFFIX): load_trace(p) for p in sorted(folder.glob(f"*{SUFFIX}"))}
-    if not found:
+    by_key = {p.name.removesuffix(SUFFIX): load_trace(p) for p in sorted(folder.glob(f"*{SUFFIX}"))}
+    if not by_key:
         raise InvalidInput(f"there are no traces (KEY{SUFFIX}) in {folder}")
-    return found
+    return by_key
 
 
 def pack(name: str, loose: Path, folder: Path = FOLDER) -> Path:
-    """Add the traces of a folder to a campaign, or begin it with them. Gives the file."""
-    known = dict(traces(name, folder)) if name in names(folder) else {}
-    return write(name, {**known, **loose_traces(loose)}, folder)
+    """Add the traces of a folder to a campaign, which may be new. Returns the path of the file."""
+    packed = dict(traces(name, folder)) if name in names(folder) else {}
+    return write(name, {**packed, **loose_traces(loose)}, folder)
 
 
 def unpack(name: str, loose: Path, folder: Path = FOLDER) -> None:
-    """Write each trace of a campaign as a file of its own, as `Trace.save` does."""
+    """Write each trace of a campaign to its own file, as `Trace.save` does."""
     loose.mkdir(parents=True, exist_ok=True)
     for key, trace in traces(name, folder).items():
         trace.save(loose / f"{key}{SUFFIX}")
@@ -106,24 +105,26 @@ def unpack(name: str, loose: Path, folder: Path = FOLDER) -> None:
 
 def digest(name: str, folder: Path = FOLDER) -> str:
     """A hash of the traces of a campaign. It does not depend on how the campaign is packed."""
-    found = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as place:
-        unpack(name, Path(place), folder)
-        for path in sorted(Path(place).iterdir()):
-            found.update(path.read_bytes())
-    return found.hexdigest()
+    hasher = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder_of_files:
+        unpack(name, Path(folder_of_files), folder)
+        for path in sorted(Path(folder_of_files).iterdir()):
+            hasher.update(path.read_bytes())
+    return hasher.hexdigest()
 
 
 @cache
 def _read(path: Path) -> PackedTraces:
     if not path.exists():
-        known = ", ".join(names(path.parent)) or "none"
-        raise InvalidInput(f"there is no campaign {path}; there are: {known}")
+        existing = ", ".join(names(path.parent)) or "none"
+        raise InvalidInput(f"there is no campaign {path}; the campaigns are: {existing}")
     with zipfile.ZipFile(path) as file:
         members = {info.filename: file.read(info) for info in file.infolist()}
     head = json.loads(members.pop("traces.json"))
     if head["version"] != VERSION:
-        raise InvalidInput(f"{path} has version {head['version']}; this reads version {VERSION}")
+        raise InvalidInput(
+            f"{path} has version {head['version']}; only version {VERSION} can be read"
+        )
     texts = json.loads(members.pop("texts.json"))
     columns = {member.removesuffix(".npy"): _array(data) for member, data in members.items()}
     return PackedTraces(Tables(columns, texts, head["traces"]))
@@ -170,22 +171,22 @@ def main(given: Sequence[str] | None = None) -> None:
     """List, pack or unpack campaigns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the campaigns and their sizes")
+    commands.add_parser("list", help="list the campaigns and their sizes")
     for command, help_text in (
         ("pack", "add the traces of a folder to a campaign"),
         ("unpack", "write the traces of a campaign to a folder"),
     ):
         chosen = commands.add_parser(command, help=help_text)
         chosen.add_argument("name", help="the campaign")
-        chosen.add_argument("folder", type=Path, help=f"has, or gets, KEY{SUFFIX} for each trace")
-    asked = parser.parse_args(given)
-    if asked.command == "list":
+        chosen.add_argument("folder", type=Path, help=f"folder with one KEY{SUFFIX} for each trace")
+    args = parser.parse_args(given)
+    if args.command == "list":
         for name in names():
             print(_describe(name))
-    elif asked.command == "pack":
-        print(pack(asked.name, asked.folder))
+    elif args.command == "pack":
+        print(pack(args.name, args.folder))
     else:
-        unpack(asked.name, asked.folder)
+        unpack(args.name, args.folder)
 
 
 if __name__ == "__main__":

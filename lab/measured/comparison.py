@@ -1,4 +1,4 @@
-"""Predictions against measured steps: who predicted, how far off, and what a set of errors says."""
+"""Score predictors on measured steps: the errors of each prediction, and summaries of many."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from wavecast.predictors.base import Scaler
 from wavecast.steps.ranges import gpu_powers
 
 Fit = Callable[[str], Predictor | Scaler]
+"""Returns a predictor fitted without the GPU, family or set of this name; "" leaves none out."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A predictor under a name, or one that is fitted anew for each thing left out of its fit.
+    """A named predictor. It may be fitted anew for each GPU, family or set that its fit leaves out.
 
     Contender("roofline", lambda _: Roofline())
     Contender("learned", fit_without, leaves_out="gpu")      # fit_without("rtx-3090") -> Predictor
@@ -31,12 +32,12 @@ class Contender:
     name: str
     fit: Fit
     leaves_out: str = ""
-    """The field of a case, "gpu", "family" or "set", whose value `fit` is given."""
+    """The field of a case whose value is passed to `fit`: "gpu", "family" or "set"."""
     fit_old: Fit | None = None
-    """The same for steps that ran with old libraries, where the predictor knows of these."""
+    """Like `fit`, for steps that ran with old libraries. None: `fit` is used for these, too."""
 
     def left_out(self, case: Case) -> str:
-        """What the predictor of a case must not have seen."""
+        """The value that the predictor of a case must not have seen in its fit."""
         return str(getattr(case, self.leaves_out)) if self.leaves_out else ""
 
     def fitted(self, case: Case) -> Predictor | Scaler:
@@ -47,7 +48,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Scored:
-    """One prediction beside its measurement."""
+    """One prediction and the case with its measurement."""
 
     case: Case
     contender: str
@@ -64,12 +65,12 @@ class Scored:
 
     @property
     def error(self) -> float:
-        """Of the step's time: 0.1 is 10% too long."""
+        """The relative error of the step's time: 0.1 means that the prediction is 10% too long."""
         return self.seconds / self.case.measured_s - 1
 
     @property
     def gpu_error(self) -> float | None:
-        """Of the time the GPU is busy, where that was measured."""
+        """The relative error of the GPU-busy time. None if it was not measured."""
         return None if self.case.gpu_s is None else self.gpu_s / self.case.gpu_s - 1
 
     @property
@@ -89,12 +90,12 @@ def score(
     contenders: Sequence[Contender],
     host: str | None = None,
 ) -> Iterator[Scored]:
-    """Every case by every contender.
+    """The predictions of every contender for every case.
 
     Args:
-        traced: what `read` gives; keep it as a list to score again without reading.
-        contenders: each is fitted once for each thing that it leaves out.
-        host: as `wavecast.predict` takes it; of a measured trace that would be its own.
+        traced: cases with their traces, as `read` returns them.
+        contenders: each is fitted once for each value that it leaves out.
+        host: the host as in `wavecast.predict`. By default a measured trace has its own host.
     """
     fitted: dict[tuple[str, str, bool], Predictor | Scaler] = {}
     for case, trace in traced:
@@ -102,32 +103,32 @@ def score(
             key = (contender.name, contender.left_out(case), case.old)
             if key not in fitted:
                 fitted[key] = contender.fitted(case)
-            found = wavecast.predict(trace, case.gpu, predictor=fitted[key], host=host)
+            prediction = wavecast.predict(trace, case.gpu, predictor=fitted[key], host=host)
             yield Scored(
                 case=case,
                 contender=contender.name,
-                seconds=found.seconds,
-                low_s=found.low_s,
-                high_s=found.high_s,
-                gpu_s=found.gpu_s,
-                host_s=found.host_s,
-                bound_by=found.bound_by,
-                kinds_s=_kinds(found),
-                gpu_range_s=gpu_range_s(found),
+                seconds=prediction.seconds,
+                low_s=prediction.low_s,
+                high_s=prediction.high_s,
+                gpu_s=prediction.gpu_s,
+                host_s=prediction.host_s,
+                bound_by=prediction.bound_by,
+                kinds_s=_kinds(prediction),
+                gpu_range_s=gpu_range_s(prediction),
             )
 
 
-def gpu_range_s(found: Prediction) -> tuple[float, float]:
+def gpu_range_s(prediction: Prediction) -> tuple[float, float]:
     """The predicted range of the GPU's time, whatever the host does."""
-    least, most = found.gpu_spread
-    powers = gpu_powers(found.device.vendor, measured=found.known_chip)
-    return found.gpu_s * least**powers.below, found.gpu_s * most**powers.above
+    least, most = prediction.gpu_spread
+    powers = gpu_powers(prediction.device.vendor, measured=prediction.known_chip)
+    return prediction.gpu_s * least**powers.below, prediction.gpu_s * most**powers.above
 
 
-def _kinds(found: Prediction) -> dict[str, float]:
+def _kinds(prediction: Prediction) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    arrays = found.trace.arrays
-    times = zip(arrays.works, arrays.counts.tolist(), found.answers, strict=True)
+    arrays = prediction.trace.arrays
+    times = zip(arrays.works, arrays.counts.tolist(), prediction.answers, strict=True)
     for call, count, answer in times:
         if answer is not None:
             kind = ops.kind(call.op)
@@ -137,46 +138,46 @@ def _kinds(found: Prediction) -> dict[str, float]:
 
 
 def read(cases: Iterable[Case], traces: Traces) -> Iterator[tuple[Case, Trace]]:
-    """Cases with their traces, each read once; those that were never traced are passed over."""
+    """Cases with their traces. Each trace is read once; cases without a trace are skipped."""
     for _, group in itertools.groupby(sorted(cases, key=traces.key), traces.key):
-        known: dict[str, Trace | None] = {}
+        read_traces: dict[str, Trace | None] = {}
         for case in group:
             path = str(traces.path(case))
-            if path not in known:
-                known[path] = traces.find(case)
-            trace = known[path]
+            if path not in read_traces:
+                read_traces[path] = traces.find(case)
+            trace = read_traces[path]
             if trace is not None:
                 yield case, trace
 
 
 def summary(rows: Sequence[Scored]) -> Figures:
-    """The figures of at least one row."""
+    """The five figures of some rows, of which there must be at least one."""
     return figures((row.error for row in rows), (row.within for row in rows))
 
 
 def groups(rows: Iterable[Scored], key: Callable[[Scored], str]) -> list[tuple[str, list[Scored]]]:
-    """Rows by a key, in its order."""
+    """Rows grouped by a key, in the order of the keys."""
     ordered = sorted(rows, key=key)
     return [(name, list(group)) for name, group in itertools.groupby(ordered, key)]
 
 
 @dataclass(frozen=True)
 class ErrorPart:
-    """A kind of op in many steps."""
+    """How much a kind of op contributes to the errors of many steps."""
 
     kind: str
     share: float
-    """Of the predicted time, the mean over steps."""
+    """Its share of the predicted time, averaged over steps."""
     factor: float
-    """What its predictions must be multiplied by for the steps to come out best."""
+    """The factor on its predictions that minimises the errors of the steps."""
 
 
 def parts(rows: Sequence[Scored]) -> tuple[list[ErrorPart], float]:
-    """Which kinds of op make the errors of GPU-bound steps, and the mean error without them.
+    """The best factor on each kind of op for GPU-bound steps, and the mean error with the factors.
 
-    The factors solve measured = sum of factor * predicted over kinds, in least squares of relative
-    errors. Kinds that are always in the same proportion cannot be told apart: a weak pull to the
-    median of measured / predicted keeps those at it.
+    The factors solve measured = sum of factor * predicted over kinds, by least squares of relative
+    errors. Kinds that always occur in the same proportion cannot be told apart. A weak pull keeps
+    the factors of such kinds at the median of measured / predicted.
     """
     kinds = sorted({kind for row in rows for kind in row.kinds_s})
     measured = np.array([row.case.measured_s for row in rows])
@@ -190,13 +191,13 @@ def parts(rows: Sequence[Scored]) -> tuple[list[ErrorPart], float]:
         rcond=None,
     )[0]
     shares = (predicted / predicted.sum(axis=1, keepdims=True)).mean(axis=0)
-    found = map(ErrorPart, kinds, shares.tolist(), factors.tolist())
+    error_parts = map(ErrorPart, kinds, shares.tolist(), factors.tolist())
     left = float(np.abs(relative @ factors - 1).mean())
-    return sorted(found, key=lambda part: -part.share), left
+    return sorted(error_parts, key=lambda part: -part.share), left
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """How alike two orders are (tau-a): 1 the same, 0 unrelated, -1 reversed."""
+    """Kendall's tau-a of two orders: 1 if they are the same, 0 if unrelated, -1 if reversed."""
     signs = [
         _sign(one[0] - other[0]) * _sign(one[1] - other[1])
         for one, other in itertools.combinations(pairs, 2)
@@ -209,18 +210,19 @@ def _sign(value: float) -> int:
 
 
 def rankings(rows: Iterable[Scored]) -> list[tuple[str, int, float]]:
-    """Of each task on at least three GPUs: its name, the GPUs, and the tau of their throughputs.
+    """The name, the number of GPUs and Kendall's tau of their throughputs, for each task.
 
-    TF32 is what fp32 means on newer GPUs, so that both are one task.
+    A task is a model and a precision on at least three GPUs. On newer GPUs fp32 means TF32, so the
+    two are one task.
     """
     tasks = groups(
         (row for row in rows if row.case.newest),
         lambda row: f"{row.case.model} {'amp' if 'amp' in row.case.precision else 'fp32 or tf32'}",
     )
-    found = []
+    ranked = []
     for task, group in tasks:
         best = {row.case.gpu: row for row in sorted(group, key=lambda row: row.case.throughput)}
         pairs = [(r.case.throughput, r.case.batch / r.seconds) for r in best.values()]
         if len(pairs) >= 3:
-            found.append((task, len(pairs), kendall_tau(pairs)))
-    return found
+            ranked.append((task, len(pairs), kendall_tau(pairs)))
+    return ranked

@@ -1,12 +1,12 @@
-"""Times in seconds as whole numbers that give back exactly the same floats.
+"""Store times in seconds as integers from which exactly the same floats are computed again.
 
-Profilers count time in whole units: durations in nanoseconds, and time stamps as microseconds in
-a double, which are multiples of 2**-11 us in these years. A trace holds the floats that were
-computed from them. Stored as doubles they take seven bytes each however they are compressed,
-since their last digits look random. The whole numbers behind them take one or two bytes.
+Profilers count time in whole units. Durations are in nanoseconds. Time stamps are microseconds in a
+double; at today's dates these are multiples of 2**-11 us. A trace holds the floats that were
+computed from these numbers. As doubles they take seven bytes each even when compressed, because
+their last digits look random. The integers behind them take one or two bytes.
 
-`compress` finds these numbers and checks that `expand` gives back every float exactly. A float
-that no whole number gives back is kept as it is, with its position.
+`compress` finds these integers and checks that `expand` returns every float exactly. A float that
+no integer reproduces ("odd") is kept as it is, with its position.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 UNITS = ("dur", "ns", "ts", "scaled")
-"""How the number n becomes seconds (`_seconds`):
+"""The units, by how an integer n becomes seconds (`_seconds`):
 
 dur: n / 1000 / 1e6, a duration of n nanoseconds that Kineto wrote in microseconds.
 ns: n / 1e9.
 ts: n / 2048 / 1e6, the difference of two of Kineto's time stamps.
-scaled: n / 2048 * 1e-6 * factor, the host's part of an op, where one factor for the whole trace
-    corrects for the profiler's cost (`wavecast.frameworks.pytorch.measurement.iteration`).
+scaled: n / 2048 * 1e-6 * factor, the host time of an op. One factor for the whole trace
+    corrects for the cost of the profiler (`wavecast.frameworks.pytorch.measurement.iteration`).
 """
 _NUMBERS_A_SECOND = {"dur": 1e9, "ns": 1e9, "ts": 2048e6, "scaled": 2048e6}
 _LARGEST_NUMBER = 1 << 22
-"""Of the reference value in the search for a factor: 2 ms."""
+"""The largest integer of a reference time in the search for a factor: 2 ms."""
 _REFERENCES = 5
 _ULPS = 6
 """How many neighbouring doubles are tried on each side of the estimated factor."""
@@ -40,7 +40,7 @@ _ULPS = 6
 
 @dataclass(frozen=True, eq=False)
 class ExactTimes:
-    """Times of one trace as whole numbers of a unit, and the floats that are no such numbers."""
+    """The times of one trace as integers in a unit, and the odd floats with their positions."""
 
     unit: str
     factor: float
@@ -50,7 +50,7 @@ class ExactTimes:
 
 
 def compress(seconds: Floats) -> ExactTimes:
-    """The shortest exact form of some times."""
+    """The exact form of some times that leaves the fewest floats odd."""
     plain = [_in_unit(seconds, unit, 1.0) for unit in ("dur", "ns", "ts")]
     best = min(plain, key=lambda times: len(times.odd_values))
     if len(best.odd_values) > len(seconds) // 4:
@@ -60,7 +60,7 @@ def compress(seconds: Floats) -> ExactTimes:
 
 
 def expand(times: ExactTimes) -> Floats:
-    """The times in seconds, to the last digit as they were given to `compress`."""
+    """The times in seconds, equal to the last digit to those that `compress` was given."""
     seconds = _seconds(times.numbers, times.unit, times.factor)
     seconds[times.odd_positions] = times.odd_values
     return seconds
@@ -85,15 +85,15 @@ def _in_unit(seconds: Floats, unit: str, factor: float) -> ExactTimes:
 
 
 def _factors(seconds: Floats) -> list[float]:
-    """Factors of which all these times may be multiples.
+    """Candidates for the factor of the unit "scaled".
 
-    Two times are to each other as two whole numbers. Written as a fraction in lowest terms, the
-    ratio of a time to a reference has a denominator that divides the reference's number; the least
-    common multiple over a few times is that number. Some references are tried, since one may be
-    an odd value.
+    The ratio of two times is a ratio of two integers. Take the ratio of a time to a reference time,
+    as a fraction in lowest terms: its denominator divides the reference's integer. The least common
+    multiple of the denominators over a few times is that integer, which gives the factor. Several
+    references are tried, because a reference may be an odd value.
     """
     usable = np.sort(seconds[seconds > 0])
-    found: list[float] = []
+    factors: list[float] = []
     for place in range(1, _REFERENCES + 1):
         if len(usable) < 2 * _REFERENCES:
             break
@@ -104,14 +104,14 @@ def _factors(seconds: Floats) -> list[float]:
         estimate = reference * 2048e6 / number
         fits = [_in_unit(seconds, "scaled", factor) for factor in _neighbours(estimate)]
         best = min(fits, key=lambda times: len(times.odd_values))
-        found.append(best.factor)
+        factors.append(best.factor)
         if len(best.odd_values) < len(seconds) // 10:
             break
-    return found
+    return factors
 
 
 def _number_of(reference: float, seconds: Floats) -> int | None:
-    """The whole number of a reference value, or None when the times share no unit."""
+    """The integer of a reference time, or None when the times share no unit."""
     number = 1
     for value in seconds[:: max(1, len(seconds) // 24)].tolist():
         ratio = Fraction(value / reference).limit_denominator(_LARGEST_NUMBER)

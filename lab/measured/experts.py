@@ -1,4 +1,4 @@
-"""Products of the experts of real models, as `lab.collect.experts` timed them on our H200."""
+"""Matrix products of the experts of real models, timed on our H200 by `lab.collect.experts`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class Tensor(NamedTuple):
 
 
 class ExpertRow(NamedTuple):
-    """One product."""
+    """One timed product."""
 
     model: str
     matrix: str
     turn: str
-    """"forward", "data" (its gradient) or "weights"."""
+    """The pass: "forward", "data" (gradient of the data) or "weights" (gradient of the weights)."""
     tokens: int
     routing: str
     fullest: float
-    """Rows of the fullest expert, over the mean."""
+    """The rows of the expert with the most rows, over the mean."""
     op: str
     inputs: tuple[Tensor, ...]
     events_s: float | None
-    """Seconds by the GPU's clock around the call; None if torch loops over groups on the host."""
+    """Seconds between CUDA events around the call. None if torch loops over groups on the host."""
     kernels_s: float | None
-    """Seconds in which a kernel ran; None if no profiler recorded it."""
+    """Seconds in which a kernel ran. None if no profiler recorded the call."""
     kernels: tuple[str, ...]
 
 
 def read(path: Path = MEASURED) -> list[ExpertRow]:
-    """The rows of a file that `measure` wrote."""
+    """The rows of a file that `lab.collect.experts` wrote."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return [_row(*row) for row in rows]
 
@@ -64,7 +64,7 @@ def op_of(row: ExpertRow) -> Op:
 
 
 def measured_s(row: ExpertRow) -> float:
-    """The measured seconds of a product."""
-    found = row.kernels_s if row.events_s is None else row.events_s
-    assert found is not None
-    return found
+    """The measured seconds of a product: by events, or else by its kernels."""
+    seconds = row.kernels_s if row.events_s is None else row.events_s
+    assert seconds is not None
+    return seconds

@@ -71,7 +71,7 @@ def figures(errors: Iterable[float], within: Iterable[bool] = ()) -> Figures:
 
 
 def recorded(path: Path = FILE) -> dict[str, Figures]:
-    """The figures of each set in the file."""
+    """The figures of each set in the file, by the name of the set."""
     if not path.exists():
         return {}
     sets = json.loads(path.read_text(encoding="utf-8"))
@@ -79,25 +79,25 @@ def recorded(path: Path = FILE) -> dict[str, Figures]:
 
 
 def record(some: dict[str, Figures], path: Path = FILE) -> None:
-    """Put the figures of these sets into the file; the other sets keep theirs."""
-    sets = {name: _kept(found) for name, found in (recorded(path) | some).items()}
+    """Write the figures of these sets to the file; those of other sets stay."""
+    sets = {name: _kept(figures) for name, figures in (recorded(path) | some).items()}
     lines = (f"  {json.dumps(name)}: {json.dumps(sets[name])}" for name in sorted(sets))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def _kept(found: Figures) -> dict[str, float | None]:
+def _kept(of_set: Figures) -> dict[str, float | None]:
     shares = {
-        "mean": found.mean,
-        "bias": found.bias,
-        "worst": found.worst,
-        "in_range": found.in_range,
+        "mean": of_set.mean,
+        "bias": of_set.bias,
+        "worst": of_set.worst,
+        "in_range": of_set.in_range,
     }
     rounded = {name: None if x is None else round(x, DIGITS) for name, x in shares.items()}
-    return {"count": found.count, **rounded}
+    return {"count": of_set.count, **rounded}
 
 
 def percent(share: float | None, digits: int = 0, *, signed: bool = False) -> str:
-    """A share as a cell of a table; a dash when it is unknown. Nothing has no sign.
+    """A share as a cell of a table. A dash if it is unknown; a zero has no sign.
 
     Example:
         >>> percent(0.081, 1), percent(-0.033, signed=True), percent(None)

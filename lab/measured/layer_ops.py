@@ -1,4 +1,4 @@
-"""The ops that run a layer (`wavecast.predictors.mlp.layers`), forward and backward."""
+"""The ops that torch runs for a layer (`wavecast.predictors.mlp.layers`), forward and backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def op_of(layer: Layer, target: str = "forward") -> Op:
     Args:
         layer: the layer.
         target: "forward" or "backward". Linear layers and batched products have no network for the
-            way back, and give their forward op for both.
+            backward pass; for them both targets return the forward op.
     """
     match layer:
         case Linear(bias, batch, inwards, out):

@@ -1,4 +1,4 @@
-"""Measured layers as arrays: those of others and our own, for Habitat's networks."""
+"""Measured layers as arrays, from public tables and our own GPU, for Habitat's networks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 NEUSIGHT_LEAST_S = 2e-4
-"""NeuSight timed each call alone; shorter calls took the host longer than the GPU."""
+"""NeuSight timed each call alone; a shorter time shows the host and not the GPU."""
 DEEPBENCH_LEAST_S = 2e-5
-"""DeepBench prints whole microseconds, the mean of many calls."""
+"""Shorter rows are left out, because DeepBench rounds to whole microseconds."""
 SLOWEST_S = 0.1
-"""Layers that took longer on any GPU are not measured again on ours."""
+"""Layers that took longer on any GPU are not measured on ours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +45,17 @@ class Table:
         return len(self.gpu)
 
     def where(self, chosen: Array) -> Table:
-        """Those rows that a mask or list of positions selects."""
-        return Table(*(getattr(self, each.name)[chosen] for each in fields(self)))
+        """The rows that a mask or a list of positions selects."""
+        return Table(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def seconds(self, target: str) -> Floats:
-        """The times that a network should learn."""
+        """The times of a target: "forward", "backward" or "forward+backward"."""
         both = {"forward": self.forward_s, "backward": self.backward_s}
         return both[target] if target in both else self.forward_s + self.backward_s
 
 
 def table(rows: Iterable[tuple[Sequence[int], str, float, float]], kind: str) -> Table:
-    """The table of rows of features, GPU, forward and backward seconds."""
+    """A table made of rows (features, GPU, forward seconds, backward seconds)."""
     rows = list(rows)
     names = layer_type(kind).names()
     layers = np.array([row[0] for row in rows], dtype=np.int32).reshape(-1, len(names))
@@ -64,22 +64,22 @@ def table(rows: Iterable[tuple[Sequence[int], str, float, float]], kind: str) ->
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """One table of all rows."""
+    """One table with the rows of all tables."""
     return Table(*(np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(Table)))
 
 
-# What others measured.
+# Public tables.
 
 
 def prepare(folder: Path, out: Path) -> None:
-    """Write the layers of NeuSight and DeepBench that we can use as arrays."""
+    """Write the usable layers of NeuSight and DeepBench to a file of arrays."""
     arrays: dict[str, Any] = {}
     for kind in KINDS:
-        found = table([*_neusight(folder, kind), *_deepbench(folder, kind)], kind)
-        for each in fields(Table):
-            arrays[f"{kind}.{each.name}"] = getattr(found, each.name)
-        gpus, counts = np.unique(found.gpu, return_counts=True)
-        print(kind, len(found), dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
+        layers_of_kind = table([*_neusight(folder, kind), *_deepbench(folder, kind)], kind)
+        for field in fields(Table):
+            arrays[f"{kind}.{field.name}"] = getattr(layers_of_kind, field.name)
+        gpus, counts = np.unique(layers_of_kind.gpu, return_counts=True)
+        print(kind, len(layers_of_kind), dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
     out.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out, **arrays)
 
@@ -89,11 +89,11 @@ def _neusight(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, f
     dimensions = {"linear": "b m n k", "bmm": "b m n k", "conv2d": "b in_size c_in c_out"}
     if kind not in names:
         return
-    found = read_frame(folder / "neusight" / "ops.parquet")
-    found = found[(found.op == names[kind]) & (found.latency_ms >= NEUSIGHT_LEAST_S * 1e3)]
+    frame = read_frame(folder / "neusight" / "ops.parquet")
+    frame = frame[(frame.op == names[kind]) & (frame.latency_ms >= NEUSIGHT_LEAST_S * 1e3)]
     extra = ["ksize", "stride", "pad"] if kind == "conv2d" else []
     columns = [*dimensions[kind].split(), *extra]
-    for *sizes, gpu, ms in found[[*columns, "gpu", "latency_ms"]].itertuples(index=False):
+    for *sizes, gpu, ms in frame[[*columns, "gpu", "latency_ms"]].itertuples(index=False):
         sizes = [int(size) for size in sizes]
         if kind == "linear":  # with bias, the batch in two dimensions
             sizes = [1, sizes[0] * sizes[1], *sizes[2:]]
@@ -103,16 +103,17 @@ def _neusight(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, f
 
 
 def _deepbench(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
-    """Square convolutions; LSTMs, which skip the input's product: that is an input of width 1."""
+    """Square convolutions, and LSTMs. The LSTMs skip the product with the input, so they get an
+    input of width 1."""
     names = {"conv2d": "conv", "lstm": "rnn"}
     if kind not in names:
         return
-    found = read_frame(folder / "deepbench" / "ops.parquet")
-    bad = found.qc.fillna("").astype(str).str.contains("coarse|cross_gpu_outlier")
-    found = found[(found.kind == names[kind]) & (found.input_type == "fp32") & ~bad]
+    frame = read_frame(folder / "deepbench" / "ops.parquet")
+    bad = frame.qc.fillna("").astype(str).str.contains("coarse|cross_gpu_outlier")
+    frame = frame[(frame.kind == names[kind]) & (frame.input_type == "fp32") & ~bad]
     times: dict[tuple[tuple[int, ...], str], dict[str, float]] = {}
     sizes: tuple[int, ...]
-    for row in found.to_dict("records"):
+    for row in frame.to_dict("records"):
         if kind == "lstm" and row["cell"] == "lstm":
             sizes = (1, 0, row["batch"], row["timesteps"], 1, row["hidden"], 1)
         elif kind == "conv2d" and all(
@@ -135,27 +136,27 @@ def _deepbench(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, 
 def public(path: Path, kind: str) -> Table:
     """The layers of a kind that `prepare` wrote."""
     with np.load(path, allow_pickle=False) as stored:
-        return Table(*(stored[f"{kind}.{each.name}"] for each in fields(Table)))
+        return Table(*(stored[f"{kind}.{field.name}"] for field in fields(Table)))
 
 
-# What we measured.
+# Our own measurements.
 
 
-def shared_layers(known: Table, kind: str) -> list[Layer]:
-    """Layers that others measured, those on the most GPUs first, else in a random order."""
-    if not len(known):
+def shared_layers(public_layers: Table, kind: str) -> list[Layer]:
+    """The layers of public tables, those on the most GPUs first, ties in a random order."""
+    if not len(public_layers):
         return []
-    configurations, which = np.unique(known.layers, axis=0, return_inverse=True)
+    configurations, which = np.unique(public_layers.layers, axis=0, return_inverse=True)
     gpus = np.bincount(which.reshape(-1))
     slowest = np.zeros(len(configurations))
-    np.maximum.at(slowest, which.reshape(-1), known.forward_s)
+    np.maximum.at(slowest, which.reshape(-1), public_layers.forward_s)
     order = np.random.default_rng(0).permutation(len(configurations))
     order = order[np.argsort(-gpus[order], kind="stable")]
     return [layer(kind, configurations[i].tolist()) for i in order if slowest[i] <= SLOWEST_S]
 
 
 def collected(paths: Sequence[Path], kind: str) -> Table:
-    """The rows of a kind in files that `collect` wrote."""
+    """The rows of a kind in files that `lab.collect.layers` wrote."""
     rows = [row for path in paths for row in read_rows(path) if kind == row.layer.KIND]
     done = [row for row in rows if row.time.status is LayerStatus.OK]
     times = [(row.time.forward_s or np.nan, row.time.backward_s or np.nan) for row in done]

@@ -1,8 +1,8 @@
-"""Single ops that we measured on our H200, and those of others: the data of the learned op models.
+"""All measured ops that the learned op models are fitted on: our own and those of public tables.
 
-Our own are read from measurements/h200: the traces of every campaign (`lab.measured.campaigns`) and
-the layers. Left out are the traces with hardware counters, which replay kernels, and the campaigns
-of `HELD_OUT`. `lab.measured.public_ops` reads those of others.
+Our own are read from measurements/h200: the traces of the campaigns (`lab.measured.campaigns`) and
+the timed layers. Traces with hardware counters are left out, because they replay kernels, and so
+are the campaigns of `HELD_OUT`. `lab.measured.public_ops` reads the public tables.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from wavecast.traces.step import Op, Trace
 
 OUR_GPU = "h200-sxm"
 HELD_OUT = {"runs", "blind", "scaled", "iterations"}
-"""Our campaigns and folders that no fit reads: predictions are judged by them."""
+"""Our campaigns and folders that no fit reads; predictions are scored on them."""
 OUR_STEPS = "h200 steps"
 """The source of ops from our measured traces."""
 
 
 def all_rows(folder: Path) -> list[OpRow]:
-    """All ops, of others and ours, in a fixed order."""
+    """All ops, public and our own, in a fixed order."""
     return [*public_rows(folder), *our_rows()]
 
 
@@ -51,11 +51,12 @@ def fitted_traces() -> Iterator[tuple[str, str, Trace]]:
 
 
 def _traced() -> Iterator[OpRow]:
-    """The distinct ops of all measured steps, each with the median of its calls' times.
+    """The distinct ops of all measured steps, each with the median time of its calls.
 
-    Kernels of one call may overlap: cuDNN has several streams for recurrent layers and for groups.
+    The time of a call is the time in which any of its kernels ran. Kernels of one call may overlap,
+    because cuDNN uses several streams for recurrent layers and groups.
     """
-    found: dict[tuple[str, Op], list[float]] = defaultdict(list)
+    times_of_ops: dict[tuple[str, Op], list[float]] = defaultdict(list)
     for _, key, trace in fitted_traces():
         if "counters" in key:
             continue
@@ -63,8 +64,8 @@ def _traced() -> Iterator[OpRow]:
         for call in trace:
             seconds = overlap.busy_s(call.kernels)
             if seconds > 0 and ops.launches(call.op) and ops.cost_of(call.op) is not None:
-                found[gpu, call.op].append(seconds)
-    for (gpu, op), times in found.items():
+                times_of_ops[gpu, call.op].append(seconds)
+    for (gpu, op), times in times_of_ops.items():
         yield OpRow((op,), gpu, float(np.median(times)), OUR_STEPS)
 
 

@@ -1,4 +1,4 @@
-"""The ops that others measured, made from the dimensions that their tables give."""
+"""Makes ops from the dimensions in public tables, as a trace would contain them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ IEEE = (("precision", "ieee"),)
 
 
 def tensor(*shape: int, dtype: str = "float32") -> TensorSpec:
-    """A tensor in the usual layout."""
+    """A contiguous tensor."""
     return TensorSpec(tuple(int(side) for side in shape), dtype)
 
 
@@ -66,12 +66,12 @@ def convolution(
     Args:
         image: (batch, channels, height, width).
         weight: (filters, channels, height, width).
-        stride: of both dimensions.
-        padding: of both dimensions.
-        dtype: of all tensors.
-        wanted: whether the gradients of image and weight are wanted; None for the forward pass.
-        bias: whether it has one.
-        tuned: whether cuDNN tried its algorithms first.
+        stride: the stride of both dimensions.
+        padding: the padding of both dimensions.
+        dtype: the dtype of all tensors.
+        wanted: whether the gradients of image and weight are computed; None for the forward pass.
+        bias: whether it has a bias.
+        tuned: whether cuDNN searched for the fastest algorithm (`cudnn.benchmark`).
     """
     n, _, height, width = image
     out_h, out_w = (
@@ -94,7 +94,7 @@ def convolution(
     added = (tensor(weight[0], dtype=dtype),) if bias else ()
     if wanted is None:
         return Op("aten.convolution", (source, filters, *added), (out,), shared)
-    gradients = [each for each, want in zip((source, filters), wanted, strict=True) if want]
+    gradients = [spec for spec, want in zip((source, filters), wanted, strict=True) if want]
     mask = ("output_mask", (*wanted, bias))
     return Op(
         "aten.convolution_backward", (out, source, filters), (*gradients, *added), (*shared, mask)
@@ -104,7 +104,7 @@ def convolution(
 def attention(
     batch: int, heads: int, seq: int, width: int, *, causal: bool, dtype: str = "bfloat16"
 ) -> Op:
-    """Self-attention, forward, as flash attention."""
+    """The forward pass of self-attention with the flash-attention kernel."""
     whole = tensor(batch, heads, seq, width, dtype=dtype)
     return Op(
         "aten._scaled_dot_product_flash_attention",
@@ -115,7 +115,7 @@ def attention(
 
 
 def elementwise(name: str, operands: int, *shape: int, dtype: str = "float32") -> Op:
-    """An op on whole tensors of one shape."""
+    """An elementwise op on tensors of one shape."""
     whole = tensor(*shape, dtype=dtype)
     return Op(name, (whole,) * operands, (whole,))
 
@@ -151,7 +151,20 @@ def recurrent(
     dtype: str = "float32",
     wanted: tuple[bool, bool] | None = None,
 ) -> Op:
-    """cuDNN's recurrent layers (mode 0: plain, 2: LSTM, 3: GRU); backward if `wanted`."""
+    """cuDNN's recurrent layers.
+
+    Args:
+        mode: the cell: 0 and 1 plain, 2 LSTM, 3 GRU.
+        steps: the length of the sequence.
+        batch: the number of sequences.
+        inputs: the width of the input.
+        hidden: the width of the state.
+        layers: the number of layers.
+        bidirectional: whether each layer runs in both directions.
+        bias: whether layers have biases.
+        dtype: the dtype of all tensors.
+        wanted: whether the gradients of input and weights are computed; None for the forward pass.
+    """
     directions, gates = 1 + bidirectional, {0: 1, 1: 1, 2: 4, 3: 3}[mode]
     sequence = tensor(steps, batch, inputs, dtype=dtype)
     state = tensor(layers * directions, batch, hidden, dtype=dtype)
@@ -159,7 +172,7 @@ def recurrent(
     weights: list[TensorSpec] = []
     for number in range(layers):
         width = directions * hidden if number else inputs
-        matrices = [tensor(gates * hidden, each, dtype=dtype) for each in (width, hidden)]
+        matrices = [tensor(gates * hidden, columns, dtype=dtype) for columns in (width, hidden)]
         biases = [tensor(gates * hidden, dtype=dtype)] * (2 * bias)
         weights += (matrices + biases) * directions
     attrs: tuple[tuple[str, Scalar], ...] = (

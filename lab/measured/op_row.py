@@ -1,4 +1,4 @@
-"""A measured time of an op, wherever it comes from."""
+"""The measured time of an op, from any source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wavecast.traces.step import Op
 
 @dataclass(frozen=True)
 class OpRow:
-    """Ops that were timed together (nearly always one), and where."""
+    """Ops that were timed together (nearly always one), the GPU, the time and the source."""
 
     ops: tuple[Op, ...]
     gpu: str
@@ -22,7 +22,7 @@ class OpRow:
 
     @property
     def kind(self) -> Kind:
-        """The kind of the ops, which all have the same."""
+        """The kind of the ops, which is the same for all of them."""
         kind = ops.kind(self.ops[0])
         assert kind is not None
         return kind
@@ -30,7 +30,7 @@ class OpRow:
 
 def digest(rows: Sequence[OpRow]) -> str:
     """A hash of everything that a fit sees."""
-    digested = hashlib.sha256()
+    hasher = hashlib.sha256()
     for row in rows:
-        digested.update(repr((row.ops, row.gpu, float(f"{row.seconds:.6g}"), row.source)).encode())
-    return digested.hexdigest()
+        hasher.update(repr((row.ops, row.gpu, float(f"{row.seconds:.6g}"), row.source)).encode())
+    return hasher.hexdigest()

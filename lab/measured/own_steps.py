@@ -16,7 +16,7 @@ from wavecast.runs.suite_results import read_results
 
 
 def cases(folder: Path = H200) -> Iterator[Case]:
-    """What the folder has of each file."""
+    """The cases of all files that the folder has."""
     if (folder / "steps.csv").exists():
         yield from _steps(folder / "steps.csv")
     for name in ("suite.csv", "suite-half.csv"):
@@ -25,7 +25,7 @@ def cases(folder: Path = H200) -> Iterator[Case]:
 
 
 def _steps(path: Path) -> Iterator[Case]:
-    """Each step once, the mean of its runs: host-bound ones differed by 18% (median)."""
+    """Each step once: the mean of its runs. Runs of host-bound steps differ by 18% (median)."""
     runs: dict[tuple[str, str, int], list[dict[str, str]]] = {}
     for row in csv.DictReader(path.open()):
         runs.setdefault((row["model"], row["precision"], int(row["batch"])), []).append(row)
@@ -51,7 +51,7 @@ def _make_step(model: str, batch: int, precision: str) -> Any:
 
 
 def _suite(path: Path) -> Iterator[Case]:
-    """Measured on machines whose hosts differ by a factor of 1.5: two sets."""
+    """The steps of the suite. Each file is a set: their hosts differ in speed by 1.5 times."""
     for row in read_results(path):
         if row.status == "ok" and row.seconds:
             benchmark = suite.benchmark(row.model)

@@ -1,4 +1,4 @@
-"""Traces from the columns that `lab.measured.trace_columns` made of them."""
+"""Decode traces from the columns that `lab.measured.trace_columns` makes of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class PackedTraces(Mapping[str, Trace]):
-    """The traces of a campaign by key. Each is made when it is asked for, and not kept."""
+    """The traces of a campaign by key. Each is decoded on access and not kept."""
 
     def __init__(self, tables: Tables) -> None:
         self._columns, self._texts, heads = tables
@@ -74,7 +74,7 @@ class PackedTraces(Mapping[str, Trace]):
 
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.int64]]:
-        """The columns of calls, kernels and allocations as they are read."""
+        """The columns of calls, kernels and allocations, with differences summed up again."""
         tables = ("call.", "kernel.", "allocation.")
         names = [n for n in self._columns if n.startswith(tables) and not n.endswith("_odd_s")]
         rows = {name: self._column(name) for name in names}
@@ -115,7 +115,7 @@ class PackedTraces(Mapping[str, Trace]):
 
     @cached_property
     def _launches(self) -> list[tuple[Any, ...]]:
-        """The arguments of `Kernel`, in its order, but for the two times."""
+        """The arguments of `Kernel` in its order, without the two times."""
         texts = [self._texts["kernel"][i] for i in self._column("launch.kernel").tolist()]
         grids, blocks = (
             [None if row[0] < 0 else tuple(row) for row in self._column(f"launch.{name}").tolist()]
@@ -138,7 +138,7 @@ class PackedTraces(Mapping[str, Trace]):
 
     @cached_property
     def _time_spans(self) -> dict[str, dict[str, tuple[slice, slice]]]:
-        """For each column of times, the rows of each trace among the numbers and the odd ones."""
+        """For each column of times, the rows of each trace among its integers and odd floats."""
         spans: dict[str, dict[str, tuple[slice, slice]]] = {}
         for name in TIMES:
             before = np.concatenate(([0], np.cumsum(self._rows[f"{name}_known"])))

@@ -1,16 +1,16 @@
-"""Single ops that others measured and published, as measured times of our ops.
+"""Single ops of public tables, as `OpRow`.
 
-`public_rows` has the rows that the learned op models are fitted on, `sampled_rows` the fewer and
-longer ones for the shares of the roofline (`lab.fit.attainable`). The folder of the tables is given
-with `--data` (docs/sources.md).
+`public_rows` returns the rows that the learned op models are fitted on. `sampled_rows` returns
+fewer and longer rows, for the shares of the roofline (`lab.fit.attainable`). The folder of the
+tables is given with `--data` (docs/sources.md).
 
-What is left out, and why (docs/sources.md and the READMEs of the data say more):
+These rows are left out (docs/sources.md and the READMEs of the data say more):
 
-- calls that show the host that issued them instead of the GPU (NeuSight's short ones);
-- NeuSight's P4 `linear` of the train split, at 0.18 of the rate that the test split shows;
-- GEMMs that were measured with weights in L2 and that memory would have bound (aiconfigurator);
-- DeepBench's rows of less than 20 us, recurrent steps of less than 60 us (the host's time), its
-  outliers, and "fp16" on P100, whose type is unclear;
+- NeuSight's short calls, whose time is that of the host and not of the GPU;
+- NeuSight's P4 `linear` of the train split, which runs at 0.18 of the rate of the test split;
+- aiconfigurator's GEMMs whose weights stayed in L2, if they would otherwise be memory-bound;
+- DeepBench's rows of less than 20 us, its recurrent layers with less than 60 us a time step (the
+  host's time), its outliers, and "fp16" on P100, whose type is unclear;
 - int8 and fp8.
 """
 
@@ -43,18 +43,18 @@ SAMPLED_OPS = ["bmm", "linear", "conv", "softmax", "ln", "add", "mul", "tanh", "
 SAMPLED_DEEPBENCH = [name for name in DEEPBENCH_NVIDIA if name != "TITAN X Maxwell"]
 NEUSIGHT_LEAST_MS = {"bmm": 0.15, "linear": 0.25, "conv": 0.4, "softmax": 0.2, "ln": 0.2}
 NEUSIGHT_LEAST_OTHER_MS = 0.2
-"""Three times as long as the smallest calls, whose time is the host's."""
+"""NeuSight's shortest usable times: three times the smallest calls, whose time is the host's."""
 NEUSIGHT_ROWS = {"bmm": 1200, "linear": 800, "conv": 1000, "softmax": 400, "ln": 400}
 NEUSIGHT_ROWS_OTHER = 100
 KERNELS_ROWS = 900
 ATTENTION_ROWS = 700
 ATTENTION_LEAST_MS = 0.1
-"""vLLM writes its cache in the same run, which takes up to 0.03 ms."""
+"""The measured time includes writing vLLM's cache, up to 0.03 ms; shorter rows are left out."""
 VIDUR_ROWS = 600
 VIDUR_LEAST_MS = 0.02
 DEEPBENCH_LEAST_MS = 0.02
 RNN_LEAST_STEP_MS = 0.06
-"""cuDNN of 2017 left several launches per step to the host, 0.025 to 0.06 ms of them."""
+"""In 2017 cuDNN launched several kernels a time step, which took the host 0.025 to 0.06 ms."""
 
 
 def public_rows(folder: Path) -> list[OpRow]:
@@ -126,7 +126,7 @@ def _gemm(path: Path, source: str) -> Iterator[OpRow]:
         {name: float(gpu.l2_bytes or 0) for name, gpu in gpus.items()}
     )
     table = table[~(warm & (byte_s > 0.5 * flop_s))]
-    # Decoding has m = 1 to 16, which training hardly has: no more than a quarter of the rows.
+    # Decoding has m = 1 to 16, which is rare in training: at most a quarter of the rows.
     few = table.m <= 16
     for part, rows in ((table[few], KERNELS_ROWS // 4), (table[~few], KERNELS_ROWS * 3 // 4)):
         for row in _sample(part, ["gpu"], rows):
@@ -154,7 +154,7 @@ def _vidur_gemm(path: Path) -> Iterator[OpRow]:
 
 
 def _vidur_ops(path: Path) -> Iterator[OpRow]:
-    """Sums and layer norms; rotary embeddings and gated activations are vLLM's own kernels."""
+    """Sums only: rotary embeddings and gated activations are vLLM's own kernels."""
     table = read_frame(path).astype({"gpu": str, "op": str})
     table = table[(table.latency_ms >= VIDUR_LEAST_MS) & table.op.isin(["add"])]
     for row in _sample(table, ["gpu", "op"], VIDUR_ROWS // 2):
@@ -189,13 +189,14 @@ def _deepbench_conv(row: dict[str, Any], dtype: str) -> Op:
     weight = tuple(int(row[name]) for name in ("filters", "c", "filter_h", "filter_w"))
     stride, padding = ((int(row[f"{name}_h"]), int(row[f"{name}_w"])) for name in ("stride", "pad"))
     wanted = {"fw": None, "bw_input": (True, False), "bw_weight": (False, True)}[row["pass"]]
-    # Of float32 the fastest algorithm was published, of float16 a fixed one.
+    # For float32 the fastest algorithm was published, for float16 a fixed one.
     tuned = dtype == "float32"
     return make.convolution(image, weight, stride, padding, dtype, wanted, tuned=tuned)  # type: ignore[arg-type]
 
 
 def _deepbench_rnn(row: dict[str, Any], dtype: str) -> Op:
-    """The product with the input was skipped: an input of width 1. Weight gradients are apart."""
+    """DeepBench skips the product with the input, hence an input of width 1. The gradient of the
+    weights is a separate row."""
     mode = {"vanilla": 0, "lstm": 2, "gru": 3}[str(row["cell"]).lower()]
     steps, batch, hidden = (int(row[name]) for name in ("timesteps", "batch", "hidden"))
     if row["pass"] == "bw_weight":  # one product over all steps
@@ -205,7 +206,7 @@ def _deepbench_rnn(row: dict[str, Any], dtype: str) -> Op:
     return make.recurrent(mode, steps, batch, 1, hidden, dtype=dtype, wanted=wanted)
 
 
-# Fewer and longer ones, for the shares of the roofline.
+# Fewer and longer rows, for the shares of the roofline.
 
 
 def sampled_rows(folder: Path) -> Iterator[OpRow]:

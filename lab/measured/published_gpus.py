@@ -1,4 +1,4 @@
-"""GPUs as public tables call them, and the ids of our devices."""
+"""The names of GPUs in public tables, mapped to the ids of our devices."""
 
 from __future__ import annotations
 

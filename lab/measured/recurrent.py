@@ -1,4 +1,4 @@
-"""The memory that cuDNN's recurrent layers asked for, as `lab.collect.recurrent_reality` saw it."""
+"""The memory that cuDNN's recurrent layers allocate, from `lab.collect.recurrent_reality`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class MeasuredRecurrentLayer:
     hidden: int = 256
     layers: int = 1
     both: bool = False
+    """Whether it is bidirectional."""
     bias: bool = True
     projected: int = 0
+    """The width of the projection of an LSTM's state; 0 if there is none."""
     steps: int = 50
     batch: int = 16
     dtype: str = "float32"
@@ -35,20 +37,20 @@ class MeasuredRecurrentLayer:
     def settings(self) -> dict[str, Any]:
         """The settings that differ from the defaults."""
         return {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
         }
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of the sequences, the longest first; only a packed batch has shorter ones."""
+        """The lengths of the sequences, longest first. All are equal unless the batch is packed."""
         shorter = self.steps // 2 if self.packed else 0
         return [self.steps - shorter * i // max(1, self.batch - 1) for i in range(self.batch)]
 
     @property
     def op(self) -> Op:
-        """The forward pass as a trace has it, as far as its workspace depends on it."""
+        """The op of the forward pass, with everything that its workspace depends on."""
         stacked = self.layers * (1 + self.both)
         attrs: dict[str, Scalar] = {
             "weight_stride0": (4 if self.bias else 2) + (self.projected > 0),
@@ -71,7 +73,7 @@ class MeasuredRecurrentLayer:
 
 @dataclass(frozen=True)
 class RecurrentMemory:
-    """The sizes that a layer asked for, in order; negative when they were given back."""
+    """The sizes in bytes that a layer allocated, in order; negative where memory was freed."""
 
     layer: MeasuredRecurrentLayer
     forward: tuple[int, ...]
@@ -79,7 +81,7 @@ class RecurrentMemory:
 
     @property
     def workspace_bytes(self) -> int:
-        """The workspace of the forward pass: its last allocation but the one it keeps."""
+        """The workspace of the forward pass: its last allocation that is not kept for backward."""
         taken = [size for size in self.forward if size > 0]
         return taken[-2 if self.layer.trained else -1]
 
@@ -90,17 +92,17 @@ class RecurrentMemory:
 
     @property
     def backward_workspace_bytes(self) -> int:
-        """The workspace of the backward pass: the first memory that it gives back."""
+        """The workspace of the backward pass: the first memory that it frees."""
         return -next(size for size in self.backward if size < 0)
 
     @property
     def row(self) -> dict[str, Any]:
-        """The line of the file, as a dictionary."""
+        """The line of the file as a dictionary."""
         return {**self.layer.settings, "forward": self.forward, "backward": self.backward}
 
 
 def read(path: Path) -> list[RecurrentMemory]:
-    """All lines of a file."""
+    """The layers of a file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [_read(**json.loads(line)) for line in lines]
 
@@ -109,11 +111,11 @@ def _read(forward: list[int], backward: list[int], **settings: Any) -> Recurrent
     return RecurrentMemory(MeasuredRecurrentLayer(**settings), tuple(forward), tuple(backward))
 
 
-def errors(found: RecurrentMemory) -> tuple[float, ...]:
-    """The relative errors of the expected workspaces, forward and backward."""
-    forward = found.layer.op
-    measured = [(forward, found.workspace_bytes)]
-    if found.layer.trained:
+def errors(memory: RecurrentMemory) -> tuple[float, ...]:
+    """The relative errors of the predicted workspaces, forward and backward."""
+    forward = memory.layer.op
+    measured = [(forward, memory.workspace_bytes)]
+    if memory.layer.trained:
         backward = replace(forward, name=BACKWARD)
-        measured.append((backward, found.backward_workspace_bytes))
+        measured.append((backward, memory.backward_workspace_bytes))
     return tuple(workspace_bytes(op) / nbytes - 1 for op, nbytes in measured)

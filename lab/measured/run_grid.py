@@ -1,6 +1,6 @@
-"""Runs of three networks over batches and iterations, as `lab.collect.run_grid` timed them.
+"""Runs of three networks with many batch sizes and lengths, timed by `lab.collect.run_grid`.
 
-The grid is that of Gianniti et al. 2019 (section 4.3), its iterations divided by ten.
+The grid is that of Gianniti et al. 2019 (section 4.3), with a tenth of its iterations.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pathlib import Path
 NETS = ("alexnet", "googlenet", "vgg16")
 BATCHES = tuple(range(8, 65, 8))
 ITERATIONS = (10, 12, 15, 17, 20, *range(25, 96, 5))
-"""A tenth of the paper's 20 values. We know its thresholds (150, 170, 200) and the condition
-numbers of its designs, which leave 100 and 120 as the first two; the 15 above 200 are our own."""
+"""A tenth of the paper's 20 values. The paper states its thresholds (150, 170, 200) and the
+condition numbers of its designs, from which the first two values must be 100 and 120. The 15 values
+above 200 are our own choice."""
 SHORT = 5
+"""How many of the shortest lengths are separate runs."""
 PASSES = 2
+"""How often the grid is gone through; each pass has its own start-ups."""
 LAYER_BATCHES = (16, 64)
 LAYER_PRECISIONS = ("tf32", "fp32")
 
@@ -33,8 +36,9 @@ class GridRow:
     seconds: float
     startup_s: float
     start: int
-    """Which start-up it belongs to; rows of one start-up and one run share its noise."""
+    """The number of its start-up. Rows of one start-up and one run share their noise."""
     order: int
+    """The position of the run among all runs of its variant."""
     gpu: str
     software: str
 
@@ -48,10 +52,11 @@ class Variant:
     precision: str
     passes: int
     short: int
-    """So many of the shortest lengths are runs of their own."""
+    """How many of the shortest lengths are separate runs."""
 
     @property
     def name(self) -> str:
+        """The phase, the mode and the precision in one line."""
         return f"{self.phase} {self.mode} {self.precision}"
 
 
@@ -65,7 +70,7 @@ VARIANTS = (
 
 
 def read(path: Path) -> list[GridRow]:
-    """The rows of a table that was begun; none if it was not."""
+    """The rows of a table. No rows if the file does not exist."""
     if not path.exists():
         return []
     kinds = {"int": int, "float": float, "str": str}

@@ -1,6 +1,6 @@
-"""The one reader of public tables: CSV and parquet files in the folder that `--data` names.
+"""Read public tables: CSV and parquet files in the folder that `--data` names.
 
-docs/sources.md says where each comes from; the tables are not part of the repository.
+The tables are not part of the repository; docs/sources.md says where each comes from.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def read_frame(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """A table as a data frame, or only some of its columns."""
+    """A table as a data frame, with all columns or only those named."""
     with needing("reading public tables"):
         import pandas
-        import pyarrow  # noqa: F401  (pandas asks for it late, and with a longer message)
+        import pyarrow  # noqa: F401  (pandas would ask for it later, with a longer message)
 
     if path.suffix == ".csv":
         return pandas.read_csv(path, usecols=columns)
@@ -34,6 +34,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def version(text: str | None) -> tuple[int, ...]:
-    """ "1.13.0a0+d0d6b1f" -> (1, 13): compared as text, 1.9 would be newer."""
+    """A version as numbers: "1.13.0a0+d0d6b1f" -> (1, 13). As text, 1.9 would be newer."""
     numbers = re.match(r"(\d+)\.(\d+)", text or "")
     return tuple(map(int, numbers.groups())) if numbers else ()

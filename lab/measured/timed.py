@@ -1,10 +1,10 @@
-"""Iterations that were timed on machines of our H200 before any profiler had run in the process.
+"""Iterations timed on machines with an H200, before any profiler had run in the process.
 
-Once one has, launches take longer ever after (docs/adr/0018), and users train without. The files
-under measurements/h200/iterations are one a machine (`lab.collect.iterations`); those that have the
-GPU's time of each step instead (`gpu_s`) were measured with a profiler, and tell only that. Those
-under iterations/unseen were measured after the fits: by them predictions are judged, and nothing
-is fitted on them.
+After a profiler has run, launches take longer for the rest of the process (docs/adr/0018), and
+users train without one. measurements/h200/iterations has one file for each machine
+(`lab.collect.iterations`). Some files hold the GPU time of each step instead (`gpu_s`); these were
+measured with a profiler and are used for nothing else. The files under iterations/unseen were
+measured after the fits. Predictions are scored on them, and nothing is fitted on them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lab.places import H200
 
 FOLDER = H200 / "iterations"
 BLIND = H200 / "blind"
-"""The blind steps as measured, one file for each machine; their traces are a campaign."""
+"""The measured steps of the blind test, one file for each machine. Their traces are a campaign."""
 
 UNSEEN = FOLDER / "unseen"
 
@@ -41,13 +41,13 @@ class Timed:
     name: str
     seconds: float
     gpu_s: float
-    """Seconds in which the GPU was busy, measured on another machine."""
+    """Seconds in which the GPU is busy, as measured on another machine."""
     search: bool
-    """Whether cuDNN searched for its algorithms, as a step before had asked for."""
+    """Whether cuDNN searched for its algorithms, because an earlier step had switched that on."""
     asked: Mapping[str, float]
-    """How often its trace asks for each of the host's costs."""
+    """How often the step needs each of the host's costs, by its trace."""
     apart: float | None
-    """The mean relative difference between a timing and the next; None if there is one only."""
+    """The mean relative difference between consecutive timings. None if there is only one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,57 +57,57 @@ class Machine:
     name: str
     software: str
     start: Mapping[str, Times]
-    """The host benchmark's times on "cpu" and "cuda", before all steps."""
+    """The host benchmark's times on "cpu" and "cuda" before all steps."""
     beside: Sequence[Times]
-    """The benchmark's times on "cuda", between steps."""
+    """The host benchmark's times on "cuda" between steps."""
     direct: Times
-    """Costs of the host that a GPU shows directly."""
+    """Costs of the host that can be measured directly on a GPU."""
     steps: Sequence[Timed]
     profiled: bool = False
-    """Whether a profiler had run before, by mistake; such a machine judges nothing."""
+    """Whether a profiler had run before, by mistake. No predictions are scored on such machines."""
 
     @property
     def throughout(self) -> dict[str, float]:
-        """The median of all times of each pattern on "cuda"."""
+        """The median time of each benchmark pattern on "cuda", at the start and between steps."""
         every = (self.start["cuda"], *self.beside)
-        return {name: statistics.median(each[name] for each in every) for name in every[0]}
+        return {name: statistics.median(times[name] for times in every) for name in every[0]}
 
 
 def machines() -> list[Machine]:
-    """The machines on which no profiler had run, in the order of measuring."""
+    """The machines on which no profiler had run, in the order of measurement."""
     return [machine for machine in all_machines() if not machine.profiled]
 
 
 def all_machines() -> list[Machine]:
-    """All machines. Those after a profiler show the costs of a host, but not its speed."""
+    """All machines. Those where a profiler had run show the ratios of costs, but not the speed."""
     return _machines(FOLDER)
 
 
 def unseen_machines() -> list[Machine]:
-    """Machines that are in no fit."""
+    """The machines that no fit has seen."""
     return _machines(UNSEEN)
 
 
 def _machines(folder: Path) -> list[Machine]:
-    known = busy_s()
-    found = []
+    gpu_times_s = busy_s()
+    machines = []
     for name, document in documents(folder).items():
         if any("timings_s" in step for step in document["steps"].values()):
-            found.append(_machine(name, document, known))
-    return found
+            machines.append(_machine(name, document, gpu_times_s))
+    return machines
 
 
-def _machine(name: str, document: Mapping[str, Any], known: Times) -> Machine:
+def _machine(name: str, document: Mapping[str, Any], gpu_times_s: Times) -> Machine:
     steps = [
         Timed(
-            each,
+            step_name,
             statistics.median(step["timings_s"]),
-            known[each],
+            gpu_times_s[step_name],
             bool(step.get("search")),
             step["asked"],
             _apart(step["timings_s"]),
         )
-        for each, step in document["steps"].items()
+        for step_name, step in document["steps"].items()
     ]
     beside = [times for step in document["steps"].values() for times in step["hosts"]]
     software = str(document["about"]["software"])
@@ -121,16 +121,16 @@ def _apart(timings_s: Sequence[float]) -> float | None:
 
 
 def busy_s() -> dict[str, float]:
-    """The GPU's time of each step of the suite and of the blind test, where it was measured."""
-    found: dict[str, float] = {}
+    """The measured GPU time of the steps of the suite and of the blind test, by name."""
+    gpu_times_s: dict[str, float] = {}
     for folder in (FOLDER, BLIND):
         for document in documents(folder).values():
             steps = document["steps"].items()
-            found |= {name: step["gpu_s"] for name, step in steps if "gpu_s" in step}
-    return found
+            gpu_times_s |= {name: step["gpu_s"] for name, step in steps if "gpu_s" in step}
+    return gpu_times_s
 
 
 def documents(folder: Path) -> dict[str, dict[str, Any]]:
-    """A folder's files by name, one a machine, in the order of measuring."""
+    """The files of a folder by name, one for each machine, in the order of measurement."""
     paths = sorted(folder.glob("*.json"), key=lambda path: ORDER.index(path.stem))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}

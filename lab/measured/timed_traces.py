@@ -1,4 +1,4 @@
-"""Traces of the steps that were timed on machines of our H200, and what they need of a host."""
+"""Traces of the steps that were timed on our H200 machines, and how often they need host costs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ GPU = "h200-sxm"
 
 
 def file_name(title: str) -> str:
-    """The name of a step as files have it."""
+    """The name of a step in file names."""
     return title.replace(" ", "-")
 
 
 def blind_trace(title: str) -> Trace | None:
-    """The trace of a step of the blind test, made before it was measured; None for other steps."""
+    """The trace of a step of the blind test, made before the measurement. None for other steps."""
     return campaigns.traces("blind").get(file_name(title))
 
 
@@ -34,8 +34,8 @@ def traced(cache: Path, title: str, *, search: bool) -> Trace:
     """The trace of a step of the blind test or of the suite.
 
     Args:
-        cache: a folder that keeps traces; missing ones are made. Those of the blind test were kept
-            when it was measured.
+        cache: a folder that keeps traces; missing ones are made. Traces of the blind test are in
+            its campaign.
         title: the name of the step.
         search: whether cuDNN searched for its algorithms.
     """

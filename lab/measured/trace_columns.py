@@ -1,9 +1,9 @@
-"""Many traces as one set of columns.
+"""Encode many traces as one set of columns.
 
-The traces of a campaign repeat the same tensors, ops, launches, modules and kernel names over and
-over. Here each distinct one is a row of a table, numbered in order of first use, and everything
-else is columns of small integers. Nothing is lost: `lab.measured.packed_traces` gives back every
-trace to the last digit of its times.
+The traces of a campaign repeat the same tensors, ops, launches, modules and kernel names. Each
+distinct one becomes a row of a table, numbered in order of first use, and everything else becomes
+columns of small integers. Nothing is lost: `lab.measured.packed_traces` restores every trace to the
+last digit of its times.
 
 Columns have dotted names, TABLE.FIELD. None is written as -1 in columns of whole numbers and as
 NaN in columns of floats. `measurements/README.md` lists the columns.
@@ -37,7 +37,7 @@ PHASES, ROLES = tuple(Phase), tuple(Role)
 TIMES = ("call.host", "kernel.duration", "kernel.start")
 _TEXTS = ("module", "kernel", "name", "dtype", "attrs")
 DIFFERENCES = ("kernel.start", "allocation.born")
-"""Columns that hold the difference to the row before."""
+"""Columns that hold the difference to the previous row."""
 _FLOATS = ("launch.flops", "launch.dram_bytes", *(f"{name}_odd_s" for name in TIMES))
 _FIELDS = {
     "tensor": "dtype cpu rank shape strided strides",
@@ -52,7 +52,7 @@ _COLUMNS = tuple(f"{table}.{name}" for table, names in _FIELDS.items() for name 
 
 
 class Tables(NamedTuple):
-    """The columns of a campaign, its texts by table, and what is known of each trace."""
+    """The columns of a campaign, its texts by table, and the data of each trace as a whole."""
 
     columns: Mapping[str, Column]
     texts: Mapping[str, Sequence[str]]
@@ -83,7 +83,7 @@ class _Writer:
         return numbers.setdefault(value, len(numbers))
 
     def add_trace(self, trace: Trace) -> dict[str, Any]:
-        """Write the rows of a trace; gives what is known of the trace as a whole."""
+        """Write the rows of a trace. Returns the data of the trace as a whole."""
         for call in trace.calls:
             self._add_call(call)
         for allocation in trace.allocations:
@@ -112,7 +112,7 @@ class _Writer:
     def _add_call(self, call: Call) -> None:
         self.add(
             "call",
-            # Ops are equal whose attributes are 0 and 0.0; here they are told apart.
+            # Ops with attributes 0 and 0.0 are equal; the repr tells them apart.
             op=self.number("op", (call.op, repr(call.op.attrs)), partial(self._add_op, call.op)),
             phase=PHASES.index(call.phase),
             module=self.number("module", call.module),
@@ -164,7 +164,7 @@ class _Writer:
         )
 
     def _add_times(self, name: str, seconds: Sequence[float | None]) -> list[Any]:
-        """Write one column of times; gives its unit, its factor and how many floats are odd."""
+        """Write one column of times. Returns its unit, its factor and the number of odd floats."""
         known = np.array([value is not None for value in seconds], dtype=bool)
         times = compress(np.array([value for value in seconds if value is not None], np.float64))
         self.extend(f"{name}_known", known)
@@ -172,7 +172,7 @@ class _Writer:
         return [times.unit, times.factor, len(times.odd_values)]
 
     def tables(self, heads: Sequence[Mapping[str, Any]]) -> Tables:
-        """All that was added."""
+        """The tables of everything that was added."""
         rows: dict[str, Sequence[Any]] = dict(self.rows)
         for name, traces in self.times.items():
             rows[name] = [number for times in traces for number in times.numbers.tolist()]

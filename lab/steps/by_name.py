@@ -1,4 +1,4 @@
-"""Steps by name: those of the suite that machines are compared on, and those of the blind test."""
+"""Steps by name: those of the suite, to compare machines, and those of the blind test."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from wavecast import suite
 
 SEED = 5
 BLIND_PREFIXES = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
-"""First words of the steps of `lab.steps.memory` whose models are not in the suite."""
+"""The prefixes of the steps of `lab.steps.memory` whose models are not in the suite."""
 
 Step = Callable[[], Any]
 MakeStep = Callable[[], Step]
 
 
 def suite_steps() -> Iterator[tuple[str, MakeStep]]:
-    """Every benchmark of the suite in every precision, at its usual batch and at a quarter of it.
+    """Every benchmark of the suite in every precision, at its default batch and a quarter of it.
 
-    The order is drawn once, with a fixed seed.
+    The order is random, with a fixed seed.
     """
     steps = []
     for benchmark in suite.benchmarks():
@@ -34,7 +34,7 @@ def suite_steps() -> Iterator[tuple[str, MakeStep]]:
 
 
 def blind_steps() -> Iterator[tuple[str, MakeStep]]:
-    """Steps of models that no fit has seen."""
+    """The steps of the blind test: their models are in no fit."""
     from lab.steps import population
     from lab.steps.memory import STEPS
 

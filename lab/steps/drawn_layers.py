@@ -1,4 +1,4 @@
-"""Layers as networks have them, with sizes drawn at random; `lab.collect.sweep` measures them."""
+"""Typical layers of networks with random sizes; `lab.collect.sweep` measures them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ DTYPES = {
     "fp16": torch.float16,
 }
 LARGEST = 2**28
-"""Elements of a layer's tensors together."""
+"""The most elements of a tensor."""
 MOST_FLOP = {"fp32": 1.5e11, "tf32": 6e11, "bf16": 1e12, "fp16": 1e12}
+"""The most floating-point operations of a layer's forward pass, by precision."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,17 @@ class ShapeDraw:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of its tensors."""
+        """The dtype of the layer's tensors."""
         return DTYPES[self.precision]
 
     def usual(self, low: float, high: float) -> int:
-        """A size between two, by its logarithm: mostly a round one."""
+        """A random size between two limits, uniform in the logarithm and mostly a round number."""
         size = low * (high / low) ** self.random.random()
         step = self.random.choice((1, 8, 8, 16, 32, 64))
         return max(int(size / step + 0.5) * step, 1, int(low))
 
     def tensor(self, *shape: int, grad: bool = True) -> Tensor:
-        """A random tensor in the draw's type and layout."""
+        """A random tensor in the drawn dtype and layout."""
         if not 0 < torch.Size(shape).numel() <= LARGEST:
             raise TooLarge
         made = torch.randn(shape, device="cuda", dtype=self.dtype)
@@ -53,15 +54,15 @@ class ShapeDraw:
 
 
 class TooLarge(Exception):
-    """These sizes do not go together; draw others."""
+    """The drawn sizes make a layer that is too large; draw others."""
 
 
 Layer = Callable[[], Any]
-"""Runs it once, forwards and backwards."""
+"""Runs the layer once, forward and backward."""
 
 
 def through(forward: Callable[[], Any], *leaves: Tensor) -> Layer:
-    """Forwards, then backwards from a gradient of the output's own kind."""
+    """Runs the forward pass, then the backward pass from a random gradient of the output."""
     grads: list[Tensor] = []
 
     def run() -> None:
@@ -99,7 +100,7 @@ class Filters:
 
 
 def _filters(draw: ShapeDraw, form: str, side: int) -> tuple[Filters, int]:
-    """Filters of a form, and the side of the image they go with."""
+    """The filters of a form, such as "depthwise", and the side of their image."""
     pick = draw.random
     most = 2048 if side <= 32 else 512
     channels, filters = draw.usual(16, most), draw.usual(16, most)
@@ -137,7 +138,7 @@ def _filters(draw: ShapeDraw, form: str, side: int) -> tuple[Filters, int]:
 
 
 def convolution(draw: ShapeDraw) -> Layer:
-    """Plain, of 1 x 1, grouped, depthwise, strided, of the first layer, transposed; 1-d and 3-d."""
+    """A convolution: plain, 1 x 1, grouped, depthwise, stem, patches, transposed, 1-d or 3-d."""
     pick = draw.random
     weights = {"plain": 30, "point": 28, "grouped": 12, "depthwise": 14, "stem": 4, "patch": 3}
     weights |= {"up": 4, "1d": 3, "3d": 2}
@@ -164,7 +165,7 @@ def convolution(draw: ShapeDraw) -> Layer:
 
 
 def linear(draw: ShapeDraw) -> Layer:
-    """With and without bias, from few rows to many."""
+    """A linear layer with or without bias, from few rows to many."""
     rows, inwards, out = draw.usual(8, 32768), draw.usual(16, 8192), draw.usual(16, 8192)
     if draw.random.random() < 0.08:
         out = draw.random.choice((1000, 21843, 30522, 32000, 50257))
@@ -178,7 +179,7 @@ def linear(draw: ShapeDraw) -> Layer:
 
 
 def batched(draw: ShapeDraw) -> Layer:
-    """Batches of products, as attention by hand has them."""
+    """A batched product, as in attention without a fused kernel."""
     batch, m, n, k = draw.usual(4, 1024), draw.usual(16, 1024), draw.usual(16, 1024), 0
     k = draw.random.choice((32, 64, 64, 80, 128, draw.usual(16, 1024)))
     _need(2.0 * batch * m * n * k, draw)
@@ -189,7 +190,7 @@ def batched(draw: ShapeDraw) -> Layer:
 
 
 def attention(draw: ShapeDraw) -> Layer:
-    """Whatever kernel torch chooses; a tenth with a mask."""
+    """Attention with the kernel that torch chooses; a tenth of those not causal have a mask."""
     pick = draw.random
     batch, heads = draw.usual(1, 64), pick.choice((1, 4, 6, 8, 12, 12, 16, 16, 20, 24, 32))
     width = pick.choice((32, 40, 64, 64, 64, 80, 96, 128, 128))
@@ -209,7 +210,7 @@ def attention(draw: ShapeDraw) -> Layer:
 
 
 def recurrent(draw: ShapeDraw) -> Layer:
-    """cuDNN's LSTM, GRU and plain cells."""
+    """An LSTM, GRU or plain recurrent layer of cuDNN."""
     pick = draw.random
     cell = pick.choices((nn.LSTM, nn.GRU, nn.RNN), (60, 30, 10))[0]
     steps, batch = draw.usual(4, 300), draw.usual(2, 256)
@@ -217,7 +218,7 @@ def recurrent(draw: ShapeDraw) -> Layer:
     inputs = pick.choice((hidden, hidden, draw.usual(32, 2048)))
     layers, both = pick.choice((1, 1, 1, 2, 2, 3, 4)), pick.random() < 0.25
     _need(40.0 * steps * batch * hidden * (hidden + inputs) * layers * (1 + both), draw)
-    dtype = torch.float16 if draw.precision == "bf16" else draw.dtype  # autocast has it so
+    dtype = torch.float16 if draw.precision == "bf16" else draw.dtype  # as under autocast
     net = cell(inputs, hidden, layers, bidirectional=both, device="cuda", dtype=dtype)
     x = torch.randn(steps, batch, inputs, device="cuda", dtype=dtype, requires_grad=True)
     return through(partial(net, x), x, *net.parameters())
@@ -233,7 +234,7 @@ def _rows(draw: ShapeDraw, widest: float = 8192) -> Tensor:
 
 
 def norm(draw: ShapeDraw) -> Layer:
-    """Batch, layer, group and RMS norm."""
+    """A batch, layer, group or RMS norm."""
     form = draw.random.choices(("batch", "layer", "group", "rms"), (45, 30, 17, 8))[0]
     scale = replace(draw, precision="fp32") if form == "batch" else draw
     if form in ("layer", "rms"):
@@ -253,7 +254,7 @@ def norm(draw: ShapeDraw) -> Layer:
 
 
 def pooling(draw: ShapeDraw) -> Layer:
-    """Maxima and means, to a point, and the other way."""
+    """Max, mean or adaptive pooling, or upsampling."""
     x, pick = _image(draw), draw.random
     kernel, stride, padding = pick.choice(((2, 2, 0), (3, 2, 1), (3, 1, 1), (3, 2, 0), (5, 3, 0)))
     form = pick.choices(("max", "mean", "point", "resized"), (40, 30, 10, 20))[0]
@@ -273,13 +274,13 @@ def pooling(draw: ShapeDraw) -> Layer:
 
 
 def lookup(draw: ShapeDraw) -> Layer:
-    """Embeddings, bags of them, rows picked and added."""
+    """An embedding, an embedding bag, index_select or index_add."""
     pick = draw.random
     table = replace(draw, precision="fp32").tensor(draw.usual(500, 2e6), draw.usual(16, 2048))
     count = draw.usual(64, 100_000)
     if not count * table.shape[1] <= LARGEST:
         raise TooLarge
-    # Words repeat: a square of a uniform number favours the small ones.
+    # Frequent words repeat: the square of a uniform number favours small indices.
     where = (torch.rand(count, device="cuda") ** 2 * table.shape[0]).long()
     match pick.choice(("embedding", "embedding", "bag", "select", "add")):
         case "embedding":
@@ -294,7 +295,7 @@ def lookup(draw: ShapeDraw) -> Layer:
 
 
 def loss(draw: ShapeDraw) -> Layer:
-    """Softmax by itself, and with the loss of a classifier or a language model."""
+    """A softmax, or the cross entropy of a classifier or language model."""
     rows, classes = draw.usual(16, 16384), draw.usual(10, 60_000)
     x = draw.tensor(rows, classes)
     if draw.random.random() < 0.5:
@@ -304,7 +305,7 @@ def loss(draw: ShapeDraw) -> Layer:
 
 
 def pointwise(draw: ShapeDraw) -> Layer:
-    """Activations, sums, products, dropout, casts, copies into another order, reductions."""
+    """An activation, sum, product, dropout, cast, transposing copy, concatenation or reduction."""
     pick = draw.random
     x = _image(draw) if pick.random() < 0.5 else _rows(draw, 65536)
     other = x.detach().clone().requires_grad_()
@@ -324,7 +325,7 @@ def pointwise(draw: ShapeDraw) -> Layer:
 
 
 def optimizer(draw: ShapeDraw) -> Layer:
-    """A list of parameters as networks have them."""
+    """An optimizer step over a list of parameters of many sizes."""
     pick = draw.random
     sizes = [draw.usual(16, 4e6) for _ in range(draw.usual(8, 300))]
     weights = [torch.randn(n, device="cuda", requires_grad=True) for n in sizes]

@@ -25,7 +25,7 @@ Key = tuple[str, int, str]
 
 
 def make_step(key: Key) -> Step:
-    """The step of a name, a batch and a precision."""
+    """The step of a model, a batch and a precision."""
     name, batch, precision = key
     if name.startswith("suite/"):
         return suite.benchmark(name.removeprefix("suite/")).make_step(batch, precision)
@@ -34,17 +34,17 @@ def make_step(key: Key) -> Step:
 
 
 def make_capturable(key: Key) -> Step:
-    """The step with optimizers that keep their count of steps on the GPU, as a graph needs it."""
+    """The step with optimizers whose step counter is on the GPU, which a CUDA graph needs."""
     step = make_step(key)
-    for found in gc.get_objects():
-        # By its type: asking some other objects for their class warns.
-        if issubclass(type(found), torch.optim.Optimizer) and not found.state:
-            for group in found.param_groups:
+    for candidate in gc.get_objects():
+        # type() and not isinstance: reading __class__ of some objects warns.
+        if issubclass(type(candidate), torch.optim.Optimizer) and not candidate.state:
+            for group in candidate.param_groups:
                 if "capturable" in group:
                     group["capturable"] = True
     return step
 
 
 def named(key: Key) -> str:
-    """A step in one word."""
+    """The key of a step as one word."""
     return "-".join(map(str, key))

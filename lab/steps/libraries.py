@@ -1,4 +1,4 @@
-"""Libraries of models: imported in one way, or missed with one line that says what to install."""
+"""Import model libraries, or stop with one line that says what to install."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lab.needs import require
 def import_torchvision() -> Any:
     """Import torchvision.
 
-    It has no build for a CPU torch. There two of its ops are declared first, so that it can be
-    imported and its models can be traced.
+    There is no build for CPU-only torch. With such a torch, two of its ops are declared first, so
+    that it can be imported and its models can be traced.
     """
     require("this step", "torchvision")
     libraries = [] if torch.version.cuda else [torch.library.Library("torchvision", "DEF")]

@@ -10,6 +10,8 @@ from torch import nn
 
 
 class PlainLlama(nn.Module):
+    """Tokens (batch, length) -> logits (batch, length, vocabulary)."""
+
     def __init__(self, layers: int, width: int, inner: int, heads: int, vocabulary: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
@@ -25,6 +27,8 @@ class PlainLlama(nn.Module):
 
 
 class PlainLlamaLayer(nn.Module):
+    """Causal self-attention and a gated perceptron, each with an RMS norm and a residual."""
+
     def __init__(self, width: int, inner: int, heads: int) -> None:
         super().__init__()
         self.heads = heads

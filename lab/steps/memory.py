@@ -1,7 +1,8 @@
-"""Training steps whose memory is compared with reality: the same code traced here and run there.
+"""Training steps whose predicted memory is compared with measured memory.
 
-Suite models, torchvision's and transformers'; float32, TF32, bfloat16 and float16; SGD, Adam and
-AdamW, looped, foreach and fused; checkpointing, accumulation, recurrent layers, GANs, detection.
+The same code is traced without a GPU and run on one. The steps cover models of the suite, of
+torchvision and of transformers; float32, TF32, bfloat16 and float16; SGD, Adam and AdamW, looped,
+foreach and fused; checkpointing, accumulation, recurrent layers, GANs and detection.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MakeStep = Callable[[], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """A step by name; `gib` is what it may take at most, for running several at a time."""
+    """A named step. `gib` is the most memory it may take, so that several can share a GPU."""
 
     name: str
     make: MakeStep
@@ -41,7 +42,7 @@ def train(
     accumulate: int = 1,
     **options: Any,
 ) -> Callable[[], None]:
-    """An ordinary training loop around a loss, with torch's own defaults."""
+    """An ordinary training step around a loss, with torch's defaults."""
     chosen = OPTIMIZERS[optimizer](model.parameters(), **options)
     scaler = torch.amp.GradScaler("cuda") if precision == "fp16" else None
 
@@ -49,8 +50,8 @@ def train(
         chosen.zero_grad()
         for _ in range(accumulate):
             with autocast(precision, "cuda"):
-                found = loss(model)
-            (found if scaler is None else scaler.scale(found)).backward()
+                value = loss(model)
+            (value if scaler is None else scaler.scale(value)).backward()
         if scaler is None:
             chosen.step()
         else:
@@ -95,7 +96,7 @@ def vision(
 
 
 def segmentation(batch: int, precision: str = "fp32") -> Callable[[], None]:
-    """torchvision's FCN with a ResNet-50."""
+    """A segmentation network of torchvision: FCN with a ResNet-50."""
     networks = import_torchvision().models.segmentation
     model = networks.fcn_resnet50(weights=None, weights_backbone=None).cuda()
     images = torch.randn(batch, 3, 256, 256, device="cuda")
@@ -114,7 +115,7 @@ def language(
     dtype: Any = None,
     **options: Any,
 ) -> Callable[[], None]:
-    """A model of transformers: labels in, loss out."""
+    """A model of transformers, which computes its loss from labels."""
     import transformers
 
     model = getattr(transformers, architecture)(config(transformers))
@@ -141,7 +142,7 @@ def gpt2(t: Any) -> Any:
 
 
 def llama(t: Any) -> Any:
-    """A Llama of 0.4 billion parameters with grouped queries."""
+    """A Llama of 0.4 billion parameters with grouped-query attention."""
     return t.LlamaConfig(
         vocab_size=32000,
         hidden_size=1024,
@@ -169,7 +170,7 @@ def opt(t: Any) -> Any:
 
 
 def perceptron(batch: int, optimizer: str, precision: str = "fp32", **options: Any) -> Any:
-    """Eight wide layers: all weights, hardly any activations."""
+    """Eight wide linear layers, with far more memory for weights than for activations."""
     layers = [layer for _ in range(8) for layer in (nn.Linear(4096, 4096), nn.ReLU())]
     model = nn.Sequential(*layers).cuda()
     rows = torch.randn(batch, 4096, device="cuda")
@@ -177,15 +178,15 @@ def perceptron(batch: int, optimizer: str, precision: str = "fp32", **options: A
 
 
 def blocks(batch: int, precision: str, checkpointed: bool) -> Any:
-    """Twelve of torch's encoder layers, checkpointed one by one or not."""
+    """Twelve encoder layers of torch, each checkpointed or not."""
     layer = partial(nn.TransformerEncoderLayer, 768, 12, 3072, batch_first=True, norm_first=True)
     model = nn.ModuleList(layer() for _ in range(12)).cuda()
     tokens = torch.randn(batch, 512, 768, device="cuda")
 
     def loss(layers: Any) -> Any:
         x = tokens
-        for each in layers:
-            x = checkpoint(each, x, use_reentrant=False) if checkpointed else each(x)
+        for block in layers:
+            x = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
         return x.square().mean()
 
     return train(model, loss, "adamw", precision)
@@ -342,7 +343,7 @@ GROWING: dict[str, Callable[[int], Callable[[], Any]]] = {
     "vit bf16": lambda batch: language("ViTForImageClassification", vit, batch, 0, "bf16"),
     "lstm fp32": lambda batch: lstm(batch, "fp32"),
 }
-"""Steps of any batch, for the largest one that fits."""
+"""Steps of any batch size, to search for the largest batch that fits."""
 
 LIMITS_GIB = (8, 16, 24, 40, 80)
 
@@ -358,4 +359,4 @@ ALONE = (
     "perceptron adam fp32",
     "lstm language b64 fp32",
 )
-"""Steps above 2 GB that run alone, for GPUs whose nvidia-smi does not show processes."""
+"""Steps above 2 GB that run alone on the GPU, where nvidia-smi does not show processes."""

@@ -1,8 +1,8 @@
-"""Steps of many models of timm, torchvision and transformers, drawn with a fixed seed.
+"""Random steps of many models of timm, torchvision and transformers, with a fixed seed.
 
-Batch, precision, layout, optimizer and width of a step are drawn at random. Every fifth model is
-kept for the blind test (`BLIND`): no fit sees it. The others (`SEEN`) are measured by
-`lab.collect.population`.
+The batch, precision, layout, optimizer and width of a step are random. Every fifth model is kept
+for the blind test (`BLIND`), and no fit sees it. `lab.collect.population` measures the others
+(`SEEN`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SEEN = tuple(name for name in _ORDER if name not in BLIND)
 
 @dataclass(frozen=True)
 class Drawn:
-    """A step of a model, with everything that was drawn for it."""
+    """A step of a model with its random settings."""
 
     name: str
     batch: int
@@ -83,13 +83,13 @@ class Drawn:
     last: bool
     """Whether tensors are in channels_last."""
     search: bool
-    """Whether cuDNN tries its algorithms first."""
+    """Whether cuDNN searches for the fastest algorithm (`cudnn.benchmark`)."""
     optimizer: str
     infers: bool
 
     @property
     def title(self) -> str:
-        """The name of its file."""
+        """The name of the step's file."""
         words = [self.name, f"b{self.batch}"]
         if self.name in TEXT:
             words += [f"x{self.length}", f"w{self.width}"] if self.width else [f"x{self.length}"]
@@ -99,7 +99,10 @@ class Drawn:
 
 
 def draw(name: str, seed: int, *, whole: bool = False) -> Drawn:
-    """A step of a model, drawn by its name and the seed; `whole` keeps the authors' width."""
+    """A random step of a model, fixed by its name and the seed.
+
+    `whole` keeps the width of the model's configuration.
+    """
     chance = random.Random(f"{name} {seed}")
     precision = chance.choices(("fp32", "tf32", "bf16", "fp16"), (25, 20, 35, 20))[0]
     images = name not in TEXT and name not in SOUND
@@ -219,25 +222,28 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def _narrow(config: Any, width: int | None) -> None:
-    """Set four layers of a width, in the model's proportions, and no key-value cache."""
-    known = config.to_dict()
-    if "use_cache" in known:
+    """Change a configuration to four layers of this width, without a key-value cache.
+
+    Without a width, only the cache is switched off and the padding token set.
+    """
+    settings = config.to_dict()
+    if "use_cache" in settings:
         config.use_cache = False
     config.pad_token_id = config.decoder_start_token_id = 0
     if width is None:
         return
     layers = ("num_hidden_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
-    for name in (name for name in layers if name in known):
+    for name in (name for name in layers if name in settings):
         setattr(config, name, 4)
-    wide = next(name for name in ("hidden_size", "d_model", "n_embd", "dim") if name in known)
+    wide = next(name for name in ("hidden_size", "d_model", "n_embd", "dim") if name in settings)
     heads = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
     inner = ("intermediate_size", "d_inner", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim")
-    ratio = width / known[wide]
-    for name in (name for name in inner if known.get(name)):
-        setattr(config, name, int(known[name] * ratio / 64 + 1) * 64)
+    ratio = width / settings[wide]
+    for name in (name for name in inner if settings.get(name)):
+        setattr(config, name, int(settings[name] * ratio / 64 + 1) * 64)
     setattr(config, wide, width)
     for name in (*heads, "decoder_attention_heads", "num_key_value_heads"):
-        if known.get(name) and known[name] > 1:
+        if settings.get(name) and settings[name] > 1:
             setattr(config, name, max(width // 64, 1))
-    if known.get("head_dim"):
+    if settings.get("head_dim"):
         config.head_dim = 64

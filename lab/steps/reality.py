@@ -1,4 +1,4 @@
-"""The training steps that are compared with reality: the same code traced here and run on a GPU."""
+"""Training steps whose traces are compared with recordings of the same code on a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mobilenet_v3(batch: int, precision: str) -> TrainingStep:
 
 
 def vit(batch: int, precision: str) -> TrainingStep:
-    """ViT-Base/16 (Dosovitskiy et al., 2021) of torch's own encoder layers, AdamW."""
+    """ViT-Base/16 (Dosovitskiy et al., 2021) with torch's encoder layers and AdamW."""
     return _classifier(_ViT(), (batch, 3, 224, 224), precision, adam=True)
 
 
@@ -54,7 +54,7 @@ STEPS: dict[str, tuple[Callable[[int, str], Any], int]] = {
 
 
 def _huggingface(architecture: str, config: Any, **extra: Any) -> Callable[[str], TrainingStep]:
-    """A model of Hugging Face transformers in its own words: labels in, loss out."""
+    """Makes a step of a Hugging Face model, which computes its loss from labels."""
 
     def make(precision: str) -> TrainingStep:
         import transformers
@@ -97,11 +97,11 @@ LIBRARY_STEPS: dict[str, Callable[[str], TrainingStep]] = {
         ),
     ),
 }
-"""Steps of models from transformers: compared where both sides have the same version of it."""
+"""Steps of models from transformers. Trace and recording must use the same version of it."""
 
 
 def _layers(build: Callable[[], nn.Module], run: Callable[[nn.Module], Any], **options: Any) -> Any:
-    """A step of a few layers: `run` makes a loss of the model, Adam of some form lowers it."""
+    """Makes a step of a few layers: `run` computes a loss, and Adam with `options` minimises it."""
 
     def make(precision: str) -> TrainingStep:
         model = build().cuda()
@@ -131,7 +131,7 @@ def _cells(model: nn.Module) -> Any:
 def _ctc(model: nn.Module) -> Any:
     scores = model(_random(50, 4, 32)).log_softmax(-1)
     targets = torch.randint(1, 20, (4, 10), device="cuda")
-    # As tuples: lengths in tensors take another path when a dispatch mode looks on.
+    # Lengths are tuples: tensors take another path under a dispatch mode.
     return F.ctc_loss(scores, targets, (50,) * 4, (10,) * 4)
 
 
@@ -199,11 +199,11 @@ LAYER_STEPS: dict[str, Callable[[str], TrainingStep]] = {
         lambda model: model(_random(2, 10, 64), _random(2, 7, 64)).square().mean(),
     ),
 }
-"""A few layers each: what the models above do not use."""
+"""Steps of a few layers each, which the models above do not use."""
 
 
 class _First(nn.Module):
-    """The first of a module's results."""
+    """Returns only the first result of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

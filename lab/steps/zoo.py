@@ -2,7 +2,7 @@
 
     python -m lab.steps.zoo                          prints the table as it grows
     python -m lab.steps.zoo resnet50 swin*           only models whose names match
-    python -m lab.steps.zoo --markdown docs/zoo.md   writes the table into a page too
+    python -m lab.steps.zoo --markdown docs/zoo.md   also writes the table to a page
 
 Needs timm and torchvision, no GPU.
 """
@@ -75,7 +75,7 @@ ATTENTION = """
 
 @dataclass(frozen=True)
 class ZooResult:
-    """What became of one model."""
+    """The result of tracing one model."""
 
     model: str
     calls: int
@@ -106,17 +106,17 @@ def make_step(timm: Any, name: str, channels_last: bool) -> Callable[[], None]:
 
 
 def _outputs(out: Any) -> Iterable[Any]:
-    """Distilled models have two heads."""
+    """The outputs of a model as an iterable; distilled models have two heads."""
     return out if isinstance(out, list | tuple) else (out,)
 
 
 def _loss(out: Any, labels: Any) -> Any:
-    # Encoders without a head give features: any number made of them has a backward pass.
+    # Encoders without a head return features. Their mean has a backward pass, too.
     return F.cross_entropy(out, labels) if out.dim() == 2 else out.float().mean()
 
 
 def sweep(timm: Any, names: list[str]) -> list[ZooResult]:
-    """Trace each model, print its line."""
+    """Trace each model and print a line about it."""
     results = []
     for name in names:
         result = _trace(timm, name)
@@ -138,7 +138,7 @@ def _trace(timm: Any, name: str) -> ZooResult:
 
 
 def summary(results: list[ZooResult]) -> str:
-    """How many were traced."""
+    """One sentence: how many models were traced, and how fast."""
     traced = [r for r in results if not r.failure]
     complete = sum(not r.unknown for r in traced)
     seconds = sorted(r.seconds for r in traced)
@@ -150,7 +150,7 @@ def summary(results: list[ZooResult]) -> str:
 
 
 def markdown(results: list[ZooResult], timm_version: str) -> str:
-    """The results as a page."""
+    """The results as a page in Markdown."""
     lines = [
         "# Which models were traced?",
         "",
@@ -175,7 +175,7 @@ def markdown(results: list[ZooResult], timm_version: str) -> str:
 
 
 def main() -> None:
-    """Sweep the models named on the command line, or all."""
+    """Trace the models named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("patterns", nargs="*", default=["*"])
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")

@@ -1,4 +1,4 @@
-"""The blind steps: every one has its trace, none has a product of mixed dtypes, errors as shown."""
+"""The blind test: no fit reads its steps, products have one dtype, and pages show its errors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_no_fit_reads_them() -> None:
 def test_products_are_of_one_dtype(row: BlindRow) -> None:
     for call in row.found.trace:
         if ops.kind(call.op) is Kind.MATMUL:
-            assert len({each.dtype for each in call.op.inputs}) == 1
+            assert len({tensor.dtype for tensor in call.op.inputs}) == 1
 
 
-def test_the_pages_say_how_well_they_are_met() -> None:
+def test_the_pages_show_the_errors() -> None:
     assert "\n".join(table()) in (DOCS / "appendix" / "accuracy-blind.md").read_text()
-    found = figures_of(ROWS)
-    cells = (percent(found.mean), percent(found.worst), percent(found.in_range))
+    scores = figures_of(ROWS)
+    cells = (percent(scores.mean), percent(scores.worst), percent(scores.in_range))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"models never seen: {found.count} steps | {' | '.join(cells)} |" in readme
+    assert f"models never seen: {scores.count} steps | {' | '.join(cells)} |" in readme

@@ -25,7 +25,7 @@ OLD_STEP = ROOT / "tests" / "samples" / "version-0.1" / "measured-step.json.gz"
 
 
 def same(one: Trace, other: Trace) -> bool:
-    """Equal to the last digit and of the same types: 1 and 1.0 are equal, but not written alike."""
+    """Whether traces are equal to the last digit and in types (1 == 1.0, but not their repr)."""
     return one == other and repr(one) == repr(other)
 
 
@@ -49,7 +49,7 @@ def test_attributes_of_equal_value_keep_their_types(tmp_path: Path) -> None:
     ops = [replace(mm(), attrs=(("alpha", value),)) for value in (1, 1.0, True)]
     campaigns.write("types", {"all": trace(*map(call, ops))}, tmp_path)
     (read,) = campaigns.traces("types", tmp_path).values()
-    assert [type(each.op.attr("alpha")) for each in read] == [int, float, bool]
+    assert [type(made.op.attr("alpha")) for made in read] == [int, float, bool]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
@@ -93,9 +93,9 @@ def test_keys_are_in_the_order_of_their_files(tmp_path: Path) -> None:
     assert list(campaigns.traces("order", tmp_path)) == ["a-b", "a", "b"]
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_campaigns_and_traces_are_refused(tmp_path: Path) -> None:
     campaigns.write("known", {}, tmp_path)
-    with pytest.raises(InvalidInput, match=r"no campaign .*there are: known"):
+    with pytest.raises(InvalidInput, match=r"no campaign .*the campaigns are: known"):
         campaigns.traces("unknown", tmp_path)
     with pytest.raises(InvalidInput, match="there are no traces"):
         campaigns.pack("known", tmp_path, tmp_path)

@@ -1,4 +1,4 @@
-"""The figures of docs/accuracy.md: what the file has, what the page shows, and the appendices."""
+"""The figures of docs/accuracy.md agree with their file and with the appendices."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_five_figures_of_errors() -> None:
-    found = figures([0.1, -0.3], [True, False])
-    assert (found.count, found.in_range) == (2, 0.5)
-    assert found.mean == pytest.approx(0.2)
-    assert found.median == pytest.approx(0.2)
-    assert found.bias == pytest.approx(-0.1)
-    assert found.worst == pytest.approx(0.3)
+    scores = figures([0.1, -0.3], [True, False])
+    assert (scores.count, scores.in_range) == (2, 0.5)
+    assert scores.mean == pytest.approx(0.2)
+    assert scores.median == pytest.approx(0.2)
+    assert scores.bias == pytest.approx(-0.1)
+    assert scores.worst == pytest.approx(0.3)
     assert figures([0.1]).in_range is None
 
 
@@ -73,11 +73,11 @@ def test_the_file_repeats_the_table_of_sets() -> None:
     table = rows_of(text.partition("\n\n")[2].partition("\n\n")[0])[2:]
     assert len(table) == 12
     for name, count, mean, _, bias, worst, held, _ in table:
-        found = SETS[name]
-        assert int(count) == found.count
-        assert mean == percent(found.mean)
-        assert int(bias.strip("%")) == round(100 * (found.bias or 0.0))
-        assert (worst, held) == (percent(found.worst), percent(found.in_range))
+        scores = SETS[name]
+        assert int(count) == scores.count
+        assert mean == percent(scores.mean)
+        assert int(bias.strip("%")) == round(100 * (scores.bias or 0.0))
+        assert (worst, held) == (percent(scores.worst), percent(scores.in_range))
 
 
 def test_the_file_repeats_the_table_of_iterations() -> None:
@@ -85,15 +85,15 @@ def test_the_file_repeats_the_table_of_iterations() -> None:
     lines = {cells[0]: cells for cells in table if len(cells) == 7}
     for title in EVERY:
         for which in ("the suite", "the suite, machines in no fit", "models of the blind test"):
-            found = SETS[f"h200 iterations, {title}: {which}"]
+            scores = SETS[f"h200 iterations, {title}: {which}"]
             _, count, mean, _, bias, worst, held = lines[f"{title}: {which}"]
-            assert int(count) == found.count
+            assert int(count) == scores.count
             assert (mean, worst, held) == (
-                percent(found.mean, 1),
-                percent(found.worst),
-                percent(found.in_range),
+                percent(scores.mean, 1),
+                percent(scores.worst),
+                percent(scores.in_range),
             )
-            assert bias == percent(found.bias, 1, signed=True)
+            assert bias == percent(scores.bias, 1, signed=True)
 
 
 def test_the_file_repeats_the_tables_of_our_gpu_time() -> None:
@@ -101,20 +101,20 @@ def test_the_file_repeats_the_tables_of_our_gpu_time() -> None:
     _, count, mean, _, bias, worst, held, in_the_fit = next(
         cells for cells in families if cells[0] == "**all**"
     )
-    found = SETS["h200 GPU time, families left out"]
-    assert (int(count), mean) == (found.count, percent(found.mean, 1))
-    assert bias == percent(found.bias, 1, signed=True)
-    assert (worst, held) == (percent(found.worst), percent(found.in_range))
+    scores = SETS["h200 GPU time, families left out"]
+    assert (int(count), mean) == (scores.count, percent(scores.mean, 1))
+    assert bias == percent(scores.bias, 1, signed=True)
+    assert (worst, held) == (percent(scores.worst), percent(scores.in_range))
     assert in_the_fit == percent(SETS["h200 GPU time, in the fit"].mean, 1)
     blind = rows_of((pages.APPENDIX / "accuracy-blind.md").read_text(encoding="utf-8"))
     every = next(cells for cells in blind if cells[0] == "all machines")
-    found = SETS["h200 GPU time, blind models"]
+    scores = SETS["h200 GPU time, blind models"]
     assert (every[1], every[2], every[5]) == (
-        str(found.count),
-        percent(found.mean, 1),
-        percent(found.worst),
+        str(scores.count),
+        percent(scores.mean, 1),
+        percent(scores.worst),
     )
-    assert (every[4], every[6]) == (percent(found.bias, 1, signed=True), percent(found.in_range))
+    assert (every[4], every[6]) == (percent(scores.bias, 1, signed=True), percent(scores.in_range))
 
 
 def test_the_file_repeats_the_card_and_the_table_of_ops() -> None:
@@ -125,19 +125,19 @@ def test_the_file_repeats_the_card_and_the_table_of_ops() -> None:
     names = [line.key.removeprefix("op ") for line in summary.OPS if line.key[3:] in groups]
     assert len(names) == 10
     for name in names:
-        found, cells = SETS[f"op {name}"], lines[name]
-        assert found.count == groups[name]["ops"]
-        assert round(found.mean, 3) == groups[name]["mean"]  # the card has three digits
-        assert cells[1] == f"{found.count:,}"
-        assert cells[5].startswith(f"{found.mean:.0%} /")
-        assert cells[6] == percent(found.in_range)
+        scores, cells = SETS[f"op {name}"], lines[name]
+        assert scores.count == groups[name]["ops"]
+        assert round(scores.mean, 3) == groups[name]["mean"]  # the card has three digits
+        assert cells[1] == f"{scores.count:,}"
+        assert cells[5].startswith(f"{scores.mean:.0%} /")
+        assert cells[6] == percent(scores.in_range)
 
 
 def test_the_short_page_of_traced_models_repeats_the_long_one() -> None:
-    said = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
+    bold_line = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
     short, long = (ROOT / "docs" / name for name in ("zoo.md", "appendix/zoo-models.md"))
-    first = said.search(short.read_text(encoding="utf-8"))
-    second = said.search(long.read_text(encoding="utf-8"))
+    first = bold_line.search(short.read_text(encoding="utf-8"))
+    second = bold_line.search(long.read_text(encoding="utf-8"))
     assert first is not None
     assert second is not None
     assert first[1] == second[1]
@@ -192,6 +192,6 @@ def heads(text: str) -> set[str]:
 
 
 def test_figures_of_sets_are_those_with_the_gpu_left_out() -> None:
-    found = accuracy.figures_of(made_rows())
-    assert set(found) == {"lambda", "h200 suite"}
-    assert found["lambda"].count == 60
+    by_set = accuracy.figures_of(made_rows())
+    assert set(by_set) == {"lambda", "h200 suite"}
+    assert by_set["lambda"].count == 60

@@ -1,4 +1,4 @@
-"""One command from data to weights: what it runs, in which order, and what it refuses."""
+"""The command that makes all shipped weights: what it fits, in which order, what it refuses."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_an_unknown_name_is_told_the_nearest(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit) as left:
         command.main(["lerned"])
     assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert "'lerned' (did you mean 'learned'?); there are kernel_counts, attainable, mlp" in said
+    message = capsys.readouterr().err
+    assert "'lerned' (did you mean 'learned'?); there are kernel_counts, attainable, mlp" in message
 
 
 @pytest.mark.parametrize("given", [["--skip", "hosts"], ["zzz"]])
@@ -71,9 +71,9 @@ def test_a_missing_table_is_told_before_anything_is_fitted(
     with pytest.raises(SystemExit) as left:
         command.main(["attainable", "learned", "--data", str(tmp_path)])
     assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert "attainable, learned reads the public tables" in said
-    assert f"the folder {tmp_path} is empty; docs/sources.md says" in said
+    message = capsys.readouterr().err
+    assert "attainable, learned reads the public tables" in message
+    assert f"the folder {tmp_path} is empty; docs/sources.md says" in message
 
 
 def made_up(shipped: Path, seen: list[str]) -> list[ShippedFit]:
@@ -98,8 +98,10 @@ def test_fits_run_in_order_and_say_what_they_wrote(
     folders = Folders(tmp_path, tmp_path / "cache")
     command.run(made_up(tmp_path, seen), folders, tmp_path)
     assert seen == ["first", "second"]
-    said = capsys.readouterr().out
-    assert said.index("first.toml: new") < said.index("== 2/2 second") < said.index("nothing")
+    printed = capsys.readouterr().out
+    assert (
+        printed.index("first.toml: new") < printed.index("== 2/2 second") < printed.index("nothing")
+    )
 
 
 def test_a_new_date_alone_is_no_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +122,9 @@ def test_a_changed_number_is_a_change() -> None:
 
 def test_the_list_names_every_fit(capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["--list", "--skip", "mlp"])
-    said = capsys.readouterr().out
-    assert all(f"{fit.name}: " in said for fit in FITS if fit.name != "mlp")
-    assert "mlp:" not in said
+    printed = capsys.readouterr().out
+    assert all(f"{fit.name}: " in printed for fit in FITS if fit.name != "mlp")
+    assert "mlp:" not in printed
 
 
 def test_the_fit_of_the_reference_host_gives_the_file_that_ships() -> None:

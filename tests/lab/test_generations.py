@@ -1,4 +1,4 @@
-"""What whole steps say of a generation: recovered, shrunk, and blind to a chip that is left out."""
+"""Constants of GPU generations: recovered from steps, shrunk, and fitted without a chip."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def step(
     *,
     old: bool = False,
 ) -> PublishedStep:
-    """A step of a second, of which a share is to be multiplied."""
+    """A step predicted at one second, of which a share took `factor` times as long."""
     measured_s = share * factor + 1 - share
     return PublishedStep(
         chip, "made up", measured_s, other_s=1 - share, parts_s={key: share}, old=old
     )
 
 
-def test_many_steps_that_agree_are_believed() -> None:
-    found = fit([step(0.8, share) for share in (0.5, 0.7, 0.9) for _ in range(400)])
-    assert found[CORES] == pytest.approx(math.log(0.8), abs=0.01)
+def test_many_steps_that_agree_set_the_constant() -> None:
+    offsets = fit([step(0.8, share) for share in (0.5, 0.7, 0.9) for _ in range(400)])
+    assert offsets[CORES] == pytest.approx(math.log(0.8), abs=0.01)
 
 
 def test_a_few_steps_move_a_constant_a_little() -> None:
@@ -42,7 +42,7 @@ def test_a_few_steps_move_a_constant_a_little() -> None:
     assert math.log(0.8) < more < few < 0
 
 
-def test_steps_without_an_error_say_nothing() -> None:
+def test_steps_without_an_error_give_zero() -> None:
     assert fit([step(1.0, 0.5)] * 50) == {CORES: 0.0, OLD: 0.0}
 
 
@@ -52,27 +52,27 @@ def test_one_step_far_off_does_not_outweigh_the_others() -> None:
     assert disturbed == pytest.approx(fit(agreeing)[CORES], abs=0.05)
 
 
-def test_sorts_of_work_are_told_apart() -> None:
-    found = fit([*[step(0.8, 0.9)] * 200, *[step(1.3, 0.9, key=RECURRENT)] * 200])
-    assert found[CORES] < -0.15
-    assert found[RECURRENT] > 0.15
+def test_kinds_of_work_have_separate_constants() -> None:
+    offsets = fit([*[step(0.8, 0.9)] * 200, *[step(1.3, 0.9, key=RECURRENT)] * 200])
+    assert offsets[CORES] < -0.15
+    assert offsets[RECURRENT] > 0.15
 
 
-def test_old_libraries_are_told_from_the_generation() -> None:
+def test_old_libraries_and_generations_have_separate_constants() -> None:
     today = [step(1.1, 0.9, key=TENSOR)] * 300
     old = [step(1.4, 0.9, PASCAL, key=TENSOR, old=True)] * 300
-    found = fit([*today, *old])
-    assert found[TENSOR] == pytest.approx(math.log(1.1), abs=0.02)
-    assert found[OLD] == pytest.approx(math.log(1.4 / 1.1), abs=0.02)
+    offsets = fit([*today, *old])
+    assert offsets[TENSOR] == pytest.approx(math.log(1.1), abs=0.02)
+    assert offsets[OLD] == pytest.approx(math.log(1.4 / 1.1), abs=0.02)
 
 
 def test_old_libraries_use_plain_cores_as_well_as_todays() -> None:
-    found = fit([step(1.4, 0.9, old=True)] * 300)
-    assert found[OLD] == 0.0
-    assert found[CORES] == pytest.approx(math.log(1.4), abs=0.02)
+    offsets = fit([step(1.4, 0.9, old=True)] * 300)
+    assert offsets[OLD] == 0.0
+    assert offsets[CORES] == pytest.approx(math.log(1.4), abs=0.02)
 
 
-def test_only_what_runs_on_tensor_cores_ages() -> None:
+def test_old_libraries_slow_only_tensor_cores() -> None:
     learned = Learned.shipped()
     aged = Aged.of(learned, {"old": {"tensor": math.log(1.25)}})
     half, single = (TensorSpec((2048, 2048), dtype) for dtype in ("float16", "float32"))
@@ -88,7 +88,7 @@ def test_only_what_runs_on_tensor_cores_ages() -> None:
     assert aged.predict(given[0], gpu) == after[0]
 
 
-def test_the_shipped_file_has_a_constant_of_every_sort() -> None:
+def test_the_shipped_file_has_a_constant_of_every_kind() -> None:
     assert 1.0 < Aged.shipped().factor < 1.5
     assert set(PULLS) == {*COMPUTING.values(), OLD[0]}
 
@@ -117,12 +117,14 @@ def test_constants_reach_the_models_they_are_for() -> None:
 
 
 def test_shipped_constants_are_small_and_of_generations_that_exist() -> None:
-    known = {str((each.compute_capability or (each.architecture,))[0]) for each in map(device, IDS)}
+    generations = {
+        str((gpu.compute_capability or (gpu.architecture,))[0]) for gpu in map(device, IDS)
+    }
     for model in Learned.shipped().models.values():
         for key, offset in model.steps.items():
             units, _, generation = key.partition(".")
             assert units in ("cores", "tensor")
-            assert generation in known
+            assert generation in generations
             assert abs(offset) < 0.5
 
 

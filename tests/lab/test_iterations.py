@@ -1,4 +1,4 @@
-"""Iterations timed before any profiler ran: what is read of the files, and what is left out."""
+"""Iterations timed before any profiler ran: which files are read, and what fits may use."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_every_benchmark_comes_in_every_precision_and_the_order_is_drawn_once() 
 
 
 def test_only_steps_are_timed_whose_gpu_time_is_known() -> None:
-    known = [name for name, _ in known_steps(1)]
-    assert len(known) == 120
-    assert set(known) <= set(busy_s())
+    names = [name for name, _ in known_steps(1)]
+    assert len(names) == 120
+    assert set(names) <= set(busy_s())
     other = [name for name, _ in known_steps(2)]
-    assert other != known
-    assert sorted(other) == sorted(known)
+    assert other != names
+    assert sorted(other) == sorted(names)
 
 
 def test_the_files_have_what_was_timed() -> None:
@@ -77,7 +77,7 @@ def test_machines_that_judge_are_in_no_fit() -> None:
     assert not names & set(read().leases)
 
 
-def test_what_was_timed_after_a_profiler_by_mistake_tells_of_costs_only() -> None:
+def test_machines_profiled_by_mistake_are_used_for_costs_only() -> None:
     slowed = {machine.name for machine in all_machines() if machine.profiled}
     assert slowed == {"sixth", "seventh"}
     assert not slowed & {machine.name for machine in MACHINES}
@@ -90,12 +90,12 @@ def test_several_timings_count_by_their_median(monkeypatch: pytest.MonkeyPatch) 
     whole["steps"] = {name: step | {"timings_s": [0.1, 0.4, 0.2]}}
     monkeypatch.setattr(timed, "documents", lambda _: {"eighth": whole})
     monkeypatch.setattr(timed, "busy_s", lambda: {name: 0.01})
-    (found,) = timed.machines()[0].steps
-    assert found.seconds == 0.2
-    assert found.apart == pytest.approx((3.0 + 0.5) / 2)
+    (step_read,) = timed.machines()[0].steps
+    assert step_read.seconds == 0.2
+    assert step_read.apart == pytest.approx((3.0 + 0.5) / 2)
 
 
-def test_the_files_count_what_the_steps_ask_of_a_host() -> None:
+def test_the_files_count_how_often_steps_need_host_costs() -> None:
     kept = [
         (step, trace)
         for machine in MACHINES
@@ -121,15 +121,15 @@ def test_a_host_that_is_calibrated_throughout_is_the_median_of_all_times() -> No
             assert seconds == statistics.median(times[name] for times in every)
 
 
-def test_nothing_of_a_machine_is_in_what_is_said_of_its_host() -> None:
+def test_a_machines_host_is_predicted_without_its_own_steps() -> None:
     machine, *others = MACHINES
     fitted = read()
     slow = fitted.where(fitted.leases != machine.name)
-    found = hosts_of(machine, fitted, others)
-    assert found == hosts_of(machine, slow, others)
-    assert not found[REFERENCE].known
-    assert found[AT_START].known
-    assert found[THROUGHOUT].known
+    hosts = hosts_of(machine, fitted, others)
+    assert hosts == hosts_of(machine, slow, others)
+    assert not hosts[REFERENCE].known
+    assert hosts[AT_START].known
+    assert hosts[THROUGHOUT].known
 
 
 def test_the_reference_is_met_by_the_machines_it_is_from() -> None:
@@ -158,10 +158,10 @@ def test_machines_in_no_fit_have_a_line_of_their_own() -> None:
         IterationRow("a", THROUGHOUT, True, e, e < 0.15, 2.0, unseen=e > 0.1) for e in (0.1, 0.2)
     ]
     rows += [IterationRow("a", THROUGHOUT, False, 0.3, within=False, host_over_gpu=2.0)]
-    found = list(table(rows))
-    assert found[2].startswith(f"| {THROUGHOUT}: the suite | 2 | 15.0%")
+    lines = list(table(rows))
+    assert lines[2].startswith(f"| {THROUGHOUT}: the suite | 2 | 15.0%")
     title = f"{THROUGHOUT}: the suite, machines in no fit"
-    assert found[3] == f"| {title} | 1 | 20.0% | 20.0% | +20.0% | 20% | 0% |"
+    assert lines[3] == f"| {title} | 1 | 20.0% | 20.0% | +20.0% | 20% | 0% |"
 
 
 def test_the_table_has_a_line_for_each_host_and_machine() -> None:
@@ -172,8 +172,8 @@ def test_the_table_has_a_line_for_each_host_and_machine() -> None:
         for of_suite in (True, False)
         for error in (-0.1, 0.2)
     ]
-    found = list(table(rows))
-    assert f"| {REFERENCE}: the suite | 4 | 15.0% | 15.0% | +5.0% | 20% | 50% |" in found
+    lines = list(table(rows))
+    assert f"| {REFERENCE}: the suite | 4 | 15.0% | 15.0% | +5.0% | 20% | 50% |" in lines
     line = f"| {THROUGHOUT}: the suite, b machine | 2 | 15.0% | 15.0% | +5.0% | 20% | 50% |"
-    assert line in found
-    assert len(found) == 2 + 2 + 4
+    assert line in lines
+    assert len(lines) == 2 + 2 + 4

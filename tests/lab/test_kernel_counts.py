@@ -1,4 +1,4 @@
-"""How many kernels an op launches: as counted in measured traces."""
+"""The number of kernels of an op agrees with the counts in measured traces."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def test_an_op_has_the_kernels_that_were_seen(name: str) -> None:
 def test_where_kernels_vary_the_count_is_among_those_seen(name: str, seen: tuple[int, int]) -> None:
     fewest, most = seen
     assert fewest <= COUNTED[name] <= most
-    assert all(fewest <= each <= most for each in SEEN[name])
+    assert all(fewest <= count <= most for count in SEEN[name])
 
 
-def test_ops_of_several_sorts_were_seen() -> None:
+def test_enough_ops_are_compared() -> None:
     assert len(SEEN.keys() & COUNTED.keys()) >= 10
 
 
 @pytest.mark.parametrize(("lookups", "kernels"), [(UNSORTED_LOOKUPS, 2), (4096, SORTING)])
 def test_the_gradient_of_an_embedding_sorts_many_lookups(lookups: int, kernels: int) -> None:
     places = tensor(lookups, dtype="int64")
-    found = Op("aten.embedding_dense_backward", (tensor(lookups, 8), places), (tensor(100, 8),))
-    assert ops.kernels(found) == kernels
+    op = Op("aten.embedding_dense_backward", (tensor(lookups, 8), places), (tensor(100, 8),))
+    assert ops.kernels(op) == kernels
 
 
-def test_what_launches_nothing_has_no_kernel() -> None:
+def test_an_op_on_an_empty_tensor_has_no_kernel() -> None:
     assert ops.kernels(Op("aten.masked_fill.Scalar", (tensor(0),), (tensor(0),))) == 0

@@ -30,9 +30,12 @@ def test_the_family_itself_and_other_machines_do_not_count() -> None:
     slow, fast = float(FACTORS[-1]), float(FACTORS[2])
     rows = [row("vgg", slow), row("resnet", fast), row("alexnet", fast), row("vgg", slow, "t4")]
     rows.append(row("resnet", slow, "t4"))
-    found = {(each.case.family, each.case.gpu): factor for each, factor, _ in judged(rows)}
-    assert found["vgg", "rtx-2080-ti"] == pytest.approx(fast)
-    assert found["vgg", "t4"] == pytest.approx(slow)
+    factors = {
+        (judged_row.case.family, judged_row.case.gpu): factor
+        for judged_row, factor, _ in judged(rows)
+    }
+    assert factors["vgg", "rtx-2080-ti"] == pytest.approx(fast)
+    assert factors["vgg", "t4"] == pytest.approx(slow)
 
 
 def test_the_table_shows_both_errors() -> None:

@@ -56,13 +56,13 @@ def test_occupancy_is_what_kineto_reported_for_every_launch() -> None:
 
 
 def test_the_parts_make_the_busy_time_and_the_plain_sum_does_not() -> None:
-    found = rows("parts.csv")
-    errors = [float(row["parts_s"]) / float(row["busy_s"]) - 1 for row in found]
+    steps = rows("parts.csv")
+    errors = [float(row["parts_s"]) / float(row["busy_s"]) - 1 for row in steps]
     worst = max(errors, key=abs)
     mean = statistics.mean(map(abs, errors))
     assert f"mean error {mean:.1%}, worst {worst:+.1%}" in PAGE
-    sums = [float(row["sum_s"]) / float(row["busy_s"]) - 1 for row in found]
-    assert f"| {len(found)} steps |" in PAGE
+    sums = [float(row["sum_s"]) / float(row["busy_s"]) - 1 for row in steps]
+    assert f"| {len(steps)} steps |" in PAGE
     assert f"up to {max(sums):.0%} more" in PAGE
 
 
@@ -100,7 +100,7 @@ def test_the_page_repeats_the_errors_on_the_cards_of_the_networks() -> None:
 
 
 def bf16_errors(pairs: Iterable[tuple[Trace, float]]) -> tuple[list[float], list[float]]:
-    """Of Daydream's rule, and with the ratio of ops: float32 traces, and bf16 seconds."""
+    """The errors of Daydream's rule and of ratios op by op, for (float32 trace, bf16 seconds)."""
     daydream: list[float] = []
     by_op: list[float] = []
     for trace, real_s in pairs:
@@ -112,7 +112,7 @@ def bf16_errors(pairs: Iterable[tuple[Trace, float]]) -> tuple[list[float], list
     return daydream, by_op
 
 
-def said(errors: Sequence[float]) -> str:
+def shown_errors(errors: Sequence[float]) -> str:
     return f"mean error {statistics.mean(errors):.0%}, worst {max(errors):.0%}"
 
 
@@ -127,7 +127,7 @@ def test_the_page_repeats_the_errors_of_mixed_precision(name: str) -> None:
         if full.measurement is None:  # recorded by lab/collect/reality.py: ops and kernels only
             full = Trace(full.calls, measurement=Measurement("NVIDIA H200"))
         pairs.append((full, whole.gpu_s if whole and whole.gpu_s else kernels_s))
-    daydream, by_op = map(said, bf16_errors(pairs))
+    daydream, by_op = map(shown_errors, bf16_errors(pairs))
     assert f"| {len(pairs)} pairs in `{name}/`* | {daydream} | {by_op} |" in PAGE
 
 
@@ -178,8 +178,8 @@ def test_the_readme_repeats_the_memory_page() -> None:
     assert steps is not None
     count, mean, worst = steps.groups()
     assert f"| memory at the peak | {count} steps on an H200 | {mean} | {worst} |" in readme
-    said = r"(\d+) largest batches: mean error ([\d.]+%).* -([\d.]+%) too small"
-    batches = re.search(said, MEMORY)
+    pattern = r"(\d+) largest batches: mean error ([\d.]+%).* -([\d.]+%) too small"
+    batches = re.search(pattern, MEMORY)
     assert batches is not None
     count, mean, worst = batches.groups()
     line = next(line for line in readme.splitlines() if line.startswith("| largest batch |"))

@@ -1,4 +1,4 @@
-"""Commands of the lab that lack tables or libraries stop at once, with one line."""
+"""Commands of the lab stop at once, with one line, if tables or libraries are missing."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ def test_what_is_missing_is_named(tmp_path: Path, there: tuple[str, ...]) -> Non
     fill(tmp_path, *there)
     with pytest.raises(ValueError, match=r"learned reads .* docs/sources\.md says") as refused:
         check_tables(tmp_path, ("neusight", "deepbench"), "learned")
-    said = str(refused.value)
-    assert "\n" not in said
-    assert ("lacks deepbench/ops.parquet;" if there else f"the folder {tmp_path} is empty;") in said
+    message = str(refused.value)
+    assert "\n" not in message
+    assert (
+        "lacks deepbench/ops.parquet;" if there else f"the folder {tmp_path} is empty;"
+    ) in message
 
 
 def test_a_folder_with_an_empty_set_is_refused(tmp_path: Path) -> None:

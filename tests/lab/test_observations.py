@@ -1,4 +1,4 @@
-"""TBD's observations: on made-up results each can hold and can fail; then on our H200's."""
+"""The observations of the TBD paper, on made-up results and on those of our H200."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def sweep(model: str, *values: dict[str, Any]) -> list[SuiteResult]:
             "fp32",
             "t4",
             "ok",
-            **(usual | {"throughput_per_s": 100.0, "feature_maps_bytes": 100 << index} | each),
+            **(usual | {"throughput_per_s": 100.0, "feature_maps_bytes": 100 << index} | changed),
         )
-        for index, each in enumerate(values)
+        for index, changed in enumerate(values)
     ]
 
 
@@ -50,12 +50,25 @@ RNN = sweep(
 
 
 def shares(rows: list[SuiteResult]) -> dict[str, float]:
-    return {each.claim: each.share for each in observe(rows) if each.agreeing or each.others}
+    return {
+        observation.claim: observation.share
+        for observation in observe(rows)
+        if observation.agreeing or observation.others
+    }
 
 
 def test_a_suite_as_in_2018_agrees_with_every_observation() -> None:
     assert set(shares([*CNN, *RNN]).values()) == {1.0}
-    assert {each.number for each in observe([*CNN, *RNN])} == {1, 2, 4, 5, 6, 7, 10, 11}
+    assert {observation.number for observation in observe([*CNN, *RNN])} == {
+        1,
+        2,
+        4,
+        5,
+        6,
+        7,
+        10,
+        11,
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,7 +88,7 @@ def test_a_suite_as_in_2018_agrees_with_every_observation() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_observation_can_fail(rows: list[SuiteResult], claim: str) -> None:
-    [share] = [share for said, share in shares(rows).items() if claim in said]
+    [share] = [share for text, share in shares(rows).items() if claim in text]
     assert share < 1
 
 
@@ -99,7 +112,9 @@ def measured() -> dict[str, SuiteResult]:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Observation]:
-    return {each.claim: each for each in observe(read_results(H200 / "suite.csv"))}
+    return {
+        observation.claim: observation for observation in observe(read_results(H200 / "suite.csv"))
+    }
 
 
 def is_host_bound(row: SuiteResult) -> bool:
@@ -141,13 +156,13 @@ def test_recurrent_layers_that_cudnn_runs_keep_the_gpu_busy(seen: dict[str, Obse
 def test_feature_maps_dominate_in_cnns_and_not_where_weights_and_their_states_are_large(
     seen: dict[str, Observation],
 ) -> None:
-    found = seen["feature maps are most of the memory"]
+    observation = seen["feature maps are most of the memory"]
     cnns = ("resnet50", "inception-v3", "googlenet", "vgg16", "vgg19")
-    assert {f"{name} {p}" for name in cnns for p in ("fp32", "bf16")} <= set(found.agreeing)
-    assert {"llama-1b fp32", "gpt2 fp32", "vit fp32"} <= set(found.agreeing)
+    assert {f"{name} {p}" for name in cnns for p in ("fp32", "bf16")} <= set(observation.agreeing)
+    assert {"llama-1b fp32", "gpt2 fp32", "vit fp32"} <= set(observation.agreeing)
     # Adam's state of fp32 weights, beside feature maps of half the size.
-    assert {"llama-1b bf16", "gpt2-medium bf16", "bert-base bf16"} <= set(found.others)
-    assert {"dlrm fp32", "dlrm bf16", "bert-large fp32"} <= set(found.others)
+    assert {"llama-1b bf16", "gpt2-medium bf16", "bert-base bf16"} <= set(observation.others)
+    assert {"dlrm fp32", "dlrm bf16", "bert-large fp32"} <= set(observation.others)
 
 
 def test_recorded_lifetimes_and_workspaces_give_the_allocators_peak(
@@ -157,17 +172,17 @@ def test_recorded_lifetimes_and_workspaces_give_the_allocators_peak(
     for row in read_results(H200 / "suite.csv"):
         trace = campaigns.traces("suite")[f"{row.model}-b{row.batch}-{row.precision}"]
         errors.append(abs(peak_bytes(trace.allocations) / (row.peak_bytes or 1) - 1))
-    said = f"within {statistics.mean(errors):.1%} (mean), {max(errors):.0%} at worst"
+    sentence = f"within {statistics.mean(errors):.1%} (mean), {max(errors):.0%} at worst"
     page = DOCS / "appendix" / "suite-steps.md"
-    assert said in page.read_text(encoding="utf-8")
+    assert sentence in page.read_text(encoding="utf-8")
 
 
 def test_batch_normalisation_is_long_and_uses_the_gpu_badly_in_every_cnn() -> None:
     names = ("resnet50-b64-fp32", "resnet50-b64-bf16", "inception-v3-b64-fp32", "vit-b16-bf16")
     traces = {name: campaigns.traces("suite")[name] for name in names}
-    found = observe_kernels(traces, device("h200-sxm"))
-    assert len(found.agreeing) == 3  # a transformer has none, so it does not count
-    assert not found.others
+    observation = observe_kernels(traces, device("h200-sxm"))
+    assert len(observation.agreeing) == 3  # a transformer has none, so it does not count
+    assert not observation.others
 
 
 def test_gpu_utilisation_is_that_of_other_sources() -> None:
@@ -183,6 +198,6 @@ def test_gpu_utilisation_is_that_of_other_sources() -> None:
 
 def test_the_page_shows_what_the_measurements_say(seen: dict[str, Observation]) -> None:
     page = (DOCS / "suite.md").read_text(encoding="utf-8")
-    for each in seen.values():
-        total = len(each.agreeing) + len(each.others)
-        assert f"| {each.number} | {each.claim} | {len(each.agreeing)} of {total} |" in page
+    for row in seen.values():
+        total = len(row.agreeing) + len(row.others)
+        assert f"| {row.number} | {row.claim} | {len(row.agreeing)} of {total} |" in page

@@ -1,4 +1,4 @@
-"""Fitting op models: trees survive their file, and a chip's own slowness stays with the chip."""
+"""Fits of op models: trees are the same after writing and reading, and chips are kept apart."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_feature_of_one_value_is_never_asked() -> None:
 
 
 @given(times, times, times, st.floats(0.4, 2.7))
-def test_what_the_chip_takes_is_found_again(
+def test_the_factor_on_the_chips_time_is_recovered(
     apart_s: float, memory_s: float, chip_s: float, factor: float
 ) -> None:
-    limits = TimeLimits(*(np.array([each]) for each in (apart_s, memory_s, chip_s)))
+    limits = TimeLimits(*(np.array([part_s]) for part_s in (apart_s, memory_s, chip_s)))
     seconds = limits.seconds(factor)
     if (factor * chip_s) ** 4 > 1e-3 * memory_s**4 and factor * chip_s > 1e-3 * apart_s:
         assert limits.factor(seconds, 0.1) == pytest.approx(factor, rel=1e-3)
@@ -59,7 +59,7 @@ def test_what_the_chip_takes_is_found_again(
 
 
 def test_memory_hides_what_one_chip_is_slow_at() -> None:
-    """A kernel that uses the SMs badly costs a GPU with little bandwidth for each of them less."""
+    """A kernel that uses the SMs badly slows a GPU with little bandwidth for each SM less."""
     shipped = Learned.shipped().models["stream"]
     plain = OpModel("stream", shipped.theta)
     op = relu(1 << 14, 1 << 14)
@@ -101,7 +101,7 @@ def stream_row(op: Op) -> StreamRow:
 
 
 def test_a_chip_known_after_cudnns_search_answers_without_it_too() -> None:
-    """Of a V100 the fastest algorithms were published; most steps run what cuDNN guesses."""
+    """For the V100 only the fastest algorithms were published; most steps run cuDNN's default."""
     image, weight = tensor(32, 128, 28, 28), tensor(128, 128, 3, 3)
     attrs: tuple[tuple[str, Scalar], ...] = (
         *(("stride", (1, 1)), ("padding", (1, 1)), ("groups", 1)),
@@ -122,29 +122,31 @@ def test_a_chip_known_after_cudnns_search_answers_without_it_too() -> None:
         assert model.seconds(part.columns, gpu) != pytest.approx(bare.seconds(part.columns, gpu))
 
 
-def test_trees_are_worth_what_they_say_of_sorts_left_out() -> None:
-    """Of two laws, one that all filters share and one in which each has its own."""
+def test_trees_are_trusted_as_far_as_they_predict_left_out_families() -> None:
+    """Two targets: one that all families share, and one in which each family differs."""
     drawn = np.random.default_rng(0)
-    sorts = np.repeat(np.arange(12.0), 60)[:, None]
-    features = np.column_stack([sorts[:, 0], drawn.uniform(0, 1, 720)])
+    families = np.repeat(np.arange(12.0), 60)[:, None]
+    features = np.column_stack([families[:, 0], drawn.uniform(0, 1, 720)])
     ones, size = np.ones(720), {"trees": 60, "rate": 0.2, "least": 3.0}
     shared = np.where(features[:, 1] > 0.5, 0.3, -0.3)
-    own = drawn.choice([-0.3, 0.3], 12)[sorts[:, 0].astype(int)]
-    alike, apart = (trusted(features, left, ones, sorts, size) for left in (shared, own))
+    own = drawn.choice([-0.3, 0.3], 12)[families[:, 0].astype(int)]
+    alike, apart = (trusted(features, left, ones, families, size) for left in (shared, own))
     assert alike.trust > 0.9
     assert apart.trust < 0.3
     assert apart.families.ravel().tolist() == list(range(12))
     assert apart(features) == pytest.approx(own, abs=0.02)
 
 
-def test_few_rows_of_a_sort_do_not_make_it_known() -> None:
-    sorts = np.array([0.0] * 200 + [1.0] * 200 + [2.0] * 3)[:, None]
-    features = np.column_stack([sorts[:, 0], np.linspace(0, 1, 403)])
-    found = trusted(features, 0.2 * sorts[:, 0], np.ones(403), sorts, {"trees": 5, "least": 1.0})
-    assert found.families.ravel().tolist() == [0.0, 1.0]
+def test_a_family_with_few_rows_is_not_trusted() -> None:
+    families = np.array([0.0] * 200 + [1.0] * 200 + [2.0] * 3)[:, None]
+    features = np.column_stack([families[:, 0], np.linspace(0, 1, 403)])
+    forest = trusted(
+        features, 0.2 * families[:, 0], np.ones(403), families, {"trees": 5, "least": 1.0}
+    )
+    assert forest.families.ravel().tolist() == [0.0, 1.0]
 
 
-def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
+def test_trees_of_grouped_convolutions_do_not_change_other_convolutions() -> None:
     drawn = np.random.default_rng(0)
     features = np.zeros((900, 22))
     features[:, 1] = np.where(np.arange(900) < 300, 2.0, 0.0)  # in groups of four
@@ -161,16 +163,20 @@ def test_what_is_learned_of_groups_says_nothing_of_other_convolutions() -> None:
 
 
 def test_ops_of_a_gpu_are_judged_by_the_range_of_the_others() -> None:
-    """Two GPUs take 0.5 to 1.5 times what was said, a third 0.9 to 1.1 times, or twice as much."""
+    """Two GPUs take 0.5 to 1.5 times the prediction, a third 0.9 to 1.1 times, or 1 to 3 times."""
     wide, narrow = np.linspace(0.5, 1.5, 201), np.linspace(0.9, 1.1, 201)
     ratios = {"t4": wide, "v100-sxm-16gb": wide, "h200-sxm": narrow}
-    found = [covered(*measured(ratios)), covered(*measured(ratios | {"h200-sxm": 2 * wide}))]
+    shares = [covered(*measured(ratios)), covered(*measured(ratios | {"h200-sxm": 2 * wide}))]
     low, high = spread(*measured({"t4": wide}))
     assert (low, high) == pytest.approx((0.55, 1.45), abs=0.01)
-    assert found[0] == pytest.approx((0.8 + 0.8 + 1.0) / 3, abs=0.01)
-    assert found[1] < 0.85
+    assert shares[0] == pytest.approx((0.8 + 0.8 + 1.0) / 3, abs=0.01)
+    assert shares[1] < 0.85
 
 
 def measured(ratios: dict[str, np.ndarray]) -> tuple[list[OpRow], np.ndarray]:
-    rows = [OpRow((relu(8),), gpu, 1e-3 * r, "made") for gpu, each in ratios.items() for r in each]
+    rows = [
+        OpRow((relu(8),), gpu, 1e-3 * r, "made")
+        for gpu, gpu_ratios in ratios.items()
+        for r in gpu_ratios
+    ]
     return rows, np.full(len(rows), 1e-3)

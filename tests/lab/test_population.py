@@ -1,4 +1,4 @@
-"""Steps that are drawn for the GPU: the same each time, and none of those kept for blind tests."""
+"""Random steps of many models: they are reproducible, and none is of a model of the blind test."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_draw_is_the_same_again_and_has_its_own_title() -> None:
     assert draw("vgg16", 0) != draw("vgg16", 1)
     titles = {draw(name, seed).title for name in SEEN for seed in (0, 1)}
     assert len(titles) > 1.9 * len(SEEN)
-    known = set(MEASURED)
-    assert known <= {draw(name, 0).title for name in SEEN}
+    measured = set(MEASURED)
+    assert measured <= {draw(name, 0).title for name in SEEN}
 
 
 def test_a_drawn_step_runs_as_drawn() -> None:
@@ -34,9 +34,9 @@ def test_a_drawn_step_runs_as_drawn() -> None:
     import wavecast
 
     drawn = next(
-        each
-        for each in (draw("RobertaForMaskedLM", seed) for seed in range(50))
-        if each.precision == "bf16" and not each.infers and (each.width or 0) <= 512
+        candidate
+        for candidate in (draw("RobertaForMaskedLM", seed) for seed in range(50))
+        if candidate.precision == "bf16" and not candidate.infers and (candidate.width or 0) <= 512
     )
     assert drawn.name in TEXT
     trace = wavecast.trace(lambda: make_step(drawn), gpu="h200-sxm")

@@ -1,4 +1,4 @@
-"""Steps that others measured: the architectures have their published sizes, the steps trace."""
+"""Rebuilt public steps: models have their published sizes, and the steps can be traced."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ for copied in (True, False):
 
 
 def test_classifiers_have_their_published_size_and_trace() -> None:
-    """In a process of its own: here torchvision is not to be seen."""
+    """In a separate process, because torchvision must not be imported in this one."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CLASSIFIERS],
         cwd=ROOT,
@@ -129,12 +129,12 @@ def test_a_timed_pass_ends_with_a_wait_and_has_no_optimizer() -> None:
 
     small = Size("gpt", 2, 64, 4, 64)
     trained = wavecast.trace(lambda: make_step(small, 2, 16, True))
-    assert names(trained).count("cuda.synchronize") == 2  # behind each pass
+    assert names(trained).count("cuda.synchronize") == 2  # after each pass
     assert names(trained)[-1] == "cuda.synchronize"
     assert not any("addcdiv" in name or "fused_adam" in name for name in names(trained))
     inferred = wavecast.trace(lambda: make_step(small, 2, 16, False))
     assert not any("backward" in name for name in names(inferred))
-    # Each gradient is added to the last one's: nothing sets them to zero.
+    # Gradients accumulate: nothing sets them to zero.
     assert "aten.add_" in names(trained)
     assert "aten.zero_" not in names(trained)
 
@@ -215,9 +215,9 @@ def test_a_bias_of_its_own_pass_is_the_same_sum_with_one_more_add() -> None:
         x = torch.randn(2, 4, 8, device="cuda")
         return lambda: inner(x)
 
-    found = [names(wavecast.trace(partial(make, apart=apart))) for apart in (False, True)]
-    assert [each.count("aten.add") for each in found] == [0, 1]
-    assert [each.count("aten.addmm") for each in found] == [1, 0]
+    traced = [names(wavecast.trace(partial(make, apart=apart))) for apart in (False, True)]
+    assert [ops.count("aten.add") for ops in traced] == [0, 1]
+    assert [ops.count("aten.addmm") for ops in traced] == [1, 0]
 
 
 def test_clipping_waited_for_every_norm_once() -> None:
@@ -278,10 +278,10 @@ def test_lambda_takes_the_newest_torch_and_no_flagged_run(tmp_path: Path) -> Non
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    found = {case.batch: case for case in cases(tmp_path)}
-    assert {batch: case.measured_s for batch, case in found.items()} == {100: 0.2, 50: 0.2}
-    assert found[100].newest
-    assert not found[50].newest
+    by_batch = {case.batch: case for case in cases(tmp_path)}
+    assert {batch: case.measured_s for batch, case in by_batch.items()} == {100: 0.2, 50: 0.2}
+    assert by_batch[100].newest
+    assert not by_batch[50].newest
 
 
 def test_our_own_results_of_the_suite_are_cases(tmp_path: Path) -> None:
@@ -345,10 +345,10 @@ def test_a_failure_is_kept_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> None:
-    asked = []
+    fitted_without = []
 
     def fit(left_out: str) -> Predictor:
-        asked.append(left_out)
+        fitted_without.append(left_out)
         return Roofline()
 
     traces = Traces(tmp_path)
@@ -356,12 +356,12 @@ def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> N
     traces.make(cases[0])
     rows = list(score(read(cases, traces), [Contender("fitted", fit, leaves_out="gpu")]))
     assert len(rows) == 4
-    assert sorted(asked) == ["l4", "t4"]
-    found = summary(rows)
-    assert found.count == 4
-    assert found.bias == pytest.approx(-1, abs=0.01)
-    assert found.mean == pytest.approx(1, abs=0.01)
-    assert found.in_range == 0
+    assert sorted(fitted_without) == ["l4", "t4"]
+    scores = summary(rows)
+    assert scores.count == 4
+    assert scores.bias == pytest.approx(-1, abs=0.01)
+    assert scores.mean == pytest.approx(1, abs=0.01)
+    assert scores.in_range == 0
 
 
 def test_steps_of_old_libraries_have_a_predictor_of_their_own(tmp_path: Path) -> None:
@@ -377,11 +377,11 @@ def test_steps_of_old_libraries_have_a_predictor_of_their_own(tmp_path: Path) ->
 
 
 class Doubled(Predictor):
-    """The roofline, twice."""
+    """Predicts twice the roofline."""
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
-        found = Roofline().predict(op, device)
-        return found and Estimate(2 * found.seconds, found.low_s, 2 * found.high_s, "doubled")
+        bound = Roofline().predict(op, device)
+        return bound and Estimate(2 * bound.seconds, bound.low_s, 2 * bound.high_s, "doubled")
 
 
 def test_the_kind_of_op_that_makes_the_errors_is_found() -> None:
@@ -391,8 +391,11 @@ def test_the_kind_of_op_that_makes_the_errors_is_found() -> None:
         seconds = matmul_s + copy_s
         return Scored(case, "made", seconds, seconds, seconds, seconds, 0.0, "gpu", kinds_s)
 
-    found, left = parts([row(1 + n, 1 + 5 * (n % 4)) for n in range(12)])
-    assert {part.kind: round(part.factor, 1) for part in found} == {"matmul": 2.0, "copy": 1.0}
+    error_parts, left = parts([row(1 + n, 1 + 5 * (n % 4)) for n in range(12)])
+    assert {part.kind: round(part.factor, 1) for part in error_parts} == {
+        "matmul": 2.0,
+        "copy": 1.0,
+    }
     assert left < 0.02
 
 

@@ -1,4 +1,4 @@
-"""lab.collect.run_grid goes on where it ended; what it timed before stays as it was."""
+"""lab.collect.run_grid continues where it stopped and keeps the rows that it timed before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIANT = "testing graph fp32"
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Which nets and batches were started; nothing is computed."""
+    """The nets and batches that were started; nothing is computed."""
     seen: list[tuple[str, int]] = []
 
     def started(net: str, batch: int, *_: Any) -> Any:
@@ -27,7 +27,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(run_grid, "started", started)
     monkeypatch.setattr(run_grid, "settle", lambda *_: None)
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # nothing to let go of; it takes a while
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # slow, and there is nothing to free here
     return seen
 
 

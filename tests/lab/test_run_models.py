@@ -120,8 +120,8 @@ def test_layers_of_one_net_predict_the_others_as_the_page_says(precision: str) -
 
 
 def test_the_page_says_which_layers_changed_their_algorithm() -> None:
-    found = [row.split(" | ") for row in layer_models.rates().splitlines()[2:]]
-    cells = [row[-2:] for row in found if row[0] == "| vgg16"]
+    cells_of_rows = [row.split(" | ") for row in layer_models.rates().splitlines()[2:]]
+    cells = [row[-2:] for row in cells_of_rows if row[0] == "| vgg16"]
     assert any(("FFT" in small) != ("FFT" in large) for small, large in cells)
 
 

@@ -1,4 +1,4 @@
-"""Steps of others that we recorded: which ones, how they are matched, and what the table says."""
+"""Public steps recorded on our H200: how they are planned, measured, matched and shown."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def test_no_fit_reads_them() -> None:
 def test_each_step_is_planned_once_and_steps_on_many_gpus_first() -> None:
     cases = [a_case("one", batch=batch) for batch in (1, 2, 3)]
     cases += [a_case("one", "l4", batch=2), a_case("one compiled", batch=9)]
-    found = list(plan(cases))
-    assert found[0].batch == 2
-    assert sorted(step.batch for step in found) == [1, 2, 3]
-    assert {step.key for step in found} == {Traces.key(case) for case in cases[:3]}
+    planned = list(plan(cases))
+    assert planned[0].batch == 2
+    assert sorted(step.batch for step in planned) == [1, 2, 3]
+    assert {step.key for step in planned} == {Traces.key(case) for case in cases[:3]}
 
 
 def test_sets_take_turns_and_families_within_them() -> None:
     cases = [a_case("large", model=model, batch=n) for model in "aab" for n in range(1, 5)]
     cases += [a_case("small", batch=n) for n in (1, 2)]
-    found = list(plan(cases))
-    assert {step.set for step in found[:2]} == {step.set for step in found[2:4]}
-    assert {step.set for step in found[:2]} == {"large", "small"}
-    large = [step.args[0] for step in found if step.set == "large"]
+    planned = list(plan(cases))
+    assert {step.set for step in planned[:2]} == {step.set for step in planned[2:4]}
+    assert {step.set for step in planned[:2]} == {"large", "small"}
+    large = [step.args[0] for step in planned if step.set == "large"]
     assert set(large[:2]) == set(large[2:4]) == {"a", "b"}
 
 
@@ -81,7 +81,7 @@ def test_a_planned_step_is_made_from_its_line() -> None:
 
 
 def test_a_step_that_is_no_call_of_a_function_cannot_be_planned() -> None:
-    with pytest.raises(TypeError, match="cannot be written down"):
+    with pytest.raises(TypeError, match="cannot be planned"):
         list(plan([a_case("one", make_step=lambda: lambda: None)]))
 
 
@@ -90,13 +90,13 @@ def test_a_compact_trace_predicts_the_same() -> None:
     small = compact(trace)
     assert not small.allocations
     for gpu in ("t4", "h200-sxm"):
-        whole, found = (wavecast.predict(t, gpu, host="reference") for t in (trace, small))
-        assert found.seconds == pytest.approx(whole.seconds, rel=1e-3)
+        whole, compacted = (wavecast.predict(t, gpu, host="reference") for t in (trace, small))
+        assert compacted.seconds == pytest.approx(whole.seconds, rel=1e-3)
 
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A GPU that runs nothing: what was measured on it."""
+    """Replaces the GPU; returns the steps that were measured."""
     ran: list[Any] = []
 
     def measured(step: Callable[[], Any], **protocol: Any) -> Trace:
@@ -143,8 +143,8 @@ def test_cases_are_matched_by_their_step_and_never_scaled_to_the_origin() -> Non
     trace = DCGAN
     here = [a_case("one"), a_case("one", "l4"), a_case("one", "h200-sxm"), a_case("one", batch=2)]
     recordings = {Traces.key(here[0]): trace}
-    found = [case for case, _ in recorded([(case, trace) for case in here], recordings)]
-    assert found == here[:2]
+    matched = [case for case, _ in recorded([(case, trace) for case in here], recordings)]
+    assert matched == here[:2]
 
 
 def test_a_recording_without_updates_is_not_the_step() -> None:

@@ -1,7 +1,7 @@
-"""Steps that others measured and published, rebuilt as they ran them.
+"""Published measurements of whole steps, with the steps rebuilt as they ran.
 
 The measured times are not part of this repository: commands take their folder with `--data`
-(docs/sources.md). Each module here reads one set.
+(docs/sources.md). Each module here reads the tables of one source.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SETS: dict[str, Callable[[Path], Iterator[Case]]] = {
     "nvidia": nvidia_steps.cases,
     "torchcnn": torchcnn_steps.cases,
 }
-"""Name of a folder of data -> what reads it."""
+"""The name of a source's folder -> the function that reads it."""
 
 
 def cases(data: Path) -> Iterator[Case]:
-    """The steps of every set that the folder has."""
+    """The steps of every source that the folder has."""
     for name, read in SETS.items():
         if (data / name).is_dir():
             yield from read(data / name)

@@ -1,4 +1,4 @@
-"""One published measurement and the step that was measured; traces of such steps, kept in files."""
+"""A measured step and how to build it; and the files that keep traces of such steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Options = tuple[tuple[str, Option], ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A step that somebody measured on a GPU."""
+    """A step that was measured on a GPU."""
 
     set: str
     """The source and protocol, such as "torchcnn train"."""
@@ -35,18 +35,19 @@ class Case:
     measured_s: float
     make_step: MakeStep = field(compare=False, repr=False)
     options: Options = ()
-    """Everything else that the step depends on; a changed recipe gets another number here."""
+    """Everything else that the step depends on. It is part of the trace's key, so a changed recipe
+    must get a new value here."""
     software: str = ""
-    """The software that it ran with; it does not change the trace."""
+    """The software that it ran with. It is not part of the trace's key."""
     newest: bool = True
-    """No other case of the same GPU, model and precision ran with newer software."""
+    """Whether no other case of the same GPU, model and precision ran with newer software."""
     gpu_s: float | None = None
-    """How long the GPU was busy, where that was measured."""
+    """The GPU-busy time. None if it was not measured."""
     old: bool = False
-    """Known to have run with torch before 1.10, whose libraries used tensor cores less well."""
+    """Whether it is known to have run with torch before 1.10, which used tensor cores less well."""
     rebuilt: bool = True
-    """Whether the step does all that was timed, as far as is known: constants are fitted on such
-    steps only."""
+    """Whether the rebuilt step does everything that was timed, as far as is known. Constants are
+    fitted only on such steps."""
 
     @property
     def name(self) -> str:
@@ -66,18 +67,18 @@ def bert_options(sequence: int, *, old: bool, looped: bool = False) -> Options:
     Args:
         sequence: the number of tokens.
         old: whether it ran with torch before 1.10.
-        looped: whether Adam updates one weight after the other, as SQuAD's script does in float32.
+        looped: whether Adam updates the weights one by one, as SQuAD's script does in float32.
     """
-    found: Options = (("sequence", sequence), ("gelu", "biased apart"))
-    found = (*found, ("torch", "before 1.10")) if old else found
-    return (*found, ("optimizer", "looped Adam")) if looped else found
+    options: Options = (("sequence", sequence), ("gelu", "biased apart"))
+    options = (*options, ("torch", "before 1.10")) if old else options
+    return (*options, ("optimizer", "looped Adam")) if looped else options
 
 
 class Traces:
-    """Traces in a folder, made when missing.
+    """Traces in a folder; missing ones are made.
 
-    GPUs of one family share a trace, and all GPUs share it if no op in it is one that families
-    have different kernels for.
+    GPUs of one family share a trace. All GPUs share it unless it contains attention, for which
+    families use different kernels.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,24 +86,24 @@ class Traces:
         self.folder = folder
 
     def path(self, case: Case) -> Path | None:
-        """Where the trace of a case lies, if it was made."""
+        """The file of a case's trace. None if the folder lacks it."""
         return next((path for path in self._paths(case) if path.exists()), None)
 
     def find(self, case: Case) -> Trace | None:
-        """The trace of a case, if the folder has it."""
+        """The trace of a case. None if the folder lacks it."""
         path = self.path(case)
         return None if path is None else wavecast.load_trace(path)
 
     def failure(self, case: Case) -> str | None:
-        """Why it could not be traced before."""
+        """The reason why tracing the case failed before. None if it did not fail."""
         path = self._failure(case)
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def make(self, case: Case) -> Trace | None:
-        """Trace a case and keep the result; of a failure, keep the reason."""
+        """Trace a case and write the trace, or the reason if tracing fails."""
         try:
             trace = wavecast.trace(case.make_step, gpu=case.gpu, samples=case.batch)
-        except Exception as error:  # other people's models fail in every way there is
+        except Exception as error:  # third-party models may raise anything
             self._failure(case).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
             return None
         exact, shared = self._paths(case)
@@ -111,10 +112,10 @@ class Traces:
         return trace
 
     def make_missing(self, cases: Sequence[Case]) -> None:
-        """Trace what the folder does not have; what failed before is not tried again."""
+        """Trace the cases that the folder lacks; those that failed before are not tried again."""
         missing = [c for c in cases if self.path(c) is None and self.failure(c) is None]
         for number, case in enumerate(missing, start=1):
-            if self.path(case) is None:  # an earlier one of these may have the same step
+            if self.path(case) is None:  # an earlier case may have had the same step
                 where = f"{number}/{len(missing)} {case.set}: {case.name}"
                 print(where, file=sys.stderr, flush=True)
                 self.make(case)

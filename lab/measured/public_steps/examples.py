@@ -1,7 +1,7 @@
 """Training steps of NVIDIA's DeepLearningExamples, which both NVIDIA and Lambda have measured.
 
-Each is made by `make(batch, precision, layout)`, where a precision is "fp32", "tf32" or
-"amp_fp16". Data loading is in the published times and not in these.
+Most are made by `make(batch, precision, layout)`, where the precision is "fp32", "tf32" or
+"amp_fp16". The published times include data loading; these steps do not.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from wavecast.suite.vision import ResNet
 Step = Callable[[], Any]
 
 SOURCE_TOKENS = TARGET_TOKENS = 22.3
-"""Words of a sentence of WMT16 that has at most 50: Lambda's tokens/s, step times and batches
-give 42.9 to 46.9 for both languages together."""
+"""The mean number of tokens in a WMT16 sentence of at most 50. Lambda's tokens/s, step times and
+batch sizes give 42.9 to 46.9 for both languages together."""
 PADDED_TOKENS = 28
-"""Assumed: sentences come in five buckets by length, 10 words wide, and a batch is as long as its
-longest."""
+"""The assumed length of a batch. Sentences are batched in five buckets of length, each 10 tokens
+wide, and padded to the longest sentence of the batch."""
 
 
 def classifier(
     build: Callable[[], Any], image: int, batch: int, precision: str, layout: str
 ) -> Step:
-    """ConvNets: SGD with momentum, smoothed labels; no mixup, which mixes images on the GPU."""
+    """An image classifier: SGD with momentum and smoothed labels, without mixup."""
     model, images = _prepared(build(), batch, image, layout)
     labels = torch.randint(1000, (batch,), device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.875, foreach=False)
@@ -47,7 +47,7 @@ def classifier(
 
 
 def _prepared(model: nn.Module, batch: int, image: int, layout: str) -> tuple[nn.Module, Tensor]:
-    """The model and its images; both scripts let cuDNN search for algorithms."""
+    """The model and its images. As in NVIDIA's scripts, cuDNN searches for algorithms."""
     torch.backends.cudnn.benchmark = True
     form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
@@ -73,9 +73,9 @@ def ssd300(batch: int, precision: str, layout: str) -> Step:
 
 
 def bert_squad(size: str, batch: int, precision: str, *, old: bool, sequence: int = 384) -> Step:
-    """Fine-tuning of BERT: the start and the end of an answer, gradients clipped at 1.
+    """Fine-tuning of BERT on SQuAD (start and end of an answer), gradients clipped at norm 1.
 
-    `old`: as torch was before 1.10, which copied biases and waited to clip.
+    `old` is torch before 1.10, which copied biases and synchronised to clip gradients.
     """
     import transformers as hf
 
@@ -96,7 +96,7 @@ def bert_squad(size: str, batch: int, precision: str, *, old: bool, sequence: in
 
 
 def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> Step:
-    """One of many passes whose gradients are added up; words are predicted where masked."""
+    """Pre-training of BERT-large: one forward and backward pass of gradient accumulation."""
     import transformers as hf
 
     model = copy_biases(_bert(hf.BertForPreTraining, "large"))
@@ -123,7 +123,7 @@ def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> 
 
 
 def gnmt(batch: int, precision: str, layout: str) -> Step:
-    """GNMT with four layers a side, sentences of one padded length."""
+    """GNMT with four encoder and four decoder layers, all sentences padded to one length."""
     return suite.benchmark("gnmt").make_step(
         batch, _suite_precision(precision), sequence=PADDED_TOKENS, vocabulary=32_320
     )
@@ -144,7 +144,7 @@ def ncf(batch: int, precision: str, layout: str) -> Step:
 
 
 class NeuMF(nn.Module):
-    """A product of 64 factors beside layers of 256, 256, 128 and 64."""
+    """A product of 64 factors, beside a perceptron with layers of 256, 256, 128 and 64."""
 
     USERS, ITEMS = 138_493, 26_744
 

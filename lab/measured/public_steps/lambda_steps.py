@@ -1,8 +1,8 @@
-"""Lambda's benchmark of NVIDIA's examples: 13 GPUs, one at a time.
+"""Lambda's benchmark of NVIDIA's examples: 13 types of GPU, one GPU for each run.
 
-The batch follows the memory of each GPU. ResNet-50 is always NCHW. SSD300 is taken as NHWC from
-torch 1.13 on: there its fp32 became a quarter slower than with 1.4 on the same V100 and RTX 8000,
-and as slow as in NVIDIA's own table for that layout, while ResNet-50 stayed as fast as before.
+The batch size depends on the memory of the GPU. ResNet-50 is always NCHW. SSD300 is assumed to be
+NHWC from torch 1.13 on: its fp32 then became a quarter slower than with 1.4 on the same V100 and
+RTX 8000, and as slow as in NVIDIA's own table for that layout, while ResNet-50 did not change.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ GPUS = {
 TASKS = ("resnet50", "bert_base_squad", "bert_large_squad", "gnmt", "ssd")
 PRECISIONS = ("fp32", "tf32", "amp_fp16")
 MEASURED_OTHERWISE = ("reported_above_steady", "reported_below_steady")
-"""Flags of the value that the script reports; the table's throughput does not use it."""
+"""Flags about the value that the script reports. They are ignored, because the table's throughput
+is computed without it."""
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """Each GPU, task, precision and batch: the median of the runs with the newest torch."""
+    """A case for each GPU, task, precision and batch: the median of runs with the newest torch."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in read_rows(folder / "lambda_throughput.csv"):
         if row["gpu"] in GPUS and _usable(row):
@@ -56,7 +57,7 @@ def cases(folder: Path) -> Iterator[Case]:
 def _usable(row: dict[str, Any]) -> bool:
     if row["task"] not in TASKS or row["precision_effective"] not in PRECISIONS:
         return False
-    if row["n_gpu"] != 1 or row["data"] == "pytorch":  # decoding images may be the slower part
+    if row["n_gpu"] != 1 or row["data"] == "pytorch":  # decoding images may be the bottleneck
         return False
     if row["task"] == "gnmt" and not _consistent(row):
         return False
@@ -64,7 +65,7 @@ def _usable(row: dict[str, Any]) -> bool:
 
 
 def _consistent(row: dict[str, Any]) -> bool:
-    """Whether rate, step time and batch agree on the length of a sentence, as all but one do."""
+    """Whether throughput, step time and batch give a plausible sentence length (all but one do)."""
     tokens = row["throughput"] * row["step_ms"] * 1e-3 / row["batch_per_gpu"]
     return bool(abs(tokens / _units("gnmt") - 1) < 0.2)
 
@@ -74,7 +75,11 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
     last = version(rows[0]["torch"])
     layout = "nhwc" if task == "ssd" and last >= (1, 13) else "nchw"
     tuned: Options = (("tuned", 1),)
-    known: dict[str, Options] = {"gnmt": (("padded", 28),), "ssd": tuned, "resnet50": tuned}
+    options_of_task: dict[str, Options] = {
+        "gnmt": (("padded", 28),),
+        "ssd": tuned,
+        "resnet50": tuned,
+    }
     old = last < (1, 10)
     bert = bert_options(384, old=old, looped=precision != "amp_fp16")
     return Case(
@@ -87,16 +92,16 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
         layout=layout if task in ("ssd", "resnet50") else "",
         measured_s=batch * _units(task) / statistics.median(row["throughput"] for row in rows),
         make_step=partial(make_step, task, batch, precision, layout, old=old),
-        options=known.get(task, bert),
+        options=options_of_task.get(task, bert),
         software=f"torch {'.'.join(map(str, last))}, {rows[0]['data']} data",
         newest=newest,
         old=old,
-        rebuilt=task != "ssd",  # about 1 ms an image is missing: probably decoding, on the GPU
+        rebuilt=task != "ssd",  # 1 ms an image is missing: probably decoding on the GPU
     )
 
 
 def _units(task: str) -> float:
-    """What the throughput counts, for each sample."""
+    """The units that the throughput counts (tokens or samples) in one sample."""
     from lab.measured.public_steps import examples
 
     return examples.SOURCE_TOKENS + examples.TARGET_TOKENS if task == "gnmt" else 1.0

@@ -1,11 +1,11 @@
 """NeuSight's whole models: transformers of Hugging Face in float32, on one GPU.
 
-Each pass is timed alone, from one wait to the next, and the allocator's cache is emptied before
-each. So the published time includes the cudaMallocs of all activations; ours does not. Training is
-a forward and a backward pass without an optimizer; gradients are added up. The loss is not timed
-but is in our step, some 0.3% of it. The attention of transformers 5 has other elementwise ops than
-that of 2023, as many and as large: a mask that is added instead of one that selects (GPT-2), a
-scale of the scores instead of a lower bound (OPT).
+Each pass is timed by itself between two synchronisations, and the allocator's cache is emptied
+before each pass. The published time therefore includes the cudaMallocs of all activations; ours
+does not. Training is a forward and a backward pass without an optimizer, and gradients accumulate.
+The loss is not in the published time; it is about 0.3% of our step. The attention of transformers 5
+has other elementwise ops than that of 2023, but as many and as large: a mask that is added instead
+of one that selects (GPT-2), a scaling of the scores instead of a lower bound (OPT).
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class Size:
 MODELS = {
     "bert_large": Size("bert", 24, 1024, 16, 512),
     "gpt2_large": Size("gpt", 36, 1280, 20, 1024),
-    # GPT-3 XL with 24 heads of 128 is 3072 wide there, not the 2048 of its paper's table.
+    # In NeuSight, GPT-3 XL has 24 heads of 128, so 3072 and not the 2048 of GPT-3's paper.
     "gpt3_xl": Size("gpt", 24, 3072, 24, 2048),
     "gpt3_27": Size("gpt", 32, 2560, 32, 2048),
     "opt_13": Size("opt", 24, 2048, 32, 2048),
 }
-"""Without switchxl4: its ops were not recorded, and what its experts do depends on its router."""
+"""switchxl4 is left out: its ops were not recorded, and the work of its experts depends on its
+router."""
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """One GPU, eager; compiled rows are a set of their own."""
+    """The steps on one GPU. Compiled rows are a separate set."""
     for row in read_rows(folder / "end_to_end.parquet"):
         if row["parallelism"] != "none" or row["model"] not in MODELS:
             continue
@@ -71,7 +72,7 @@ def make_named(model: str, batch: int, sequence: int, training: bool) -> Callabl
 
 
 def make_step(size: Size, batch: int, sequence: int, training: bool) -> Callable[[], None]:
-    """A forward pass, and, in training, a backward pass behind another wait."""
+    """A forward pass and, in training, a backward pass, each followed by a synchronisation."""
     import torch
     import torch.nn.functional as F
 
@@ -97,7 +98,7 @@ _NO_CACHE = {"use_cache": False}
 
 
 def build(size: Size, training: bool) -> Any:
-    """The model with random weights: BERT classifies when it infers, and is pre-trained."""
+    """The model with random weights. BERT has pre-training heads; in inference a classifier."""
     import transformers as hf
 
     if size.kind == "bert":

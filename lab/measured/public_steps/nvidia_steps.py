@@ -1,7 +1,8 @@
 """NVIDIA's own tables of its examples: training with PyTorch on one V100.
 
-Classifiers and SSD300 in mixed precision are NHWC. Tables that do not say which unit they count are
-left out. SSD300 stays in, because Lambda's images per second on the same GPU agree.
+Classifiers in mixed precision and SSD300 are NHWC. Tables that do not state the unit of their
+throughput are left out, except SSD300's, which agrees with Lambda's images per second on the same
+GPU.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ EXAMPLES = (
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """What can be rebuilt and is not in doubt."""
+    """The rows that can be rebuilt and are not in doubt."""
     for row in read_rows(folder / "nvidia_perf.csv"):
         example = row["example"].rpartition("/")[2]
         one = row["framework"] == "PyTorch" and row["kind"] == "training" and row["n_gpu"] == 1
         place = (row["system"], row["gpu_mem"])
         if one and example in EXAMPLES and place in GPUS:
-            found = _case(example, GPUS[place], row)
-            if found is not None:
-                yield found
+            case = _case(example, GPUS[place], row)
+            if case is not None:
+                yield case
 
 
 def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
@@ -51,18 +52,19 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
     model = example
     options: Options = ()
     if example == "efficientnet":
-        # The same V100 has B4 at 83 images/s in one table and at 36 in another, and the variants
-        # with wide SE as fast as without, or less than half as fast: only B0 is in no doubt.
+        # The tables contradict each other: on the same V100, B4 runs at 83 images/s in one and at
+        # 36 in another, and the variants with wide SE are as fast as those without, or less than
+        # half as fast. Only B0 is consistent.
         if '"efficientnet-b0"' not in config:
             return None
         model = "efficientnet-b0"
     if example == "BERT":
         model, batch, sequence = _bert(config, batch, precision)
-        # 19 sequences/s of 512 tokens in fp32 would be 19 TFLOP/s, of the 15.7 that there are.
+        # 19 sequences/s of 512 tokens in fp32 would be 19 TFLOP/s; the GPU has 15.7.
         if sequence == 512:
             return None
         squad = model == "bert_large_squad"
-        # Of containers of 2019 to 2021, with a torch before 1.10.
+        # Measured in containers of 2019 to 2021, with torch before 1.10.
         options = bert_options(sequence, old=True, looped=squad and precision != "amp_fp16")
     if example == "GNMT":
         options = (("padded", 28),)
@@ -86,18 +88,21 @@ def _case(example: str, gpu: str, row: dict[str, Any]) -> Case | None:
 
 
 def _precision(row: dict[str, Any]) -> str:
-    """By the column's heading: the table's own entry is amp_fp16 for NCF's "FP32" too."""
+    """The precision by the column's heading; for NCF's "FP32" the table says amp_fp16, too."""
     return "fp32" if "FP32" in row["column"] else str(row["precision"])
 
 
 def _bert(config: str, batch: int, precision: str) -> tuple[str, int, int]:
-    """Name, samples of one pass and length; batches of pre-training are of many passes."""
+    """The name, the batch of one pass and the sequence length.
+
+    The batches of pre-training in the table are those of many accumulated passes.
+    """
     if "Sequence length" not in config:
         return "bert_large_squad", batch, 384
-    found = json.loads(config)
-    passes = found["Accumulation steps (FP32 and FP16)"].split(" and ")
+    settings = json.loads(config)
+    passes = settings["Accumulation steps (FP32 and FP16)"].split(" and ")
     batch //= int(passes[precision == "amp_fp16"])
-    return "bert_large_pretraining", batch, int(found["Sequence length"])
+    return "bert_large_pretraining", batch, int(settings["Sequence length"])
 
 
 def _units(example: str) -> float:

@@ -1,4 +1,4 @@
-"""The forms in which the authors of published measurements write a training step."""
+"""Training steps in the forms that the authors of published measurements used."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def steady_step(
     *,
     clip_norm: float | None = None,
 ) -> Step:
-    """An iteration among many, with no wait but those of the gradient scaler.
+    """An iteration in the steady state; only the gradient scaler synchronises.
 
     Args:
         loss: runs the forward pass.
-        optimizer: holds what is trained.
+        optimizer: updates the trained parameters.
         precision: "fp32", "tf32" or "amp_fp16" (autocast and a gradient scaler).
         clip_norm: the largest norm of the gradients.
     """
@@ -33,7 +33,7 @@ def steady_step(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def step() -> None:
-        # Before torch 2 gradients were filled with zeros and added to, not made anew.
+        # Before torch 2, gradients were filled with zeros and added to, not allocated anew.
         optimizer.zero_grad(set_to_none=False)
         with float32_products(precision):
             with torch.autocast("cuda", torch.float16, enabled=precision == "amp_fp16"):
@@ -51,10 +51,10 @@ def steady_step(
 def half_step(
     model: nn.Module, loss: Callable[[], Tensor], *, clip_norm: float | None = None
 ) -> Step:
-    """Apex's level O2: the model in float16, float32 masters that a fused Adam updates.
+    """Apex's level O2: a float16 model, and float32 master weights that a fused Adam updates.
 
     Args:
-        model: on the device.
+        model: the model, on the GPU.
         loss: runs the forward pass of the model.
         clip_norm: the largest norm of the gradients.
     """
@@ -67,7 +67,7 @@ def half_step(
         gradients = [p.grad.float() for p in weights]
         torch._foreach_mul_(gradients, 1 / 1024)
         norm = nn.utils.get_total_norm(gradients)
-        norm.item()  # dynamic loss scaling asks whether all gradients are finite
+        norm.item()  # dynamic loss scaling checks that all gradients are finite
         if clip_norm is not None:
             torch._foreach_mul_(gradients, torch.clamp(clip_norm / norm, max=1.0))
         for master, gradient in zip(masters, gradients, strict=True):
@@ -86,11 +86,13 @@ def half_step(
 
 
 class LoopedAdam(torch.optim.Optimizer):
-    """Adam as the first BERT of PyTorch had it, and NVIDIA's script for SQuAD keeps it in float32:
-    parameter by parameter, op by op, gradients clipped one at a time, weights decayed.
+    """Adam with weight decay as in the first BERT of PyTorch.
 
-    `old`: as before torch 1.10, clipping waits for each norm to see whether it is too large, and
-    few of a single weight are (clip_grad.py).
+    NVIDIA's SQuAD script uses it in float32. It updates one parameter after the other, one op at
+    a time, and clips each gradient by itself.
+
+    `old` is torch before 1.10: clipping synchronises for each norm to see whether it is too large.
+    The norm of a single weight's gradient rarely is, so no scaling follows (clip_grad.py).
     """
 
     def __init__(self, parameters: Any, lr: float = 3e-5, *, old: bool = False) -> None:
@@ -122,8 +124,11 @@ class LoopedAdam(torch.optim.Optimizer):
 
 
 def copy_biases(model: nn.Module) -> nn.Module:
-    """Let linear layers run as before torch 1.11: the bias is copied into every row of the output,
-    and the product is added to that (Blas.cpp); cuBLASLt adds it as the product ends."""
+    """Make linear layers run as before torch 1.11.
+
+    The bias is copied into every row of the output, and the product is added to it (Blas.cpp).
+    Later releases let cuBLASLt add the bias at the end of the product.
+    """
     for layer in model.modules():
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             layer.forward = partial(_added_to_bias, layer)
@@ -137,8 +142,10 @@ def _added_to_bias(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def add_biases_apart(model: nn.Module) -> nn.Module:
-    """Let BERT's inner layers add their bias with a pass of its own, as NVIDIA's do when they train
-    (`bias_gelu_training` in its modeling.py)."""
+    """Make BERT's intermediate layers add their bias in a separate pass.
+
+    NVIDIA's code does this in training (`bias_gelu_training` in its modeling.py).
+    """
     for layer in model.modules():
         if hasattr(layer, "intermediate_act_fn"):
             layer.forward = partial(_biased_apart, layer)
@@ -146,10 +153,10 @@ def add_biases_apart(model: nn.Module) -> nn.Module:
 
 
 def _biased_apart(layer: Any, x: Tensor) -> Tensor:
-    found: Tensor = layer.intermediate_act_fn(
+    activated: Tensor = layer.intermediate_act_fn(
         layer.dense.bias + nn.functional.linear(x, layer.dense.weight)
     )
-    return found
+    return activated
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """SSD300 with ResNet-50 as NVIDIA trains it: Liu et al., SSD: Single Shot MultiBox Detector, 2016.
 
-The backbone ends with ResNet's third stage, whose stride is taken out (38 x 38 places, 1024
-channels); five pairs of convolutions make the smaller maps. 8732 boxes, 81 classes.
+The backbone ends with ResNet's third stage, with its stride removed (38 x 38 positions, 1024
+channels). Five pairs of convolutions make the smaller maps. It has 8732 boxes and 81 classes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from wavecast.suite.vision import ResNet
 
 BOXES = (4, 6, 6, 6, 4, 4)
-"""Default boxes of each place of each map."""
+"""The number of default boxes at each position, for each map."""
 CLASSES = 81
 NEGATIVES = 3
-"""Background boxes that count for each box that matches an object."""
+"""The background boxes in the loss for each box that matches an object."""
 
 
 class SSD300(nn.Module):
@@ -27,7 +27,7 @@ class SSD300(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         resnet = ResNet((3, 4, 6))
-        first = resnet.stages[7]  # of the third stage
+        first = resnet.stages[7]  # the first block of the third stage
         first.conv.stride = first.shortcut[0].stride = (1, 1)
         self.backbone = nn.Sequential(resnet.stem, resnet.stages)
         channels, narrow = (1024, 512, 512, 256, 256, 256), (256, 256, 128, 128, 128)
@@ -44,7 +44,7 @@ class SSD300(nn.Module):
         )
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Both outputs, the boxes of all maps one behind the other."""
+        """Both outputs, with the boxes of all maps concatenated."""
         maps = [self.backbone(images)]
         for shrink in self.smaller:
             maps.append(shrink(maps[-1]))
@@ -71,11 +71,11 @@ def _shrink(inputs: int, narrow: int, outputs: int, *, halve: bool) -> nn.Sequen
 
 
 def loss(outputs: tuple[Tensor, Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
-    """Offsets of matched boxes and classes of these and of the hardest background boxes.
+    """The loss: offsets of matched boxes, and classes of these and the hardest background boxes.
 
     Args:
-        outputs: of the network.
-        boxes: the offsets wanted, (batch, 4, 8732).
+        outputs: the outputs of the network.
+        boxes: the target offsets, (batch, 4, 8732).
         labels: the class of each box, (batch, 8732); 0 is background.
     """
     offsets, scores = outputs
@@ -91,6 +91,6 @@ def loss(outputs: tuple[Tensor, Tensor], boxes: Tensor, labels: Tensor) -> Tenso
 
 
 def targets(batch: int) -> tuple[Any, Any]:
-    """Random objects."""
+    """Random target offsets and classes."""
     boxes = torch.randn(batch, 4, 8732, device="cuda")
     return boxes, torch.randint(CLASSES, (batch, 8732), device="cuda")

@@ -1,14 +1,16 @@
 """timm's own times on an RTX 3090, under fp16 autocast, with cuDNN's search for algorithms.
 
-Training is without a scaler, with plain SGD; `step_ms` is the time until the GPU is done, without
-zero_grad; gradients were filled with zeros then (torch 1.10 to 1.12), so that each backward pass
-adds to them. Attention had no fused kernel. Inference is with torch 2, which has one.
+Training uses plain SGD without a gradient scaler. `step_ms` is the time until the GPU is done,
+without zero_grad. Gradients were filled with zeros at that time (torch 1.10 to 1.12), so each
+backward pass adds to them. Attention had no fused kernel. Inference ran with torch 2, which has
+one.
 
-What the tables do not say and is inferred from them: inference ran with timm's "fast norm", which
-keeps layer and group norms in half precision under autocast. Without it, resnetv2_101x1_bit would
-have needed 1.4 times the measured time at the card's full bandwidth and rate, and networks with
-such norms are predicted up to 70% too slow; those with batch norm are not concerned. Attention
-without a kernel stays in half precision, as torch 2.4 has it; later ones widen it.
+The tables do not say whether inference ran with timm's "fast norm", which keeps layer and group
+norms in half precision under autocast. We infer that it did. Without it, resnetv2_101x1_bit would
+need 1.4 times the measured time even at the card's full bandwidth and rate, and predictions of
+networks with such norms would be up to 70% too long. Networks with batch norm are not affected.
+Attention without a fused kernel stays in half precision, as in torch 2.4; later releases use
+float32.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from lab.measured.public_steps.case import Case
 from lab.measured.tables import read_rows, version
 
 LARGE_FAMILY = 8
-"""From so many models on a family and layout is asked for two."""
+"""Two models are chosen of a family and layout with at least this many models."""
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """The model of median size of each family and layout, of large families the smallest too."""
+    """The model of median size of each family and layout; of large families also the smallest."""
     yield from _cases("train", read_rows(folder / "timm_train.csv"))
     inferred = read_rows(folder / "timm_infer.parquet")
     yield from _cases("infer", [row for row in inferred if version(str(row["torch"])) >= (2,)])
@@ -56,7 +58,7 @@ def _switches(mode: str) -> tuple[tuple[str, int], ...]:
 
 
 def chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By size alone, never by what we would predict; each model with its newest torch."""
+    """The rows to use: chosen by model size and never by our predictions, with the newest torch."""
     newest: dict[tuple[str, str], dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: version(str(row["torch"]))):
         if row["precision"] == "amp_fp16" and not row["compiled"]:
@@ -64,17 +66,17 @@ def chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     families: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in newest.values():
         families.setdefault((row["layout"], row["family"]), []).append(row)
-    found = []
+    rows_to_use = []
     for _, group in sorted(families.items()):
         group.sort(key=lambda row: (row["params_m"], row["model"]))
-        found.append(group[len(group) // 2])
+        rows_to_use.append(group[len(group) // 2])
         if len(group) >= LARGE_FAMILY:
-            found.append(group[0])
-    return found
+            rows_to_use.append(group[0])
+    return rows_to_use
 
 
 def make_step(model: str, batch: int, image: int, layout: str) -> Callable[[], None]:
-    """Forward, loss, backward and update, then a wait."""
+    """Forward, loss, backward and update, then a synchronisation."""
     import torch
     import torch.nn.functional as F
 
@@ -95,7 +97,7 @@ def make_step(model: str, batch: int, image: int, layout: str) -> Callable[[], N
 
 
 def make_inference(model: str, batch: int, image: int, layout: str) -> Callable[[], None]:
-    """The forward pass, then a wait."""
+    """The forward pass, then a synchronisation."""
     import torch
 
     network, images = _prepared(model, batch, image, layout, fused=True)
@@ -110,7 +112,7 @@ def make_inference(model: str, batch: int, image: int, layout: str) -> Callable[
 
 
 def _prepared(model: str, batch: int, image: int, layout: str, *, fused: bool) -> tuple[Any, Any]:
-    """The model and its images, with the switches that timm's benchmark turns."""
+    """The model and its images, with the settings of timm's benchmark script."""
     import torch
 
     form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
@@ -122,9 +124,9 @@ def _prepared(model: str, batch: int, image: int, layout: str, *, fused: bool) -
 
 
 def build(model: str, image: int, *, fused: bool = False) -> Any:
-    """The model with random weights; those that are built for a size get it.
+    """The model with random weights, for this image size if its architecture depends on it.
 
-    `fused`: with torch's kernel for attention, and norms in half precision.
+    `fused` uses torch's fused attention kernel, and norms in half precision.
     """
     import torch
 
@@ -134,14 +136,14 @@ def build(model: str, image: int, *, fused: bool = False) -> Any:
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(fused)
     try:
         network = timm.create_model(model, img_size=image)
-    except TypeError:  # convolutions take any
+    except TypeError:  # convolutional networks take any size
         network = timm.create_model(model)
     return network
 
 
 @cache
 def library() -> Any:
-    """Timm, if it is there."""
+    """The timm library."""
     from lab.steps.libraries import import_timm
 
     return import_timm()

@@ -1,7 +1,8 @@
-"""Classifiers of torchvision, 12 images, each iteration timed between two waits.
+"""Classifiers of torchvision, 12 images, each iteration timed between two synchronisations.
 
-Training is zero_grad, forward, loss and backward, with no optimizer. Runs from 2019 on copy the
-batch to the GPU within the timed region. "half" is the whole model in float16, not autocast.
+Training is zero_grad, forward, loss and backward, without an optimizer. From 2019 on, the timed
+region includes the copy of the batch to the GPU. "half" is the whole model in float16, without
+autocast.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ GPUS = {
 }
 PRECISIONS = {"float": "fp32", "half": "fp16"}
 BAD = ("noisy", "order_violation")
-"""Not "above_peak": those are VGGs in float32, steady to 1%, whose 3x3 convolutions do fewer
-multiplications than are counted (Winograd)."""
+"""Flags of rows that are left out. "above_peak" is not among them: such rows are VGGs in float32,
+steady to 1%, whose 3x3 convolutions do fewer multiplications than are counted (Winograd)."""
 OLDER = ("no_opt",)
-"""A run of the RX 7700S with an older torch."""
+"""Runs that are left out: one on the RX 7700S with an older torch."""
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """Steps on one GPU; the median over runs of the same protocol, without the doubtful rows."""
+    """The steps on one GPU: the median over runs of the same protocol, without doubtful rows."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in read_rows(folder / "steps.parquet"):
-        known = row["n_gpu"] == 1 and row["gpu"] in GPUS and row["precision"] in PRECISIONS
+        usable = row["n_gpu"] == 1 and row["gpu"] in GPUS and row["precision"] in PRECISIONS
         doubted = any(flag in (row["qc"] or "") for flag in BAD)
-        if known and not doubted and row["run"] not in OLDER:
+        if usable and not doubted and row["run"] not in OLDER:
             columns = ("gpu", "model", "mode", "precision", "batch", "img_size", "h2d_in_timing")
             groups.setdefault(tuple(row[name] for name in columns), []).append(row)
     for (gpu, model, mode, precision, batch, image, copied), rows in groups.items():
@@ -75,7 +76,7 @@ def make_step(
     modern: bool,
     autograd: bool,
 ) -> Callable[[], None]:
-    """An iteration; `modern` is torch 2, which drops gradients instead of filling in zeros."""
+    """One iteration. `modern` is torch 2, which drops gradients instead of zeroing them."""
     import torch
     import torch.nn.functional as F
 
