@@ -90,7 +90,7 @@ def test_a_wrong_store_is_found_before_the_training(tmp_path: Path) -> None:
 def test_the_trainer_of_hugging_face_is_recorded(tmp_path: Path, transformers: Any) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("accelerate")
-    from wavecast.integrations.huggingface import RunRecorder
+    from wavecast.integrations.huggingface import TrainerRunRecorder
 
     class Slow(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -103,7 +103,7 @@ def test_the_trainer_of_hugging_face_is_recorded(tmp_path: Path, transformers: A
             return {"loss": (self.layer(x) - labels).square().mean()}
 
     data = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(64)]
-    recorder = RunRecorder(tmp_path / "runs.sqlite", warm_up=10)
+    recorder = TrainerRunRecorder(tmp_path / "runs.sqlite", warm_up=10)
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path / "out"),
         per_device_train_batch_size=4,
@@ -134,7 +134,7 @@ def test_the_trainer_of_hugging_face_is_recorded(tmp_path: Path, transformers: A
 
 def test_the_trainer_of_lightning_is_recorded(tmp_path: Path, lightning: Any) -> None:
     torch = pytest.importorskip("torch")
-    from wavecast.integrations.lightning import RunRecorder
+    from wavecast.integrations.lightning import LightningRunRecorder
 
     class Tiny(lightning.LightningModule):
         def __init__(self) -> None:
@@ -153,7 +153,7 @@ def test_the_trainer_of_lightning_is_recorded(tmp_path: Path, lightning: Any) ->
 
     samples = torch.utils.data.TensorDataset(torch.randn(160, 4))
     loader = torch.utils.data.DataLoader(samples, batch_size=4)
-    recorder = RunRecorder(tmp_path / "runs.sqlite", warm_up=10)
+    recorder = LightningRunRecorder(tmp_path / "runs.sqlite", warm_up=10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = lightning.Trainer(

@@ -1,8 +1,8 @@
 """A callback for Hugging Face's Trainer that records its trainings in the run store.
 
-from wavecast.integrations.huggingface import RunRecorder
+from wavecast.integrations.huggingface import TrainerRunRecorder
 
-trainer = Trainer(..., callbacks=[RunRecorder()])
+trainer = Trainer(..., callbacks=[TrainerRunRecorder()])
 """
 
 from __future__ import annotations
@@ -49,10 +49,6 @@ class TrainerRunRecorder(TrainerCallback):
         """Store the training, in the first process only."""
         if state.is_world_process_zero:
             self.recorder.end(_facts(args, kwargs.get("model")))
-
-
-RunRecorder = TrainerRunRecorder
-"""The name under which users import it."""
 
 
 def _facts(args: Any, model: Any) -> Facts:

@@ -1,8 +1,8 @@
 """A callback for Lightning's Trainer that records its trainings in the run store.
 
-from wavecast.integrations.lightning import RunRecorder
+from wavecast.integrations.lightning import LightningRunRecorder
 
-trainer = Trainer(..., callbacks=[RunRecorder()])
+trainer = Trainer(..., callbacks=[LightningRunRecorder()])
 """
 
 from __future__ import annotations
@@ -65,10 +65,6 @@ class LightningRunRecorder(_callback()):  # type: ignore[misc]
         """Store the training, in the first process only."""
         if trainer.is_global_zero:
             self.recorder.end(_facts(trainer, pl_module))
-
-
-RunRecorder = LightningRunRecorder
-"""The name under which users import it."""
 
 
 def _facts(trainer: Any, module: Any) -> Facts:

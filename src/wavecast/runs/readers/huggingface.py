@@ -1,7 +1,7 @@
 """`trainer_state.json` of Hugging Face's Trainer: the time of the whole training.
 
 It has no times of single steps, so warm-up cannot be dropped; a warning says so. The callback
-`wavecast.integrations.huggingface.RunRecorder` records runs without their warm-up.
+`wavecast.integrations.huggingface.TrainerRunRecorder` records runs without their warm-up.
 """
 
 from __future__ import annotations

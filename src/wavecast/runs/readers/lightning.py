@@ -47,7 +47,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     if clock is None:
         raise InvalidInput(
             f"{path}: has no times; log them: with Lightning's ThroughputMonitor, as a metric "
-            '"timestamp", or record runs with wavecast.integrations.lightning.RunRecorder'
+            '"timestamp", or record runs with wavecast.integrations.lightning.LightningRunRecorder'
         )
     facts = _facts(path, rows, given)
     marks = list(_marks(rows, clock, doubts))
