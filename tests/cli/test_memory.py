@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from made import step
 from shell import run
 
 pytest.importorskip("torch")
@@ -30,13 +29,6 @@ def make_step(batch=4, precision="fp32"):
 
     return step
 """
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    path = tmp_path / "step.json.gz"
-    step().save(path)
-    return path
 
 
 @pytest.fixture

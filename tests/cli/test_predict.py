@@ -51,13 +51,6 @@ def make_attention():
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    path = tmp_path / "step.json.gz"
-    step().save(path)
-    return path
-
-
-@pytest.fixture
 def network(tmp_path: Path) -> Path:
     path = tmp_path / "network.py"
     path.write_text(NETWORK)
