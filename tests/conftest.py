@@ -102,12 +102,12 @@ _skipped: list[str] = []
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple):
         reason = str(report.longrepr[2])
-        if not any(known in reason for known in _MAY_SKIP):
+        if not any(allowed in reason for allowed in _MAY_SKIP):
             _skipped.append(f"{report.nodeid}: {reason}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if os.environ.get("WAVECAST_NO_SKIPS") and _skipped:
         print("\nskipped, though WAVECAST_NO_SKIPS is set (make components installs the rest):")
-        print("\n".join(f"  {each}" for each in _skipped))
+        print("\n".join(f"  {line}" for line in _skipped))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

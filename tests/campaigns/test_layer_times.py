@@ -122,9 +122,8 @@ def test_twenty_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
     before, kills = b"", 0
     for _ in range(20):
         process = subprocess.Popen(command)
-        started = time.monotonic()
         while not path.exists() or path.stat().st_size <= len(before):
-            assert time.monotonic() - started < 20
+            assert process.poll() is None
             time.sleep(0.002)
         time.sleep(moments.random() * 0.08)
         process.send_signal(signal.SIGKILL)

@@ -87,8 +87,10 @@ class FamilyTraces:
         wanted = family(gpu)
         if wanted not in self._traces:
             first = next(iter(self._traces.values()), None)
-            same = first is not None and not depends_on_family(first)
-            self._traces[wanted] = first if first and same else self._trace_for(wanted)
+            if first is None or depends_on_family(first):
+                self._traces[wanted] = self._trace_for(wanted)
+            else:
+                self._traces[wanted] = first
         return self._traces[wanted]
 
 

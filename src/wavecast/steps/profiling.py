@@ -87,11 +87,12 @@ def _works(call: Call) -> Iterable[ProfiledWork]:
     """
     flops, nbytes = _demand(call)
     unit = _unit(call)
-    sharing = [kernel for kernel in call.kernels if kernel_names.is_product(kernel.name)]
-    sharing = sharing or [k for k in call.kernels if not kernel_names.is_copy(k.name)]
-    sharing_s = sum(kernel.seconds for kernel in sharing)
-    shares = set(map(id, sharing))  # a set, because a recurrent layer has thousands of kernels
-    for kernel in call.kernels:
+    shares = [kernel_names.is_product(kernel.name) for kernel in call.kernels]
+    if not any(shares):
+        shares = [not kernel_names.is_copy(kernel.name) for kernel in call.kernels]
+    pairs = list(zip(call.kernels, shares, strict=True))
+    sharing_s = sum(kernel.seconds for kernel, takes_part in pairs if takes_part)
+    for kernel, takes_part in pairs:
         if kernel.flops is not None and kernel.dram_bytes is not None:
             yield ProfiledWork(
                 kernel.name, kernel.seconds, kernel.flops, kernel.dram_bytes, unit, True
@@ -99,7 +100,7 @@ def _works(call: Call) -> Iterable[ProfiledWork]:
         elif flops is None or nbytes is None:
             yield ProfiledWork(kernel.name, kernel.seconds, flops, nbytes, unit)
         else:
-            share = kernel.seconds / sharing_s if sharing_s and id(kernel) in shares else 0.0
+            share = kernel.seconds / sharing_s if sharing_s and takes_part else 0.0
             yield ProfiledWork(kernel.name, kernel.seconds, share * flops, share * nbytes, unit)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import tomllib
 import zipfile
@@ -13,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from wavecast.errors import InvalidInput
+from wavecast.files import write_whole
 from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
 
 _UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
@@ -51,9 +53,12 @@ def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any]) -> Non
     for number, (matrix, bias) in enumerate(network.weights):
         arrays[f"matrix{number}"] = matrix.astype(np.float16)
         arrays[f"bias{number}"] = bias.astype(np.float16)
-    np.savez_compressed(path, **arrays)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.with_suffix(".toml").write_text(_toml({**card, "weights_sha256": digest}), "utf-8")
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    weights = packed.getvalue()
+    digest = hashlib.sha256(weights).hexdigest()
+    write_whole(path, weights)
+    write_whole(path.with_suffix(".toml"), _toml({**card, "weights_sha256": digest}))
 
 
 def _toml(card: Mapping[str, Any]) -> str:
