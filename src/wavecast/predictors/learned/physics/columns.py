@@ -204,9 +204,12 @@ class StreamRow(NamedTuple):
 
 
 VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
-"""Values of `StreamRow.access`. torch's elementwise kernels load several elements at once where all
-operands are stored alike. They load one by one where some are stored in another order or are
-repeated (TensorIterator's offsets), or come in another type."""
+"""Values of `StreamRow.access`: how torch's elementwise kernels load their operands.
+
+VECTORS: several elements at once, because all operands have the same strides and type. STRIDES: one
+by one, because strides differ, an operand is broadcast, or a copy widens its type. CASTS: one by one,
+because an elementwise op has operands of several types.
+"""
 
 Row = ProductRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow
 
