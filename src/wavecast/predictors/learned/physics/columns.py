@@ -206,9 +206,9 @@ class StreamRow(NamedTuple):
 VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
 """Values of `StreamRow.access`: how torch's elementwise kernels load their operands.
 
-VECTORS: several elements at once, because all operands have the same strides and type. STRIDES: one
-by one, because strides differ, an operand is broadcast, or a copy widens its type. CASTS: one by one,
-because an elementwise op has operands of several types.
+VECTORS: several elements at once, because all operands have the same strides and type.
+STRIDES: one by one, because strides differ, an operand is broadcast, or a copy widens its type.
+CASTS: one by one, because an elementwise op has operands of several types.
 """
 
 Row = ProductRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow
