@@ -16,6 +16,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
+from wavecast.frameworks.pytorch.capture.host_values import known_values
 from wavecast.frameworks.pytorch.user_lines import user_line
 
 _aten = torch.ops.aten
@@ -86,10 +87,10 @@ class Assumptions:
         return value
 
     def _scalar(self, tensor: Any) -> Any:
-        constant = getattr(tensor, "constant", None)
-        if constant is not None:
+        values = known_values(tensor)
+        if values is not None:
             with no_dispatch():
-                return constant.item()
+                return values.item()
         return self.assume_value(tensor.dtype, getattr(tensor, _TRUE, False))
 
     def assume_true(self, tensor: Any) -> None:
@@ -111,11 +112,11 @@ class Assumptions:
 
     def _selected(self, mask: Any) -> Any:
         """The indices that a mask selects; if its values are unknown, as many as possible."""
-        constant = getattr(mask, "constant", None)
-        if constant is None:
+        values = known_values(mask)
+        if values is None:
             return self._upper(mask, (mask.numel(),), torch.int64)
         with no_dispatch():
-            count = int(constant.sum())
+            count = int(values.sum())
         return mask.new_empty((count,), dtype=torch.int64)
 
     def _nonzero(self, tensor: Any) -> Any:
@@ -170,15 +171,15 @@ class Assumptions:
 
     def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:
         """The whole numbers in a tensor; if they are unknown, the upper bound for each."""
-        constant = getattr(tensor, "constant", None)
-        if constant is None:
+        values = known_values(tensor)
+        if values is None:
             self.note(
                 f"the lengths of {what} at {user_line()} depend on data; their upper bound, "
                 f"{bound}, was assumed"
             )
             return [bound] * tensor.numel()
         with no_dispatch():
-            return [int(n) for n in constant.tolist()]
+            return [int(n) for n in values.tolist()]
 
 
 @cache

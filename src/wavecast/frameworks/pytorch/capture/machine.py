@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -15,11 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
+from torch.utils import _pytree
 from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.capture.placement import GPU, LARGEST_CONSTANT, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.capture.host_values import LARGEST_CONSTANT
+from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
+from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.recorder import OpRecorder
@@ -28,7 +34,10 @@ from wavecast.frameworks.pytorch.user_lines import user_line
 
 @contextmanager
 def cuda_machine(
-    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
+    capability: tuple[int, int],
+    recorder: OpRecorder,
+    assumptions: Assumptions,
+    outside: OutsideTensors,
 ) -> Iterator[None]:
     """Make torch behave as if the machine had one GPU of this compute capability."""
     with ExitStack() as stack:
@@ -53,7 +62,8 @@ def cuda_machine(
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
         replace(torch, Generator=_Generator, compile=_eager(assumptions))
-        replace(torch, tensor=_from_data(torch.tensor, recorder), as_tensor=_as_tensor(recorder))
+        replace(torch, tensor=_from_data(torch.tensor, outside), as_tensor=_as_tensor(outside))
+        replace(torch, load=_load_real(torch.load))
         replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
         # Libraries take other branches for fake tensors. They should not notice them here.
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)
@@ -191,17 +201,40 @@ def _unchecked_step(assumptions: Assumptions) -> Any:
     return step
 
 
-def _from_data(make: Any, recorder: OpRecorder) -> Any:
+def _from_data(make: Any, outside: OutsideTensors) -> Any:
     """`torch.tensor` or the like, made on the CPU: its C++ code would ask the GPU for memory."""
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:
         made = make(data, device="cpu", **options)
-        if torch.device(device if device is not None else _default_device()).type == "cuda":
-            put_on_gpu(made)
-            recorder.promote(made)
-        return made
+        if torch.device(device if device is not None else _default_device()).type != "cuda":
+            return made
+        on_the_gpu = outside.copy_of(made)
+        put_on_gpu(on_the_gpu)
+        return torch.ops.aten.lift_fresh.default(on_the_gpu)
 
     return tensor
+
+
+def _load_real(load: Any) -> Any:
+    """`torch.load`, which gives plain tensors and not fake ones: a file may hold the data."""
+
+    def load_real(
+        file: Any, map_location: Any = None, pickle_module: Any = None, **options: Any
+    ) -> Any:
+        if isinstance(file, str | os.PathLike) and options.get("mmap") is None:
+            options["mmap"] = zipfile.is_zipfile(file)  # weights that nobody reads take no memory
+        with _disable_current_modes():
+            loaded = load(file, "cpu", pickle_module, **options)
+        if _is_cuda(map_location):
+            return _pytree.tree_map_only(torch.Tensor, lambda t: t.cuda(), loaded)
+        return loaded
+
+    return load_real
+
+
+def _is_cuda(location: Any) -> bool:
+    """Whether `map_location` puts everything on the GPU."""
+    return isinstance(location, str | torch.device) and torch.device(location).type == "cuda"
 
 
 def _default_device() -> Any:
@@ -212,8 +245,8 @@ def _default_device() -> Any:
     return "cpu"
 
 
-def _as_tensor(recorder: OpRecorder) -> Any:
-    from_data = _from_data(torch.tensor, recorder)
+def _as_tensor(outside: OutsideTensors) -> Any:
+    from_data = _from_data(torch.tensor, outside)
 
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
         if isinstance(data, torch.Tensor):

@@ -1,8 +1,8 @@
-"""Fake tensors in place of real ones that were made before tracing began.
+"""Fake tensors in place of plain ones, when they are moved to the GPU.
 
-A model, an optimizer or a tensor that was built outside `make_step` holds real tensors. When it is
-moved to the GPU, its tensors are replaced by fake ones; a tensor used in several places gets the
-same fake everywhere. When tracing ends, the real ones are put back.
+A model or an optimizer that was built outside `make_step` holds plain tensors. When it is moved to
+the GPU, they are replaced by fake ones; a tensor used in several places gets the same fake
+everywhere. When tracing ends, the plain ones are put back.
 """
 
 from __future__ import annotations
@@ -12,30 +12,62 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture.host_values import (
+    LARGEST_CONSTANT,
+    HostValues,
+    known_values,
+)
+from wavecast.frameworks.pytorch.capture.places import ON_HOST, put
 from wavecast.frameworks.pytorch.user_lines import user_line
 
 
 class OutsideTensors:
     """The fake tensors of one trace that replace real ones, and how to put those back."""
 
-    def __init__(self, mode: FakeTensorMode, largest_constant: int) -> None:
-        self._mode = mode
-        self._largest_constant = largest_constant
+    def __init__(self, host: HostValues) -> None:
+        self._host = host
         # The real tensor is kept, too, because its id is unique only while it lives.
         self._fakes: dict[int, tuple[Any, Any]] = {}
         self._undo: list[Callable[[], None]] = []
 
     def tensor(self, real: Any) -> Any:
-        """The fake tensor that replaces a real one. A fake tensor is returned as it is."""
+        """The fake tensor that replaces a plain one. A fake tensor is returned as it is."""
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._fakes:
-            self._fakes[id(real)] = (real, self._convert(real))
+            self._fakes[id(real)] = (real, self.fake_for(real))
         return self._fakes[id(real)][1]
+
+    def copy_of(self, real: Any) -> Any:
+        """A fake tensor with the present values of a plain one.
+
+        A tensor with a gradient is replaced, because its gradient must arrive at one object.
+        """
+        return self.tensor(real) if real.requires_grad else self.fake_for(real)
+
+    def fake_for(self, real: Any) -> Any:
+        """A new fake tensor on the host. It keeps whole numbers and truth values, if it is small.
+
+        Parameters and real numbers need no values on the GPU, because code seldom branches on them.
+        """
+        if isinstance(real, FakeTensor):
+            return real
+        values = None
+        if not isinstance(real, torch.nn.Parameter) and 0 < real.numel() <= LARGEST_CONSTANT:
+            values = known_values(real)
+        if values is None:
+            fake = self._host.fake(real, keep=False)
+        else:
+            with no_dispatch():
+                # A copy, so that the step does not write to the user's tensor.
+                values = values.detach().clone()
+            fake = self._host.fake(values, keep=True)
+        put(fake, ON_HOST)
+        return fake
 
     def module(self, module: Any) -> None:
         """Replace a module's own parameters and buffers."""
@@ -78,12 +110,3 @@ class OutsideTensors:
             for name, value in state[parameter].items()
         }
         self._undo.append(lambda: state.pop(fake, None))
-
-    def _convert(self, real: Any) -> Any:
-        converter = self._mode.fake_tensor_converter
-        if isinstance(real, torch.nn.Parameter) or not 0 < real.numel() <= self._largest_constant:
-            return converter.from_real_tensor(self._mode, real)
-        with no_dispatch():
-            # A copy, so that the step does not write to the user's tensor.
-            values = real.detach().clone()
-        return converter.from_real_tensor(self._mode, values, make_constant=True)

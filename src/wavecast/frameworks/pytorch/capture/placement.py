@@ -1,13 +1,12 @@
-"""Which fake tensors are on the GPU, and the dispatch mode that runs and records their ops.
+"""The dispatch mode that runs all ops of a traced step, and records those of the GPU.
 
-Every tensor of a traced step is a `FakeTensor` on the CPU, because torch's CPU build can run
-autograd on nothing else. Tensors that the user put on the GPU carry a mark. The dispatch mode
-`Placement` sets it, and the methods in `tensor_methods` show it to Python code.
+Tensors on the GPU are fake: they have a shape but no memory. Their place (`places`) is set here,
+and the methods in `tensor_methods` show it to Python code. Tensors on the host are real where that
+is cheap (`host_values`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -16,26 +15,41 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorMode,
 )
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.host_values import (
+    LARGEST_CONSTANT,
+    HostValues,
+    forget_written,
+    is_made_by_python,
+    written,
+)
+from wavecast.frameworks.pytorch.capture.places import (
+    CPU,
+    ON_GPU,
+    ON_HOST,
+    PLACE,
+    is_gpu,
+    on_gpu,
+    on_host,
+    place_of,
+    put,
+    put_on_gpu,
+    tensors_in,
+)
 from wavecast.frameworks.pytorch.capture.result_cache import Entry, ResultCache
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.signature import is_composite
 from wavecast.frameworks.pytorch.user_lines import user_line
 
-GPU = torch.device("cuda", 0)
-CPU = torch.device("cpu")
-_MARK = "_wavecast_on_gpu"
 _FROM_SCALAR = "_wavecast_from_scalar"
 """The mark of a tensor that C++ code made from a number. It has no dimensions, but is on the
 device of the op's other tensors."""
-
-LARGEST_CONSTANT = 1 << 16
-"""Tensors of up to this many elements keep values that are known, so that masks are exact."""
 _prim_device = torch.ops.prim.device.default
 _aten = torch.ops.aten
 
@@ -87,42 +101,19 @@ _NEVER_REPEATED = (
 )
 
 
-def on_gpu(tensor: Any) -> bool:
-    """Whether the user put this tensor on the GPU."""
-    return getattr(tensor, _MARK, False)
-
-
-def is_gpu(device: Any) -> bool:
-    """Whether a device is the GPU. Any GPU but the first is an error."""
-    device = torch.device(device)
-    if device.type == "cuda" and device.index:
-        raise CaptureError(
-            f"a tensor is put on {device} at {user_line()}; only steps that use one GPU can be "
-            "traced"
-        )
-    return bool(device.type == "cuda")
-
-
-def put_on_gpu(tensor: Any) -> None:
-    """Mark a tensor as being on the GPU."""
-    setattr(tensor, _MARK, True)
-
-
-def mark(tensor: Any, is_on_gpu: bool) -> None:
-    """Mark a tensor as being on the GPU or on the host."""
-    setattr(tensor, _MARK, is_on_gpu)
-
-
 class Placement(TorchDispatchMode):
-    """Runs ops on fake tensors, marks results that are on the GPU, and records the ops."""
+    """Runs ops, marks the places of their results, and records the ops of the GPU."""
 
-    def __init__(self, assumptions: Assumptions, recorder: OpRecorder) -> None:
+    def __init__(
+        self, assumptions: Assumptions, recorder: OpRecorder, mode: FakeTensorMode
+    ) -> None:
         super().__init__()
         self.assumptions = assumptions
         self.recorder = recorder
+        self.host = HostValues(mode)
         self.moving = False
         """Whether Python code is moving a tensor right now."""
-        self._cache = ResultCache(_MARK)
+        self._cache = ResultCache(PLACE)
         self._promotions = 0
         self._depth = 0
 
@@ -134,7 +125,7 @@ class Placement(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the op on fake CPU tensors, mark its results, and record it."""
+        """Run the op, mark its results, and record it unless it concerns the host only."""
         if func is _prim_device:
             return CPU
         kwargs = kwargs or {}
@@ -147,56 +138,84 @@ class Placement(TorchDispatchMode):
         key = self._cache.key((func, self.moving), args, kwargs)
         entry = self._cache.get(key) if key is not None else None
         if entry is not None:
-            out = self._cache.make(entry, args, kwargs)
+            out, is_recorded = self._cache.make(entry, args, kwargs), entry.is_recorded
         else:
-            out, entry = self._run_and_learn(key, func, args, kwargs)
-        op = self.recorder.write_down(func, args, kwargs, out, entry.op if entry else None)
-        if entry is not None:
-            entry.op = op
+            out, entry, is_recorded = self._run(key, func, args, kwargs)
+        if is_recorded:
+            op = self.recorder.write_down(func, args, kwargs, out, entry.op if entry else None)
+            if entry is not None:
+                entry.op = op
         return out
 
-    def _run_and_learn(
+    def _run(
         self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Entry | None]:
+    ) -> tuple[Any, Entry | None, bool]:
+        """The result of an op, how to make it again, and whether the op is to be recorded."""
         promoted = self._promotions
-        gpu, kwargs = self._placed_on_gpu(func, args, dict(kwargs))
+        tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        place, kwargs = self._placed(func, tensors, dict(kwargs))
+        is_of_host = place != ON_GPU and not any(on_gpu(tensor) for tensor in tensors)
+        # An op of C++ code may turn out to be one of the GPU.
+        is_recorded = not is_of_host or place is None
+        if is_of_host:
+            out = self.host.run(func, args, kwargs, tensors)
+            if out is not NotImplemented:
+                self._mark_special(func, out)
+                return out, None, is_recorded
         self._depth += 1
         try:
-            out = self._run(func, args, kwargs)
+            out = self._run_on_fakes(func, args, kwargs)
         finally:
             self._depth -= 1
-        for tensor in tensors_in(out):
-            if tensor.layout is not torch.strided:
-                raise CaptureError(
-                    f"{func} at {user_line()} makes a sparse tensor, which cannot be traced; "
-                    "use the dense form (sparse=False)"
-                )
-        if gpu:
-            for tensor in tensors_in(out[0] if func in _REST_ON_HOST else out):
-                put_on_gpu(tensor)
-                if tensor.dtype.is_floating_point:
-                    # Code branches on integers and booleans; weights need no values.
-                    tensor.constant = None
-        elif func is _aten.scalar_tensor.default:
-            setattr(out, _FROM_SCALAR, True)
-        if func in _CHECKS:
-            self.assumptions.assume_true(out)
-        repeatable = (
+        self._mark_places(func, out, place)
+        out = _plain_if_written(func, args, kwargs, out)
+        is_repeatable = (
             key is not None
             and promoted == self._promotions
             and func not in _NEVER_REPEATED
             and not self.assumptions.knows(func)
         )
-        return out, self._cache.learn(key, args, kwargs, out, gpu) if repeatable else None
+        if not is_repeatable:
+            return out, None, is_recorded
+        entry = self._cache.learn(key, args, kwargs, out, place)
+        if entry is not None:
+            entry.is_recorded = is_recorded
+        return out, entry, is_recorded
 
     @property
     def inside(self) -> bool:
         """Whether torch's own fake-tensor code is running, which must see the CPU."""
         return self._depth > 0
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _mark_places(self, func: Any, out: Any, place: str | None) -> None:
+        for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
+            result_place = ON_HOST if index and func in _REST_ON_HOST else place
+            for tensor in tensors_in(result):
+                if tensor.layout is not torch.strided:
+                    raise CaptureError(
+                        f"{func} at {user_line()} makes a sparse tensor, which cannot be traced; "
+                        "use the dense form (sparse=False)"
+                    )
+                if result_place is not None and isinstance(tensor, FakeTensor):
+                    put(tensor, result_place)
+                if result_place == ON_GPU and tensor.dtype.is_floating_point:
+                    # Code branches on integers and booleans; weights need no values.
+                    tensor.constant = None
+        self._mark_special(func, out)
+
+    def _mark_special(self, func: Any, out: Any) -> None:
+        if not isinstance(out, FakeTensor):
+            return
+        if func is _aten.scalar_tensor.default and not on_gpu(out):
+            setattr(out, _FROM_SCALAR, True)
+        if func in _CHECKS:
+            self.assumptions.assume_true(out)
+
+    def _run_on_fakes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _OF_ONE_DTYPE:
             _refuse_mixed_dtypes(func, args)
+        if func._schema.is_mutable:
+            forget_written(func, args, kwargs)
         answer = self.assumptions.find(func)
         if answer is not None:
             return answer(*args, **kwargs)
@@ -219,13 +238,15 @@ class Placement(TorchDispatchMode):
             return out
         with no_dispatch():
             values = func(*args, **kwargs)
-        mode = out.fake_mode
-        return mode.fake_tensor_converter.from_real_tensor(mode, values, make_constant=True)
+        return self.host.fake(values, keep=True)
 
-    def _placed_on_gpu(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bool, dict[str, Any]]:
-        """Whether the result is on the GPU, and the keyword arguments for fake CPU tensors."""
+    def _placed(
+        self, func: Any, tensors: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[str | None, dict[str, Any]]:
+        """The place of the result, and the keyword arguments for fake CPU tensors.
+
+        The place is None if C++ code makes the result, which may be meant for either place.
+        """
         device = kwargs.get("device")
         if device is not None:
             if func is _aten._to_copy.default:
@@ -233,30 +254,49 @@ class Placement(TorchDispatchMode):
             else:
                 kwargs["device"] = CPU
             if is_gpu(device):
-                return True, kwargs
+                return ON_GPU, kwargs
             if func is _aten._to_copy.default and self.moving:
-                return False, kwargs
+                return ON_HOST, kwargs
             # Otherwise C++ code asked for the device of some tensor. It saw the CPU, but means the
             # GPU if that tensor is there.
-        tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        if not tensors:
+            return _place_of_new(kwargs), kwargs
         if func in _MIXES:
-            # The result is where the first tensor is.
-            return bool(tensors) and on_gpu(tensors[0]), kwargs
-        if not any(on_gpu(t) for t in tensors):
-            # Without any tensors, it may be autograd that makes a missing gradient on the GPU.
-            return not tensors and torch._C._current_autograd_node() is not None, kwargs
+            return place_of(tensors[0]), kwargs  # the result is where the first tensor is
+        if not any(on_gpu(tensor) for tensor in tensors):
+            return (ON_HOST if any(on_host(tensor) for tensor in tensors) else None), kwargs
         for tensor in tensors:
             if not on_gpu(tensor) and (tensor.dim() or hasattr(tensor, _FROM_SCALAR)):
-                if isinstance(tensor, torch.nn.Parameter) or not isinstance(tensor, FakeTensor):
-                    raise CaptureError(
-                        f"{func} at {user_line()} runs on the GPU, but one of its inputs, of "
-                        f"shape {tuple(tensor.shape)}, is not on the GPU; move it there, as "
-                        "with model.cuda(), or build it inside make_step"
-                    )
-                put_on_gpu(tensor)
-                self.recorder.promote(tensor)
-                self._promotions += 1
-        return True, kwargs
+                self._promote(func, tensor)
+        return ON_GPU, kwargs
+
+    def _promote(self, func: Any, tensor: Any) -> None:
+        """Put a tensor that C++ code made on the GPU. One that the user made is an error."""
+        if on_host(tensor):
+            raise CaptureError(
+                f"{func} at {user_line()} runs on the GPU, but one of its inputs, of shape "
+                f"{tuple(tensor.shape)}, is on the host; move it to the GPU, as with x.cuda() or "
+                "model.cuda()"
+            )
+        put_on_gpu(tensor)
+        self.recorder.promote(tensor)
+        self._promotions += 1
+
+
+def _place_of_new(kwargs: dict[str, Any]) -> str | None:
+    """The place of a tensor that an op makes from nothing, if the op does not name the GPU."""
+    if is_made_by_python(kwargs):
+        return ON_HOST
+    # It may be autograd that makes a missing gradient on the GPU.
+    return ON_GPU if torch._C._current_autograd_node() is not None else None
+
+
+def _plain_if_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    """The plain tensor that an op wrote to, if it returns that, instead of torch's fake for it."""
+    if not func._schema.is_mutable or not isinstance(out, FakeTensor):
+        return out
+    target = next(iter(written(func, args, kwargs)), out)
+    return out if isinstance(target, FakeTensor) else target
 
 
 @cache
@@ -280,12 +320,3 @@ def _refuse_mixed_dtypes(func: Any, args: tuple[Any, ...]) -> None:
 
 def _has_values(tensor: Any) -> bool:
     return getattr(tensor, "constant", None) is not None
-
-
-def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors in an argument, also those in lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)

@@ -36,19 +36,21 @@ class Entry:
     """How to make the result of an op, and the op to record."""
 
     recipe: Any
-    on_gpu: bool
+    place: str | None
+    """The place of the result's tensors."""
     op: Op | None = None
+    is_recorded: bool = True
 
 
 class ResultCache:
     """The results of ops seen before.
 
     Args:
-        mark: the attribute of tensors that are on the GPU.
+        place: the name of the attribute that has the place of a tensor.
     """
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self, place: str) -> None:
+        self._place = place
         self._entries: dict[Any, Entry] = {}
         self._prototype: dict[str, Any] | None = None
         """The attributes that torch gives to a new FakeTensor."""
@@ -68,17 +70,17 @@ class ResultCache:
         """The entry for a key. None if there is none yet."""
         return self._entries.get(key)
 
-    def learn(self, key: Any, args: Any, kwargs: Any, out: Any, on_gpu: bool) -> Entry | None:
+    def learn(self, key: Any, args: Any, kwargs: Any, out: Any, place: str | None) -> Entry | None:
         """Remember how to make a result from its arguments. None if it cannot be made again."""
         inputs = list(_flatten((args, tuple(kwargs.values()))))
         try:
-            entry = Entry(_recipe(out, _Inputs(inputs), set()), on_gpu)
+            entry = Entry(_recipe(out, _Inputs(inputs), set()), place)
         except _UnrepeatableError:
             return None
         self._entries[key] = entry
         for fake in _flatten((out,)):
             if self._prototype is None and not any(fake is tensor for tensor in inputs):
-                self._prototype = {k: v for k, v in fake.__dict__.items() if k != self._mark}
+                self._prototype = {k: v for k, v in fake.__dict__.items() if k != self._place}
         return entry
 
     def make(self, entry: Entry, args: Any, kwargs: Any) -> Any:
@@ -87,11 +89,11 @@ class ResultCache:
         if not isinstance(entry.recipe, tuple) or entry.recipe[0] != _FRESH:
             inputs = list(_flatten((args, tuple(kwargs.values()))))
         with no_dispatch():
-            return self._build(entry.recipe, inputs, entry.on_gpu)
+            return self._build(entry.recipe, inputs, entry.place)
 
-    def _build(self, recipe: Any, inputs: Any, on_gpu: bool) -> Any:
+    def _build(self, recipe: Any, inputs: Any, place: str | None) -> Any:
         if isinstance(recipe, list):
-            return [self._build(r, inputs, on_gpu) for r in recipe]
+            return [self._build(r, inputs, place) for r in recipe]
         kind = recipe[0]
         if kind == _PLAIN:
             return recipe[1]
@@ -105,16 +107,16 @@ class ResultCache:
             base = inputs[index]
             elem = torch.empty(0, dtype=dtype, device="meta")
             elem.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
-        return self._fake(elem, on_gpu)
+        return self._fake(elem, place)
 
-    def _fake(self, elem: Any, on_gpu: bool) -> Any:
+    def _fake(self, elem: Any, place: str | None) -> Any:
         fake = torch.Tensor._make_subclass(
             FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=_CPU
         )
         torch._C._set_throw_on_mutable_data_ptr(fake)
         fake.__dict__.update(self._prototype)
-        if on_gpu:
-            fake.__dict__[self._mark] = True
+        if place is not None:
+            fake.__dict__[self._place] = place
         return fake
 
     def _describe(self, value: Any, parts: list[Any]) -> bool:
@@ -129,7 +131,7 @@ class ResultCache:
                         item.stride(),
                         item.dtype,
                         item.storage_offset(),
-                        attributes.get(self._mark, False),
+                        attributes.get(self._place),
                     )
                 )
             elif isinstance(item, torch.Tensor):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from wavecast.frameworks.pytorch.capture.host_values import known_values
 from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES, flat_weights
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
@@ -52,7 +53,7 @@ class RecurrentLayer:
     ) -> Any:
         """The layer over a packed sequence: `aten::lstm.data` and its siblings."""
         settings = (num_layers, dropout, train, bidirectional)
-        sizes = batch_sizes.constant.tolist()
+        sizes = known_values(batch_sizes).tolist()
         return self._run(source, states, weights, has_biases, settings, False, sizes)
 
     def _run(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.host_values import known_values
 
 _aten = torch.ops.aten
 
@@ -18,6 +19,7 @@ def sequence_kernels(assumptions: Assumptions) -> Iterator[tuple[str, Callable[.
     """The implementations, with the names of the operators."""
     yield "ctc_loss.IntList", CtcLoss(assumptions)
     yield "ctc_loss.Tensor", CtcLoss(assumptions)
+    yield "pad_sequence", pad_sequence
     yield "_pad_packed_sequence", pad_packed_sequence
     yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
 
@@ -67,11 +69,30 @@ class CtcLoss:
         return self.assumptions.lengths(lengths.to("cpu", torch.int64), bound, what)
 
 
+def pad_sequence(
+    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, side: str = "right"
+) -> Any:
+    """`pad_sequence`: one copy per sequence (native/PackedSequence.cpp).
+
+    Torch's C++ code would make the result on the host, because it sees the sequences there.
+    """
+    first, longest = sequences[0], max(len(sequence) for sequence in sequences)
+    shape = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    padded = torch.full(
+        (*shape, *first.shape[1:]), padding_value, dtype=first.dtype, device=first.device
+    )
+    for index, sequence in enumerate(sequences):
+        row = padded.select(0 if batch_first else 1, index)
+        start = 0 if side == "right" else longest - len(sequence)
+        row.narrow(0, start, len(sequence)).copy_(sequence)
+    return padded
+
+
 def pad_packed_sequence(
     data: Any, batch_sizes: Any, batch_first: bool, padding_value: Any, total_length: int
 ) -> Any:
     """`_pad_packed_sequence`: one copy per run of equal batch sizes (native/PackedSequence.cpp)."""
-    sizes = batch_sizes.constant.tolist()
+    sizes = known_values(batch_sizes).tolist()
     shape = (max(len(sizes), total_length), sizes[0], *data.shape[1:])
     output = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
     lengths: list[int] = []
@@ -96,7 +117,7 @@ def pack_padded_sequence_backward(
         shape[0], shape[1] = shape[1], shape[0]
     padded = torch.zeros(shape, dtype=grad.dtype, device=grad.device)
     offset = 0
-    for step, size in enumerate(batch_sizes.constant.tolist()):
+    for step, size in enumerate(known_values(batch_sizes).tolist()):
         padded[step][:size].copy_(grad[offset : offset + size])
         offset += size
     return padded.transpose(0, 1) if batch_first else padded

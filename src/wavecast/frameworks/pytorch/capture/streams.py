@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.placement import GPU
+from wavecast.frameworks.pytorch.capture.places import GPU
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
 

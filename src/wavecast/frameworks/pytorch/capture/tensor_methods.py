@@ -17,9 +17,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.host_values import known_values
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
-from wavecast.frameworks.pytorch.capture.placement import CPU, GPU, Placement, is_gpu, mark, on_gpu
+from wavecast.frameworks.pytorch.capture.placement import Placement
+from wavecast.frameworks.pytorch.capture.places import (
+    CPU,
+    GPU,
+    is_gpu,
+    on_gpu,
+    place_of,
+    put,
+)
 
 _aten = torch.ops.aten
 _NOT_AN_ADDRESS = 1 << 62
@@ -32,9 +41,10 @@ def gpu_tensors(placement: Placement, outside: OutsideTensors) -> Iterator[None]
     with ExitStack() as stack:
         stack.callback(outside.undo)
         for owner, methods in (
-            (FakeTensor, _of_fake_tensors(placement, mover)),
+            (FakeTensor, _of_fake_tensors(placement, mover, outside)),
             (torch.Tensor, _of_real_tensors(placement, mover, outside)),
             (torch.nn.Module, {"_apply": _applying(outside)}),
+            (torch.nn.Parameter, {"__new__": staticmethod(_new_parameter(outside))}),
         ):
             for name, value in methods.items():
                 if name in owner.__dict__:
@@ -45,7 +55,9 @@ def gpu_tensors(placement: Placement, outside: OutsideTensors) -> Iterator[None]
         yield
 
 
-def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
+def _of_fake_tensors(
+    placement: Placement, mover: _Mover, outside: OutsideTensors
+) -> dict[str, Any]:
     fake_device = FakeTensor.device.fget
 
     def device(self: Any) -> Any:
@@ -54,7 +66,7 @@ def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
         return GPU
 
     return {
-        "data": property(torch.Tensor.data.__get__, _set_data),
+        "data": property(torch.Tensor.data.__get__, _setting_data(outside)),
         "device": property(device),
         "is_cuda": property(lambda self: not placement.inside and on_gpu(self)),
         "is_cpu": property(lambda self: placement.inside or not on_gpu(self)),
@@ -65,28 +77,76 @@ def _of_fake_tensors(placement: Placement, mover: _Mover) -> dict[str, Any]:
         "record_stream": lambda self, stream: None,
         "data_ptr": _address,
         "__format__": _format,
-        "numpy": lambda self, *, force=False: _numpy(self, placement.assumptions, force),
-        "__array__": lambda self, dtype=None: _array(_numpy(self, placement.assumptions), dtype),
-        "tolist": lambda self: _read_back(self, placement.assumptions, lambda t: t.tolist()),
+        "new_tensor": _new_tensor,
+        **_reading(placement.assumptions),
         "__deepcopy__": _deep_copy,
     }
+
+
+def _reading(assumptions: Assumptions) -> dict[str, Any]:
+    """The methods that give a tensor's values to Python."""
+    plain = torch._C.TensorBase
+
+    def numpy(self: Any, *, force: bool = False) -> Any:
+        if on_gpu(self) and not force:
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        if known_values(self) is self:
+            return plain.numpy(self, force=force)
+        return _read_back(self, assumptions, plain.numpy)
+
+    def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def tolist(self: Any) -> Any:
+        if known_values(self) is self:
+            return plain.tolist(self)
+        return _read_back(self, assumptions, plain.tolist)
+
+    return {"numpy": numpy, "__array__": array, "tolist": tolist}
 
 
 def _of_real_tensors(
     placement: Placement, mover: _Mover, outside: OutsideTensors
 ) -> dict[str, Callable[..., Any]]:
-    """Methods of real tensors, made before tracing: moved to the GPU, they become fake ones."""
+    """Methods of plain tensors on the host: moved to the GPU, they become fake ones."""
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if placement.inside or not _names_gpu((*args, *kwargs.values())):
             return torch._C.TensorBase.to(self, *args, **kwargs)
-        return mover.to(outside.tensor(self), *args, **kwargs)
+        return mover.to(outside.copy_of(self), *args, **kwargs)
 
     return {
         "to": to,
-        "cuda": lambda self, *args, **kwargs: mover.cuda(outside.tensor(self), *args, **kwargs),
+        "cuda": lambda self, *args, **kwargs: mover.cuda(outside.copy_of(self), *args, **kwargs),
         "pin_memory": lambda self, device=None: self,
+        "is_pinned": lambda self, device=None: False,
+        **_reading(placement.assumptions),
     }
+
+
+def _new_parameter(outside: OutsideTensors) -> Callable[..., Any]:
+    """`nn.Parameter`, which is fake from the beginning, so that moving a model keeps it."""
+    new = torch.nn.Parameter.__new__
+
+    def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if data is None:
+            data = torch.empty(0)
+        if type(data) in (torch.Tensor, torch.nn.Parameter):
+            data = outside.fake_for(data)
+        if isinstance(data, FakeTensor):
+            data.constant = None  # weights need no values
+        return new(cls, data, requires_grad)
+
+    return new_parameter
+
+
+def _new_tensor(tensor: Any, data: Any, *, dtype: Any = None, device: Any = None, **kw: Any) -> Any:
+    """`tensor.new_tensor(data)`, whose C++ code would make it on the host."""
+    return torch.tensor(data, dtype=dtype or tensor.dtype, device=device or tensor.device, **kw)
 
 
 def _names_gpu(arguments: tuple[Any, ...]) -> bool:
@@ -131,11 +191,15 @@ def _replace(tensor: Any, changed: Any) -> None:
     tensor.data = changed
 
 
-def _set_data(tensor: Any, changed: Any) -> None:
-    """Set `tensor.data` as torch does, and our marks, too: its device and its known values."""
-    torch.Tensor.data.__set__(tensor, changed)
-    mark(tensor, on_gpu(changed))
-    tensor.constant = getattr(changed, "constant", None)
+def _setting_data(outside: OutsideTensors) -> Callable[[Any, Any], None]:
+    def set_data(tensor: Any, changed: Any) -> None:
+        """Set `tensor.data` as torch does, and also its place and its known values."""
+        changed = outside.fake_for(changed)
+        torch.Tensor.data.__set__(tensor, changed)
+        put(tensor, place_of(changed))
+        tensor.constant = changed.constant
+
+    return set_data
 
 
 def _address(tensor: Any) -> int:
@@ -155,29 +219,19 @@ def _format(tensor: Any, specification: str) -> str:
     return object.__format__(tensor, specification)
 
 
-def _numpy(tensor: Any, assumptions: Assumptions, force: bool = False) -> Any:
-    """The tensor as a numpy array. Tensors on the GPU are refused, as torch does."""
-    if on_gpu(tensor) and not force:
-        raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
-            "tensor to host memory first."
-        )
-    return _read_back(tensor, assumptions, lambda real: real.numpy())
-
-
-def _array(array: Any, dtype: Any) -> Any:
-    return array if dtype is None else array.astype(dtype, copy=False)
-
-
 def _read_back(tensor: Any, assumptions: Assumptions, convert: Callable[[Any], Any]) -> Any:
     """A tensor's values as a Python object: the real ones if known, assumed ones otherwise."""
+    is_on_gpu = on_gpu(tensor)
     host = tensor.detach().cpu()
-    real = host.constant if host.constant is not None else tensor.constant
+    real = known_values(host)
+    if real is None:
+        real = known_values(tensor)
     value = assumptions.assume_value(host.dtype) if real is None else None
     with no_dispatch():
         if real is None:
             return convert(torch.full(host.shape, value, dtype=host.dtype))
-        return convert(real.clone())
+        # An array shares the memory of a tensor on the host.
+        return convert(real.clone() if is_on_gpu else real)
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:

@@ -22,7 +22,7 @@ from wavecast.frameworks.pytorch.capture.autocast import cuda_autocast
 from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.capture.machine import cuda_machine
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
-from wavecast.frameworks.pytorch.capture.placement import LARGEST_CONSTANT, Placement
+from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.structure import Structure
@@ -125,11 +125,11 @@ def _pretending(
     capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
     """Run the block with fake tensors, as if on a machine with a CUDA GPU."""
-    placement = Placement(assumptions, recorder)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False  # Placement has a faster cache
     fake._allow_unsafe_data_ptr_access = False  # raise an error instead of giving a null pointer
-    outside = OutsideTensors(fake, LARGEST_CONSTANT)
+    placement = Placement(assumptions, recorder, fake)
+    outside = OutsideTensors(placement.host)
     recorder.structure.adopt = outside.optimizer
     with ExitStack() as stack:
         # Torch keeps a replaced kernel, and with it the recorder, until it is replaced again.
@@ -137,7 +137,7 @@ def _pretending(
         stack.enter_context(switches_restored())
         stack.enter_context(cuda_kernels(capability, recorder, assumptions))
         stack.enter_context(cuda_autocast())
-        stack.enter_context(cuda_machine(capability, recorder, assumptions))
+        stack.enter_context(cuda_machine(capability, recorder, assumptions, outside))
         # Torch warns that global hooks also see the wrapper of a compiled module. That is fine.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")

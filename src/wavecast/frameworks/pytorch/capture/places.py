@@ -1,0 +1,70 @@
+"""The place of a tensor, on the host or on the GPU, as the user's code has chosen it.
+
+Fake tensors are all on the CPU for torch, whose CPU build can run autograd on nothing else. So the
+place that the user means is an attribute. A fake tensor without it was made by C++ code, which saw
+the CPU: it may be meant for either place. Plain tensors are on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.user_lines import user_line
+
+GPU = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+PLACE = "_wavecast_place"
+"""The attribute of fake tensors that has their place."""
+ON_GPU, ON_HOST = "gpu", "host"
+
+
+def on_gpu(tensor: Any) -> bool:
+    """Whether the user put this tensor on the GPU."""
+    return getattr(tensor, PLACE, None) == ON_GPU
+
+
+def on_host(tensor: Any) -> bool:
+    """Whether the user's code made this tensor on the host, or copied it there."""
+    return not isinstance(tensor, FakeTensor) or getattr(tensor, PLACE, None) == ON_HOST
+
+
+def put(tensor: Any, place: str | None) -> None:
+    """Mark a fake tensor as being in a place."""
+    setattr(tensor, PLACE, place)
+
+
+def put_on_gpu(tensor: Any) -> None:
+    """Mark a fake tensor as being on the GPU."""
+    put(tensor, ON_GPU)
+
+
+def place_of(tensor: Any) -> str | None:
+    """The place of a tensor. None if C++ code made it, so that it is not known yet."""
+    if not isinstance(tensor, FakeTensor):
+        return ON_HOST
+    return getattr(tensor, PLACE, None)
+
+
+def is_gpu(device: Any) -> bool:
+    """Whether a device is the GPU. Any GPU but the first is an error."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index:
+        raise CaptureError(
+            f"a tensor is put on {device} at {user_line()}; only steps that use one GPU can be "
+            "traced"
+        )
+    return bool(device.type == "cuda")
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """The tensors in an argument, also those in lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
