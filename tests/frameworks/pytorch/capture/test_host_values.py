@@ -26,7 +26,12 @@ def run_on_host(work: Callable[[], Any]) -> Any:
 
     def make_step() -> Step:
         x = torch.ones(2, device="cuda")
-        return lambda: (results.append(work()), x + 1)
+
+        def step() -> None:
+            results.append(work())
+            x.add(1)
+
+        return step
 
     trace = capture(make_step)
     assert not trace.notes, trace.notes
