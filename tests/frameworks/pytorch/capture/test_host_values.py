@@ -254,6 +254,19 @@ def test_numbers_of_the_host_go_with_gpu_tensors() -> None:
     assert [call.op.base for call in capture(make_step).calls] == ["aten.mul", "aten.index"]
 
 
+def test_a_mask_written_on_the_gpu_stays_known() -> None:
+    def make_step() -> Step:
+        mask = torch.ones(4, 8, dtype=torch.long, device="cuda")
+        mask[:, 5:] = 0
+        mask[0] = torch.zeros(8, dtype=torch.long)
+        x = torch.ones(2, device="cuda")
+        return lambda: x * 2 if mask.bool().all() or mask.sum().item() != 15 else x + 1
+
+    trace = capture(make_step)
+    assert trace.calls[-1].op.base == "aten.add"
+    assert not trace.notes
+
+
 def test_data_loaded_from_a_file_has_its_values(tmp_path: Path) -> None:
     file = tmp_path / "data.pt"
     torch.save({"lengths": torch.tensor([3, 5]), "images": torch.randn(4, 8)}, file)

@@ -131,6 +131,17 @@ class HostValues:
             put(out, ON_HOST)
         return out
 
+    def with_values(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of an op, with fake tensors that keep their values for the plain ones."""
+
+        def with_value(tensor: Any) -> Any:
+            if isinstance(tensor, FakeTensor) or not 0 < tensor.numel() <= LARGEST_CONSTANT:
+                return tensor
+            real = known_values(tensor)
+            return tensor if real is None else self.fake(real, keep=True)
+
+        return tuple(_mapped(value, with_value) for value in args)
+
     def fake(self, real: Any, keep: bool) -> Any:
         """A fake tensor for a plain one.
 

@@ -223,6 +223,9 @@ class Placement(TorchDispatchMode):
             return self._make_constant(func, args, kwargs)
         if _only_writes(func) and not any(_has_values(t) for t in tensors_in(args)):
             return None
+        if any(_has_values(tensor) for tensor in tensors_in(args)):
+            # Torch computes the values of the result, if it finds those of all arguments.
+            args = self.host.with_values(args)
         try:
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
