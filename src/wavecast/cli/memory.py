@@ -105,10 +105,10 @@ def fits(
     wavecast fits llama-1b --precision bf16 --gpu all
     """
     wanted = resolve(target, batch, precision)
-    traces = family_traces(wanted)
+    gpus = named_or_all_gpus(gpu)
+    traces = family_traces(wanted, gpus)
     memories = [
-        wavecast.memory(traces.on(device), device, expandable_segments=expandable_segments)
-        for device in named_or_all_gpus(gpu)
+        wavecast.memory(traces, device, expandable_segments=expandable_segments) for device in gpus
     ]
     if as_json:
         print_json([records.fit_in_memory(step_memory) for step_memory in memories])
