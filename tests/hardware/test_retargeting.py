@@ -40,7 +40,8 @@ class _Attention(nn.Module):
         parts = [part.view(batch, rows, 4, -1).transpose(1, 2) for part in parts]
         if self.contiguous:
             parts = [part.contiguous() for part in parts]
-        out = F.scaled_dot_product_attention(*parts, attn_mask=mask, **self.options)
+        query, key, value = parts
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **self.options)
         return self.join(out.transpose(1, 2).reshape(batch, rows, -1))
 
 

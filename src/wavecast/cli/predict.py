@@ -68,10 +68,10 @@ HostOption = Annotated[
     str | None,
     typer.Option(
         "--host",
-        metavar="reference|mine|FILE",
-        help="The host that issues the ops: the shipped reference, yours (from wavecast "
-        "calibrate), or a file. By default a measured step keeps its own host; other steps use "
-        "yours if you calibrated it, else the reference.",
+        metavar="reference|mine|NAME|FILE",
+        help="The host that issues the ops: the shipped reference, this machine, or another that "
+        "wavecast calibrate measured (by name or file). By default a measured step keeps its own "
+        "host; others use one that was calibrated with the same GPU, else the reference.",
     ),
 ]
 FactorOption = Annotated[

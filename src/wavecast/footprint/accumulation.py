@@ -124,14 +124,14 @@ def _allocations(trace: Trace, places: _Places, sums: Sequence[_Sum]) -> list[Al
             first.append(replace(allocation, freed=last))
             order = orders[id(allocation)]
             if not sums[order].is_copy:
-                lived = {"born": places.again(born), "freed": places.added(order) + 1}
-                second.append(Allocation(allocation.nbytes, role=Role.INTERMEDIATE, **lived))
+                again, gone = places.again(born), places.added(order) + 1
+                second.append(Allocation(allocation.nbytes, again, gone, Role.INTERMEDIATE))
         else:
             again = places.again(born)
             # A result that outlives the backward pass, such as the loss, is replaced by the next.
             first.append(replace(allocation, freed=again + 1) if stays else allocation)
-            gone = None if freed is None else places.freed_again(freed)
-            second.append(replace(allocation, born=again, freed=gone))
+            end = None if freed is None else places.freed_again(freed)
+            second.append(replace(allocation, born=again, freed=end))
     return [*first, *second, *later]
 
 
@@ -173,7 +173,7 @@ def _spec(allocation: Allocation, op: Op) -> TensorSpec:
     return TensorSpec((allocation.nbytes // 4,), "float32")
 
 
-def _end_of_node(trace: Trace, born: int, end: int, gradients: set[int | None]) -> int:
+def _end_of_node(trace: Trace, born: int, end: int, gradients: set[int]) -> int:
     """The last call of the autograd node that makes a gradient, as far as the trace shows.
 
     A linear layer makes the gradient of its weight, then that of its bias, with views between and

@@ -32,8 +32,9 @@ class FamilyTraces:
 
     def on(self, gpu: Device | None) -> Trace:
         """The trace with the kernels of a GPU's family; the first if there is none for it."""
-        for trace in self.traces if gpu is not None else ():
-            if trace.capability is not None and family_of(trace.capability) == family(gpu):
+        wanted = None if gpu is None else family(gpu)
+        for trace in self.traces:
+            if trace.capability is not None and family_of(trace.capability) == wanted:
                 return trace
         return self.traces[0]
 

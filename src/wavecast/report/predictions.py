@@ -12,6 +12,7 @@ from wavecast.planning.prices import price
 from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
+    by_gpu,
     fitting,
     listed,
     notes,
@@ -160,7 +161,7 @@ def _footnotes(rows: Sequence[Prediction]) -> list[Text]:
         lines.append(f"$/h: cheapest known on-demand offer in USD per GPU, as of {newest}")
     lines += [
         f"op times: {_sources(rows)}",
-        f"host: {rows[0].host.name}",
+        f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}",
         f"range: {_range_meaning(rows)}",
     ]
     return [*(Text(warning, style="yellow") for warning in warnings), *remarks(lines)]

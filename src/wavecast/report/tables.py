@@ -96,6 +96,19 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
+def by_gpu(rows: Iterable[tuple[str, str]]) -> str:
+    """The text of most GPUs, then those of the others, with their names.
+
+    Args:
+        rows: the name of each GPU with its text.
+    """
+    gpus: dict[str, list[str]] = {}
+    for name, text in rows:
+        gpus.setdefault(text, []).append(name)
+    most, *others = sorted(gpus.items(), key=lambda item: -len(item[1]))
+    return most[0] + "".join(f"; on {listed(names)}: {text}" for text, names in others)
+
+
 def notes_by_gpu(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """The notes of several GPUs, each once and with the names of its GPUs.
 

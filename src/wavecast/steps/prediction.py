@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from wavecast.footprint.memory import Memory, memory
 from wavecast.hardware.device import Device
 from wavecast.hardware.family_traces import FamilyTraces, trace_on
-from wavecast.hardware.host_files import find_host
 from wavecast.hardware.hosts import (
     REFERENCE_HOST,
     Host,
@@ -25,6 +24,7 @@ from wavecast.hardware.hosts import (
     Seconds,
     refuse_waits,
 )
+from wavecast.hardware.kept_hosts import find_host
 from wavecast.hardware.retargeting import retarget
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.steps.arguments import (
@@ -283,9 +283,9 @@ def predict(
             call. The most accurate shipped one by default. A Predictor ignores what was measured.
         origin: the GPU on which the trace was measured. Needed only when its name in the trace
             does not identify one GPU.
-        host: the host that issues the ops: a Host, "reference", "mine" (`wavecast calibrate`) or a
-            path to a host file. By default a measured step keeps its own host, and other steps
-            use yours if it was calibrated, else the reference.
+        host: the host that issues the ops: a Host, "reference", "mine", the name of a calibrated
+            one (`wavecast calibrate`) or a path to a host file. By default a measured step keeps
+            its own host; others use one that was calibrated with this GPU, else the reference.
         host_factor: the host's times are multiplied by this.
         graphed: whether the whole step is captured as one CUDA graph and replayed.
 
@@ -296,7 +296,7 @@ def predict(
     target = checked_target(trace, gpu)
     trace, notes = retarget(trace_on(trace, target), target)
     refuse_other_predictors(predictor)
-    chosen_host = find_host(host)
+    chosen_host = find_host(host, target)
     issuing: Host | RecordedHost = chosen_host
     pace, known_chip = None, False
     if isinstance(predictor, Predictor) or (predictor is None and trace.measurement is None):
