@@ -69,6 +69,6 @@ def test_the_machine_is_watched_for_some_seconds(
         waited.append(seconds)
         stat.write_text("cpu 2500000 0 0 7500000 0 0 0 0 0 0\n")
 
-    monkeypatch.setattr(machine_load.time, "sleep", sleep)
+    monkeypatch.setattr("time.sleep", sleep)
     assert machine_load.share_in(1.5) == pytest.approx(0.25, abs=1e-3)
     assert waited == [1.5]
