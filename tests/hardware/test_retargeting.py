@@ -96,6 +96,21 @@ def test_kernels_chosen_again_are_those_of_a_new_trace(options: dict[str, Any]) 
             assert again.allocations == expected.allocations, (made_for, gpu)
 
 
+def test_a_factor_that_the_step_names_is_kept_where_the_op_shows_it() -> None:
+    make_step = _step(torch.float16, scale=0.25)  # the usual one for heads of 16
+    traces = {gpu: _traced(make_step, gpu) for gpu in (HOPPER, AMPERE, TURING)}
+    for made_for, gpu in ((HOPPER, TURING), (HOPPER, AMPERE), (TURING, AMPERE)):
+        again, _ = retarget(traces[made_for], wavecast.device(gpu))
+        assert again.calls == traces[gpu].calls
+    # Flash attention is given the usual factor even if the step names none.
+    again, notes = retarget(traces[AMPERE], wavecast.device(TURING))
+    for call, expected in zip(again, traces[TURING], strict=True):
+        named = tuple(item for item in expected.op.attrs if item[0] != "scale")
+        assert replace(call.op, attrs=()) == replace(expected.op, attrs=())
+        assert tuple(item for item in call.op.attrs if item[0] != "scale") == named
+    assert notes == ()
+
+
 def test_inference_keeps_no_sums() -> None:
     def make_step() -> Step:
         attention = _Attention().cuda().half().requires_grad_(False)

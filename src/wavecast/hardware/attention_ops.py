@@ -34,7 +34,7 @@ class AttentionRun:
     dropout: float
     causal: bool
     scale: float | None
-    """The factor of the scores. None for the usual one."""
+    """The factor of the scores. None if the step named none, as far as the op shows."""
     has_gradient: bool | None
     """Whether a gradient will be computed. None if the op does not say."""
     is_partial: bool
@@ -78,7 +78,8 @@ def attention_in(op: Op) -> AttentionRun | None:
     at = 0 if backend == EFFICIENT else len(others) - 1
     mask = others.pop(at) if expected else None
     scale = cast(float | None, op.attr("scale"))
-    usual = scale is not None and math.isclose(scale, 1 / math.sqrt(query.shape[-1]))
+    # Flash attention is always given a factor, so the step may have named the usual one or none.
+    usual = backend == FLASH and math.isclose(scale or 0.0, 1 / math.sqrt(query.shape[-1]))
     return AttentionRun(
         backend=backend,
         is_backward=backward,
