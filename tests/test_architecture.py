@@ -72,6 +72,7 @@ PUBLIC = [
     "EndToEnd",
     "Estimate",
     "Extrapolation",
+    "FamilyTraces",
     "Host",
     "InvalidInput",
     "LargerBatch",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.measurement.tracker import OperationTracker
     from wavecast.frameworks.pytorch.networks import network_of
     from wavecast.frameworks.tracing import max_batch, trace
+    from wavecast.hardware.family_traces import FamilyTraces
     from wavecast.hardware.hosts import Host
     from wavecast.predictors.base import Estimate, Predictor, Scaler
     from wavecast.regression.end_to_end import EndToEnd
@@ -54,6 +55,7 @@ __all__ = [
     "EndToEnd",
     "Estimate",
     "Extrapolation",
+    "FamilyTraces",
     "Host",
     "InvalidInput",
     "LargerBatch",
@@ -93,6 +95,7 @@ _LAZY = {
     "EndToEnd": "wavecast.regression.end_to_end",
     "Estimate": "wavecast.predictors.base",
     "Extrapolation": "wavecast.regression.extrapolation",
+    "FamilyTraces": "wavecast.hardware.family_traces",
     "Host": "wavecast.hardware.hosts",
     "LargerBatch": "wavecast.steps.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",

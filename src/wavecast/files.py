@@ -31,7 +31,7 @@ def shipped_toml(name: str) -> dict[str, Any]:
 
 
 def config_folder() -> Path:
-    """The folder of the user's device files and host file."""
+    """The folder of the user's device files and host files."""
     windows = os.environ.get("APPDATA") if sys.platform == "win32" else None
     return _user_folder("XDG_CONFIG_HOME", windows, ".config")
 

@@ -363,7 +363,7 @@ def test_without_timm_the_extra_is_named(folder: Path, monkeypatch: pytest.Monke
 
 
 LIBRARY: list[tuple[str, Callable[[], object], type[Exception], str]] = [
-    ("no step", lambda: wavecast.trace(None), InvalidInput, "make_step"),  # type: ignore[arg-type]
+    ("no step", lambda: wavecast.trace(None), InvalidInput, "make_step"),  # type: ignore[call-overload]
     ("a step of None", lambda: wavecast.trace(lambda: None), CaptureError, "NoneType"),  # type: ignore[arg-type,return-value]
     ("unknown GPU", lambda: wavecast.predict(step(), "zx81"), UnknownName, "wavecast devices"),
     ("traced for an unknown GPU", lambda: wavecast.trace(dict, gpu="zx81"), UnknownName, "zx81"),  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,19 @@ import wavecast
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import ncu
-from wavecast.frameworks.pytorch.measurement import calibration, host_benchmark, iteration
+from wavecast.frameworks.pytorch.measurement import (
+    calibration,
+    host_benchmark,
+    iteration,
+    machine_load,
+)
 from wavecast.frameworks.targets import resolve
-from wavecast.hardware import device_files
+from wavecast.hardware import device_files, kept_hosts
 from wavecast.hardware.calibration import reference_times
 from wavecast.hardware.device import Fact
 from wavecast.hardware.devices import device
-from wavecast.hardware.host_files import find_host
 from wavecast.hardware.hosts import REFERENCE_HOST, RecordedHost
+from wavecast.hardware.kept_hosts import find_host
 from wavecast.traces.counters import Counted, KernelKey
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -238,6 +244,14 @@ def a_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(host_benchmark, "time_host", time_host)
     monkeypatch.setattr(host_benchmark, "processor", lambda: "a processor")
+    monkeypatch.setattr(kept_hosts, "machine_name", lambda: "node-7")
+    busy(monkeypatch, 0.01, 0.02)
+
+
+def busy(monkeypatch: pytest.MonkeyPatch, before: float | None, during: float | None) -> None:
+    """A machine whose other programs use these shares of its CPU."""
+    monkeypatch.setattr(machine_load, "share_in", lambda seconds: before)
+    monkeypatch.setattr(machine_load, "others_share", lambda begin, end: during)
 
 
 @pytest.fixture
@@ -254,11 +268,14 @@ def a_known_gpu(a_gpu: str, a_host: None, monkeypatch: pytest.MonkeyPatch) -> di
 def test_without_a_gpu_the_host_is_calibrated_and_kept(a_host: None, tmp_path: Path) -> None:
     done = run("calibrate")
     shown = cells(done.out)
-    assert (done.code, shown[0]) == (0, "a processor")
+    assert (done.code, shown[0]) == (0, "node-7 (a processor)")
     assert "entering a module 1.10 us 2.20 us 2.00" in shown
     assert "delay until the host sees the GPU's end 7.30 us 7.30 us 1.00" in shown
     assert any("without a GPU" in line for line in shown)
-    assert f"saved as {tmp_path / 'config' / 'wavecast' / 'host.toml'}" in done.out
+    kept = tmp_path / "config" / "wavecast" / "hosts" / "node-7.toml"
+    assert f"saved as {kept}; predictions use it with --host node-7 (or --host mine" in done.out
+    assert "other programs used 1% of the CPU before the measurement and 2% during it" in shown
+    assert "busy" not in done.out
     assert "this machine has no GPU: only the host was measured" in shown
     assert find_host("mine").module_s == pytest.approx(2 * REFERENCE_HOST.module_s)
 
@@ -270,14 +287,54 @@ def traced(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_calibrated_host_is_named_where_it_issues(a_host: None, traced: Path) -> None:
+def test_a_calibrated_host_issues_to_its_own_gpu_and_to_others_when_asked(
+    a_known_gpu: dict[str, Fact], traced: Path
+) -> None:
+    done = run("calibrate", "--name", "my-workstation")
+    assert "predictions for Tesla T4 use it, others with --host my-workstation" in done.out
+    mine = "my-workstation, calibrated"
+    gpus = ("--gpu", "l4", "--gpu", "t4", "--gpu", "h100-sxm-80gb")
+    day = date.today().isoformat()
+    hosts = f"host: {REFERENCE_HOST.name}; on t4: {mine} {day}"
+    assert hosts in run("predict", traced, *gpus).out
+    assert f"predicted; {hosts}" in run("profile", traced, *gpus).out
+    assert prediction(traced, "--gpu", "t4", "--host", "reference")["host"] == REFERENCE_HOST.name
+    for name in ("mine", "my-workstation"):
+        assert prediction(traced, "--gpu", "l4", "--host", name)["host"].startswith(mine)
+
+
+def test_a_busy_machine_is_warned_of_with_numbers(
+    a_host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy(monkeypatch, 0.02, 0.34)
+    said = cells(run("calibrate").out)
+    assert "other programs used 2% of the CPU before the measurement and 34% during it" in said
+    assert any("the machine was busy: other programs used up to 34%" in line for line in said)
+    record = json.loads(run("calibrate", "--json").out)["host"]
+    assert (record["busy_before"], record["busy_during"]) == (0.02, 0.34)
+    busy(monkeypatch, None, None)
+    assert "used an unknown share of the CPU" in run("calibrate").out
+
+
+def test_kept_hosts_are_listed(a_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 'no host was calibrated yet: run "wavecast calibrate"' in run("calibrate", "--list").out
+    assert json.loads(run("calibrate", "--list", "--json").out) == []
     run("calibrate")
-    mine = "a processor, calibrated"
-    assert f"host: {mine}" in run("predict", traced, "--gpu", "l4").out
-    assert prediction(traced, "--gpu", "l4", "--host", "reference")["host"] == REFERENCE_HOST.name
-    assert prediction(traced, "--gpu", "l4", "--host", "mine")["host"].startswith(mine)
-    profiled = run("profile", traced, "--gpu", "l4").out
-    assert f"predicted; host: {mine}" in profiled
+    busy(monkeypatch, 0.5, 0.6)
+    run("calibrate", "--name", "loaded")
+    shown = cells(run("calibrate", "--list").out)
+    today = date.today().isoformat()
+    assert f"loaded none {today} 2.00 60% node-7 a processor" in shown
+    assert f"node-7 none {today} 2.00 2% node-7 a processor" in shown
+    listed = json.loads(run("calibrate", "--list", "--json").out)
+    assert [host["name"] for host in listed] == ["loaded", "node-7"]
+    assert [host["machine"] for host in listed] == ["node-7", "node-7"]
+    assert listed[0]["file"].endswith("loaded.toml")
+
+
+def test_options_of_calibrate_that_contradict_are_refused(a_host: None) -> None:
+    assert "--list measures nothing" in refused(run("calibrate", "--list", "--name", "me"))
+    assert 'cannot be named "mine"' in refused(run("calibrate", "--name", "mine"))
 
 
 def test_a_host_may_be_kept_elsewhere_and_asked_for(
@@ -288,7 +345,7 @@ def test_a_host_may_be_kept_elsewhere_and_asked_for(
     assert (record["gpu"], record["host"]["file"]) == (None, str(path))
     assert record["host"]["costs"]["module_s"] == pytest.approx(2 * REFERENCE_HOST.module_s)
     assert prediction(traced, "--gpu", "l4")["host"] == REFERENCE_HOST.name
-    assert "a processor" in prediction(traced, "--gpu", "l4", "--host", path)["host"]
+    assert prediction(traced, "--gpu", "l4", "--host", path)["host"].startswith("node-7, calib")
 
 
 def test_an_unknown_host_is_refused(traced: Path) -> None:

@@ -89,7 +89,7 @@ def test_json_has_the_documented_keys(saved: Path) -> None:
             *("throughput_per_s", "usd_per_hour", "price", "throughput_per_usd", "host"),
             *("peak_bytes", "needed_bytes", "fits"),
             *("by_phase_s", "by_op", "by_module"),
-            *("by_source", "unpredicted"),
+            *("by_source", "unpredicted", "notes"),
         }
         assert prediction["low_s"] <= prediction["seconds"] <= prediction["high_s"]
         assert prediction["unpredicted"] == {"mine.secret.default": 2}
@@ -291,8 +291,13 @@ def test_attention_is_traced_for_each_family_of_gpus(network: Path, tmp_path: Pa
     run("trace", target, "--gpu", "h100-sxm-80gb", "-o", out)
     again = json.loads(run("predict", out, *gpus, "--json").out)
     assert again["predictions"][0] == direct["predictions"][0]
-    assert "k80 would choose others" in again["notes"][0]
-    assert "note: attention.json.gz holds the attention kernels" in run("predict", out, *gpus).out
+    assert again["notes"] == [f"on k80: {again['predictions'][1]['notes'][0]}"]
+    shown = run("predict", out, *gpus).out
+    assert "note: on k80: the trace was made for compute capability 9.0" in shown
+    needed = json.loads(run("memory", out, *gpus, "--json").out)
+    assert [len(row["notes"]) for row in needed] == [0, 1]
+    for command in ("memory", "fits", "profile"):
+        assert "on k80: the trace was made for" in run(command, out, *gpus).out
 
 
 def test_progress_is_shown_on_a_terminal_only(

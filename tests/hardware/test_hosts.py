@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import call, mm, relu, trace
 
+import wavecast
 from wavecast import Host, predict
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware import host_files
+from wavecast.hardware import kept_hosts as kept
 from wavecast.hardware.calibration import calibrated, factor_of, reference_times
-from wavecast.hardware.host_files import HostFile, find_host, read_host, save
+from wavecast.hardware.host_files import HostFile, read_host, save
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST
+from wavecast.hardware.kept_hosts import find_host, kept_hosts, path_of
 from wavecast.steps.ranges import host_factors
 
 DIRECT = {"launch_s": 4e-6, "sync_s": 5e-6, "graph_s": 9e-6, "node_s": 1e-7}
@@ -153,16 +159,27 @@ def test_a_file_that_is_no_host_is_refused(
 # Names.
 
 
-@pytest.fixture
-def mine() -> Path:
-    path = host_files.user_file()
-    save(made({"cpu": scaled("cpu", 2.0)}), path)
-    return path
+HERE = "this-machine"
+T4, L4 = wavecast.device("t4"), wavecast.device("l4")
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(kept, "machine_name", lambda: HERE)
+
+
+def keep(name: str, factor: float = 2.0, **fields: Any) -> Path:
+    """Keep a host under a name, calibrated on this machine with a T4."""
+    where = {"gpu": "Tesla T4", "machine": HERE} | fields
+    path = path_of(name)
+    save(replace(made({"cpu": scaled("cpu", factor)}), name=name, **where), path)
+    return path
+
+
+@pytest.fixture
+def mine() -> Path:
+    return keep("my-machine")
 
 
 def test_a_host_stays_what_it_is() -> None:
@@ -170,33 +187,114 @@ def test_a_host_stays_what_it_is() -> None:
 
 
 def test_without_a_calibration_the_reference_host_issues() -> None:
-    assert find_host(None) is REFERENCE_HOST
+    assert find_host(None, T4) is REFERENCE_HOST
     with pytest.raises(UnknownName, match='not calibrated yet: run "wavecast calibrate"'):
         find_host("mine")
 
 
-def test_a_calibrated_host_issues_from_then_on_unless_another_is_asked_for(mine: Path) -> None:
-    assert find_host(None) == find_host("mine") == find_host(str(mine))
-    assert find_host(None).name.startswith("my machine, calibrated ")
-    assert find_host("reference") is REFERENCE_HOST
+def test_a_calibrated_host_issues_to_its_own_gpu_and_to_others_when_asked(mine: Path) -> None:
+    own = find_host(None, T4)
+    assert own.name.startswith("my-machine, calibrated ")
+    assert own == find_host("mine") == find_host("my-machine") == find_host(str(mine))
+    assert find_host(None, L4) is find_host(None) is REFERENCE_HOST
+    assert find_host("mine", L4) == find_host("my-machine", L4) == own
+    assert find_host("reference", T4) is REFERENCE_HOST
+
+
+def test_a_host_without_a_gpu_issues_only_when_asked() -> None:
+    keep("laptop", gpu="")
+    assert find_host(None, T4) is REFERENCE_HOST
+    assert find_host("laptop", T4) == find_host("mine", T4) != REFERENCE_HOST
+
+
+def test_a_gpu_that_is_not_known_does_not_disturb() -> None:
+    keep("strange", gpu="ZX 81")
+    assert find_host(None, T4) is REFERENCE_HOST
+    assert find_host("strange").name.startswith("strange")
+
+
+def test_of_several_hosts_with_a_gpu_this_machines_is_taken_and_then_the_last() -> None:
+    keep("older", machine="away", factor=2.0)
+    path = path_of("older")
+    path.write_text(re.sub("date = .*", "date = 2025-01-01", path.read_text()))
+    keep("newer", machine="away", factor=3.0)
+    assert find_host(None, T4).name.startswith("newer")
+    keep("here", factor=4.0)
+    path = path_of("here")
+    path.write_text(re.sub("date = .*", "date = 2024-01-01", path.read_text()))
+    assert find_host(None, T4).name.startswith("here")
+    assert find_host("mine").name.startswith("here")
+    assert find_host("older").name.startswith("older")
+    assert [host.name for host in kept_hosts()] == ["here", "newer", "older"]
+
+
+def test_hosts_of_other_machines_are_not_mine() -> None:
+    keep("server", machine="away")
+    with pytest.raises(UnknownName, match="calibrate --list"):
+        find_host("mine")
+
+
+def test_the_file_of_an_earlier_version_is_still_mine() -> None:
+    source = "wavecast calibrate, with Tesla T4"
+    save(replace(made({"cpu": scaled("cpu", 2.0)}), source=source), kept.user_file())
+    assert read_host(kept.user_file()).gpu == "Tesla T4"
+    assert find_host(None, T4) == find_host("mine") != REFERENCE_HOST
+    assert find_host(None, L4) is REFERENCE_HOST
+    assert [host.name for host in kept_hosts()] == ["mine"]
+    keep("new", factor=3.0)
+    assert find_host("mine").name.startswith("new")
+    assert find_host(None, T4).name.startswith("new")
 
 
 def test_the_environment_may_name_the_host(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAVECAST_HOST", "reference")
-    assert find_host(None) is REFERENCE_HOST
+    assert find_host(None, T4) is REFERENCE_HOST
     assert find_host("mine") != REFERENCE_HOST
+    monkeypatch.setenv("WAVECAST_HOST", "my-machine")
+    assert find_host(None, L4) == find_host("mine")
     monkeypatch.setenv("WAVECAST_HOST", "yours")
-    with pytest.raises(UnknownName, match='unknown host "yours"'):
-        find_host(None)
+    with pytest.raises(UnknownName, match=r'unknown host "yours".* "my-machine" and files'):
+        find_host(None, T4)
     monkeypatch.setenv("WAVECAST_HOST", "")
-    assert find_host(None) == find_host("mine")
+    assert find_host(None, T4) == find_host("mine")
 
 
 def test_a_new_calibration_is_seen_at_once(mine: Path) -> None:
-    before = find_host(None)
-    save(made({"cpu": scaled("cpu", 4.0)}), mine)
+    before = find_host(None, T4)
+    keep("my-machine", 4.0)
     os.utime(mine, ns=(0, 1))
-    assert find_host(None).forward_s == pytest.approx(2 * before.forward_s)
+    assert find_host(None, T4).forward_s == pytest.approx(2 * before.forward_s)
+
+
+@pytest.mark.parametrize("name", ["mine", "reference", "a.toml", "../up", "two words", ""])
+def test_a_host_needs_a_name_of_its_own(name: str) -> None:
+    with pytest.raises(InvalidInput, match="a host cannot be named"):
+        path_of(name)
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [("node-7.cluster", "node-7.cluster"), ("Ann's PC", "Ann-s-PC"), ("mine", "mine-host")],
+)
+def test_a_host_goes_by_the_name_of_its_machine(
+    machine: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "machine_name", lambda: machine)
+    assert kept.default_name() == name
+    assert path_of(name).name == f"{name}.toml"
+
+
+def test_a_file_says_how_busy_the_machine_was() -> None:
+    path = keep("busy", busy_before=0.02, busy_during=0.345, processor="a processor")
+    again = read_host(path)
+    assert (again.busy_before, again.busy_during) == (0.02, 0.345)
+    assert again.is_busy
+    assert (again.processor, again.machine, again.gpu) == ("a processor", HERE, "Tesla T4")
+    assert not read_host(keep("quiet", busy_before=0.02, busy_during=0.05)).is_busy
+    assert not read_host(keep("unknown")).is_busy
+    path.write_text(path.read_text().replace("busy_during = 0.345", "busy_during = 34"))
+    with pytest.raises(InvalidInput, match="busy_during must be a number from 0 to 1, not 34"):
+        read_host(path)
 
 
 @pytest.mark.parametrize("name", ["yours", "0.5", ""])
@@ -210,16 +308,18 @@ def test_a_file_that_is_not_there_is_named() -> None:
         find_host("nowhere.toml")
 
 
-def test_predictions_take_the_calibrated_host_and_say_so(mine: Path) -> None:
+def test_predictions_take_the_calibrated_host_of_their_gpu_and_say_so(mine: Path) -> None:
     step = trace(*[call(relu(8)) for _ in range(100)])
-    own, reference = predict(step, "h200-sxm"), predict(step, "h200-sxm", host="reference")
-    assert own.host.name.startswith("my machine")
+    own, reference = predict(step, "t4"), predict(step, "t4", host="reference")
+    assert own.host.name.startswith("my-machine")
+    assert predict(step, "l4").host is REFERENCE_HOST
+    assert predict(step, "l4", host="my-machine").host == own.host
     assert own.host_s == pytest.approx(2 * reference.host_s, rel=1e-3)
 
 
 def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
     step = trace(*[call(relu(8)) for _ in range(100)])
-    own, reference = predict(step, "h200-sxm"), predict(step, "h200-sxm", host="reference")
+    own, reference = predict(step, "t4"), predict(step, "t4", host="reference")
     assert own.bound_by == reference.bound_by == "host"
     known, unknown = (host_factors("NVIDIA", known=known) for known in (True, False))
     for prediction, factors in ((own, known), (reference, unknown)):

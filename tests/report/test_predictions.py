@@ -120,8 +120,12 @@ def test_notes_of_all_traces_are_shown_and_counted_when_many() -> None:
     first = dataclasses.replace(step(), notes=tuple(notes[:4]))
     second = dataclasses.replace(step(), notes=tuple(notes[2:]))
     rows = predictions(first, "l4") + predictions(second, "t4")
-    out = shown(report.predictions("step", rows, 200, ["read me"]))
-    assert "note: read me\n" in out
+    rows += [
+        dataclasses.replace(row, notes=("read me",)) for row in predictions(step(), "v100-sxm-16gb")
+    ]
+    rows += [dataclasses.replace(row, notes=("read me",)) for row in predictions(step(), "k80")]
+    out = shown(report.predictions("step", rows, 200))
+    assert "note: on v100-sxm-16gb, k80: read me\n" in out
     assert [f"note: {note}\n" in out for note in notes] == [True] * 4 + [False] * 4
     assert "note: and 4 more (--json lists all)" in out
 

@@ -13,12 +13,16 @@ import wavecast
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.screen import print_json, show, waiting, width
 from wavecast.cli.steps import has_gpu, named_gpus
+from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device, Fact
 from wavecast.report import devices as report
 from wavecast.report import records
 
 if TYPE_CHECKING:
     from wavecast.hardware.host_files import HostFile
+
+_WATCHED_S = 1.0
+"""How long the machine is watched before a calibration, to see how busy it is."""
 
 
 @app.command()
@@ -47,36 +51,53 @@ def devices(
 
 @app.command()
 def calibrate(
+    name: Annotated[
+        str | None, typer.Option("--name", help="The name to keep the host under; this machine's.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Measure nothing: list the hosts that are kept.")
+    ] = False,
     seconds: Annotated[float, typer.Option(help="How long each GPU measurement runs.")] = 1.0,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder for your device files.")
     ] = None,
     host_path: Annotated[
-        Path | None, typer.Option("--host-out", help="The file for the host (FILE.toml).")
+        Path | None, typer.Option("--host-out", help="Another file for the host (FILE.toml).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine's host and GPU, for your predictions.
 
-    For the host, it measures how long each kind of op takes to issue, with or without a GPU.
-    Predictions then use your host; --host reference selects the shipped one.
+    For the host, it measures how long each kind of op takes to issue, with or without a GPU, and
+    how busy the machine is. Predictions for this machine's GPU then use your host; --host NAME
+    or --host mine uses it for others.
 
     For the GPU, if there is one, it measures the bandwidth of a copy and the rates of large
     matrix products. They are saved in a device file, next to the nominal numbers.
 
+    \b
+    wavecast calibrate --name my-workstation
+    wavecast predict resnet50 --gpu l4 --host my-workstation
+    wavecast calibrate --list
+
     Both files are in your configuration folder by default. Close other programs first.
     """
-    from wavecast.hardware import host_files
+    from wavecast.hardware import host_files, kept_hosts
 
+    if listed:
+        if name is not None or folder is not None or host_path is not None:
+            raise InvalidInput("--list measures nothing; leave out --name, --out and --host-out")
+        _list_hosts(as_json)
+        return
+    kept_as = name or kept_hosts.default_name()
+    saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
     has_gpu()  # says what to install where torch is missing
     with waiting("calibrating the host"):
-        host = _calibrated_host()
-    saved_host = host_path or host_files.user_file()
+        host = _calibrated_host(kept_as)
     host_files.save(host, saved_host)
     record: dict[str, object] = {"host": records.host(host) | {"file": str(saved_host)}}
-    use = f"with --host {host_path}" if host_path else "unless you say --host reference"
-    saved = Text(f"saved as {saved_host}; predictions use it {use}", style="dim")
-    parts: list[RenderableType] = [report.host_calibration(host), saved]
+    parts: list[RenderableType] = [report.host_calibration(host)]
+    parts.append(report.saved_host(host, saved_host, elsewhere=host_path is not None))
     if has_gpu():
         gpu, facts, path = _calibrated_gpu(seconds, folder)
         record |= {"gpu": gpu.id, "file": str(path), **records.facts(facts)}
@@ -90,22 +111,47 @@ def calibrate(
         show(*parts)
 
 
-def _calibrated_host() -> HostFile:
-    from wavecast.frameworks.pytorch.measurement import host_benchmark
-    from wavecast.hardware.calibration import calibrated
+def _list_hosts(as_json: bool) -> None:
+    from wavecast.hardware.kept_hosts import kept_hosts
 
-    times = {"cpu": host_benchmark.time_host()}
+    hosts = kept_hosts()
+    if as_json:
+        print_json(
+            [
+                records.host(kept.file) | {"name": kept.name, "file": str(kept.path)}
+                for kept in hosts
+            ]
+        )
+    else:
+        show(report.kept_hosts({kept.name: kept.file for kept in hosts}, width()))
+
+
+def _calibrated_host(name: str) -> HostFile:
+    from wavecast.frameworks.pytorch.measurement import host_benchmark, machine_load
+    from wavecast.hardware.calibration import MeasuredMachine, calibrated
+    from wavecast.hardware.kept_hosts import machine_name
+
     direct: dict[str, float] = {}
-    with_gpu = "without a GPU"
-    if has_gpu():
-        times["cuda"], direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
-        with_gpu = f"with {host_benchmark.gpu_name()}"
+    gpu = ""
+    before = machine_load.share_in(_WATCHED_S)
+    with machine_load.watched() as load:
+        times = {"cpu": host_benchmark.time_host()}
+        if has_gpu():
+            times["cuda"], direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
+            gpu = host_benchmark.gpu_name()
     return calibrated(
-        host_benchmark.processor(),
+        name,
         times,
         direct,
         software=host_benchmark.versions("cuda" if direct else "cpu"),
-        source=f"wavecast calibrate, {with_gpu}",
+        source=f"wavecast calibrate, {f'with {gpu}' if gpu else 'without a GPU'}",
+        machine=MeasuredMachine(
+            processor=host_benchmark.processor(),
+            machine=machine_name(),
+            gpu=gpu,
+            busy_before=before,
+            busy_during=load.share,
+        ),
     )
 
 

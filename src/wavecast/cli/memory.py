@@ -17,7 +17,7 @@ from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, named_gpus, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
-from wavecast.frameworks.targets import Target, resolve, smaller_variants
+from wavecast.frameworks.targets import SmallerStep, Target, resolve, smaller_variants
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.report import memory as report
@@ -105,10 +105,10 @@ def fits(
     wavecast fits llama-1b --precision bf16 --gpu all
     """
     wanted = resolve(target, batch, precision)
-    traces = family_traces(wanted)
+    gpus = named_or_all_gpus(gpu)
+    traces = family_traces(wanted, gpus)
     memories = [
-        wavecast.memory(traces.on(device), device, expandable_segments=expandable_segments)
-        for device in named_or_all_gpus(gpu)
+        wavecast.memory(traces, device, expandable_segments=expandable_segments) for device in gpus
     ]
     if as_json:
         print_json([records.fit_in_memory(step_memory) for step_memory in memories])
@@ -181,12 +181,18 @@ def _retraced(target: Target, step_memory: Memory) -> dict[str, Callable[[], Tra
     }
 
 
-def _trace_if_possible(target: Target, gpu: Device | None) -> Trace | None:
-    """The trace of a target. None if the user's function takes no batch or precision."""
+def _trace_if_possible(variant: SmallerStep, gpu: Device | None) -> Trace | None:
+    """The trace of a variant.
+
+    None if the user's function takes no batch or precision, or updates weights more than once.
+    """
+    from wavecast.footprint.accumulation import accumulate_twice
+
     try:
-        return _trace(target, gpu)
+        trace = _trace(variant.target, gpu)
     except InvalidInput:
         return None
+    return accumulate_twice(trace) if variant.accumulated else trace
 
 
 def _predicted_and_measured(target: Target) -> list[Memory]:

@@ -22,7 +22,6 @@ from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import FORMS, Target, resolve
-from wavecast.frameworks.tracing import kernels_of_other_families
 from wavecast.planning.choice import fastest_first, fitting_first
 from wavecast.report import predictions as report
 from wavecast.report import records
@@ -69,10 +68,10 @@ HostOption = Annotated[
     str | None,
     typer.Option(
         "--host",
-        metavar="reference|mine|FILE",
-        help="The host that issues the ops: the shipped reference, yours (from wavecast "
-        "calibrate), or a file. By default a measured step keeps its own host; other steps use "
-        "yours if you calibrated it, else the reference.",
+        metavar="reference|mine|NAME|FILE",
+        help="The host that issues the ops: the shipped reference, this machine, or another that "
+        "wavecast calibrate measured (by name or file). By default a measured step keeps its own "
+        "host; others use one that was calibrated with the same GPU, else the reference.",
     ),
 ]
 FactorOption = Annotated[
@@ -159,22 +158,19 @@ def predict(
         host_factor=host_factor,
         graphed=cuda_graph,
     )
-    traces = family_traces(wanted)
-    predictions = [predict_on(traces.on(device), device) for device in named_or_all_gpus(gpu)]
+    gpus = named_or_all_gpus(gpu)
+    traces = family_traces(wanted, gpus)
+    predictions = [predict_on(traces, device) for device in gpus]
     rows = fastest_first(predictions) if "all" in gpu else fitting_first(predictions)
     _print(wanted, rows, by, as_json)
 
 
 def _print(target: Target, rows: list[Prediction], by: By | None, as_json: bool) -> None:
     """Print predictions as JSON, or as a table and, if asked for, breakdowns."""
-    notes = []
-    if target.trace is not None:
-        gpus = [row.device for row in rows]
-        notes = kernels_of_other_families(target.name, target.trace, gpus)
     if as_json:
-        print_json(records.predictions(target.name, rows, notes))
+        print_json(records.predictions(target.name, rows))
         return
-    show(report.predictions(target.name, rows, width(), notes))
+    show(report.predictions(target.name, rows, width()))
     for row in rows if by is not None else ():
         parts = row.by_op() if by is By.OP else row.by_module()
         show(report.shares(f"{row.device.id}, by {by}", parts, row.gpu_s))

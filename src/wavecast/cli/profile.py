@@ -59,13 +59,14 @@ def profile(
 
     wanted = resolve(target, batch, precision)
     if gpu:
-        traces = family_traces(wanted)
+        gpus = named_gpus(gpu)
+        traces = family_traces(wanted, gpus)
         profiles = [
             profile_predicted(
                 wanted.name,
-                wavecast.predict(traces.on(device), device, host=host, graphed=cuda_graph),
+                wavecast.predict(traces, device, host=host, graphed=cuda_graph),
             )
-            for device in named_gpus(gpu)
+            for device in gpus
         ]
     else:
         trace = _measured(wanted, more)

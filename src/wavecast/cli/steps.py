@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import wavecast
 from wavecast.cli.screen import counting_ops, waiting
 from wavecast.errors import CaptureError, InvalidInput, needing_extra
 from wavecast.frameworks.targets import Target
-from wavecast.frameworks.tracing import FamilyTraces
 from wavecast.hardware.device import Device
+from wavecast.hardware.family_traces import FamilyTraces
 from wavecast.traces.step import Trace
 
 
@@ -29,26 +30,42 @@ def trace_of(target: Target, capability: tuple[int, int] | None) -> Trace:
     """The trace of a target: the saved one, or a new one for a compute capability."""
     if target.trace is not None or target.make_step is None:
         return target.trace or Trace(())
+    with _tracing(target) as progress:
+        return wavecast.trace(
+            target.make_step,
+            capability=capability,
+            samples=target.samples,
+            unit=target.unit,
+            progress=progress,
+        )
+
+
+def family_traces(target: Target, gpus: Sequence[Device]) -> FamilyTraces:
+    """The traces of a target for the families of several GPUs: the saved one, or new ones."""
+    if target.trace is not None or target.make_step is None:
+        return FamilyTraces((target.trace or Trace(()),))
+    with _tracing(target) as progress:
+        return wavecast.trace(
+            target.make_step,
+            gpus=gpus,
+            samples=target.samples,
+            unit=target.unit,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _tracing(target: Target) -> Iterator[Callable[[int], None] | None]:
+    """What surrounds the tracing of a target: its progress, and its own output on stderr."""
     # What the user's code prints must not get into our tables and JSON.
     with counting_ops(f"tracing {target.name}") as progress, redirect_stdout(sys.stderr):
         try:
-            return wavecast.trace(
-                target.make_step,
-                capability=capability,
-                samples=target.samples,
-                unit=target.unit,
-                progress=progress,
-            )
+            yield progress
         except SystemExit as error:
             raise CaptureError(
                 f"the step of {target.name} called sys.exit({error.code!r}); "
                 "it should run one training step and return"
             ) from error
-
-
-def family_traces(target: Target) -> FamilyTraces:
-    """The traces of a target for several GPU families, each made when it is first needed."""
-    return FamilyTraces(lambda family: trace_of(target, family))
 
 
 def measured_step(target: Target, **protocol: int) -> Trace:

@@ -144,7 +144,7 @@ def predict(
     wavecast suite predict --gpu l4 --precision bf16 --scale 1
     """
     from wavecast.campaigns import suite_runs
-    from wavecast.hardware.host_files import find_host
+    from wavecast.hardware.kept_hosts import find_host
 
     device = wavecast.device(gpu)
     steps = _steps(model, precision, scale)
@@ -153,7 +153,7 @@ def predict(
         for number, step in enumerate(steps, start=1):
             results.append(suite_runs.predict_there(step, device))
             update(number, 0.0)
-    title = f"the suite on {device.name}, predicted; host: {find_host(None).name}"
+    title = f"the suite on {device.name}, predicted; host: {find_host(None, device).name}"
     _finish(title, results, page, as_json)
 
 

@@ -18,6 +18,8 @@ from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
+from wavecast.hardware.family_traces import FamilyTraces, trace_on
+from wavecast.hardware.retargeting import Retargeted, retarget
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Allocation, Call, Role, Trace
 
@@ -57,6 +59,8 @@ class Memory:
     """The peak of the memory that torch's allocator reserves (`max_memory_reserved`)."""
     context_bytes: int | None
     """The memory of CUDA's context and of loaded libraries. None when unknown."""
+    notes: tuple[str, ...] = ()
+    """Caveats of this GPU, beside those of the trace (`Trace.notes`)."""
 
     @property
     def process_bytes(self) -> int | None:
@@ -127,7 +131,10 @@ class Memory:
 
 
 def memory(
-    trace: Trace, gpu: Device | str | None = None, *, expandable_segments: bool = False
+    trace: Trace | FamilyTraces,
+    gpu: Device | str | None = None,
+    *,
+    expandable_segments: bool = False,
 ) -> Memory:
     """The GPU memory of one training step.
 
@@ -136,7 +143,9 @@ def memory(
     ```
 
     Args:
-        trace: a trace, made without a GPU or measured on one.
+        trace: a trace, made without a GPU or measured on one. Attention kernels that were chosen
+            for another GPU family are chosen again where that is exact; else `Memory.notes` says
+            so.
         gpu: the GPU to run on. It decides the workspaces of libraries and whether the step fits.
             With None, workspaces are left out unless they were measured.
         expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
@@ -145,11 +154,14 @@ def memory(
         InvalidInput: the trace has no allocations.
         UnknownName: the GPU is not known.
     """
+    target = device(gpu) if isinstance(gpu, str) else gpu
+    trace, notes = Retargeted(trace_on(trace, target))
     if not trace.allocations:
         raise InvalidInput(
             "the trace has no allocations (profiler files record none); trace the step itself"
         )
-    target = device(gpu) if isinstance(gpu, str) else gpu
+    if target is not None:
+        trace, notes = retarget(trace, target)
     complete = trace if target is None else with_workspaces(trace, target)
     peaks = _replayed(trace.arrays, complete.allocations, expandable_segments)
     return Memory(
@@ -158,6 +170,7 @@ def memory(
         peak_bytes=peaks.allocated_bytes,
         reserved_bytes=peaks.reserved_bytes,
         context_bytes=None if target is None else context_bytes(trace, target),
+        notes=notes,
     )
 
 

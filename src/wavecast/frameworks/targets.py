@@ -74,16 +74,26 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
     return _suite_model(text, batch, precision or "fp32")
 
 
-def smaller_variants(target: Target) -> dict[str, Target]:
+@dataclass(frozen=True)
+class SmallerStep:
+    """A step that trains the same model with less memory."""
+
+    target: Target
+    accumulated: bool = False
+    """Whether its update uses the gradients of two batches, which are added up."""
+
+
+def smaller_variants(target: Target) -> dict[str, SmallerStep]:
     """Variants of a step that train the same model with less memory, by what they change."""
     if target.make_step is None:
         return {}
-    variants: dict[str, Target] = {}
+    variants: dict[str, SmallerStep] = {}
     if target.precision in (None, "fp32", "tf32"):
-        variants["bfloat16 autocast"] = resolve(target.text, target.batch, "bf16")
+        variants["bfloat16 autocast"] = SmallerStep(resolve(target.text, target.batch, "bf16"))
     if target.batch is not None and target.batch > 1:
         half = target.batch // 2
-        variants[f"batch {half}, accumulated twice"] = resolve(target.text, half, target.precision)
+        smaller = resolve(target.text, half, target.precision)
+        variants[f"batch {half}, accumulated twice"] = SmallerStep(smaller, accumulated=True)
     return variants
 
 

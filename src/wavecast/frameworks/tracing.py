@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, overload
 
-from wavecast.errors import needing_extra
+from wavecast.errors import InvalidInput, needing_extra
 from wavecast.footprint.largest_batch import LargestBatch, largest_batch
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.hardware.families import family, family_of
+from wavecast.hardware.families import Family, family
+from wavecast.hardware.family_traces import FamilyTraces
+from wavecast.hardware.retargeting import depends_on_family
 from wavecast.traces.step import Trace
 
-Family = tuple[int, int]
+
+@overload
+def trace(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    gpu: Device | str | None = None,
+    gpus: None = None,
+    capability: tuple[int, int] | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    progress: Callable[[int], None] | None = None,
+) -> Trace: ...
+
+
+@overload
+def trace(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    gpus: Sequence[Device | str],
+    samples: int | None = None,
+    unit: str = "samples",
+    progress: Callable[[int], None] | None = None,
+) -> FamilyTraces: ...
 
 
 def trace(
     make_step: Callable[[], Callable[[], Any]],
     *,
     gpu: Device | str | None = None,
+    gpus: Sequence[Device | str] | None = None,
     capability: tuple[int, int] | None = None,
     samples: int | None = None,
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
-) -> Trace:
+) -> Trace | FamilyTraces:
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
     Example:
@@ -51,6 +76,8 @@ def trace(
             runs one training step.
         gpu: the GPU whose kernels to choose; a recent data-centre GPU if None. It matters only for
             attention, for which older GPUs have other kernels.
+        gpus: several GPUs instead. A step with attention is traced once for each of their
+            families, and `FamilyTraces` comes back, which `predict` and `memory` take.
         capability: the compute capability of the GPU, instead of `gpu`.
         samples: how many samples (or other `unit`) one step consumes, for throughput.
         unit: what `samples` counts.
@@ -58,67 +85,33 @@ def trace(
 
     Raises:
         CaptureError: the step cannot be traced. The message names the line of your code.
+        InvalidInput: more than one of `gpu`, `gpus` and `capability` was given.
     """
     with needing_extra("tracing"):
         from wavecast.frameworks.pytorch.capture import capture
-    target = device(gpu) if isinstance(gpu, str) else gpu
-    return capture(
-        make_step,
-        capability=capability if target is None else family(target),
-        samples=samples,
-        unit=unit,
-        progress=progress,
-    )
+    if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
+        raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
+    traced = partial(capture, make_step, samples=samples, unit=unit, progress=progress)
+    if gpus is not None:
+        return _of_families(lambda wanted: traced(capability=wanted), gpus)
+    return traced(capability=capability if gpu is None else family(_device(gpu)))
 
 
-class FamilyTraces:
-    """The traces of one step for several GPU families, each made when it is first needed.
-
-    GPU families have different kernels for attention. A step without attention is traced once for
-    all of them.
-    """
-
-    def __init__(self, trace_for: Callable[[Family], Trace]) -> None:
-        self._trace_for = trace_for
-        self._traces: dict[Family, Trace] = {}
-
-    def on(self, gpu: Device) -> Trace:
-        """The trace of the step with the kernels of this GPU's family."""
-        wanted = family(gpu)
-        if wanted not in self._traces:
-            first = next(iter(self._traces.values()), None)
-            if first is None or depends_on_family(first):
-                self._traces[wanted] = self._trace_for(wanted)
-            else:
-                self._traces[wanted] = first
-        return self._traces[wanted]
+def _of_families(
+    trace_for: Callable[[Family], Trace], gpus: Sequence[Device | str]
+) -> FamilyTraces:
+    """The traces for the families of these GPUs; one if the step does not depend on the family."""
+    if isinstance(gpus, str) or not gpus:
+        raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
+    first, *others = dict.fromkeys(family(_device(gpu)) for gpu in gpus)
+    trace = trace_for(first)
+    if not depends_on_family(trace):
+        return FamilyTraces((trace,))
+    return FamilyTraces((trace, *map(trace_for, others)))
 
 
-def depends_on_family(trace: Trace) -> bool:
-    """Whether a step has attention, whose kernels depend on the GPU family."""
-    # A GPU without a kernel for attention runs several ops instead, `_safe_softmax` among them.
-    return any("attention" in op.name or op.base == "aten._safe_softmax" for op in trace.counts)
-
-
-def kernels_of_other_families(name: str, trace: Trace, gpus: Sequence[Device]) -> list[str]:
-    """A note if a traced step holds attention kernels that some of the GPUs would not choose.
-
-    Args:
-        name: what the note calls the trace.
-        trace: traced or measured. A measured one gets no note: scaling accounts for the kernels.
-        gpus: those that the step is predicted for.
-    """
-    made_for = trace.capability
-    if made_for is None or trace.measurement is not None or not depends_on_family(trace):
-        return []
-    others = [gpu.id for gpu in gpus if family(gpu) != family_of(made_for)]
-    if not others:
-        return []
-    names = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
-    return [
-        f"{name} holds the attention kernels of compute capability {made_for[0]}.{made_for[1]}, "
-        f"but {names} would choose others; predict from the step itself instead of its trace"
-    ]
+def _device(gpu: Device | str) -> Device:
+    return device(gpu) if isinstance(gpu, str) else gpu
 
 
 def max_batch(
@@ -145,7 +138,7 @@ def max_batch(
         start: a batch that is likely to fit, where the search begins.
         expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
     """
-    target = device(gpu) if isinstance(gpu, str) else gpu
+    target = _device(gpu)
 
     @cache
     def traced(batch: int) -> Trace:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 
 from wavecast.errors import InvalidInput
@@ -30,6 +31,7 @@ def calibrated(
     *,
     software: str,
     source: str,
+    machine: MeasuredMachine | None = None,
     reference: Mapping[str, Mapping[str, float]] | None = None,
 ) -> HostFile:
     """The host on which the benchmark took these times.
@@ -44,6 +46,7 @@ def calibrated(
         direct: costs in seconds that were measured on a GPU themselves.
         software: the versions with which the benchmark ran.
         source: how the host was measured.
+        machine: the machine, and how busy it was.
         reference: the benchmark's times on the reference host; the shipped ones by default.
     """
     benchmark = "cuda" if "cuda" in times else "cpu"
@@ -52,7 +55,19 @@ def calibrated(
     costs = {
         cost: getattr(REFERENCE_HOST if cost in MEASURED_ON_GPU else scaled, cost) for cost in COSTS
     }
-    return HostFile(name, date.today(), software, source, costs | dict(direct), times)
+    file = HostFile(name, date.today(), software, source, costs | dict(direct), times)
+    return file if machine is None else replace(file, **asdict(machine))
+
+
+@dataclass(frozen=True)
+class MeasuredMachine:
+    """The machine that a host was measured on; the fields are those of `HostFile`."""
+
+    processor: str
+    machine: str
+    gpu: str
+    busy_before: float | None
+    busy_during: float | None
 
 
 def reference_times() -> dict[str, dict[str, float]]:

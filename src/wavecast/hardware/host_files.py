@@ -1,19 +1,17 @@
-"""Host files: finding, reading and writing the TOML files that describe calibrated hosts."""
+"""Host files: reading and writing the TOML files that describe calibrated hosts."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput, UnknownName
-from wavecast.files import config_folder, read_toml, write_checked
+from wavecast.errors import InvalidInput
+from wavecast.files import read_toml, write_checked
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, Host
 
 MEASURED_ON_GPU = ("launch_s", "sync_s", "graph_s", "node_s")
@@ -22,7 +20,14 @@ host are used."""
 BENCHMARKS = ("cpu", "cuda")
 """The devices on which the host benchmark runs."""
 _LONGEST_S = 1.0
-_KEYS = ("name", "date", "software", "source", "costs", *BENCHMARKS)
+_TEXTS = ("processor", "machine", "gpu")
+_SHARES = ("busy_before", "busy_during")
+_KEYS = ("name", "date", "software", "source", *_TEXTS, *_SHARES, "costs", *BENCHMARKS)
+_WITH_GPU = "wavecast calibrate, with "
+"""How files without the key `gpu` name it in their source."""
+
+BUSY_SHARE = 0.1
+"""The CPU share of other programs from which a machine is called busy."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,21 @@ class HostFile:
     """The seconds of each of `hosts.COSTS`."""
     times: Mapping[str, Mapping[str, float]]
     """The benchmark's seconds on "cpu" and "cuda", by the cost that each pattern stands for."""
+    processor: str = ""
+    machine: str = ""
+    """The machine's name in its network. Empty in files of earlier versions."""
+    gpu: str = ""
+    """The GPU that the benchmark ran on, as its driver names it. Empty if there was none."""
+    busy_before: float | None = None
+    """The share of the machine's CPU time that other programs used just before the benchmark. None
+    if the system does not say."""
+    busy_during: float | None = None
+    """The same share during the benchmark."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs used so much of the CPU that the times may be too long."""
+        return max(self.busy_before or 0.0, self.busy_during or 0.0) >= BUSY_SHARE
 
     @property
     def host(self) -> Host:
@@ -56,46 +76,6 @@ class HostFile:
             if cost not in MEASURED_ON_GPU
         ]
         return _geometric_mean(own / reference for own, reference in pairs if own > 0)
-
-
-def find_host(wanted: Host | str | None) -> Host:
-    """The host of a name.
-
-    Args:
-        wanted: "reference", "mine" (this machine, calibrated) or a path to a .toml file; a Host
-            is returned as it is. None takes the host that $WAVECAST_HOST names, else "mine" if
-            this machine was calibrated, else "reference".
-
-    Raises:
-        UnknownName: there is no such host.
-        InvalidInput: its file is not a valid host file.
-    """
-    if isinstance(wanted, Host):
-        return wanted
-    own = user_file()
-    wanted = wanted if wanted is not None else os.environ.get("WAVECAST_HOST") or None
-    if wanted is None:
-        return _read_once(own, own.stat().st_mtime_ns).host if own.is_file() else REFERENCE_HOST
-    if wanted == "reference":
-        return REFERENCE_HOST
-    if wanted == "mine":
-        if not own.is_file():
-            raise UnknownName(
-                'your host was not calibrated yet: run "wavecast calibrate" on it (a minute, with '
-                "or without a GPU)"
-            )
-        return read_host(own).host
-    if not wanted.endswith(".toml"):
-        raise UnknownName(
-            f'unknown host "{wanted}"; known are "reference", "mine" and files FILE.toml; a '
-            "factor goes into host_factor (--host-factor)"
-        )
-    return read_host(Path(wanted)).host
-
-
-def user_file() -> Path:
-    """The path of the file that describes this machine, which may not exist yet."""
-    return config_folder() / "host.toml"
 
 
 def _geometric_mean(factors: Iterable[float]) -> float:
@@ -127,15 +107,26 @@ def read_host(path: Path) -> HostFile:
             source=_text(table, "source"),
             costs=costs,
             times={title: read_times(table, title) for title in BENCHMARKS if title in table},
+            **_optional(table),
         )
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
 
 
-@lru_cache(maxsize=4)
-def _read_once(path: Path, changed: int) -> HostFile:
-    """The host in a file, cached until its modification time `changed` is another."""
-    return read_host(path)
+def _optional(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of keys that files of earlier versions do not have."""
+    values: dict[str, Any] = {key: _text(table, key) for key in _TEXTS if key in table}
+    source = str(table.get("source", ""))
+    if "gpu" not in table and source.startswith(_WITH_GPU):
+        values["gpu"] = source.removeprefix(_WITH_GPU)
+    for key in _SHARES:
+        share = table.get(key)
+        if share is None:
+            continue
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise InvalidInput(f"{key} must be a number from 0 to 1, not {share!r}")
+        values[key] = float(share)
+    return values
 
 
 def save(host: HostFile, path: Path) -> None:
@@ -146,8 +137,11 @@ def save(host: HostFile, path: Path) -> None:
 def to_toml(host: HostFile) -> str:
     """The text of a host's file."""
     texts = {"name": host.name, "software": host.software, "source": host.source}
+    texts |= {key: text for key in _TEXTS if (text := getattr(host, key))}
     lines = [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in texts.items()]
     lines.append(f"date = {host.date.isoformat()}")
+    shares = {key: share for key in _SHARES if (share := getattr(host, key)) is not None}
+    lines += [f"{key} = {share:.3f}" for key, share in shares.items()]
     for title, times in {"costs": host.costs, **host.times}.items():
         lines += ["", f"[{title}]", *(f"{key} = {value:.4g}" for key, value in times.items())]
     return "\n".join(lines) + "\n"

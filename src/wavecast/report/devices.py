@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -136,5 +137,61 @@ def host_calibration(host: HostFile) -> RenderableType:
     lines = [
         f"{host.software}; {host.source.removeprefix('wavecast calibrate, ')}",
         f"this host takes {three_digits(host.factor)} times as long as the reference host",
+        f"other programs used {_share(host.busy_before)} of the CPU before the measurement and "
+        f"{_share(host.busy_during)} during it",
     ]
-    return titled(host.name, table(columns), "", *remarks(lines))
+    title = f"{host.name} ({host.processor})" if host.processor else host.name
+    return titled(title, table(columns), "", *remarks(lines), *_busy_warning(host))
+
+
+def _share(share: float | None) -> str:
+    return "an unknown share" if share is None else percent(share)
+
+
+def _busy_warning(host: HostFile) -> list[Text]:
+    if not host.is_busy:
+        return []
+    most = max(host.busy_before or 0.0, host.busy_during or 0.0)
+    warning = (
+        f"the machine was busy: other programs used up to {percent(most)} of its CPU, so these "
+        "times may be too long; calibrate again when it is as busy as it will be in training"
+    )
+    return [Text(warning, style="yellow")]
+
+
+def saved_host(host: HostFile, path: Path, *, elsewhere: bool) -> Text:
+    """Where a calibrated host was saved, and which predictions use it.
+
+    Args:
+        host: the host.
+        path: its file.
+        elsewhere: whether the file is outside the user's folder, so that only its path finds it.
+    """
+    if elsewhere:
+        use = f"predictions use it with --host {path}"
+    elif host.gpu:
+        use = f"predictions for {host.gpu} use it, others with --host {host.name}"
+    else:
+        use = f"predictions use it with --host {host.name} (or --host mine, on this machine)"
+    return Text(f"saved as {path}; {use}", style="dim")
+
+
+def kept_hosts(hosts: Mapping[str, HostFile], width: int) -> RenderableType:
+    """One row for each calibrated host, by name."""
+    if not hosts:
+        return Text('no host was calibrated yet: run "wavecast calibrate"')
+    rows = list(hosts.values())
+    columns = [
+        Column("host", list(hosts), left=True),
+        Column("GPU", [host.gpu or "none" for host in rows], left=True),
+        Column("date", [host.date.isoformat() for host in rows], 1),
+        Column("/ reference", [three_digits(host.factor) for host in rows], 1),
+        Column("busy", [or_unknown(host.busy_during, percent) for host in rows], 2),
+        Column("machine", [host.machine or UNKNOWN for host in rows], 3, left=True),
+        Column("processor", [host.processor or host.name for host in rows], 4, left=True),
+    ]
+    lines = [
+        "/ reference: its time for the same work, divided by the reference host's",
+        "busy: the share of the CPU that other programs used while it was measured",
+    ]
+    return Group(table(fitting(columns, width)), "", *remarks(lines))

@@ -13,7 +13,16 @@ from wavecast.footprint.memory import Memory
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.device import Device
 from wavecast.report.records import MODULE_DEPTH
-from wavecast.report.tables import Column, fitting, labelled, notes, remarks, table, titled
+from wavecast.report.tables import (
+    Column,
+    fitting,
+    labelled,
+    notes,
+    notes_by_gpu,
+    remarks,
+    table,
+    titled,
+)
 from wavecast.report.units import memory, or_unknown, percent
 
 BEFORE_THE_STEP = "before the step"
@@ -44,11 +53,20 @@ def memories(
         table(labelled(_rows(columns), names)),
         "",
         *remarks(_explanations(first)),
-        *notes(list(dict.fromkeys(note for m in columns for note in m.trace.notes))),
+        *notes(
+            [
+                *_gpu_notes(columns),
+                *dict.fromkeys(note for m in columns for note in m.trace.notes),
+            ]
+        ),
         "",
         *_peak(first, width),
         *_advised(advice, width),
     )
+
+
+def _gpu_notes(memories: Sequence[Memory]) -> list[str]:
+    return notes_by_gpu((m.device.id if m.device else "any GPU", m.notes) for m in memories)
 
 
 def _rows(columns: Sequence[Memory]) -> list[tuple[str, list[str]]]:
@@ -138,7 +156,13 @@ def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> Renderab
     ]
     styles = ["" if m.fits else "dim" for m in rows]
     lines = ["needed: memory of the whole training process, with CUDA's context and libraries"]
-    return titled(title, table(fitting(columns, width), styles), "", *remarks(lines))
+    return titled(
+        title,
+        table(fitting(columns, width), styles),
+        "",
+        *remarks(lines),
+        *notes(_gpu_notes(rows)),
+    )
 
 
 def _share(step_memory: Memory) -> str:

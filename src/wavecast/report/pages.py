@@ -118,6 +118,7 @@ def _memory_notes(step_memory: Memory) -> Iterable[str]:
         f"{memory(step_memory.reserved_bytes)}{whole}."
     )
     yield from step_memory.trace.notes
+    yield from step_memory.notes
 
 
 def _chart(step_memory: Memory) -> str:

@@ -12,8 +12,11 @@ from wavecast.planning.prices import price
 from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
+    by_gpu,
     fitting,
+    listed,
     notes,
+    notes_by_gpu,
     remarks,
     table,
     titled,
@@ -32,7 +35,6 @@ from wavecast.report.units import (
 from wavecast.steps.larger_batch import LargerBatch
 from wavecast.steps.prediction import Prediction, Share
 
-_NAMES_SHOWN = 4
 _SOURCES = {
     "learned": "learned (physics and fitted models)",
     "attainable": "attainable (the share of the peak rates that measured ops reach)",
@@ -43,16 +45,13 @@ _SOURCES = {
 """The predictors by the names under which they answer, with a short explanation."""
 
 
-def predictions(
-    title: str, rows: Sequence[Prediction], width: int, hints: Iterable[str] = ()
-) -> RenderableType:
+def predictions(title: str, rows: Sequence[Prediction], width: int) -> RenderableType:
     """One row for each GPU; a narrow terminal shows fewer columns.
 
     Args:
         title: what was predicted.
         rows: the predictions, in the order in which they are shown.
         width: columns of the terminal.
-        hints: further notes for the reader, one line each.
     """
     columns = _prediction_columns(rows)
     if not all(_may_fit(row) for row in rows):
@@ -63,7 +62,12 @@ def predictions(
         table(fitting(columns, width), styles),
         "",
         *_footnotes(rows),
-        *notes([*hints, *dict.fromkeys(note for row in rows for note in row.trace.notes)]),
+        *notes(
+            [
+                *notes_by_gpu((row.device.id, row.notes) for row in rows),
+                *dict.fromkeys(note for row in rows for note in row.trace.notes),
+            ]
+        ),
     )
 
 
@@ -157,7 +161,7 @@ def _footnotes(rows: Sequence[Prediction]) -> list[Text]:
         lines.append(f"$/h: cheapest known on-demand offer in USD per GPU, as of {newest}")
     lines += [
         f"op times: {_sources(rows)}",
-        f"host: {rows[0].host.name}",
+        f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}",
         f"range: {_range_meaning(rows)}",
     ]
     return [*(Text(warning, style="yellow") for warning in warnings), *remarks(lines)]
@@ -179,7 +183,7 @@ def _range_meaning(rows: Sequence[Prediction]) -> str:
     rough = [row.device.id for row in rows if not _is_calibrated(row)]
     if len(rough) == len(rows):
         return "a rough estimate, not checked against measured steps"
-    elsewhere = f"; on {_listed(rough)} it is a rough estimate" if rough else ""
+    elsewhere = f"; on {listed(rough)} it is a rough estimate" if rough else ""
     return f"nine in ten steps lie in it{elsewhere}"
 
 
@@ -199,8 +203,7 @@ def _sources(rows: Sequence[Prediction]) -> str:
         groups.setdefault(frozenset(share.name for share in row.sources()), []).append(row)
     most, *others = sorted(groups.values(), key=len, reverse=True)
     elsewhere = [
-        f"; on {_listed([row.device.id for row in group])}: {_predictors(group)}"
-        for group in others
+        f"; on {listed([row.device.id for row in group])}: {_predictors(group)}" for group in others
     ]
     return _predictors(most) + "".join(elsewhere)
 
@@ -232,7 +235,7 @@ def _missing(rows: Sequence[Prediction]) -> list[str]:
         if row.unpredicted:
             gpus.setdefault(tuple(sorted(row.unpredicted.items())), []).append(row.device.id)
     return [
-        f"ops without a prediction{'' if len(names) == len(rows) else f' on {_listed(names)}'}, "
+        f"ops without a prediction{'' if len(names) == len(rows) else f' on {listed(names)}'}, "
         f"counted as 0 s: {counted_ops(dict(missing))}"
         for missing, names in gpus.items()
     ]
@@ -243,11 +246,6 @@ def counted_ops(calls: Mapping[str, int]) -> str:
     return ", ".join(
         f"{name} ({number} call{'' if number == 1 else 's'})" for name, number in calls.items()
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
 def _share_of_step(prediction: Prediction, seconds: float) -> str:

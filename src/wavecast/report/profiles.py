@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Group, RenderableType
 
 from wavecast.footprint.kinds import TBD_KINDS
-from wavecast.report.tables import Column, fitting, labelled, notes, remarks, table, titled
+from wavecast.report.tables import Column, by_gpu, fitting, labelled, notes, remarks, table, titled
 from wavecast.report.units import (
     UNKNOWN,
     count,
@@ -96,7 +96,8 @@ def _share(share: float | None) -> str:
 
 def _explanations(columns: Sequence[Profile]) -> Iterable[str]:
     first = columns[0]
-    yield "measured" if first.measured else f"predicted; host: {first.issued_by}"
+    hosts = by_gpu((profile.device.id, profile.issued_by) for profile in columns)
+    yield "measured" if first.measured else f"predicted; host: {hosts}"
     yield "FP32 and tensor-core utilisation: share of peak FLOP/s while the GPU is busy"
     if any(seconds for profile in columns for seconds in profile.idle_s.values()):
         yield "GPU idle: share of the step in which the GPU waits, by cause"

@@ -14,6 +14,7 @@ from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.host_files import HostFile
 from wavecast.planning.prices import price
 from wavecast.predictors.base import Estimate
+from wavecast.report.tables import notes_by_gpu
 from wavecast.steps.larger_batch import LargerBatch
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.profile import Profile
@@ -28,15 +29,13 @@ MODULE_DEPTH = 3
 """How many levels of module names memory is grouped by."""
 
 
-def predictions(
-    target: str, rows: Sequence[Prediction], notes: Sequence[str] = ()
-) -> dict[str, Any]:
+def predictions(target: str, rows: Sequence[Prediction]) -> dict[str, Any]:
     """The predictions of one target on several GPUs."""
     return {
         "target": target,
         "trace": trace(rows[0].trace),
         "predictions": [prediction(row) for row in rows],
-        "notes": list(notes),
+        "notes": notes_by_gpu((row.device.id, row.notes) for row in rows),
     }
 
 
@@ -65,6 +64,7 @@ def prediction(step: Prediction) -> dict[str, Any]:
         "by_source": [asdict(share) for share in step.sources()],
         "unpredicted": dict(step.unpredicted),
         "host": step.host.name,
+        "notes": list(step.notes),
     }
 
 
@@ -153,7 +153,7 @@ def memory(step_memory: Memory, advice: Iterable[Advice] = ()) -> dict[str, Any]
             }
             for change in advice
         ],
-        "notes": list(step_memory.trace.notes),
+        "notes": [*step_memory.trace.notes, *step_memory.notes],
     }
 
 
@@ -167,6 +167,7 @@ def fit_in_memory(step_memory: Memory) -> dict[str, Any]:
         "process_bytes": step_memory.process_bytes,
         "reserved_bytes": step_memory.reserved_bytes,
         "peak_bytes": step_memory.peak_bytes,
+        "notes": list(step_memory.notes),
     }
 
 
@@ -213,6 +214,11 @@ def host(calibrated: HostFile) -> dict[str, Any]:
         "date": calibrated.date.isoformat(),
         "software": calibrated.software,
         "source": calibrated.source,
+        "processor": calibrated.processor or None,
+        "machine": calibrated.machine or None,
+        "gpu": calibrated.gpu or None,
+        "busy_before": calibrated.busy_before,
+        "busy_during": calibrated.busy_during,
         "factor": calibrated.factor,
         "costs": dict(calibrated.costs),
         "times": {place: dict(times) for place, times in calibrated.times.items()},

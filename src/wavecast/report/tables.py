@@ -17,6 +17,7 @@ ANY_WIDTH = 10**6
 _GAP = 3
 """Blanks between two columns."""
 _NOTES_SHOWN = 5
+_NAMES_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,38 @@ def titled(title: str, *parts: RenderableType) -> Group:
 def remarks(lines: Iterable[str]) -> list[Text]:
     """Lines under a table, in a dim style."""
     return [Text(line, style="dim") for line in lines]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas: the first four of many, and how many more there are."""
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+def by_gpu(rows: Iterable[tuple[str, str]]) -> str:
+    """The text of most GPUs, then those of the others, with their names.
+
+    Args:
+        rows: the name of each GPU with its text.
+    """
+    gpus: dict[str, list[str]] = {}
+    for name, text in rows:
+        gpus.setdefault(text, []).append(name)
+    most, *others = sorted(gpus.items(), key=lambda item: -len(item[1]))
+    return most[0] + "".join(f"; on {listed(names)}: {text}" for text, names in others)
+
+
+def notes_by_gpu(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """The notes of several GPUs, each once and with the names of its GPUs.
+
+    Args:
+        rows: the name of each GPU with its notes.
+    """
+    gpus: dict[str, list[str]] = {}
+    for name, texts in rows:
+        for note in texts:
+            gpus.setdefault(note, []).append(name)
+    return [f"on {listed(names)}: {note}" for note, names in gpus.items()]
 
 
 def notes(texts: Sequence[str]) -> list[Text]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
+from wavecast.hardware.family_traces import FamilyTraces
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.traces.step import Measurement, Trace
 
 
 def checked_target(trace: object, gpu: Device | str) -> Device:
     """The GPU to predict for; raises InvalidInput for an empty trace or a wrong argument."""
-    if not isinstance(trace, Trace):
+    if not isinstance(trace, Trace | FamilyTraces):
         raise InvalidInput(
             f"predict takes a Trace, not {type(trace).__name__}; "
             "make one with wavecast.trace(make_step) or wavecast.load_trace(path)"
         )
-    if not trace.calls:
+    steps = trace.traces if isinstance(trace, FamilyTraces) else (trace,)
+    if not all(step.calls for step in steps):
         raise InvalidInput("the trace has no ops to predict; trace a step that runs on the GPU")
     target = device(gpu) if isinstance(gpu, str) else gpu
     if not isinstance(target, Device):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wavecast.footprint.memory import Memory, memory
 from wavecast.hardware.device import Device
-from wavecast.hardware.host_files import find_host
+from wavecast.hardware.family_traces import FamilyTraces, trace_on
 from wavecast.hardware.hosts import (
     REFERENCE_HOST,
     Host,
@@ -24,6 +24,8 @@ from wavecast.hardware.hosts import (
     Seconds,
     refuse_waits,
 )
+from wavecast.hardware.kept_hosts import find_host
+from wavecast.hardware.retargeting import retarget
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.steps.arguments import (
     checked_target,
@@ -77,6 +79,15 @@ class Prediction:
     """The corrections that make a measured step take its measured time. None for a traced step."""
     known_chip: bool = False
     """Whether the predictor was trained on ops of all kinds measured on this very chip."""
+    notes: tuple[str, ...] = ()
+    """Caveats of this GPU, beside those of the trace (`Trace.notes`)."""
+
+    def __repr__(self) -> str:
+        notes = f", notes={self.notes!r}" if self.notes else ""
+        return (
+            f"Prediction({self.device.id!r}, seconds={self.seconds:.4g}, low_s={self.low_s:.4g}, "
+            f"high_s={self.high_s:.4g}{notes})"
+        )
 
     @cached_property
     def estimates(self) -> Mapping[Op, Estimate | None]:
@@ -246,7 +257,7 @@ class Prediction:
 
 
 def predict(
-    trace: Trace,
+    trace: Trace | FamilyTraces,
     gpu: Device | str,
     *,
     predictor: Predictor | Scaler | None = None,
@@ -265,15 +276,16 @@ def predict(
     ```
 
     Args:
-        trace: the step, from `wavecast.trace`, `wavecast.measure` or a file.
+        trace: the step, from `wavecast.trace`, `wavecast.measure` or a file. If its attention
+            kernels are for other GPUs, they are chosen again, or `notes` says that they are not.
         gpu: a device, or a name that `wavecast.device` knows.
         predictor: a Predictor, which predicts each op, or a Scaler, which scales each measured
             call. The most accurate shipped one by default. A Predictor ignores what was measured.
         origin: the GPU on which the trace was measured. Needed only when its name in the trace
             does not identify one GPU.
-        host: the host that issues the ops: a Host, "reference", "mine" (`wavecast calibrate`) or a
-            path to a host file. By default a measured step keeps its own host, and other steps
-            use yours if it was calibrated, else the reference.
+        host: the host that issues the ops: a Host, "reference", "mine", the name of a calibrated
+            one (`wavecast calibrate`) or a path to a host file. By default a measured step keeps
+            its own host; others use one that was calibrated with this GPU, else the reference.
         host_factor: the host's times are multiplied by this.
         graphed: whether the whole step is captured as one CUDA graph and replayed.
 
@@ -282,8 +294,9 @@ def predict(
         UnknownName: the GPU, its origin or the host is not known.
     """
     target = checked_target(trace, gpu)
+    trace, notes = retarget(trace_on(trace, target), target)
     refuse_other_predictors(predictor)
-    chosen_host = find_host(host)
+    chosen_host = find_host(host, target)
     issuing: Host | RecordedHost = chosen_host
     pace, known_chip = None, False
     if isinstance(predictor, Predictor) or (predictor is None and trace.measurement is None):
@@ -295,15 +308,19 @@ def predict(
         measured = measurement_of(trace)
         answers = scale_ops(trace, target, predictor or default_scaler(), origin_of(trace, origin))
         pace = _pace(trace.arrays, measured.host_s is not None, measured.seconds)
-        if host is None:
+        if host is None and not graphed:
             issuing = _host_of(pace, measured.host_s is not None)
-    if graphed:
-        refuse_waits(trace.calls)
-        scaled = chosen_host if host_factor == 1 else chosen_host.scaled(host_factor)
-        return Prediction(trace, target, answers, scaled.graphed(), pace, known_chip)
     if host_factor != 1:
         issuing = issuing.scaled(host_factor)
-    return Prediction(trace, target, answers, issuing, pace, known_chip)
+    model = _graphed(trace, issuing) if graphed else issuing
+    return Prediction(trace, target, answers, model, pace, known_chip, notes)
+
+
+def _graphed(trace: Trace, host: Host | RecordedHost) -> HostModel:
+    """The host when it replays the whole step as one CUDA graph."""
+    assert isinstance(host, Host)  # the times of a recorded one are those of single calls
+    refuse_waits(trace.calls)
+    return host.graphed()
 
 
 def default_scaler() -> Scaler:

@@ -75,7 +75,7 @@ def profile_predicted(name: str, prediction: Prediction) -> Profile:
         samples=trace.samples,
         unit=trace.unit,
         issued_by=prediction.host.name,
-        notes=trace.notes,
+        notes=(*trace.notes, *(f"on {prediction.device.id}: {n}" for n in prediction.notes)),
     )
 
 

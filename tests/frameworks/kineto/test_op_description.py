@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,52 @@ def test_files_are_read_without_torch(tmp_path: Path, monkeypatch: pytest.Monkey
     schema.op_of.cache_clear()
     assert op.name == "aten.convolution"
     assert (op.inputs, op.outputs) == ((), ())  # the outputs are known only with torch
+
+
+_WITHOUT_TORCH = """
+import json, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+if sys.argv[2] == "hidden":
+    sys.meta_path.insert(0, Hidden())
+import wavecast
+
+trace = wavecast.read_kineto(sys.argv[1])
+prediction = wavecast.predict(trace, "t4", origin="v100-sxm-16gb")
+print(json.dumps({"notes": prediction.trace.notes, "seconds": prediction.seconds}))
+"""
+
+
+def _read_in_a_process(path: Path, torch: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", _WITHOUT_TORCH, str(path), torch]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_a_trace_says_what_only_torch_could_tell(tmp_path: Path) -> None:
+    file = File()
+    file.op("aten::convolution", "volta_scudnn_128x64", us=500.0, **CONVOLUTION)
+    file.op("aten::relu", "vectorized", us=100.0, **arguments(["float"], [[4, 8]]))
+    path = file.write(tmp_path)
+    with_torch, without = (_read_in_a_process(path, torch) for torch in ("shown", "hidden"))
+    assert not [note for note in with_torch["notes"] if "PyTorch" in note]
+    [note] = [note for note in without["notes"] if "PyTorch" in note]
+    assert "the outputs of 2 ops (0.6 ms) are not known" in note
+    assert "pip install 'wavecast[torch]'" in note
+    assert not [note for note in without["notes"] if "record_shapes" in note]
+
+
+def test_a_file_that_needs_no_torch_says_nothing_of_it(tmp_path: Path) -> None:
+    file = File()
+    file.op("aten::mm", "gemm")
+    notes = _read_in_a_process(file.write(tmp_path), "hidden")["notes"]
+    assert not [note for note in notes if "PyTorch" in note]
+    assert [note for note in notes if "record_shapes" in note]
 
 
 def test_an_op_that_was_recorded_in_part_has_no_shapes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from wavecast.frameworks.kineto.op_names import is_communication
 from wavecast.frameworks.kineto.recorded_step import ProfileRecording
+from wavecast.frameworks.kineto.schema import has_torch
 from wavecast.frameworks.kineto.survey import Survey, named
 from wavecast.traces.step import Call
 
@@ -78,7 +79,10 @@ def notes_of(
     exchanged = [k.seconds for call in calls for k in call.kernels if is_communication(k.name)]
     if exchanged:
         yield f"{_counted(exchanged, 'communication kernel')} between GPUs"
-    if not any(call.op.inputs for call in calls if not call.op.name.startswith("nccl.")):
+    recorded = any(_has_shapes(node.span.arguments) for node in recording.nodes)
+    if recorded and not has_torch():
+        yield from _without_torch(calls)
+    elif not any(call.op.inputs for call in calls if not call.op.name.startswith("nccl.")):
         yield (
             "the file has no shapes, so the FLOPs and bytes of its ops are not known; record with "
             "record_shapes=True"
@@ -89,6 +93,25 @@ def notes_of(
     if recording.orphans:
         unlaunched = [run.kernel.seconds for run in recording.orphans]
         yield f"{_counted(unlaunched, 'kernel')} whose launch is not in the file"
+
+
+def _has_shapes(recorded: Mapping[str, Any]) -> bool:
+    return "Input Dims" in recorded or "Input dims" in recorded
+
+
+def _without_torch(calls: Sequence[Call]) -> Iterator[str]:
+    """A note on the ops whose outputs only PyTorch could tell; none if there are no such ops."""
+    unknown = [
+        sum(kernel.seconds for kernel in call.kernels)
+        for call in calls
+        if call.kernels and call.op.name.startswith("aten.") and not call.op.outputs
+    ]
+    if unknown:
+        yield (
+            f"PyTorch is not installed, so the outputs of {_counted(unknown, 'op')} are not known "
+            "and predictions for other GPUs may differ; for the exact ones, pip install "
+            "'wavecast[torch]' and read the file again"
+        )
 
 
 def _which_step(survey: Survey, position: int) -> str:

@@ -2,7 +2,8 @@
 
 The profiler writes neither. If PyTorch is installed, the op's schema is found by the types of its
 arguments, and the op runs on meta tensors, which have shapes but no data. Without PyTorch, or for
-an op that PyTorch does not have, the trace has only the inputs.
+an op that PyTorch does not have, the trace has only the inputs, or none where a formula needs more;
+without PyTorch, a note in the trace says so.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ _CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 
 class _Unknown(Exception):
     """The op, or a value that it needs, is unknown."""
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed, so that its schemas can be asked."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=8192)

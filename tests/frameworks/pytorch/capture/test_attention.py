@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.places import H200
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.frameworks.pytorch.capture.attention import (
+from wavecast.hardware.attention_kernels import (
     CUDNN,
     EFFICIENT,
     FLASH,
@@ -31,7 +31,7 @@ HOPPER, AMPERE, TURING, VOLTA, KEPLER = (9, 0), (8, 0), (7, 5), (7, 0), (3, 7)
 
 def _query(row: dict[str, Any]) -> Query:
     return Query(
-        dtype=getattr(torch, row["dtype"]),
+        dtype=row["dtype"],
         head_dim=row["head"],
         value_dim=row["head"],
         q_length=64,

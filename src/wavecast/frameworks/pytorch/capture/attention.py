@@ -1,4 +1,4 @@
-"""The attention kernel that a GPU runs, chosen as in torch's `sdp_utils.cpp`."""
+"""Attention while a step is traced: the call of the kernel that a GPU would run."""
 
 from __future__ import annotations
 
@@ -8,95 +8,16 @@ from typing import Any
 
 import torch
 
+from wavecast.hardware.attention_kernels import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    MATH,
+    Query,
+    choose,
+)
+
 _aten = torch.ops.aten
-
-FLASH, EFFICIENT, CUDNN, MATH = "flash", "efficient", "cudnn", "math"
-
-_HALF = (torch.float16, torch.bfloat16)
-_FLASH_LARGEST_HEAD = 256
-
-
-@dataclass(frozen=True)
-class Query:
-    """The facts that the choice of the kernel depends on."""
-
-    dtype: Any
-    head_dim: int
-    value_dim: int
-    q_length: int
-    kv_length: int
-    mask: bool
-    mask_needs_grad: bool
-    dropout: float
-    causal: bool
-    grouped: bool
-    four_d: bool
-
-
-def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str]) -> str:
-    """The backend that torch chooses on a GPU of this capability, among the enabled ones."""
-    for backend in _order(capability):
-        if backend in enabled and _SUPPORTS[backend](query, capability):
-            return backend
-    return MATH
-
-
-def _order(capability: tuple[int, int]) -> tuple[str, ...]:
-    # `check_prefer_cudnn_attention`: cuDNN comes first on Hopper and data-centre Blackwell
-    # (observed on an H200 with torch 2.11).
-    if capability in ((9, 0), (10, 0)):
-        return (CUDNN, FLASH, EFFICIENT)
-    return (FLASH, EFFICIENT, CUDNN)
-
-
-def _flash(query: Query, capability: tuple[int, int]) -> bool:
-    return (
-        capability >= (8, 0)
-        and query.four_d
-        and query.dtype in _HALF
-        and not query.mask
-        and query.head_dim == query.value_dim
-        and query.head_dim <= _FLASH_LARGEST_HEAD
-        and not (query.causal and query.q_length != query.kv_length and query.grouped)
-    )
-
-
-def _efficient(query: Query, capability: tuple[int, int]) -> bool:
-    return (
-        capability >= (5, 0)
-        and query.four_d
-        and query.dtype in (torch.float32, *_HALF)
-        and not (query.dtype is torch.bfloat16 and capability < (8, 0))
-        and not query.grouped
-        and not query.mask_needs_grad
-        and not (query.mask and query.causal)
-        and _aligned(query, capability)
-    )
-
-
-def _aligned(query: Query, capability: tuple[int, int]) -> bool:
-    """Whether the last dimensions are whole numbers of aligned loads (`check_head_dim_size`)."""
-    if query.dtype in _HALF and capability >= (7, 5):
-        alignment = 8
-    elif query.dtype in _HALF or capability >= (8, 0):
-        alignment = 4
-    else:
-        alignment = 1
-    return query.head_dim % alignment == 0 and query.value_dim % alignment == 0
-
-
-def _cudnn(query: Query, capability: tuple[int, int]) -> bool:
-    return (
-        capability >= (8, 0)
-        and query.four_d
-        and query.dtype in _HALF
-        and query.head_dim % 8 == 0
-        and query.head_dim <= (256 if capability[0] == 9 else 128)
-        and not query.mask_needs_grad
-    )
-
-
-_SUPPORTS = {FLASH: _flash, EFFICIENT: _efficient, CUDNN: _cudnn}
 
 
 @dataclass(frozen=True)
@@ -157,7 +78,7 @@ def _facts(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool
 ) -> Query:
     return Query(
-        dtype=query.dtype,
+        dtype=str(query.dtype).removeprefix("torch."),
         head_dim=query.shape[-1],
         value_dim=value.shape[-1],
         q_length=query.shape[-2],

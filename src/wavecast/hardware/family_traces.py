@@ -1,0 +1,44 @@
+"""The traces of one step for several GPU families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wavecast.errors import InvalidInput
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import family, family_of
+from wavecast.traces.step import Trace
+
+
+@dataclass(frozen=True)
+class FamilyTraces:
+    """The traces of one step for several GPU families; `wavecast.trace` makes them.
+
+    GPU families have different kernels for attention. A step without attention has one trace for
+    all of them.
+
+    ```python
+    traces = wavecast.trace(make_step, gpus=["h100-sxm-80gb", "t4"])
+    wavecast.predict(traces, "t4").seconds
+    traces.on(wavecast.device("t4")).save("step-t4.json.gz")
+    ```
+    """
+
+    traces: tuple[Trace, ...]
+
+    def __post_init__(self) -> None:
+        if not self.traces:
+            raise InvalidInput("FamilyTraces has no traces; name at least one GPU (gpus=[...])")
+
+    def on(self, gpu: Device | None) -> Trace:
+        """The trace with the kernels of a GPU's family; the first if there is none for it."""
+        wanted = None if gpu is None else family(gpu)
+        for trace in self.traces:
+            if trace.capability is not None and family_of(trace.capability) == wanted:
+                return trace
+        return self.traces[0]
+
+
+def trace_on(trace: Trace | FamilyTraces, gpu: Device | None) -> Trace:
+    """The trace for a GPU: a single one as it is, else that of the GPU's family."""
+    return trace.on(gpu) if isinstance(trace, FamilyTraces) else trace

@@ -1,0 +1,74 @@
+"""How busy a machine is with other programs, from the counts of its system."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from wavecast.frameworks.pytorch.measurement import machine_load
+from wavecast.frameworks.pytorch.measurement.machine_load import CpuTimes, others_share
+
+
+@pytest.fixture
+def stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "stat"
+    monkeypatch.setattr(machine_load, "_STAT", path)
+    return path
+
+
+def test_the_share_of_others_leaves_out_idle_time_and_our_own() -> None:
+    before = CpuTimes(busy_s=100.0, total_s=1000.0, own_s=7.0)
+    assert others_share(before, CpuTimes(130.0, 1100.0, 17.0)) == pytest.approx(0.2)
+    assert others_share(before, CpuTimes(110.0, 1100.0, 17.0)) == 0.0
+    # The counts of the machine have coarser steps than those of the process.
+    assert others_share(before, CpuTimes(109.0, 1100.0, 17.0)) == 0.0
+
+
+def test_without_counts_the_share_is_unknown() -> None:
+    times = CpuTimes(1.0, 2.0, 0.5)
+    assert others_share(None, times) is None
+    assert others_share(times, None) is None
+    assert others_share(times, times) is None
+
+
+def test_the_counts_of_linux_are_read(stat: Path) -> None:
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    # user nice system idle iowait irq softirq steal guest guest_nice
+    stat.write_text("cpu  100 20 30 5000 600 7 8 9 55 5\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    times = machine_load.cpu_times()
+    assert times is not None
+    assert times.busy_s == pytest.approx((100 + 20 + 30 + 7 + 8 + 9) * tick_s)
+    assert times.total_s == pytest.approx((100 + 20 + 30 + 5000 + 600 + 7 + 8 + 9) * tick_s)
+    assert times.own_s > 0
+
+
+@pytest.mark.parametrize("text", ["", "cpu 1 2 3", "intr 1 2 3 4 5 6 7 8", "cpu a b c d e f g h"])
+def test_other_counts_are_not_guessed_at(stat: Path, text: str) -> None:
+    assert machine_load.cpu_times() is None
+    stat.write_text(text)
+    assert machine_load.cpu_times() is None
+
+
+def test_a_context_is_watched_from_its_beginning_to_its_end(stat: Path) -> None:
+    stat.write_text("cpu 0 0 0 0 0 0 0 0 0 0\n")
+    with machine_load.watched() as load:
+        assert load.share is None
+        stat.write_text("cpu 6000000 0 0 4000000 0 0 0 0 0 0\n")
+    assert load.share == pytest.approx(0.6, abs=1e-3)
+
+
+def test_the_machine_is_watched_for_some_seconds(
+    stat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat.write_text("cpu 0 0 0 0 0 0 0 0 0 0\n")
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        stat.write_text("cpu 2500000 0 0 7500000 0 0 0 0 0 0\n")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert machine_load.share_in(1.5) == pytest.approx(0.25, abs=1e-3)
+    assert waited == [1.5]
