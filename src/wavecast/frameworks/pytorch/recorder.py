@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -125,6 +126,13 @@ def called_by_autograd() -> bool:
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
+class _ThreadRecording(threading.local):
+    """The present thread's stream, and whether its ops are recorded."""
+
+    stream = 0
+    silent = False
+
+
 class OpRecorder:
     """Records ops with their phases and modules, and the lifetimes of GPU memory.
 
@@ -135,7 +143,7 @@ class OpRecorder:
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
         structure.claim = self._claim
-        self.stream = 0
+        self._here = _ThreadRecording()
         self.streams = 0
         self.on_call: Callable[[int], None] | None = None
         self._recording = False
@@ -151,6 +159,15 @@ class OpRecorder:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def stream(self) -> int:
+        """The number of the stream on which the present thread runs its ops."""
+        return self._here.stream
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self._here.stream = number
+
     def write_down(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any, seen_op: Op | None = None
     ) -> Op | None:
@@ -162,7 +179,7 @@ class OpRecorder:
         for tensor in returned:
             if tensor.device.type == "cuda":
                 self._remember(tensor)
-        if not self._recording:
+        if not self._records():
             return seen_op
         if func is _ADD:
             self._notice_sum(args[0], out)
@@ -189,7 +206,7 @@ class OpRecorder:
 
     def take_inside(self, nbytes: int) -> None:
         """Record the workspace of the op that will be recorded next."""
-        if self._recording and nbytes > 0:
+        if self._records() and nbytes > 0:
             position = len(self._entries)
             self._memories.append(_Memory(nbytes, position, position + 1, Role.WORKSPACE))
 
@@ -200,17 +217,20 @@ class OpRecorder:
 
     def mark(self, name: str) -> None:
         """Record an event of the host that is not a tensor op, such as a synchronisation."""
-        if self._recording:
+        if self._records():
             self._append(Op(name, (), ()), host=False, reads=())
 
     @contextmanager
     def silence(self) -> Iterator[None]:
         """Record no ops inside the block: it makes tensors that a real step makes only once."""
-        recording, self._recording = self._recording, False
+        silent, self._here.silent = self._here.silent, True
         try:
             yield
         finally:
-            self._recording = recording
+            self._here.silent = silent
+
+    def _records(self) -> bool:
+        return self._recording and not self._here.silent
 
     def promote(self, tensor: Any) -> None:
         """Record that a tensor, which seemed to be on the host, is on the GPU.
@@ -330,7 +350,7 @@ class OpRecorder:
         key = storage._cdata
         if key in self._live:
             return
-        memory = _Memory(storage.nbytes(), len(self._entries) if self._recording else -1)
+        memory = _Memory(storage.nbytes(), len(self._entries) if self._records() else -1)
         self._memories.append(memory)
         self._live[key] = (memory, weakref.ref(storage, lambda _: self._forget(key)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,17 +15,27 @@ from torch.optim import optimizer as optimizer_hooks
 from wavecast.traces.step import Phase, Role
 
 
+class _RunningModules(threading.local):
+    """What runs in the present thread: the paths of the modules, and calls of optimizers."""
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.optimizer_depth = 0
+
+
 class Structure:
     """Follows modules and optimizers by global hooks, without changes to the user's code."""
 
     def __init__(self) -> None:
-        self._stack: list[str] = []
+        self._here = _RunningModules()
         self._roots: dict[str, Any] = {}
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._parameter_paths: dict[int, str] = {}
-        self._node_modules: dict[int, str] = {}
+        self._node_modules: dict[int, dict[int, str]] = {}
+        """The modules of autograd's nodes, by thread and by sequence number in the thread."""
         self._optimizers: dict[int, Any] = {}
-        self._optimizer_depth = 0
+        self.follows: Callable[[], bool] = lambda: True
+        """Whether the present thread is followed. Hooks see all threads of the process."""
         self.claim: Callable[[Role, int], None] = lambda role, key: None
         """Called with the role of a storage, and its key."""
         self.adopt: Callable[[Any], None] = lambda optimizer: None
@@ -33,17 +44,19 @@ class Structure:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Follow the modules and optimizers that run inside the block."""
-        self._stack.clear()
+        self._here.stack.clear()
         self._node_modules.clear()
         zero_grad = torch.optim.Optimizer.zero_grad
 
         def counted_zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            if not self.follows():
+                return zero_grad(optimizer, *args, **kwargs)
             self.adopt(optimizer)
-            self._optimizer_depth += 1
+            self._here.optimizer_depth += 1
             try:
                 zero_grad(optimizer, *args, **kwargs)
             finally:
-                self._optimizer_depth -= 1
+                self._here.optimizer_depth -= 1
 
         with ExitStack() as stack:
             for handle in (
@@ -62,20 +75,23 @@ class Structure:
         self._roots.clear()
         self._optimizers.clear()
         self.adopt = lambda optimizer: None
+        self.follows = lambda: True
 
     def place(self) -> tuple[Phase, str]:
         """The phase and the module path of the op that is being dispatched now."""
         node = torch._C._current_autograd_node()
+        stack = self._here.stack
         if node is not None:
-            if self._stack:  # activation checkpointing runs the forward pass again
-                return Phase.BACKWARD, self._stack[-1]
+            if stack:  # activation checkpointing runs the forward pass again
+                return Phase.BACKWARD, stack[-1]
             return Phase.BACKWARD, self._module_of(node)
-        module = self._stack[-1] if self._stack else ""
+        module = stack[-1] if stack else ""
         # The autograd node of this op exists already and has the last sequence number given out.
-        self._node_modules.setdefault(torch.autograd._get_sequence_nr() - 1, module)
-        if self._stack:
+        modules = self._node_modules.setdefault(threading.get_ident(), {})
+        modules.setdefault(torch.autograd._get_sequence_nr() - 1, module)
+        if stack:
             return Phase.FORWARD, module
-        if self._optimizer_depth:
+        if self._here.optimizer_depth:
             return Phase.OPTIMIZER, module
         return (Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER), module
 
@@ -109,21 +125,29 @@ class Structure:
         variable = getattr(node, "variable", None)  # AccumulateGrad
         if variable is not None:
             return self._owner(variable)
-        return self._node_modules.get(node._sequence_nr(), "")
+        number = node._sequence_nr()
+        own = self._node_modules.get(threading.get_ident(), {})
+        if number in own:
+            return own[number]
+        # The backward pass may run in another thread than the forward pass.
+        others = (modules[number] for modules in self._node_modules.values() if number in modules)
+        return next(others, "")
 
     def _enter_module(self, module: Any, _args: Any) -> None:
+        if not self.follows():
+            return
         path = self._paths.get(module)
         if path is None:
             path = self._name(module)
-        self._stack.append(path)
+        self._here.stack.append(path)
 
     def _leave_module(self, _module: Any, _args: Any, _output: Any) -> None:
-        if self._stack:
-            self._stack.pop()
+        if self._here.stack:
+            self._here.stack.pop()
 
     def _name(self, module: Any) -> str:
-        if self._stack:  # a module that no parent has registered
-            path = f"{self._stack[-1]}.{type(module).__name__}"
+        if self._here.stack:  # a module that no parent has registered
+            path = f"{self._here.stack[-1]}.{type(module).__name__}"
             self._paths[module] = path
             return path
         root = type(getattr(module, "_orig_mod", module)).__name__  # the name without torch.compile
@@ -137,16 +161,19 @@ class Structure:
         return self._paths[module]
 
     def _enter_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not self.follows():
+            return
         self.adopt(optimizer)
         self._optimizers[id(optimizer)] = optimizer
-        self._optimizer_depth += 1
+        self._here.optimizer_depth += 1
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.claim(Role.GRADIENT, key_of(parameter.grad))
 
     def _leave_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._optimizer_depth -= 1
+        if self.follows():
+            self._here.optimizer_depth -= 1
 
 
 def _join(root: str, name: str) -> str:

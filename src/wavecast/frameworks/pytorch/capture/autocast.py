@@ -7,6 +7,7 @@ that torch has registered for CUDA.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -102,26 +103,34 @@ class Casts:
         return self._cache[id(tensor)][1]
 
 
+class _CpuAutocast(threading.local):
+    """Whether autocast for the CPU is on in the present thread."""
+
+    on = False
+
+
 class _Switches:
     """Autocast's switches. Our kernels run on the CPU's autocast, so CUDA's turns it on, too."""
 
     def __init__(self) -> None:
         self._set, self._is_enabled = torch.set_autocast_enabled, torch.is_autocast_enabled
-        self._on_cpu = self._before = self._is_enabled("cpu")
+        self._before = self._is_enabled("cpu")
+        self._cpu = _CpuAutocast()
+        self._cpu.on = self._before
         self._on_cuda_before = self._is_enabled("cuda")
 
     def set(self, *args: Any) -> None:
         """`torch.set_autocast_enabled`."""
         device = args[0] if len(args) == 2 else "cuda"
         if device == "cpu":
-            self._on_cpu = args[-1]
+            self._cpu.on = args[-1]
         else:
             self._set(device, args[-1])
-        self._set("cpu", self._on_cpu or self._is_enabled("cuda"))
+        self._set("cpu", self._cpu.on or self._is_enabled("cuda"))
 
     def is_enabled(self, device: str = "cuda") -> bool:
         """`torch.is_autocast_enabled`."""
-        return bool(self._on_cpu if device == "cpu" else self._is_enabled(device))
+        return bool(self._cpu.on if device == "cpu" else self._is_enabled(device))
 
     def restore(self) -> None:
         """Set both switches as they were before."""

@@ -7,6 +7,7 @@ is cheap (`host_values`).
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
@@ -43,6 +44,7 @@ from wavecast.frameworks.pytorch.capture.places import (
     tensors_in,
 )
 from wavecast.frameworks.pytorch.capture.result_cache import Entry, ResultCache
+from wavecast.frameworks.pytorch.capture.threads import TracedThreads
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.signature import is_composite
 from wavecast.frameworks.pytorch.user_lines import user_line
@@ -101,21 +103,33 @@ _NEVER_REPEATED = (
 )
 
 
+class _ThreadActivity(threading.local):
+    """What the present thread is doing."""
+
+    moving = False
+    """Whether Python code is moving a tensor right now."""
+    depth = 0
+    """How many calls of torch's own fake-tensor code are running."""
+
+
 class Placement(TorchDispatchMode):
     """Runs ops, marks the places of their results, and records the ops of the GPU."""
 
     def __init__(
-        self, assumptions: Assumptions, recorder: OpRecorder, mode: FakeTensorMode
+        self,
+        assumptions: Assumptions,
+        recorder: OpRecorder,
+        mode: FakeTensorMode,
+        threads: TracedThreads,
     ) -> None:
         super().__init__()
         self.assumptions = assumptions
         self.recorder = recorder
         self.host = HostValues(mode)
-        self.moving = False
-        """Whether Python code is moving a tensor right now."""
+        self.here = _ThreadActivity()
+        self._threads = threads
         self._cache = ResultCache(PLACE)
         self._promotions = 0
-        self._depth = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -128,14 +142,20 @@ class Placement(TorchDispatchMode):
         """Run the op, mark its results, and record it unless it concerns the host only."""
         if func is _prim_device:
             return CPU
-        kwargs = kwargs or {}
+        with self._threads.lock:
+            if not self._threads.closed:
+                return self._dispatch(func, args, kwargs or {})
+        with _disable_current_modes():  # a thread of the step has outlived the trace
+            return func(*args, **(kwargs or {}))
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_composite(func):
             # In inference mode, composite ops arrive here whole; autograd would have split them.
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        key = self._cache.key((func, self.moving), args, kwargs)
+        key = self._cache.key((func, self.here.moving), args, kwargs)
         entry = self._cache.get(key) if key is not None else None
         if entry is not None:
             out, is_recorded = self._cache.make(entry, args, kwargs), entry.is_recorded
@@ -162,11 +182,11 @@ class Placement(TorchDispatchMode):
             if out is not NotImplemented:
                 self._mark_special(func, out)
                 return out, None, is_recorded
-        self._depth += 1
+        self.here.depth += 1
         try:
             out = self._run_on_fakes(func, args, kwargs)
         finally:
-            self._depth -= 1
+            self.here.depth -= 1
         self._mark_places(func, out, place)
         out = _plain_if_written(func, args, kwargs, out)
         is_repeatable = (
@@ -185,7 +205,7 @@ class Placement(TorchDispatchMode):
     @property
     def inside(self) -> bool:
         """Whether torch's own fake-tensor code is running, which must see the CPU."""
-        return self._depth > 0
+        return self.here.depth > 0
 
     def _mark_places(self, func: Any, out: Any, place: str | None) -> None:
         for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
@@ -258,7 +278,7 @@ class Placement(TorchDispatchMode):
                 kwargs["device"] = CPU
             if is_gpu(device):
                 return ON_GPU, kwargs
-            if func is _aten._to_copy.default and self.moving:
+            if func is _aten._to_copy.default and self.here.moving:
                 return ON_HOST, kwargs
             # Otherwise C++ code asked for the device of some tensor. It saw the CPU, but means the
             # GPU if that tensor is there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,15 +73,21 @@ def event_class(recorder: OpRecorder) -> type:
     return Event
 
 
+class _CurrentStream(threading.local):
+    """The stream that the present thread has chosen. None for the default stream."""
+
+    stream: Any = None
+
+
 class Streams:
-    """The current stream, and the functions that change it."""
+    """The current stream of each thread, and the functions that change it."""
 
     def __init__(self, recorder: OpRecorder, stream_type: type) -> None:
         self._recorder = recorder
         self._default = stream_type()
         self._default.stream_id = 0
         recorder.streams = 0
-        self._current = self._default
+        self._here = _CurrentStream()
 
     def default(self, device: Any = None) -> Any:
         """`torch.cuda.default_stream`."""
@@ -88,18 +95,18 @@ class Streams:
 
     def current(self, device: Any = None) -> Any:
         """`torch.cuda.current_stream`."""
-        return self._current
+        return self._here.stream or self._default
 
     def set(self, stream: Any) -> None:
         """`torch.cuda.set_stream`."""
         if stream is not None:
-            self._current = stream
+            self._here.stream = stream
             self._recorder.stream = stream.stream_id
 
     @contextmanager
     def use(self, stream: Any) -> Iterator[None]:
         """`torch.cuda.stream`."""
-        previous = self._current
+        previous = self.current()
         self.set(stream)
         try:
             yield

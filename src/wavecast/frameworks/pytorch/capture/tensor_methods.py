@@ -61,9 +61,10 @@ def _of_fake_tensors(
     fake_device = FakeTensor.device.fget
 
     def device(self: Any) -> Any:
-        if placement.inside or not on_gpu(self):
+        if placement.inside:
             return fake_device(self)
-        return GPU
+        # Torch's property would show a device that another thread's op needs.
+        return GPU if on_gpu(self) else self.fake_device
 
     return {
         "data": property(torch.Tensor.data.__get__, _setting_data(outside)),
@@ -311,8 +312,8 @@ class _Mover:
             keywords["memory_format"] = memory_format
         elif not keywords and not clone:
             return tensor
-        self._placement.moving = True
+        self._placement.here.moving = True
         try:
             return _aten._to_copy.default(tensor, **keywords)
         finally:
-            self._placement.moving = False
+            self._placement.here.moving = False

@@ -24,6 +24,7 @@ from wavecast.frameworks.pytorch.capture.machine import cuda_machine
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
+from wavecast.frameworks.pytorch.capture.threads import TracedThreads, one_trace_at_a_time
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.frameworks.pytorch.switches import switches_restored
@@ -60,17 +61,19 @@ def capture(
     """
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
-    assumptions, structure = Assumptions(), Structure()
+    assumptions, structure, threads = Assumptions(), Structure(), TracedThreads()
     recorder = OpRecorder(structure)
-    with _pretending(capability, recorder, assumptions), _explaining():
+    with _pretending(capability, recorder, assumptions, threads), _explaining(threads):
         step = _made(make_step)
         for _ in range(warm_up):
             with structure.watch():
                 step()
+                threads.settle()
         assumptions.notes.clear()
         recorder.on_call = progress
         with recorder.step():
             step()
+            threads.settle()
         recording = _not_empty(recorder.recording())
         if assumptions.compiled:
             assumptions.note("torch.compile was ignored; the step was traced as eager PyTorch")
@@ -122,16 +125,21 @@ def _not_empty(recording: Recording) -> Recording:
 
 @contextmanager
 def _pretending(
-    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
+    capability: tuple[int, int],
+    recorder: OpRecorder,
+    assumptions: Assumptions,
+    threads: TracedThreads,
 ) -> Iterator[None]:
     """Run the block with fake tensors, as if on a machine with a CUDA GPU."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False  # Placement has a faster cache
     fake._allow_unsafe_data_ptr_access = False  # raise an error instead of giving a null pointer
-    placement = Placement(assumptions, recorder, fake)
+    placement = Placement(assumptions, recorder, fake, threads)
     outside = OutsideTensors(placement.host)
     recorder.structure.adopt = outside.optimizer
+    recorder.structure.follows = threads.traced
     with ExitStack() as stack:
+        stack.enter_context(one_trace_at_a_time(threads))
         # Torch keeps a replaced kernel, and with it the recorder, until it is replaced again.
         stack.callback(recorder.structure.forget)
         stack.enter_context(switches_restored())
@@ -147,15 +155,25 @@ def _pretending(
         stack.enter_context(fake)
         stack.enter_context(placement)
         stack.enter_context(gpu_tensors(placement, outside))
+        stack.enter_context(threads.follow(fake, placement))
         yield
 
 
 @contextmanager
-def _explaining() -> Iterator[None]:
+def _explaining(threads: TracedThreads) -> Iterator[None]:
     """Turn any error in the user's code into a CaptureError that names the line."""
     try:
         yield
-    except (WavecastError, KeyboardInterrupt, SystemExit):
+    except WavecastError:
+        raise
+    except SystemExit as error:
+        line = failing_line(error.__traceback__)
+        raise CaptureError(
+            f"the step called sys.exit({error.code!r}) at {line}; it should run one training step "
+            "and return"
+        ) from error
+    except KeyboardInterrupt:
+        threads.raise_failure()  # a thread that fails interrupts the step
         raise
     except Exception as error:
         line = failing_line(error.__traceback__)

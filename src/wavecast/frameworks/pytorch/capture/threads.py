@@ -1,0 +1,217 @@
+"""The threads of a traced step, which share its fake tensors and its record.
+
+Torch's dispatch modes belong to one thread. A step may have more: a thread that prefetches the next
+batch, or a pool that runs forward or backward passes. While tracing, threads and pool tasks that
+the step starts run under the modes of the trace. Other threads of the program do not.
+"""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures.thread
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.user_lines import failing_line, user_line
+
+_PATIENCE_S = 5.0
+"""How long to wait, after a step, for work that it left to its threads."""
+
+_one_trace = threading.Lock()
+_running: list[TracedThreads] = []
+"""The trace that runs now, if any."""
+
+
+@contextmanager
+def one_trace_at_a_time(threads: TracedThreads) -> Iterator[None]:
+    """Run the block when no other thread traces; tracing changes torch for the whole process."""
+    if any(trace.traced() for trace in _running):
+        raise CaptureError(
+            f"a step is traced at {user_line()} while another one is being traced; trace one after "
+            "the other, outside of make_step and of the step"
+        )
+    with _one_trace:
+        _running.append(threads)
+        try:
+            yield
+        finally:
+            _running.clear()
+
+
+class _Membership(threading.local):
+    """What is known of the present thread."""
+
+    traced = False
+
+
+class TracedThreads:
+    """The threads that belong to one trace."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        """Held while an op is dispatched: torch's fake tensors are made for one thread."""
+        self.closed = False
+        self.started = 0
+        """How many threads and pool tasks the step has started."""
+        self._modes: tuple[FakeTensorMode, TorchDispatchMode] | None = None
+        self._here = _Membership()
+        self._tracer = threading.current_thread()
+        self._work: list[threading.Thread | futures.Future[Any]] = []
+        self._failure: BaseException | None = None
+
+    def traced(self) -> bool:
+        """Whether the present thread belongs to the trace."""
+        return self._here.traced
+
+    @contextmanager
+    def follow(self, fake: FakeTensorMode, placement: TorchDispatchMode) -> Iterator[None]:
+        """Trace the present thread, whose modes are set, and those that it starts."""
+        self._modes = (fake, placement)
+        self._here.traced = True
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            for owner, name, value in (
+                (threading.Thread, "start", self._starting(threading.Thread.start)),
+                (futures.ThreadPoolExecutor, "submit", self._submitting()),
+                (FakeTensor, "__torch_dispatch__", self._dispatching()),
+            ):
+                stack.callback(setattr, owner, name, vars(owner)[name])
+                setattr(owner, name, value)
+            yield
+
+    def settle(self) -> None:
+        """Wait for the work that a step left to its threads, and raise the error of a thread.
+
+        The ops of a batch that a thread prefetches belong to the step that asked for it. A thread
+        that waits for the next step, or forever, is not waited for.
+        """
+        work, self._work = self._work, []
+        for item in work:
+            if isinstance(item, futures.Future):
+                futures.wait([item], timeout=_PATIENCE_S)
+            elif not item.daemon and item is not threading.current_thread():
+                item.join(_PATIENCE_S)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise the error that ended a thread of the step, if any."""
+        error = self._failure
+        if isinstance(error, CaptureError):
+            raise error
+        if error is not None:
+            line = failing_line(error.__traceback__)
+            message = str(error).strip().split("\n")[0] or type(error).__name__
+            raise CaptureError(
+                f"a thread of the step raised {type(error).__name__} at {line}: {message}"
+            ) from error
+
+    def _close(self) -> None:
+        try:
+            with self.lock:  # no thread is dispatching an op
+                self.closed = True
+        except KeyboardInterrupt:  # a failing thread sent it, below
+            self.closed = True
+            if self._failure is None:
+                raise
+        self._here.traced = False
+        self._modes = None
+        self._work.clear()
+
+    @contextmanager
+    def _joined(self) -> Iterator[None]:
+        """Run the block in the present thread as part of the trace."""
+        modes = self._modes
+        if self._here.traced or modes is None:
+            yield
+            return
+        fake, placement = modes
+        # Torch's own way to enter a mode also sets flags of the whole process.
+        previous = torch._C._unset_dispatch_mode(fake._mode_key)
+        torch._C._push_on_torch_dispatch_stack(fake)
+        torch._C._push_on_torch_dispatch_stack(placement)
+        self._here.traced = True
+        try:
+            yield
+        finally:
+            self._here.traced = False
+            torch._C._pop_torch_dispatch_stack(None)
+            torch._C._unset_dispatch_mode(fake._mode_key)
+            if previous is not None:
+                torch._C._push_on_torch_dispatch_stack(previous)
+
+    def _starting(self, start: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`Thread.start`, for threads of the step."""
+
+        def start_traced(thread: Any) -> None:
+            # The workers of a pool outlive their tasks, which are followed instead.
+            if self.traced() and getattr(thread, "_target", None) is not concurrent.futures.thread._worker:
+                self.started += 1
+                self._work.append(thread)
+                thread.run = self._running(thread, thread.run)
+            start(thread)
+
+        return start_traced
+
+    def _running(self, thread: Any, run: Callable[[], None]) -> Callable[[], None]:
+        def run_traced() -> None:
+            del thread.run
+            try:
+                with self._joined():
+                    run()
+            except SystemExit:
+                raise
+            except BaseException as error:
+                self._fail(error)
+
+        return run_traced
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep the error of a thread, and wake the tracing thread, which may wait for it."""
+        with self.lock:
+            if self.closed:
+                raise error
+            first = self._failure is None
+            self._failure = self._failure or error
+            if first and self._tracer is threading.main_thread():
+                _thread.interrupt_main()
+
+    def _submitting(self) -> Callable[..., Any]:
+        """`ThreadPoolExecutor.submit`, for tasks of the step."""
+        submit = futures.ThreadPoolExecutor.submit
+
+        def submit_traced(pool: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if not self.traced():
+                return submit(pool, task, *args, **kwargs)
+
+            def run_traced() -> Any:
+                with self._joined():
+                    return task(*args, **kwargs)
+
+            self.started += 1
+            future = submit(pool, run_traced)
+            self._work.append(future)
+            return future
+
+        return submit_traced
+
+    def _dispatching(self) -> Any:
+        """`FakeTensor.__torch_dispatch__`, which torch calls in threads without our modes."""
+        dispatch = FakeTensor.__torch_dispatch__
+
+        def dispatch_traced(
+            cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if self.traced():
+                return dispatch(func, types, args, kwargs or {})
+            with self._joined():
+                return func(*args, **(kwargs or {}))
+
+        return classmethod(dispatch_traced)
