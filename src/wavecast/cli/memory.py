@@ -13,6 +13,7 @@ import typer
 
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.assumptions import AssumeOption, assuming, given_values
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, named_gpus, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
@@ -46,6 +47,7 @@ def memory(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
+    assume: AssumeOption = None,
     advice: Annotated[
         bool, typer.Option("--advice", help="Also compute changes that would save memory.")
     ] = False,
@@ -69,7 +71,7 @@ def memory(
     """
     from wavecast.footprint.advice import advise
 
-    wanted = resolve(target, batch, precision)
+    wanted = assuming(resolve(target, batch, precision), assume)
     headings: list[str] = []
     if measure:
         headings, memories = ["predicted", "measured"], _predicted_and_measured(wanted)
@@ -97,6 +99,7 @@ def fits(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
+    assume: AssumeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show on which GPUs a training step fits.
@@ -104,7 +107,7 @@ def fits(
     \b
     wavecast fits llama-1b --precision bf16 --gpu all
     """
-    wanted = resolve(target, batch, precision)
+    wanted = assuming(resolve(target, batch, precision), assume)
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
     memories = [
@@ -129,6 +132,7 @@ def max_batch(
         typer.Option("--limit-gib", help="Let the allocator reserve at most this many GiB."),
     ] = None,
     expandable_segments: SegmentsOption = False,
+    assume: AssumeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the largest batch that fits. No GPU is needed.
@@ -147,6 +151,7 @@ def max_batch(
                 limit_bytes=None if limit is None else bytes_of_gib(limit),
                 start=start,
                 expandable_segments=expandable_segments,
+                assume=given_values(assume or []),
             ),
         )
         for device in named_gpus(gpu)

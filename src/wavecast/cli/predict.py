@@ -11,6 +11,7 @@ import typer
 
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, app
+from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.run_models import (
     DEFAULT_METHOD,
     FromOption,
@@ -121,6 +122,7 @@ def predict(
     host: HostOption = None,
     host_factor: FactorOption = 1.0,
     cuda_graph: GraphOption = False,
+    assume: AssumeOption = None,
     source: FromOption = None,
     iterations: IterationsOption = None,
     count: CountOption = None,
@@ -142,6 +144,8 @@ def predict(
     With --from, the time of a whole run is predicted from past runs.
     """
     if source is not None:
+        if assume:
+            raise typer.BadParameter("--assume is for traced steps, not for past runs (--from)")
         question = RunQuestion(batch, iterations, phase, method, count, gpu, inner_modules)
         predict_run(source, target, question, as_json)
         return
@@ -149,7 +153,7 @@ def predict(
         raise typer.BadParameter("Missing argument 'TARGET'; or predict --from past runs")
     if not gpu:
         raise typer.BadParameter("Missing option '--gpu' / '-g'; or predict --from past runs")
-    wanted = resolve(target, batch, precision)
+    wanted = assuming(resolve(target, batch, precision), assume)
     predict_on = partial(
         wavecast.predict,
         predictor=_predictor(predictor, wanted, precision, model),

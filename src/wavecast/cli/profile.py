@@ -8,6 +8,7 @@ import typer
 
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.predict import GraphOption, HostOption, OriginOption
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, measured_step, named_gpus, trace_of
@@ -36,6 +37,7 @@ def profile(
     origin: OriginOption = None,
     host: HostOption = None,
     cuda_graph: GraphOption = False,
+    assume: AssumeOption = None,
     kernels: Annotated[int, typer.Option("--kernels", help="How many kernels to list.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,8 +58,10 @@ def profile(
         raise InvalidInput("only measured traces can be joined; leave --gpu out")
     if not gpu and (host is not None or cuda_graph):
         raise InvalidInput("--host and --cuda-graph are for predictions; name a GPU (--gpu)")
+    if not gpu and assume:
+        raise InvalidInput("--assume is for predictions; name a GPU (--gpu)")
 
-    wanted = resolve(target, batch, precision)
+    wanted = assuming(resolve(target, batch, precision), assume)
     if gpu:
         gpus = named_gpus(gpu)
         traces = family_traces(wanted, gpus)

@@ -9,7 +9,7 @@ from typing import Any
 
 import wavecast
 from wavecast.cli.screen import counting_ops, waiting
-from wavecast.errors import CaptureError, InvalidInput, needing_extra
+from wavecast.errors import InvalidInput, needing_extra
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
 from wavecast.hardware.family_traces import FamilyTraces
@@ -37,6 +37,7 @@ def trace_of(target: Target, capability: tuple[int, int] | None) -> Trace:
             samples=target.samples,
             unit=target.unit,
             progress=progress,
+            assume=target.assume,
         )
 
 
@@ -51,6 +52,7 @@ def family_traces(target: Target, gpus: Sequence[Device]) -> FamilyTraces:
             samples=target.samples,
             unit=target.unit,
             progress=progress,
+            assume=target.assume,
         )
 
 
@@ -59,13 +61,7 @@ def _tracing(target: Target) -> Iterator[Callable[[int], None] | None]:
     """What surrounds the tracing of a target: its progress, and its own output on stderr."""
     # What the user's code prints must not get into our tables and JSON.
     with counting_ops(f"tracing {target.name}") as progress, redirect_stdout(sys.stderr):
-        try:
-            yield progress
-        except SystemExit as error:
-            raise CaptureError(
-                f"the step of {target.name} called sys.exit({error.code!r}); "
-                "it should run one training step and return"
-            ) from error
+        yield progress
 
 
 def measured_step(target: Target, **protocol: int) -> Trace:

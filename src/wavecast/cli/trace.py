@@ -20,6 +20,7 @@ from wavecast.cli.app import (
     app,
     refuse_unwritable,
 )
+from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.screen import print_json, show, waiting
 from wavecast.cli.steps import measured_step, require_gpu, trace_of
 from wavecast.errors import InvalidInput
@@ -39,6 +40,7 @@ def trace(
     gpu: Annotated[
         str | None, typer.Option("--gpu", "-g", help="Choose the kernels of this GPU.")
     ] = None,
+    assume: AssumeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Trace a training step, without a GPU.
@@ -50,7 +52,7 @@ def trace(
     if out is not None:
         refuse_unwritable(out)
     device = wavecast.device(gpu) if gpu is not None else None
-    wanted = resolve(target, batch, precision)
+    wanted = assuming(resolve(target, batch, precision), assume)
     if device is not None and wanted.trace is not None:
         raise InvalidInput(
             f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"

@@ -10,7 +10,7 @@ import inspect
 import sys
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Target:
     """The batch of the step. None when a function chooses its own, or for a saved trace."""
     precision: str | None = None
     """The precision of the step. None when a function chooses its own, or for a saved trace."""
+    assume: Mapping[str, Any] | None = None
+    """What the step reads from the GPU, by line of code, for `wavecast.trace`."""
 
 
 def resolve(text: str, batch: int | None = None, precision: str | None = None) -> Target:
@@ -94,7 +96,10 @@ def smaller_variants(target: Target) -> dict[str, SmallerStep]:
         half = target.batch // 2
         smaller = resolve(target.text, half, target.precision)
         variants[f"batch {half}, accumulated twice"] = SmallerStep(smaller, accumulated=True)
-    return variants
+    return {
+        change: replace(variant, target=replace(variant.target, assume=target.assume))
+        for change, variant in variants.items()
+    }
 
 
 def _saved(path: str, batch: int | None, precision: str | None) -> Target:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, overload
 
@@ -27,6 +27,7 @@ def trace(
     samples: int | None = None,
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Any] | None = None,
 ) -> Trace: ...
 
 
@@ -38,6 +39,7 @@ def trace(
     samples: int | None = None,
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Any] | None = None,
 ) -> FamilyTraces: ...
 
 
@@ -50,6 +52,7 @@ def trace(
     samples: int | None = None,
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Any] | None = None,
 ) -> Trace | FamilyTraces:
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
@@ -82,16 +85,21 @@ def trace(
         samples: how many samples (or other `unit`) one step consumes, for throughput.
         unit: what `samples` counts.
         progress: called from time to time with the number of ops traced so far.
+        assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`: a
+            value, a list of values in order, or the number of rows of a mask's result.
 
     Raises:
         CaptureError: the step cannot be traced. The message names the line of your code.
-        InvalidInput: more than one of `gpu`, `gpus` and `capability` was given.
+        InvalidInput: `assume` names a line that reads nothing, or more than one of `gpu`, `gpus`
+            and `capability` was given.
     """
     with needing_extra("tracing"):
         from wavecast.frameworks.pytorch.capture import capture
     if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
         raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
-    traced = partial(capture, make_step, samples=samples, unit=unit, progress=progress)
+    traced = partial(
+        capture, make_step, samples=samples, unit=unit, progress=progress, assume=assume
+    )
     if gpus is not None:
         return _of_families(lambda wanted: traced(capability=wanted), gpus)
     return traced(capability=capability if gpu is None else family(_device(gpu)))
@@ -121,6 +129,7 @@ def max_batch(
     limit_bytes: int | None = None,
     start: int = 8,
     expandable_segments: bool = False,
+    assume: Mapping[str, Any] | None = None,
 ) -> LargestBatch:
     """The largest batch whose training step fits into a GPU's memory.
 
@@ -137,12 +146,13 @@ def max_batch(
             the CUDA context and the libraries.
         start: a batch that is likely to fit, where the search begins.
         expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
+        assume: what the step reads from the GPU, by line of code, as for `trace`.
     """
     target = _device(gpu)
 
     @cache
     def traced(batch: int) -> Trace:
-        return trace(lambda: make_step_of_batch(batch), gpu=target)
+        return trace(lambda: make_step_of_batch(batch), gpu=target, assume=assume)
 
     if limit_bytes is None:
         beside = context_bytes(traced(start), target) or 0

@@ -146,6 +146,8 @@ class OpRecorder:
         self._here = _ThreadRecording()
         self.streams = 0
         self.on_call: Callable[[int], None] | None = None
+        self.on_op: Callable[[Any, tuple[Any, ...], list[Any]], None] | None = None
+        """Called with each op, its arguments and the tensors that it returned, recorded or not."""
         self._recording = False
         self._entries: list[_OpEntry] = []
         self._host_writers: dict[int, list[int]] = {}
@@ -179,6 +181,8 @@ class OpRecorder:
         for tensor in returned:
             if tensor.device.type == "cuda":
                 self._remember(tensor)
+        if self.on_op is not None and not self._here.silent:
+            self.on_op(func, args, returned)
         if not self._records():
             return seen_op
         if func is _ADD:

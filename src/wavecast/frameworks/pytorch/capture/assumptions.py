@@ -2,6 +2,7 @@
 
 A value that the step reads from the GPU is assumed to be a constant. A size that depends on data
 is assumed to be its upper bound. Each leaves a note in the trace, with the line of the user's code.
+The user can give another value or size for a line.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
+from wavecast.frameworks.pytorch.capture.given_values import GivenValues, ReadKind, whole
 from wavecast.frameworks.pytorch.capture.host_values import known_values
 from wavecast.frameworks.pytorch.user_lines import user_line
 
@@ -26,8 +28,11 @@ _TRUE = "_wavecast_true"
 class Assumptions:
     """Returns assumed results, and keeps the notes about them."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: GivenValues | None = None) -> None:
         self.notes: dict[str, None] = {}
+        self.given = given or GivenValues()
+        """The values that the user gave."""
+        self._quiet = False
         self.compiled = False
         """Whether the step runs something that torch.compile would compile."""
         self._bounds: dict[str, Callable[..., Any]] = {
@@ -42,6 +47,7 @@ class Assumptions:
             "aten.unique_dim": self._unique,
             "aten.unique_consecutive": self._unique,
             "aten.bincount": self._bincount,
+            "aten.repeat_interleave": self._repeat_interleave,
             "torchvision.nms": lambda boxes, *_: self._upper(boxes, (boxes.shape[0],), torch.int64),
         }
         self._results: dict[Any, Callable[..., Any]] = {
@@ -65,26 +71,32 @@ class Assumptions:
         name = _base(func)
         make_result = self._bounds.get(name)
         if make_result is None:
-            raise CaptureError(
-                f"the size of {name}'s result at {user_line()} depends on the data, and its upper "
-                "bound is not known; use a form of fixed size (padding, masks) in the step"
-            )
+            raise _unbounded(name, "use a form of fixed size (padding, masks) in the step")
         return make_result(*args, **kwargs)
 
     @contextmanager
     def unnoted(self) -> Iterator[None]:
         """Keep no notes about values that are read inside the block: the step does not use them."""
-        notes = dict(self.notes)
-        yield
-        self.notes = notes
+        quiet, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = quiet
 
     def note(self, text: str) -> None:
         """Add a note for the reader of the trace, once."""
         self.notes.setdefault(text)
 
     def _assumed(self, action: str, value: Any) -> Any:
-        self.note(f"the step {action} at {user_line()}; {value} was assumed")
-        return value
+        if self._quiet:
+            return value
+        place = user_line()
+        given = self.given.read(place, ReadKind.VALUE)
+        if given is None:
+            self.note(f"the step {action} at {place}; {value} was assumed")
+            return value
+        self.note(f"the step {action} at {place}; {given[1]}")
+        return whole(given[0], place) if type(value) is int else type(value)(given[0])
 
     def _scalar(self, tensor: Any) -> Any:
         values = known_values(tensor)
@@ -104,11 +116,26 @@ class Assumptions:
         return self._assumed("reads a GPU value", 1.0 if dtype.is_floating_point else 1)
 
     def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
-        self.note(
-            f"the size of a result at {user_line()} depends on data; its upper bound, {shape[0]}, "
-            "was assumed"
-        )
-        return like.new_empty(shape, dtype=dtype or like.dtype)
+        rows = self._size("the size of a result", "depends on data; its", shape[0])
+        return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)
+
+    def _size(self, what: str, depends: str, bound: int) -> int:
+        """The size that is given for a result; its upper bound if none is given."""
+        place = user_line()
+        size = self._given_size(what, place)
+        if size is None:
+            self.note(f"{what} at {place} {depends} upper bound, {bound}, was assumed")
+            return bound
+        if not 0 <= size <= bound:
+            raise CaptureError(f"{size} is given for {what} at {place}; it is at most {bound}")
+        return size
+
+    def _given_size(self, what: str, place: str) -> int | None:
+        given = self.given.read(place, ReadKind.SIZE)
+        if given is None:
+            return None
+        self.note(f"{what} at {place}: {given[1]}")
+        return whole(given[0], place)
 
     def _selected(self, mask: Any) -> Any:
         """The indices that a mask selects; if its values are unknown, as many as possible."""
@@ -139,20 +166,33 @@ class Assumptions:
         return tensor if values is not None else None
 
     def _unique(self, tensor: Any, *args: Any, **_: Any) -> Any:
-        count = tensor.numel()
+        values = self._upper(tensor, (tensor.numel(),))
+        count = values.shape[0]
         return (
-            self._upper(tensor, (count,)),
+            values,
             tensor.new_empty(tensor.shape, dtype=torch.int64),
             tensor.new_empty((count,), dtype=torch.int64),
         )
 
     def _bincount(self, tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
-        size = max(minlength, 1)
-        self.note(
-            f"the size of bincount's result at {user_line()} depends on data; {size} (minlength) "
-            "was assumed"
-        )
+        place = user_line()
+        size = self._given_size("the size of bincount's result", place)
+        if size is None:
+            size = max(minlength, 1)
+            self.note(
+                f"the size of bincount's result at {place} depends on data; {size} (minlength) "
+                "was assumed"
+            )
         return tensor.new_empty((size,), dtype=weights.dtype if weights is not None else None)
+
+    def _repeat_interleave(self, repeats: Any, output_size: int | None = None) -> Any:
+        place = user_line()
+        size = output_size
+        if size is None:
+            size = self._given_size("the size of repeat_interleave's result", place)
+        if size is None:
+            raise _unbounded("aten.repeat_interleave", f"pass output_size, or give it for {place}")
+        return repeats.new_empty((size,), dtype=torch.int64)
 
     def _pack_padded_sequence(self, padded: Any, lengths: Any, batch_first: bool) -> Any:
         longest = padded.shape[1 if batch_first else 0]
@@ -173,13 +213,17 @@ class Assumptions:
         """The whole numbers in a tensor; if they are unknown, the upper bound for each."""
         values = known_values(tensor)
         if values is None:
-            self.note(
-                f"the lengths of {what} at {user_line()} depend on data; their upper bound, "
-                f"{bound}, was assumed"
-            )
-            return [bound] * tensor.numel()
+            length = self._size(f"the lengths of {what}", "depend on data; their", bound)
+            return [length] * tensor.numel()
         with no_dispatch():
             return [int(n) for n in values.tolist()]
+
+
+def _unbounded(name: str, hint: str) -> CaptureError:
+    return CaptureError(
+        f"the size of {name}'s result at {user_line()} depends on the data, and its upper bound is "
+        f"not known; {hint}"
+    )
 
 
 @cache

@@ -61,6 +61,8 @@ def cuda_machine(
         replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
+        # Torch can set it only once in a process, so it could not be restored.
+        replace(torch, set_num_interop_threads=lambda _: None)
         replace(torch, Generator=_Generator, compile=_eager(assumptions))
         replace(torch, tensor=_from_data(torch.tensor, outside), as_tensor=_as_tensor(outside))
         replace(torch, load=_load_real(torch.load))

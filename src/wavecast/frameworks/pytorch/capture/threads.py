@@ -85,7 +85,11 @@ class TracedThreads:
             ):
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, value)
-            yield
+            try:
+                yield
+            except KeyboardInterrupt:
+                self.raise_failure()  # a thread that fails interrupts the step
+                raise
 
     def settle(self) -> None:
         """Wait for the work that a step left to its threads, and raise the error of a thread.
@@ -97,9 +101,17 @@ class TracedThreads:
         for item in work:
             if isinstance(item, futures.Future):
                 futures.wait([item], timeout=_PATIENCE_S)
+                self._notice_refusal(item)
             elif not item.daemon and item is not threading.current_thread():
                 item.join(_PATIENCE_S)
         self.raise_failure()
+
+    def _notice_refusal(self, future: futures.Future[Any]) -> None:
+        """Keep the error of a task that could not be traced, which the step may never ask for."""
+        if future.done() and not future.cancelled():
+            error = future.exception()
+            if isinstance(error, CaptureError):
+                self._failure = self._failure or error
 
     def raise_failure(self) -> None:
         """Raise the error that ended a thread of the step, if any."""
@@ -152,7 +164,10 @@ class TracedThreads:
 
         def start_traced(thread: Any) -> None:
             # The workers of a pool outlive their tasks, which are followed instead.
-            if self.traced() and getattr(thread, "_target", None) is not concurrent.futures.thread._worker:
+            if (
+                self.traced()
+                and getattr(thread, "_target", None) is not concurrent.futures.thread._worker
+            ):
                 self.started += 1
                 self._work.append(thread)
                 thread.run = self._running(thread, thread.run)

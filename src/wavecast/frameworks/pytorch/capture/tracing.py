@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import (
 from wavecast.errors import CaptureError, InvalidInput, WavecastError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.autocast import cuda_autocast
+from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
+from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.capture.machine import cuda_machine
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
@@ -33,6 +35,7 @@ from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_ON_REAL_GPU = "with arguments from the 'CUDA' backend"
 
 DEFAULT_CAPABILITY = (9, 0)
 """The compute capability whose kernels are chosen if none is given: Hopper's."""
@@ -46,6 +49,7 @@ def capture(
     unit: str = "samples",
     warm_up: int = 1,
     progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Given] | None = None,
 ) -> Trace:
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
@@ -58,23 +62,28 @@ def capture(
         warm_up: how many steps to run before the recorded one. The first creates the optimizer's
             state.
         progress: called with the number of ops recorded so far.
+        assume: values and sizes that depend on data, by `FILE:LINE`.
     """
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
-    assumptions, structure, threads = Assumptions(), Structure(), TracedThreads()
+    assumptions, structure = Assumptions(GivenValues(assume)), Structure()
     recorder = OpRecorder(structure)
-    with _pretending(capability, recorder, assumptions, threads), _explaining(threads):
+    with pretending(capability, recorder, assumptions) as threads, explaining():
         step = _made(make_step)
+        before: StepWatch | None = None
         for _ in range(warm_up):
-            with structure.watch():
-                step()
-                threads.settle()
+            before = StepWatch()
+            with structure.watch(), before.watch(recorder):
+                _call(step, assumptions, threads)
         assumptions.notes.clear()
         recorder.on_call = progress
-        with recorder.step():
-            step()
-            threads.settle()
+        recorded = StepWatch()
+        with recorder.step(), recorded.watch(recorder):
+            _call(step, assumptions, threads)
         recording = _not_empty(recorder.recording())
+        assumptions.given.check_used()
+        for note in check(recorded, before):
+            assumptions.note(note)
         if assumptions.compiled:
             assumptions.note("torch.compile was ignored; the step was traced as eager PyTorch")
         del step
@@ -113,6 +122,12 @@ def _made(make_step: Callable[[], Any]) -> Any:
     return step
 
 
+def _call(step: Callable[[], Any], assumptions: Assumptions, threads: TracedThreads) -> None:
+    assumptions.given.begin()
+    step()
+    threads.settle()
+
+
 def _not_empty(recording: Recording) -> Recording:
     if not recording.calls:
         raise CaptureError(
@@ -124,13 +139,14 @@ def _not_empty(recording: Recording) -> Recording:
 
 
 @contextmanager
-def _pretending(
-    capability: tuple[int, int],
-    recorder: OpRecorder,
-    assumptions: Assumptions,
-    threads: TracedThreads,
-) -> Iterator[None]:
-    """Run the block with fake tensors, as if on a machine with a CUDA GPU."""
+def pretending(
+    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
+) -> Iterator[TracedThreads]:
+    """Run the block with fake tensors, as if on a machine with a CUDA GPU.
+
+    It yields the threads that take part in the trace.
+    """
+    threads = TracedThreads()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False  # Placement has a faster cache
     fake._allow_unsafe_data_ptr_access = False  # raise an error instead of giving a null pointer
@@ -156,30 +172,32 @@ def _pretending(
         stack.enter_context(placement)
         stack.enter_context(gpu_tensors(placement, outside))
         stack.enter_context(threads.follow(fake, placement))
-        yield
+        yield threads
 
 
 @contextmanager
-def _explaining(threads: TracedThreads) -> Iterator[None]:
+def explaining(what: str = "the step") -> Iterator[None]:
     """Turn any error in the user's code into a CaptureError that names the line."""
     try:
         yield
-    except WavecastError:
+    except (WavecastError, KeyboardInterrupt):
         raise
     except SystemExit as error:
         line = failing_line(error.__traceback__)
         raise CaptureError(
-            f"the step called sys.exit({error.code!r}) at {line}; it should run one training step "
+            f"{what} called sys.exit({error.code!r}) at {line}; it should run one training step "
             "and return"
         ) from error
-    except KeyboardInterrupt:
-        threads.raise_failure()  # a thread that fails interrupts the step
-        raise
     except Exception as error:
         line = failing_line(error.__traceback__)
         message = str(error).strip().split("\n")[0] or type(error).__name__
         if isinstance(error, UnsupportedOperatorException):
             message = f"{error.func} has no fake implementation"
+        if _ON_REAL_GPU in message:
+            raise CaptureError(
+                f"a tensor is made on the GPU at {line} in a thread that was started before "
+                "tracing; start the thread in make_step or in the step"
+            ) from error
         if higher_order := re.search(r"HigherOrderOperator (\w+)", message):
             message = f"{higher_order[1]} has no fake implementation"
         if higher_order or isinstance(error, _UNTRACEABLE) or "no fake impl" in message:
@@ -188,6 +206,4 @@ def _explaining(threads: TracedThreads) -> Iterator[None]:
                 f"{message} (at {line}), so it cannot be traced without a GPU; for a custom op, "
                 "add one with torch.library.register_fake"
             ) from error
-        raise CaptureError(
-            f"the step raised {type(error).__name__} at {line}: {message}"
-        ) from error
+        raise CaptureError(f"{what} raised {type(error).__name__} at {line}: {message}") from error
