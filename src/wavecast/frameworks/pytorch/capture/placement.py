@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
@@ -145,7 +145,7 @@ class Placement(TorchDispatchMode):
         with self._threads.lock:
             if not self._threads.closed:
                 return self._dispatch(func, args, kwargs or {})
-        with _disable_current_modes():  # a thread of the step has outlived the trace
+        with self._threads.left():
             return func(*args, **(kwargs or {}))
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

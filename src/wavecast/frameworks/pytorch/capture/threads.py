@@ -7,8 +7,8 @@ the step starts run under the modes of the trace. Other threads of the program d
 
 from __future__ import annotations
 
-import _thread
 import concurrent.futures.thread
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -24,6 +24,9 @@ from wavecast.frameworks.pytorch.user_lines import failing_line, user_line
 
 _PATIENCE_S = 5.0
 """How long to wait, after a step, for work that it left to its threads."""
+
+_ASKED = "_wavecast_asked"
+"""The mark of a future whose result or error the step has asked for."""
 
 _one_trace = threading.Lock()
 _running: list[TracedThreads] = []
@@ -46,6 +49,22 @@ def one_trace_at_a_time(threads: TracedThreads) -> Iterator[None]:
             _running.clear()
 
 
+def _notice_questions(future: futures.Future[Any]) -> None:
+    for name in ("result", "exception"):
+
+        def ask(*args: Any, answer: Any = getattr(future, name), **kwargs: Any) -> Any:
+            setattr(future, _ASKED, True)
+            return answer(*args, **kwargs)
+
+        setattr(future, name, ask)
+
+
+def _can_interrupt() -> bool:
+    """Whether SIGINT raises a KeyboardInterrupt in the main thread, even while that waits."""
+    handler = signal.getsignal(signal.SIGINT)
+    return hasattr(signal, "pthread_kill") and handler is signal.default_int_handler
+
+
 class _Membership(threading.local):
     """What is known of the present thread."""
 
@@ -66,6 +85,7 @@ class TracedThreads:
         self._tracer = threading.current_thread()
         self._work: list[threading.Thread | futures.Future[Any]] = []
         self._failure: BaseException | None = None
+        self._ended_mode = 0
 
     def traced(self) -> bool:
         """Whether the present thread belongs to the trace."""
@@ -108,7 +128,7 @@ class TracedThreads:
 
     def _notice_refusal(self, future: futures.Future[Any]) -> None:
         """Keep the error of a task that could not be traced, which the step may never ask for."""
-        if future.done() and not future.cancelled():
+        if future.done() and not future.cancelled() and not vars(future).get(_ASKED):
             error = future.exception()
             if isinstance(error, CaptureError):
                 self._failure = self._failure or error
@@ -134,8 +154,23 @@ class TracedThreads:
             if self._failure is None:
                 raise
         self._here.traced = False
+        self._ended_mode = 0 if self._modes is None else id(self._modes[0])
         self._modes = None
         self._work.clear()
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Run the block without this trace's mode, in a thread that has outlived the trace."""
+        key = torch._C._TorchDispatchModeKey.FAKE
+        mode = torch._C._unset_dispatch_mode(key)
+        is_own = mode is not None and id(mode) == self._ended_mode
+        if mode is not None and not is_own:  # the mode of a later trace
+            torch._C._set_dispatch_mode(mode)
+        try:
+            yield
+        finally:
+            if is_own:
+                torch._C._set_dispatch_mode(mode)
 
     @contextmanager
     def _joined(self) -> Iterator[None]:
@@ -195,8 +230,8 @@ class TracedThreads:
                 raise error
             first = self._failure is None
             self._failure = self._failure or error
-            if first and self._tracer is threading.main_thread():
-                _thread.interrupt_main()
+            if first and self._tracer is threading.main_thread() and _can_interrupt():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _submitting(self) -> Callable[..., Any]:
         """`ThreadPoolExecutor.submit`, for tasks of the step."""
@@ -212,6 +247,7 @@ class TracedThreads:
 
             self.started += 1
             future = submit(pool, run_traced)
+            _notice_questions(future)
             self._work.append(future)
             return future
 
