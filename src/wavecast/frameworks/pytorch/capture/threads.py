@@ -50,13 +50,15 @@ def one_trace_at_a_time(threads: TracedThreads) -> Iterator[None]:
 
 
 def _notice_questions(future: futures.Future[Any]) -> None:
-    for name in ("result", "exception"):
-
-        def ask(*args: Any, answer: Any = getattr(future, name), **kwargs: Any) -> Any:
+    def noticed(answer: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
             setattr(future, _ASKED, True)
             return answer(*args, **kwargs)
 
-        setattr(future, name, ask)
+        return ask
+
+    for name in ("result", "exception"):
+        setattr(future, name, noticed(getattr(future, name)))
 
 
 def _can_interrupt() -> bool:
