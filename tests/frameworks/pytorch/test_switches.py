@@ -137,7 +137,7 @@ SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "torch's random numbers": (lambda: torch.get_rng_state().tolist(), lambda: torch.rand(3)),
     "Python's random numbers": (random.getstate, random.random),
-    "numpy's random numbers": (lambda: np.random.get_state()[1].tolist(), np.random.rand),
+    "numpy's random numbers": (lambda: repr(np.random.get_state(legacy=False)), np.random.rand),
 }
 
 

@@ -50,7 +50,8 @@ class Structure:
 
         def counted_zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             if not self.follows():
-                return zero_grad(optimizer, *args, **kwargs)
+                zero_grad(optimizer, *args, **kwargs)
+                return
             self.adopt(optimizer)
             self._here.optimizer_depth += 1
             try:
