@@ -292,22 +292,36 @@ def test_traces_of_several_threads_are_made_one_after_the_other() -> None:
 def test_other_threads_of_the_program_are_not_traced() -> None:
     ask: queue.Queue[Any] = queue.Queue()
     answer: queue.Queue[Any] = queue.Queue()
-    weights = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
 
-    def train_for_real() -> None:
-        for _ in iter(ask.get, None):
+    def train_for_real() -> float:
+        torch.manual_seed(0)
+        recurrent = torch.nn.LSTM(8, 8)
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)).double().float()
+        optimizer = torch.optim.SGD([*model.parameters(), *recurrent.parameters()], lr=0.1)
+        for _ in range(2):
             optimizer.zero_grad()
-            weights(torch.ones(2, 8)).sum().backward()
+            y = model(torch.ones(2, 8, 4).cumsum(0))
+            y = torch.nn.functional.scaled_dot_product_attention(y, y, y).softmax(-1)
+            loss = recurrent(y.transpose(1, 2))[0].pow(2).sum()
+            loss.backward()
             optimizer.step()
-            answer.put(type(weights.weight.grad))
+        return float(loss.detach())
 
-    worker = threading.Thread(target=train_for_real)
+    expected = train_for_real()
+
+    def serve() -> None:
+        for _ in iter(ask.get, None):
+            try:
+                answer.put(train_for_real())
+            except Exception as error:
+                answer.put(error)
+
+    worker = threading.Thread(target=serve)
     worker.start()
 
     def beside(model: Any, x: Any, on_host: Any) -> None:
         ask.put(True)
-        assert answer.get() is torch.Tensor
+        assert answer.get() == expected
         _loss(model, x).backward()
 
     try:

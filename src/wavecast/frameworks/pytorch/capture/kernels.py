@@ -22,6 +22,7 @@ from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.rnn import RecurrentLayer, gru_cell, lstm_cell
 from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES
 from wavecast.frameworks.pytorch.capture.sequences import sequence_kernels
+from wavecast.frameworks.pytorch.capture.threads import only_when_traced
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
 _aten = torch.ops.aten
@@ -43,7 +44,8 @@ def cuda_kernels(
             # Torch warns that an implementation is replaced, which is what we want.
             warnings.simplefilter("ignore", UserWarning)
             for name, implementation in _implementations(capability, recorder, assumptions):
-                library.impl(name, implementation, "CompositeImplicitAutograd")
+                kernel = only_when_traced(name, implementation)
+                library.impl(name, kernel, "CompositeImplicitAutograd")
         yield
     finally:
         library._destroy()

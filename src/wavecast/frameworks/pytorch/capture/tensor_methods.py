@@ -29,6 +29,7 @@ from wavecast.frameworks.pytorch.capture.places import (
     place_of,
     put,
 )
+from wavecast.frameworks.pytorch.capture.threads import in_traced_thread
 
 _aten = torch.ops.aten
 _NOT_AN_ADDRESS = 1 << 62
@@ -136,7 +137,7 @@ def _new_parameter(outside: OutsideTensors) -> Callable[..., Any]:
     def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if data is None:
             data = torch.empty(0)
-        if type(data) in (torch.Tensor, torch.nn.Parameter):
+        if in_traced_thread() and type(data) in (torch.Tensor, torch.nn.Parameter):
             data = outside.fake_for(data)
         if isinstance(data, FakeTensor):
             data.constant = None  # weights need no values
@@ -160,7 +161,13 @@ def _names_gpu(arguments: tuple[Any, ...]) -> bool:
 
 
 def _applying(outside: OutsideTensors) -> Callable[..., Any]:
+    plain_apply = torch.nn.Module._apply
+
     def apply(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        if not in_traced_thread() and not any(
+            isinstance(p, FakeTensor) for p in module.parameters()
+        ):
+            return plain_apply(module, fn, recurse)
         outside.module(module)
         return _apply_to_tensors(module, fn, recurse)
 

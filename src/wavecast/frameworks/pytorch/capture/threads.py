@@ -36,7 +36,7 @@ _running: list[TracedThreads] = []
 @contextmanager
 def one_trace_at_a_time(threads: TracedThreads) -> Iterator[None]:
     """Run the block when no other thread traces; tracing changes torch for the whole process."""
-    if any(trace.traced() for trace in _running):
+    if in_traced_thread():
         raise CaptureError(
             f"a step is traced at {user_line()} while another one is being traced; trace one after "
             "the other, outside of make_step and of the step"
@@ -65,6 +65,26 @@ def _can_interrupt() -> bool:
     """Whether SIGINT raises a KeyboardInterrupt in the main thread, even while that waits."""
     handler = signal.getsignal(signal.SIGINT)
     return hasattr(signal, "pthread_kill") and handler is signal.default_int_handler
+
+
+def in_traced_thread() -> bool:
+    """Whether the present thread belongs to the trace that runs now, if any."""
+    return any(trace.traced() for trace in _running)
+
+
+def only_when_traced(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel for the traced step that leaves torch's own to other threads of the program."""
+    if not hasattr(torch.library, "get_kernel"):  # before torch 2.9
+        return kernel
+    own = torch.library.get_kernel(f"aten::{name}", "CPU")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        if in_traced_thread() or any(isinstance(argument, FakeTensor) for argument in args):
+            return kernel(*args, **kwargs)
+        return own.call_boxed(keys, *args, **kwargs)
+
+    return choose
 
 
 class _Membership(threading.local):
