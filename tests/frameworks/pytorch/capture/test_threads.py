@@ -361,8 +361,12 @@ def test_a_thread_that_outlives_the_trace_works_as_before() -> None:
 
 
 def test_a_nested_trace_is_refused_with_its_line() -> None:
+    def make_step() -> Step:
+        capture(training(mlp))
+        return training(mlp)()
+
     with pytest.raises(CaptureError, match=r"test_threads\.py:\d+ while another one is being"):
-        capture(lambda: capture(training(mlp)).to_device)
+        capture(make_step)
     assert not torch.cuda.is_available()
 
 
