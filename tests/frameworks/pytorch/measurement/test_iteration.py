@@ -17,7 +17,7 @@ from made import mm, relu
 import wavecast
 from wavecast import OperationTracker
 from wavecast.errors import CaptureError, InvalidInput, UnknownName
-from wavecast.frameworks.pytorch import recorder as recorder_module
+from wavecast.frameworks.pytorch import recording_modes
 from wavecast.frameworks.pytorch.measurement import iteration, profiling
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.frameworks.pytorch.measurement.iteration import (
@@ -32,7 +32,8 @@ from wavecast.frameworks.pytorch.measurement.profiling import (
     HostTimes,
     IterationProfile,
 )
-from wavecast.frameworks.pytorch.recorder import MemoryMode, OpRecorder, Recording
+from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.recording_modes import MemoryMode
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Phase, Role, Trace
@@ -275,7 +276,7 @@ def test_ops_and_libraries_take_memory_for_themselves(monkeypatch: pytest.Monkey
     """A made-up allocator gives the counts before, inside and after each op of a step."""
     counts = iter([(100, 100), (150, 400), (150, 150), (150, 150)])
     monkeypatch.setattr(
-        recorder_module,
+        recording_modes,
         "held_bytes",
         lambda: dict(zip(("current", "peak"), next(counts), strict=True)),
     )

@@ -36,7 +36,8 @@ from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.measurement import profiling
 from wavecast.frameworks.pytorch.measurement.memory import record_memory
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
-from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording, RecordingMode
+from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.recording_modes import RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
