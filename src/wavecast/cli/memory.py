@@ -26,9 +26,10 @@ from wavecast.cli.steps import (
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 from wavecast.frameworks.targets import SmallerStep, Target, resolve, smaller_variants
-from wavecast.frameworks.tracing import Family, depends_on_family, largest_traced_batch
+from wavecast.frameworks.tracing import largest_traced_batch
 from wavecast.hardware.device import Device
-from wavecast.hardware.families import family
+from wavecast.hardware.families import Family, family
+from wavecast.hardware.retargeting import depends_on_family
 from wavecast.report import memory as report
 from wavecast.report import records
 from wavecast.report.units import bytes_of_gib
