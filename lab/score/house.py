@@ -25,7 +25,7 @@ CODE = ("src/wavecast", "lab", "training", "benchmarks")
 WALKS = {
     "step to table": ["predict", "resnet50", "--gpu", "l4"],
     "profile to table": ["predict", "{profile}", "--gpu", "l4"],
-    "log to prediction": "predict vgg16 --from {runs} --batch 64 --iterations 90000".split(),
+    "log to prediction": "runs predict vgg16 --from {runs} --batch 64 --iterations 90000".split(),
     "memory question": ["fits", "resnet50", "--gpu", "l4"],
 }
 PLUMBING = ("errors", "files", "toml_file", "append_file")

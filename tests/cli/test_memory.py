@@ -76,6 +76,17 @@ def test_advice_traces_the_step_in_other_words(target: str) -> None:
     assert "8-bit optimizer" in done.out
 
 
+def test_advice_knows_that_segments_grow_already(target: str) -> None:
+    asked = ("memory", target, "--batch", "65536", "--gpu", "t4", "--advice", "--json")
+    [fixed] = json.loads(run(*asked).out)
+    [growing] = json.loads(run(*asked, "--expandable-segments").out)
+    assert "expandable segments" not in [change["name"] for change in growing["advice"]]
+    assert growing["reserved_bytes"] != fixed["reserved_bytes"]
+    for change in growing["advice"]:
+        wanted = growing["reserved_bytes"] - change["saved_bytes"]
+        assert change["reserved_bytes"] == wanted, "both are of growing segments"
+
+
 def test_a_step_that_takes_no_precision_gets_the_other_advice(tmp_path: Path) -> None:
     path = tmp_path / "plain.py"
     path.write_text(STEP.replace(', precision="fp32"', "").replace('precision == "bf16"', "False"))

@@ -89,7 +89,7 @@ def test_json_has_the_documented_keys(saved: Path) -> None:
             *("throughput_per_s", "usd_per_hour", "price", "throughput_per_usd", "host"),
             *("peak_bytes", "needed_bytes", "fits"),
             *("by_phase_s", "by_op", "by_module"),
-            *("by_source", "unpredicted", "notes"),
+            *("by_source", "unpredicted", "unpredicted_share", "comparable", "notes"),
         }
         assert prediction["low_s"] <= prediction["seconds"] <= prediction["high_s"]
         assert prediction["unpredicted"] == {"mine.secret.default": 2}

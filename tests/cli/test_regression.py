@@ -1,4 +1,4 @@
-"""`wavecast fit --runs`, `predict --from` and `design`, on made-up runs (synthetic)."""
+"""`wavecast fit --runs`, `runs predict` and `design`, on made-up runs (synthetic)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_fit_plots_actual_against_predicted(table: Path, tmp_path: Path) -> None
 
 
 def test_predict_from_runs_gives_a_time_with_its_range(table: Path) -> None:
-    asked = ("predict", "made", "--from", table, "--batch", 64, "--iterations", 90_000)
+    asked = ("runs", "predict", "made", "--from", table, "--batch", 64, "--iterations", 90_000)
     done = run(*asked)
     assert done.code == 0
     assert "90% range" in done.out
@@ -71,11 +71,11 @@ def test_predict_from_a_store(tmp_path: Path) -> None:
     place = tmp_path / "runs.db"
     with wavecast.RunStore(place) as store:
         store.add(grid_runs(BETA))
-    asked = ("predict", "made", "--batch", 64, "--iterations", 1000, "--json", "--from")
+    asked = ("runs", "predict", "made", "--batch", 64, "--iterations", 1000, "--json", "--from")
     record = json.loads(run(*asked, place).out)
     own = json.loads(run(*asked, "runs", env={"WAVECAST_RUNS": str(place)}).out)
     assert record["seconds"] == own["seconds"] == pytest.approx(seconds(BETA, 64, 1000), rel=1e-6)
-    done = run("predict", "vgg", "--from", place, "--batch", 64, "--iterations", 1000)
+    done = run("runs", "predict", "vgg", "--from", place, "--batch", 64, "--iterations", 1000)
     assert (done.code, "has no run of vgg" in done.err) == (1, True)
 
 
@@ -92,7 +92,7 @@ def test_predict_more_gpus_says_which_law_and_why(tmp_path: Path) -> None:
         for gpus in (1, 2, 3)
     ]
     table = write(tmp_path / "gpus.csv", runs)
-    asked = ("predict", "--from", table, "--batch", 64, "--iterations", 100, "--gpus", 4)
+    asked = ("runs", "predict", "--from", table, "--batch", 64, "--iterations", 100, "--gpus", 4)
     done = run(*asked)
     assert done.code == 0
     assert "fitted without them" in done.out
@@ -109,7 +109,18 @@ def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
         for name, scale in gpus.items()
     ]
     table = write(tmp_path / "power.csv", runs)
-    asked = ("predict", "--from", table, "--batch", 64, "--iterations", 10, "--json", "--gpu")
+    asked = (
+        "runs",
+        "predict",
+        "--from",
+        table,
+        "--batch",
+        64,
+        "--iterations",
+        10,
+        "--json",
+        "--gpu",
+    )
     record = json.loads(run(*asked, "a100-sxm-40gb").out)
     assert 0 < record["seconds"] < 64
 
@@ -120,20 +131,26 @@ def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
         (["--batch", 64], "give the iterations to predict for"),
         (["--batch", 64, "--iterations", 0], "at least 1"),
         (["--batch", 64, "--iterations", 10, "--gpus", 4], "every run has gpus 1"),
-        (["--gpus", 4, "--gpu", "l4"], "one of gpus, power at a time"),
+        (["--gpus", 4, "--gpu", "l4"], "one of --gpus, --gpu at a time"),
         (["--batch", 64, "--iterations", 10, "--method", "best"], "a method is one of"),
         (["--batch", 64, "--iterations", 10, "--phase", "testing"], "no run of testing"),
+        (
+            ["--batch", 64, "--iterations", 10, "--phase", "tests"],
+            'training or testing, not "tests"',
+        ),
+        (["--batch", 64, "--iterations", 10, "--gpus", 0], "every run has gpus 1"),
+        (["--batch", 64, "--iterations", 10, "--gpus", 4, "--method", "ordinary"], "--method out"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_line(table: Path, more: list[object], said: str) -> None:
-    done = run("predict", "made", "--from", table, *more)
+    done = run("runs", "predict", "made", "--from", table, *more)
     assert done.code == 1
     assert said in done.err
     assert done.err.count("\n") == 1
 
 
 def test_a_model_that_is_not_there_is_refused_with_those_that_are(table: Path) -> None:
-    done = run("predict", "vgg", "--from", table, "--batch", 8, "--iterations", 10)
+    done = run("runs", "predict", "vgg", "--from", table, "--batch", 8, "--iterations", 10)
     assert (done.code, "has no run of vgg; it has made" in done.err) == (1, True)
 
 

@@ -118,6 +118,7 @@ def test_wrong_uses_are_one_clear_line(
 
 def test_without_sqlalchemy_the_extra_is_named(tmp_path: Path) -> None:
     hidden = "sys.modules['sqlalchemy'] = None"
+    (tmp_path / "r.sqlite").touch()
     done = run_process("runs", "list", "--store", tmp_path / "r.sqlite", python=hidden)
     assert done.code == 1
     assert "RunStore needs SQLAlchemy: pip install 'wavecast[runs]'" in done.err

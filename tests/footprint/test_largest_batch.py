@@ -9,7 +9,8 @@ from made import relu
 
 import wavecast
 from wavecast.footprint.allocator import AllocatorFull
-from wavecast.footprint.largest_batch import RESERVE, largest_batch
+from wavecast.footprint.largest_batch import largest_batch
+from wavecast.footprint.limits import RESERVE
 from wavecast.footprint.replay import Replay
 from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
@@ -74,6 +75,7 @@ def test_a_smaller_batch_that_gaps_keep_out_does_not_end_the_search(
             raise AllocatorFull("no gap is large enough")
         return Replay(allocated // 2, allocated)
 
-    monkeypatch.setattr("wavecast.footprint.largest_batch.replay", played)
+    for place in ("largest_batch", "limits"):
+        monkeypatch.setattr(f"wavecast.footprint.{place}.replay", played)
     answer = largest_batch(traced, H200, 8 * GIB, start=176)
     assert (answer.batch, answer.too_large) == (175, 176)

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from made import call, mm, step, tensor, trace, unknown
+from made import call, mm, relu, step, tensor, trace, unknown
 from shell import WIDTHS, shown
 
 import wavecast
@@ -73,21 +73,24 @@ def test_a_step_without_any_prediction_is_still_a_table() -> None:
     assert "op times: no predictor could answer" in out
 
 
-def test_gpus_with_another_predictor_are_named() -> None:
+def test_rows_of_another_predictor_are_marked() -> None:
     fp32 = trace(call(mm(64, 64, 64)), samples=4)
     rows = [predict(fp32, gpu) for gpu in ("gb300", "l4", "t4", "h200-sxm", "gb200")]
     out = shown(report.predictions("step", rows, 200))
     assert (
-        "op times: learned (physics and fitted models); on gb300, gb200: attainable (the share of "
-        "the peak rates that measured ops reach)\n" in out
+        "op times: learned (physics and fitted models)\n"
+        "[1] op times: attainable (the share of the peak rates that measured ops reach)\n" in out
     )
+    marked = [line.split()[0] for line in out.splitlines() if " [1] " in line]
+    assert marked == ["gb300", "gb200"]
 
 
 def test_several_predictors_on_one_gpu_have_their_shares() -> None:
     [row] = predictions(step(), "l4")
     mixed = dataclasses.replace(row, answers=_renamed_first(row.answers, "wave scaling"))
     out = shown(report.predictions("step", [mixed, row], 200))
-    assert re.search(r"op times: .*wave scaling \d+%.*; on l4: roofline \(", out)
+    assert re.search(r"\nop times: .*wave scaling \d+%.*\n\[1\] op times: roofline \(", out)
+    assert [line.startswith("l4 [1]") for line in out.splitlines()].count(True) == 1
 
 
 def _renamed_first(
@@ -98,6 +101,64 @@ def _renamed_first(
     assert answer is not None
     renamed = dataclasses.replace(answer, source=source)
     return (*answers[:first], renamed, *answers[first + 1 :])
+
+
+def predicted_apart_from(made: Trace, *unknown_names: str) -> Prediction:
+    """The step on an L4, when nobody can predict the ops of these names."""
+    [row] = predictions(made, "l4")
+    works = zip(made.arrays.works, row.answers, strict=True)
+    kept = tuple(None if call.op.name in unknown_names else answer for call, answer in works)
+    return dataclasses.replace(row, answers=kept)
+
+
+PARTS = trace(call(mm(64, 64, 64)), call(relu(4096)), call(relu(64)), samples=4)
+"""A product that moves 48 KiB, and two ReLUs that move 32.5 KiB."""
+
+
+def test_a_row_says_how_much_of_its_step_was_not_predicted() -> None:
+    [whole] = predictions(PARTS, "t4")
+    part = predicted_apart_from(PARTS, "aten.relu")
+    small = trace(call(mm(256, 256, 256)), call(relu(4096)), samples=4)
+    few = predicted_apart_from(small, "aten.relu")
+    assert part.unpredicted_shares["bytes"] == pytest.approx(32.5 / 80.5)
+    assert few.unpredicted_share == pytest.approx(32 / 800)
+    out = shown(report.predictions("step", [whole, few], 200))
+    [row] = [line for line in out.splitlines() if line.startswith("l4 ")]
+    assert row.endswith("4% of its bytes")
+    assert "> " not in row
+    assert "not ranked" not in out
+    assert not [line for line in out.splitlines() if line.startswith("t4 ") and "bytes" in line]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_that_lacks_a_fifth_of_its_step_is_not_compared(width: int) -> None:
+    [whole] = predictions(PARTS, "t4")
+    part = predicted_apart_from(PARTS, "aten.relu")
+    out = shown(report.predictions("step", [whole, part], width), width)
+    [row] = [line for line in out.splitlines() if line.startswith("l4 ")]
+    assert re.match(r"l4 +> [\d.]+ us ", row)
+    assert "40% of its bytes" in row
+    assert "not ranked on l4: the ops without a prediction are more than 20%" in " ".join(
+        out.split()
+    )
+    if width == 200:
+        assert row.split()[4] == "?", "no range"
+        assert "samples/s" in out
+        assert records.prediction(part)["comparable"] is False
+        assert records.prediction(whole)["comparable"] is True
+
+
+def test_flops_count_as_well_as_bytes() -> None:
+    part = predicted_apart_from(PARTS, "aten.mm")
+    assert part.unpredicted_shares["FLOPs"] > part.unpredicted_shares["bytes"] > 0.5
+    out = shown(report.predictions("step", [part], 200))
+    assert "% of its FLOPs" in out
+
+
+def test_a_step_of_which_nothing_is_known_is_unknown_altogether() -> None:
+    [row] = predictions(trace(call(unknown()), samples=4), "t4")
+    assert row.unpredicted_share == 1
+    assert "100% of its bytes" in shown(report.predictions("step", [row], 200))
 
 
 def test_without_samples_there_is_no_throughput_but_a_hint() -> None:

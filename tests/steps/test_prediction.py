@@ -16,6 +16,7 @@ from made import call, copy_to_gpu, mm, relu, step, trace, unknown, view
 import wavecast
 from lab.measured import campaigns
 from wavecast.errors import InvalidInput, UnknownName
+from wavecast.footprint.limits import usable_bytes
 from wavecast.footprint.memory import memory
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
@@ -214,7 +215,7 @@ def test_what_fits_is_said_by_the_memory_of_the_step() -> None:
 
 
 def test_workspace_and_context_count_for_what_fits() -> None:
-    most = L4.memory_bytes - (context_bytes(trace(call(mm())), L4) or 0)
+    most = usable_bytes(L4.memory_bytes - (context_bytes(trace(call(mm())), L4) or 0))
     almost = (Allocation(most - (32 << 20), None, None, Role.PARAMETER),)
     made = dataclasses.replace(trace(call(mm())), allocations=almost)
     workspace = (Allocation(64 << 20, 0, 1, Role.WORKSPACE),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,8 @@ import typer.core
 from rich.console import Console
 
 import wavecast
+from wavecast.cli import standard_output
+from wavecast.cli.screen import print_text
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
@@ -22,6 +25,12 @@ _ORDER = (
 """The order of the commands in the help: the most used ones first."""
 
 
+INCOMPLETE = 3
+"""The exit code of a prediction in which too many ops could not be predicted."""
+_ANSWERS_BY_CODE = ("fits",)
+"""Commands whose exit code 1 is an answer: "no". Their errors have exit code 2."""
+
+
 class _Group(typer.core.TyperGroup):
     """The group of all commands. It prints an error of Wavecast as one line and exits with 1."""
 
@@ -32,15 +41,31 @@ class _Group(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""
-        try:
-            return super().invoke(ctx)
-        except WavecastError as error:
-            line = " ".join(str(error).split())
-            console = Console(stderr=True, soft_wrap=True, highlight=False)
-            console.print(f"error: {line}", markup=False, style="red")
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        with standard_output.given_back_at_end():
+            try:
+                return super().invoke(ctx)
+            except WavecastError as error:
+                line = " ".join(str(error).split())
+                console = Console(stderr=True, soft_wrap=True, highlight=False)
+                console.print(f"error: {line}", markup=False, style="red")
+                raise typer.Exit(_error_code(ctx)) from error
+            except KeyboardInterrupt:
+                raise typer.Exit(130) from None
+            except Exception as error:
+                if _error_code(ctx) == 1 or _is_typers(error):
+                    raise
+                traceback.print_exc()  # Python would exit with 1, which means "no" here
+                raise typer.Exit(_error_code(ctx)) from error
+
+
+def _error_code(ctx: Any) -> int:
+    """The exit code of an error in a command."""
+    return 2 if ctx.invoked_subcommand in _ANSWERS_BY_CODE else 1
+
+
+def _is_typers(error: Exception) -> bool:
+    """Whether typer itself turns an error into an exit code."""
+    return isinstance(error, typer.Abort | OSError) or hasattr(error, "exit_code")
 
 
 app = typer.Typer(
@@ -71,6 +96,7 @@ OutOption = Annotated[
 
 def main() -> None:
     """Run the command line."""
+    standard_output.own_process()
     app()
 
 
@@ -79,7 +105,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        print(f"wavecast {wavecast.__version__}")
+        print_text(f"wavecast {wavecast.__version__}")
         raise typer.Exit
 
 

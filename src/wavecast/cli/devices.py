@@ -57,7 +57,9 @@ def calibrate(
     listed: Annotated[
         bool, typer.Option("--list", help="Measure nothing: list the hosts that are kept.")
     ] = False,
-    seconds: Annotated[float, typer.Option(help="How long each GPU measurement runs.")] = 1.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="How long each GPU measurement runs; 1 s by default.")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder for your device files.")
     ] = None,
@@ -85,21 +87,20 @@ def calibrate(
     from wavecast.hardware import host_files, kept_hosts
 
     if listed:
-        if name is not None or folder is not None or host_path is not None:
-            raise InvalidInput("--list measures nothing; leave out --name, --out and --host-out")
+        _refuse_beside_list(name=name, out=folder, host_out=host_path, seconds=seconds)
         _list_hosts(as_json)
         return
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
-    has_gpu()  # says what to install where torch is missing
+    measures_gpu = _measures_gpu(seconds, folder, host_path)
     with waiting("calibrating the host"):
         host = _calibrated_host(kept_as)
     host_files.save(host, saved_host)
     record: dict[str, object] = {"host": records.host(host) | {"file": str(saved_host)}}
     parts: list[RenderableType] = [report.host_calibration(host)]
     parts.append(report.saved_host(host, saved_host, elsewhere=host_path is not None))
-    if has_gpu():
-        gpu, facts, path = _calibrated_gpu(seconds, folder)
+    if measures_gpu:
+        gpu, facts, path = _calibrated_gpu(1.0 if seconds is None else seconds, folder)
         record |= {"gpu": gpu.id, "file": str(path), **records.facts(facts)}
         parts += ["", report.gpu_calibration(gpu, facts), Text(f"saved as {path}", style="dim")]
     else:
@@ -124,6 +125,26 @@ def _list_hosts(as_json: bool) -> None:
         )
     else:
         show(report.kept_hosts({kept.name: kept.file for kept in hosts}, width()))
+
+
+def _refuse_beside_list(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"--list measures nothing; leave out --{name.replace('_', '-')}")
+
+
+def _measures_gpu(seconds: float | None, folder: Path | None, host_path: Path | None) -> bool:
+    """Whether there is a GPU to calibrate; raises InvalidInput for options that need another."""
+    if host_path is not None and host_path.suffix != ".toml":
+        raise InvalidInput(f"a host is saved as FILE.toml, not {host_path}")
+    if has_gpu():  # says what to install where torch is missing
+        return True
+    if seconds is not None or folder is not None:
+        raise InvalidInput(
+            "this machine has no GPU, so only its host can be measured; leave --seconds and --out "
+            "out (--host-out names the file of the host)"
+        )
+    return False
 
 
 def _calibrated_host(name: str) -> HostFile:

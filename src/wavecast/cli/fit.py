@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.run_models import DEFAULT_METHOD, MethodOption, fit_runs
-from wavecast.cli.screen import counting_down, print_json, telling_stages
+from wavecast.cli.run_models import MethodOption, fit_runs
+from wavecast.cli.screen import counting_down, print_json, print_text, telling_stages
 from wavecast.errors import InvalidInput, needing_extra
 
 KINDS = "conv2d, lstm, bmm or linear"
+_BOTH = "forward+backward"
+PASSES = f"forward, backward or {_BOTH}"
+_WIDTH, _EPOCHS = 1024, 80
+
+PhaseOption = Annotated[
+    str | None, typer.Option("--phase", help="With --runs: training (the default) or testing.")
+]
+PassOption = Annotated[
+    str | None, typer.Option("--target", help=f"The pass to fit: {PASSES} (the default).")
+]
+WidthOption = Annotated[
+    int | None,
+    typer.Option("--width", min=1, help=f"Neurons of each hidden layer; {_WIDTH} by default."),
+]
+EpochsOption = Annotated[
+    int | None, typer.Option("--epochs", min=1, help=f"Passes over the data; {_EPOCHS} by default.")
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help='Fit on "cpu" (the default) or "cuda".')
+]
 
 
 @app.command()
@@ -61,7 +82,7 @@ def collect(
     if as_json:
         print_json({"kind": kind, "file": str(out), "rows": rows})
     else:
-        print(f"{out} has {rows} of {count} {kind} layers")
+        print_text(f"{out} has {rows} of {count} {kind} layers")
 
 
 @app.command()
@@ -83,21 +104,16 @@ def fit(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="With --runs: only runs of this model.")
     ] = None,
-    phase: Annotated[
-        str, typer.Option("--phase", help="With --runs: training or testing.")
-    ] = "training",
-    method: MethodOption = DEFAULT_METHOD,
+    phase: PhaseOption = None,
+    method: MethodOption = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="With --runs: plot actual against predicted (FILE.svg)."),
     ] = None,
-    target: Annotated[
-        str,
-        typer.Option("--target", help="The pass to fit: forward, backward or forward+backward."),
-    ] = "forward+backward",
-    width: Annotated[int, typer.Option(help="Neurons of each hidden layer.")] = 1024,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 80,
-    device: Annotated[str, typer.Option("--device", help='Fit on "cpu" or "cuda".')] = "cpu",
+    target: PassOption = None,
+    width: WidthOption = None,
+    epochs: EpochsOption = None,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit a model to layer times or to past runs.
@@ -113,11 +129,25 @@ def fit(
     if runs is not None:
         if files or out:
             raise InvalidInput("--runs fits past runs: it takes no other files and no --out")
+        layers_only = {"target": target, "width": width, "epochs": epochs, "device": device}
+        _refuse(layers_only, "is for layer times (FILE...), and --runs fits past runs")
         fit_runs(runs, model, phase, method, plot, as_json)
     elif not files or out is None:
         raise typer.BadParameter("say what to fit: FILE... and --out, or --runs")
     else:
-        _fit_layers(files, out, target, width, epochs, device, as_json)
+        runs_only = {"model": model, "phase": phase, "method": method, "plot": plot}
+        _refuse(runs_only, "is for past runs (--runs), and FILE... are layer times")
+        _fit_layers(
+            *(files, out, target or _BOTH, width or _WIDTH, epochs or _EPOCHS, device or "cpu"),
+            as_json,
+        )
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse options of the other kind of fit."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"--{name} {why}; leave one of them out")
 
 
 def _fit_layers(
@@ -135,6 +165,8 @@ def _fit_layers(
 
     with needing_extra("fitting"):
         from wavecast.frameworks.pytorch.mlp_fit import Recipe
+    if device not in ("cuda", "cpu"):
+        raise InvalidInput(f'a network is fitted on "cpu" or "cuda", not "{device}"')
     if out.suffix != ".npz" or not out.parent.is_dir():
         raise InvalidInput(f"a model is saved as FILE.npz in a folder that exists, not {out}")
     rows = [row for path in files for row in read_rows(path)]
@@ -147,11 +179,13 @@ def _fit_layers(
     if as_json:
         print_json(dict(card))
         return
-    print(f"{out}: {card['kind']}, {target}, {card['rows']} layers on {', '.join(card['gpus'])}")
-    print(f"mean error on layers not used in the fit: {card['configuration_error']} %")
+    print_text(
+        f"{out}: {card['kind']}, {target}, {card['rows']} layers on {', '.join(card['gpus'])}"
+    )
+    print_text(f"mean error on layers not used in the fit: {card['configuration_error']} %")
     for gpu, percent in card["left_out"].items():
-        print(f"mean error on {gpu}, if it is not used in the fit: {percent} %")
+        print_text(f"mean error on {gpu}, if it is not used in the fit: {percent} %")
     if not card["left_out"]:
-        print(
+        print_text(
             "the error on other GPUs is unknown: all layers are from one GPU; collect on a second"
         )

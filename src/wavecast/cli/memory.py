@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,20 +12,32 @@ import typer
 
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
-from wavecast.cli.assumptions import AssumeOption, assuming, given_values
+from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.screen import print_json, show, width
-from wavecast.cli.steps import family_traces, named_gpus, named_or_all_gpus, trace_of
+from wavecast.cli.standard_output import keep_for_results
+from wavecast.cli.steps import (
+    ALL,
+    family_traces,
+    named_gpus,
+    named_or_all_gpus,
+    refuse_all,
+    trace_of,
+    unchanged,
+)
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 from wavecast.frameworks.targets import SmallerStep, Target, resolve, smaller_variants
+from wavecast.frameworks.tracing import largest_traced_batch
 from wavecast.hardware.device import Device
-from wavecast.hardware.families import family
+from wavecast.hardware.families import Family, family
+from wavecast.hardware.retargeting import depends_on_family
 from wavecast.report import memory as report
 from wavecast.report import records
 from wavecast.report.units import bytes_of_gib
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
+    from wavecast.footprint.advice import Advice
     from wavecast.footprint.memory import Memory
 
 SegmentsOption = Annotated[
@@ -37,13 +48,19 @@ SegmentsOption = Annotated[
 ]
 
 
+SomeGpusOption = Annotated[
+    list[str] | None,
+    typer.Option("--gpu", "-g", help="The GPU to run on; repeat to compare several."),
+]
+PageOption = Annotated[
+    Path | None, typer.Option("--html", help="Write the memory over the step as a page of HTML.")
+]
+
+
 @app.command()
 def memory(
     target: TargetArgument,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option("--gpu", "-g", help="The GPU to run on; repeat to compare several."),
-    ] = None,
+    gpu: SomeGpusOption = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
@@ -54,15 +71,13 @@ def memory(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run the step on this machine's GPU.")
     ] = False,
-    page: Annotated[
-        Path | None,
-        typer.Option("--html", help="Write the memory over the step as a page of HTML."),
-    ] = None,
+    page: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the memory that a training step needs.
 
-    By kind of memory, by module, and the largest tensors at the peak.
+    By kind of memory, by module, and the largest tensors at the peak. TARGET, --batch and
+    --precision are as for "wavecast predict". The details are of the first GPU.
 
     \b
     wavecast memory resnet50 --batch 64 --gpu l4 --advice
@@ -71,17 +86,26 @@ def memory(
     """
     from wavecast.footprint.advice import advise
 
-    wanted = assuming(resolve(target, batch, precision), assume)
+    refuse_all(gpu, "memory", f"fits {target}")
+    if measure:
+        _refuse_beside_measuring(gpu, expandable_segments)
+    wanted = unchanged(resolve(target, batch, precision), batch, precision)
+    wanted = assuming(wanted, assume)
     headings: list[str] = []
     if measure:
         headings, memories = ["predicted", "measured"], _predicted_and_measured(wanted)
     else:
-        devices: list[Device | None] = [*named_gpus(gpu)] if gpu else [None]
+        devices = named_gpus(gpu or [])
+        traces = family_traces(wanted, devices) if devices else trace_of(wanted, None)
         memories = [
-            wavecast.memory(_trace(wanted, device), device, expandable_segments=expandable_segments)
-            for device in devices
+            wavecast.memory(traces, device, expandable_segments=expandable_segments)
+            for device in devices or (None,)
         ]
-    advised = advise(memories[0], _retraced(wanted, memories[0])) if advice else ()
+    advised: tuple[Advice, ...] = ()
+    if advice:
+        first = memories[0]
+        variants = _retraced(wanted, first)
+        advised = advise(first, variants, expandable_segments=expandable_segments)
     if page is not None:
         from wavecast.report import pages
 
@@ -90,6 +114,20 @@ def memory(
         print_json(records.memories(memories, advised))
     else:
         show(report.memories(wanted.name, memories, width(), advised, headings))
+
+
+def _refuse_beside_measuring(gpu: list[str] | None, expandable_segments: bool) -> None:
+    """Refuse options that a measured step would not follow."""
+    if gpu:
+        raise InvalidInput(
+            f"--measure runs the step on this machine's GPU, so --gpu {gpu[0]} would change "
+            "nothing; leave one of them out"
+        )
+    if expandable_segments:
+        raise InvalidInput(
+            "--measure runs the step with the allocator as PYTORCH_ALLOC_CONF sets it up; leave "
+            "--expandable-segments out"
+        )
 
 
 @app.command()
@@ -104,10 +142,16 @@ def fits(
 ) -> None:
     """Show on which GPUs a training step fits.
 
+    TARGET, --gpu, --batch and --precision are as for "wavecast predict". The exit code is 0 if the
+    step fits on every GPU that you name (with --gpu all: on at least one), 1 if it does not, and 2
+    after an error.
+
     \b
     wavecast fits llama-1b --precision bf16 --gpu all
+    wavecast fits train.py:make_step --gpu l4 && python train.py
     """
-    wanted = assuming(resolve(target, batch, precision), assume)
+    wanted = unchanged(resolve(target, batch, precision), batch, precision)
+    wanted = assuming(wanted, assume)
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
     memories = [
@@ -117,12 +161,15 @@ def fits(
         print_json([records.fit_in_memory(step_memory) for step_memory in memories])
     else:
         show(report.fitting_gpus(wanted.name, memories, width()))
+    answers = [bool(step_memory.fits) for step_memory in memories]
+    if not (any(answers) if ALL in gpu else all(answers)):
+        raise typer.Exit(1)
 
 
 @app.command("max-batch")
 def max_batch(
     target: TargetArgument,
-    gpu: Annotated[list[str], typer.Option("--gpu", "-g", help="A GPU; repeat for more.")],
+    gpu: Annotated[list[str], typer.Option("--gpu", "-g", help='A GPU; repeat, or "all".')],
     precision: PrecisionOption = None,
     start: Annotated[
         int, typer.Option("--start", help="The first batch to try; one that is likely to fit.")
@@ -137,25 +184,37 @@ def max_batch(
 ) -> None:
     """Find the largest batch that fits. No GPU is needed.
 
+    TARGET, --gpu and --precision are as for "wavecast predict", but a saved trace has one batch
+    only, and a function must take the batch as an argument.
+
     \b
     wavecast max-batch resnet50 --precision bf16 --gpu l4 --gpu a100-sxm-80gb
     """
     if resolve(target, start, precision).make_step is None:
         raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
-    answers = [
-        (
-            device,
-            wavecast.max_batch(
-                _step_maker(target, precision),
-                device,
-                limit_bytes=None if limit is None else bytes_of_gib(limit),
-                start=start,
-                expandable_segments=expandable_segments,
-                assume=given_values(assume or []),
-            ),
+    if limit is not None and not 0 < limit < math.inf:
+        raise InvalidInput(f"--limit-gib is a number of GiB above 0, not {limit:g}")
+
+    gpus = named_or_all_gpus(gpu)
+    first = family(gpus[0])
+
+    @cache
+    def traced_for(batch: int, wanted: Family) -> Trace:
+        if wanted != first and not depends_on_family(common := traced_for(batch, first)):
+            return common
+        return trace_of(assuming(resolve(target, batch, precision), assume), wanted)
+
+    answers = []
+    for device in gpus:
+
+        def traced(batch: int, device: Device = device) -> Trace:
+            return traced_for(batch, family(device))
+
+        limit_bytes = None if limit is None else bytes_of_gib(limit)
+        answer = largest_traced_batch(
+            traced, device, limit_bytes, start=start, expandable=expandable_segments
         )
-        for device in named_gpus(gpu)
-    ]
+        answers.append((device, answer))
     if as_json:
         print_json(records.largest_batches(answers))
     else:
@@ -164,18 +223,6 @@ def max_batch(
 
 def _trace(target: Target, gpu: Device | None) -> Trace:
     return trace_of(target, None if gpu is None else family(gpu))
-
-
-def _step_maker(target: str, precision: str | None) -> Callable[[int], Callable[[], object]]:
-    """A function that makes the step of a target for any batch."""
-
-    def make(batch: int) -> Callable[[], object]:
-        wanted = resolve(target, batch, precision)
-        assert wanted.make_step is not None
-        with redirect_stdout(sys.stderr):
-            return wanted.make_step()
-
-    return make
 
 
 def _retraced(target: Target, step_memory: Memory) -> dict[str, Callable[[], Trace | None]]:
@@ -206,6 +253,7 @@ def _predicted_and_measured(target: Target) -> list[Memory]:
 
     if target.make_step is None:
         raise InvalidInput(f"{target.name} is a trace; name the step itself to measure it")
+    keep_for_results()
     seen = measure_memory(target.make_step)
     gpu = wavecast.device(seen.trace.measurement.gpu) if seen.trace.measurement else None
     predicted = wavecast.memory(_trace(target, gpu), gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, app
-from wavecast.cli.assumptions import AssumeOption, assuming
-from wavecast.cli.run_models import (
-    DEFAULT_METHOD,
-    FromOption,
-    MethodOption,
-    RunQuestion,
-    predict_run,
+from wavecast.cli.app import (
+    INCOMPLETE,
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
 )
+from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.screen import print_json, show, width
-from wavecast.cli.steps import family_traces, named_or_all_gpus, trace_of
+from wavecast.cli.steps import ALL, family_traces, is_measured, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.targets import FORMS, Target, resolve
-from wavecast.planning.choice import fastest_first, fitting_first
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.planning.choice import comparable, fastest_first, fitting_first
 from wavecast.report import predictions as report
 from wavecast.report import records
 from wavecast.steps.larger_batch import by_samples
@@ -50,9 +51,13 @@ class PredictorName(StrEnum):
     WAVE = "wave"
 
 
-_GPU_HELP = 'A GPU to predict for; repeat for more, or "all".'
-GpuOption = Annotated[list[str], typer.Option("--gpu", "-g", help=_GPU_HELP)]
-GpusOption = Annotated[list[str] | None, typer.Option("--gpu", "-g", help=_GPU_HELP)]
+_SCALERS = (PredictorName.HABITAT, PredictorName.WAVE)
+"""Those that need a measured step."""
+
+GpuOption = Annotated[
+    list[str],
+    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
+]
 PredictorOption = Annotated[
     PredictorName | None,
     typer.Option(
@@ -86,33 +91,35 @@ OriginOption = Annotated[
     str | None,
     typer.Option("--origin", help="The GPU of the measurement, if the trace does not name it."),
 ]
-TargetOrModel = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TARGET",
-        help=f"The training step: {FORMS}. With --from: the model of the past runs.",
-        show_default=False,
-    ),
-]
 ByOption = Annotated[
     By | None, typer.Option("--by", help="Also break the GPU's time down by op or module.")
 ]
-IterationsOption = Annotated[
-    int | None, typer.Option("--iterations", "-n", help="With --from: iterations of the run.")
+
+
+def _refuse_moved(value: list[str] | None) -> None:
+    if value:
+        raise InvalidInput(
+            "a whole run is predicted from past runs by: wavecast runs predict MODEL --from SOURCE "
+            "--batch N --iterations N; --gpus, --inner-modules, --phase and --method are options "
+            "of that command"
+        )
+
+
+MovedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("--from", "--iterations", "-n", "--gpus", "--inner-modules", "--phase", "--method"),
+        hidden=True,
+        is_eager=True,  # before a missing TARGET or --gpu is complained about
+        callback=_refuse_moved,
+    ),
 ]
-CountOption = Annotated[
-    int | None, typer.Option("--gpus", help="With --from: the number of GPUs to extrapolate to.")
-]
-ModulesOption = Annotated[
-    int | None, typer.Option("--inner-modules", help="With --from: the depth to extrapolate to.")
-]
-PhaseOption = Annotated[str, typer.Option("--phase", help="With --from: training or testing.")]
 
 
 @app.command()
 def predict(
-    target: TargetOrModel = None,
-    gpu: GpusOption = None,
+    target: TargetArgument,
+    gpu: GpuOption,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     by: ByOption = None,
@@ -123,12 +130,7 @@ def predict(
     host_factor: FactorOption = 1.0,
     cuda_graph: GraphOption = False,
     assume: AssumeOption = None,
-    source: FromOption = None,
-    iterations: IterationsOption = None,
-    count: CountOption = None,
-    inner_modules: ModulesOption = None,
-    phase: PhaseOption = "training",
-    method: MethodOption = DEFAULT_METHOD,
+    moved: MovedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the time of a training step on GPUs you do not have.
@@ -138,22 +140,12 @@ def predict(
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
     wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
-    wavecast predict alexnet --from runs.csv --batch 64 --iterations 90000
 
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
-    With --from, the time of a whole run is predicted from past runs.
+    The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
-    if source is not None:
-        if assume:
-            raise typer.BadParameter("--assume is for traced steps, not for past runs (--from)")
-        question = RunQuestion(batch, iterations, phase, method, count, gpu, inner_modules)
-        predict_run(source, target, question, as_json)
-        return
-    if target is None:
-        raise typer.BadParameter("Missing argument 'TARGET'; or predict --from past runs")
-    if not gpu:
-        raise typer.BadParameter("Missing option '--gpu' / '-g'; or predict --from past runs")
     wanted = assuming(resolve(target, batch, precision), assume)
+    refuse_scaling(wanted, origin, predictor)
     predict_on = partial(
         wavecast.predict,
         predictor=_predictor(predictor, wanted, precision, model),
@@ -165,14 +157,36 @@ def predict(
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
     predictions = [predict_on(traces, device) for device in gpus]
-    rows = fastest_first(predictions) if "all" in gpu else fitting_first(predictions)
+    rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
     _print(wanted, rows, by, as_json)
+    exit_if_incomplete(rows)
+
+
+def refuse_scaling(
+    target: Target, origin: str | None, predictor: PredictorName | None = None
+) -> None:
+    """Refuse options that scale a measurement, if the step of a target was not measured."""
+    if is_measured(target):
+        return
+    scaler = f"--predictor {predictor}" if predictor in _SCALERS else None
+    for option in ("--origin" if origin is not None else None, scaler):
+        if option is not None:
+            raise InvalidInput(
+                f"{option} is for measured steps, and {target.name} was not measured, so there is "
+                "nothing to scale; leave it out, or measure the step first (wavecast measure)"
+            )
+
+
+def exit_if_incomplete(predictions: Iterable[Prediction]) -> None:
+    """Exit with `INCOMPLETE` if too much of a step could not be predicted on one of the GPUs."""
+    if not all(map(comparable, predictions)):
+        raise typer.Exit(INCOMPLETE)
 
 
 def _print(target: Target, rows: list[Prediction], by: By | None, as_json: bool) -> None:
     """Print predictions as JSON, or as a table and, if asked for, breakdowns."""
     if as_json:
-        print_json(records.predictions(target.name, rows))
+        print_json(records.predictions(target.name, rows, by))
         return
     show(report.predictions(target.name, rows, width()))
     for row in rows if by is not None else ():
@@ -202,21 +216,36 @@ def extrapolate(
     \b
     wavecast extrapolate b16.json.gz b32.json.gz b64.json.gz --batch 256 --gpu a100-sxm-80gb
     """
-    traces = by_samples([(target, trace_of(resolve(target), None)) for target in targets])
-    answers = {
-        device: wavecast.extrapolate_batch(
-            {
-                samples: wavecast.predict(trace, device, origin=origin)
-                for samples, trace in traces.items()
-            },
-            batch,
-        )
+    wanted = [resolve(target) for target in targets]
+    for step in wanted:
+        refuse_scaling(step, origin)
+    traces = by_samples([(step.text or step.name, trace_of(step, None)) for step in wanted])
+    predicted = {
+        device: {
+            samples: wavecast.predict(trace, device, origin=origin)
+            for samples, trace in traces.items()
+        }
         for device in named_or_all_gpus(gpu)
     }
+    answers = {
+        device: wavecast.extrapolate_batch(points, batch) for device, points in predicted.items()
+    }
+    predictions = [point for points in predicted.values() for point in points.values()]
     if as_json:
-        print_json(records.larger_batches(answers))
+        print_json(records.larger_batches(answers, predicted))
     else:
-        show(report.larger_batches(answers, next(iter(traces.values())).unit, width()))
+        unit = next(iter(traces.values())).unit
+        show(report.larger_batches(answers, unit, width(), predictions))
+    exit_if_incomplete(predictions)
+
+
+def precision_scaler(target: Target, precision: str | None) -> Scaler | None:
+    """The scaler that takes a measured step to another precision; None where there is no need."""
+    if precision is None or not is_measured(target):
+        return None
+    from wavecast.predictors.mixed_precision import MixedPrecision
+
+    return MixedPrecision.shipped(precision)
 
 
 def _predictor(
@@ -225,14 +254,12 @@ def _predictor(
     """The predictor that the options ask for. None to let the library choose."""
     if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
         raise InvalidInput("--model is for --predictor mlp or habitat")
-    if target.trace is not None and precision is not None:
-        from wavecast.predictors.mixed_precision import MixedPrecision
-
+    if (scaler := precision_scaler(target, precision)) is not None:
         if name is not None:
             raise InvalidInput(
                 "--precision with a measured trace has its own predictor; leave --predictor out"
             )
-        return MixedPrecision.shipped(precision)
+        return scaler
     match name:
         case None:
             return None

@@ -2,43 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.assumptions import AssumeOption, assuming
-from wavecast.cli.predict import GraphOption, HostOption, OriginOption
+from wavecast.cli.predict import (
+    GraphOption,
+    HostOption,
+    OriginOption,
+    exit_if_incomplete,
+    precision_scaler,
+    refuse_scaling,
+)
 from wavecast.cli.screen import print_json, show, width
-from wavecast.cli.steps import family_traces, measured_step, named_gpus, trace_of
+from wavecast.cli.steps import (
+    family_traces,
+    measured_step,
+    named_gpus,
+    refuse_all,
+    trace_of,
+    unchanged,
+)
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.report import profiles as report
 from wavecast.report import records
 from wavecast.traces.step import Trace
 
+if TYPE_CHECKING:
+    from wavecast import Prediction
+
+
+MoreArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TRACE]...", help="Further measured traces of the same step, to join with it."
+    ),
+]
+SomeGpusOption = Annotated[
+    list[str] | None,
+    typer.Option("--gpu", "-g", help="Predict it for this GPU; repeat to compare several."),
+]
+KernelsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--kernels",
+        min=0,
+        help=f"How many kernels to list; by default {report.KERNELS} in a table, all in JSON.",
+    ),
+]
+
 
 @app.command()
 def profile(
     target: TargetArgument,
-    more: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TRACE]...", help="Further measured traces of the same step, to join with it."
-        ),
-    ] = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option("--gpu", "-g", help="Predict it for this GPU; repeat to compare several."),
-    ] = None,
+    more: MoreArgument = None,
+    gpu: SomeGpusOption = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     origin: OriginOption = None,
     host: HostOption = None,
     cuda_graph: GraphOption = False,
     assume: AssumeOption = None,
-    kernels: Annotated[int, typer.Option("--kernels", help="How many kernels to list.")] = 5,
+    kernels: KernelsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where the time and memory of a step go.
@@ -54,6 +84,7 @@ def profile(
     from wavecast.steps.arguments import origin_of
     from wavecast.steps.profiling import profile_measured, profile_predicted
 
+    refuse_all(gpu, "profile", f"predict {target}")
     if gpu and more:
         raise InvalidInput("only measured traces can be joined; leave --gpu out")
     if not gpu and (host is not None or cuda_graph):
@@ -62,23 +93,29 @@ def profile(
         raise InvalidInput("--assume is for predictions; name a GPU (--gpu)")
 
     wanted = assuming(resolve(target, batch, precision), assume)
+    predictions: list[Prediction] = []
     if gpu:
+        refuse_scaling(wanted, origin)
+        predict_on = partial(
+            wavecast.predict,
+            predictor=precision_scaler(wanted, precision),
+            origin=origin,
+            host=host,
+            graphed=cuda_graph,
+        )
         gpus = named_gpus(gpu)
         traces = family_traces(wanted, gpus)
-        profiles = [
-            profile_predicted(
-                wanted.name,
-                wavecast.predict(traces, device, host=host, graphed=cuda_graph),
-            )
-            for device in gpus
-        ]
+        predictions = [predict_on(traces, device) for device in gpus]
+        profiles = [profile_predicted(wanted.name, prediction) for prediction in predictions]
     else:
-        trace = _measured(wanted, more)
+        trace = _measured(unchanged(wanted, None, precision), more)
         profiles = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
     if as_json:
-        print_json([records.profile(step) for step in profiles])
+        print_json([records.profile(step, kernels) for step in profiles])
     else:
-        show(report.profiles(wanted.name, profiles, width(), kernels))
+        limit = report.KERNELS if kernels is None else kernels
+        show(report.profiles(wanted.name, profiles, width(), limit))
+    exit_if_incomplete(predictions)
 
 
 def _measured(target: Target, more: list[str] | None) -> Trace:

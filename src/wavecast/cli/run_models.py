@@ -1,4 +1,4 @@
-"""`wavecast fit --runs`, `predict --from` and `design`: whole runs, predicted from past ones."""
+"""`wavecast fit --runs`, `runs predict` and `design`: whole runs, predicted from past ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
+from wavecast.cli.runs import checked_phase, runs_app
 from wavecast.cli.screen import print_json, show
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
@@ -20,27 +21,25 @@ if TYPE_CHECKING:
     from wavecast.regression.end_to_end import RunModel
     from wavecast.regression.extrapolation import ScalingModel
 
-FromOption = Annotated[
+MethodOption = Annotated[
     str | None,
     typer.Option(
-        "--from",
-        help="Predict a whole run from past runs: a log, a table, a store (file or URL), or "
-        '"runs" for your own store.',
-    ),
-]
-MethodOption = Annotated[
-    str,
-    typer.Option(
         "--method",
-        help="The least-squares fit: ordinary, relative, non-negative, relative non-negative or "
-        "proportional non-negative.",
+        help="The least-squares fit: ordinary, relative, non-negative, relative non-negative (the "
+        "default) or proportional non-negative.",
     ),
 ]
-DEFAULT_METHOD = "relative non-negative"
+_DEFAULT_METHOD = "relative non-negative"
+_DEFAULT_PHASE = "training"
 
 
 def fit_runs(
-    source: str, model: str | None, phase: str, method: str, plot: Path | None, as_json: bool
+    source: str,
+    model: str | None,
+    phase: str | None,
+    method: str | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Fit an end-to-end model to past runs, and print it."""
     from wavecast.report import records
@@ -48,6 +47,7 @@ def fit_runs(
 
     if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
         raise InvalidInput(f"a plot is saved as FILE.svg in a folder that exists, not {plot}")
+    phase = checked_phase(phase) or _DEFAULT_PHASE
     fitted = _end_to_end(source, model, phase, method)
     title = f"{model or 'runs'} from {source}, {phase}"
     if plot is not None:
@@ -64,50 +64,117 @@ class RunQuestion:
 
     batch: int | None
     iterations: int | None
-    phase: str
-    method: str
     gpus: int | None
     """How many GPUs."""
-    gpu: list[str] | None
-    """The name of the GPU, as a list of one."""
+    gpu: str | None
+    """The name of the GPU."""
     inner_modules: int | None
 
+    @property
+    def axes(self) -> dict[str, str]:
+        """The options that ask for a run unlike the past ones, by the axis of the extrapolation."""
+        options = {
+            "gpus": ("--gpus", self.gpus),
+            "power": ("--gpu", self.gpu),
+            "inner_modules": ("--inner-modules", self.inner_modules),
+        }
+        return {axis: option for axis, (option, value) in options.items() if value is not None}
 
-def predict_run(source: str, model: str | None, question: RunQuestion, as_json: bool) -> None:
+
+@runs_app.command()
+def predict(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="The model of the past runs; all runs by default."),
+    ] = None,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help='The past runs: a log, a table, a store (file or URL), or "runs" for your own '
+            "store.",
+        ),
+    ] = "runs",
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="The batch of all GPUs together.")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", "-n", help="The iterations of the run.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", "-g", help="Another GPU, to extrapolate to.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Another number of GPUs, to extrapolate to.")
+    ] = None,
+    inner_modules: Annotated[
+        int | None, typer.Option("--inner-modules", help="Another depth, to extrapolate to.")
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option("--phase", help="training (the default) or testing.")
+    ] = None,
+    method: MethodOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the time of a whole run from past runs.
+
+    --gpu, --gpus or --inner-modules, one at a time, ask for a run beyond the past ones; the law
+    that extrapolates to it is then chosen by how well it does on the largest past runs.
+
+    \b
+    wavecast runs predict alexnet --from runs.csv --batch 64 --iterations 90000
+    wavecast runs predict resnet50 --batch 1024 --iterations 50000 --gpus 8
+    """
+    question = RunQuestion(batch, iterations, gpus, gpu, inner_modules)
+    _predict_run(source, model, question, checked_phase(phase) or _DEFAULT_PHASE, method, as_json)
+
+
+def _predict_run(
+    source: str,
+    model: str | None,
+    question: RunQuestion,
+    phase: str,
+    method: str | None,
+    as_json: bool,
+) -> None:
     """Predict a run from past ones, and print it. A new GPU, GPU count or depth is extrapolated."""
     from wavecast.report import records
     from wavecast.report import run_models as report
     from wavecast.runs.sources import opened_runs
 
-    axes = {"gpus": question.gpus, "power": question.gpu, "inner_modules": question.inner_modules}
-    beyond = [name for name, value in axes.items() if value]
+    axes = question.axes
     fitted: RunModel | ScalingModel
-    if not beyond:
-        fitted = _end_to_end(source, model, question.phase, question.method)
+    if not axes:
+        fitted = _end_to_end(source, model, phase, method)
         estimate, notes = fitted.predict(question.batch, question.iterations), []
-    elif len(beyond) > 1:
-        raise InvalidInput(f"extrapolate along one of {', '.join(beyond)} at a time")
+    elif len(axes) > 1:
+        raise InvalidInput(f"extrapolate along one of {', '.join(axes.values())} at a time")
+    elif method is not None:
+        [option] = axes.values()
+        raise InvalidInput(
+            f"--method chooses the fit of runs like the past ones; with {option} the law is "
+            "chosen by its errors, so leave --method out"
+        )
     else:
-        with opened_runs(source, model, question.phase) as runs:
-            fitted = wavecast.Extrapolation(beyond[0], question.phase).fit(runs)
+        [axis] = axes
+        with opened_runs(source, model, phase) as runs:
+            fitted = wavecast.Extrapolation(axis, phase).fit(runs)
         estimate, notes = _extrapolated(fitted, question), [fitted.reason]
     if as_json:
         print_json(records.forecast(estimate, fitted))
     else:
-        title = f"{model or 'runs'} from {source}, {question.phase}"
+        title = f"{model or 'runs'} from {source}, {phase}"
         show(report.forecast(title, estimate, notes))
 
 
 def _extrapolated(fitted: ScalingModel, question: RunQuestion) -> Estimate:
     if question.batch is None or question.iterations is None:
         raise InvalidInput("give --batch and --iterations of the run to predict")
-    if len(question.gpu or ()) > 1:
-        raise InvalidInput("--from predicts one run; give one --gpu")
     return fitted.predict(
         batch=question.batch,
         iterations=question.iterations,
         gpus=question.gpus,
-        gpu=question.gpu[0] if question.gpu else None,
+        gpu=question.gpu,
         inner_modules=question.inner_modules,
     )
 
@@ -132,13 +199,15 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="The model of these past runs.")
 ]
 StartupOption = Annotated[
-    float, typer.Option("--startup", help="Without --from: seconds before the iterations.")
+    float | None, typer.Option("--startup", help="Without --from: seconds before the iterations.")
 ]
 IterationOption = Annotated[
-    float, typer.Option("--iteration", help="Without --from: fixed seconds of each iteration.")
+    float | None,
+    typer.Option("--iteration", help="Without --from: fixed seconds of each iteration."),
 ]
 SampleOption = Annotated[
-    float, typer.Option("--sample", help="Without --from: seconds that each sample adds to it.")
+    float | None,
+    typer.Option("--sample", help="Without --from: seconds that each sample adds to it."),
 ]
 CriterionOption = Annotated[
     str,
@@ -164,9 +233,9 @@ def design(
     gpus: CountsOption = "1",
     source: CostsOption = None,
     model: ModelOption = None,
-    startup: StartupOption = 0.0,
-    iteration: IterationOption = 0.0,
-    sample: SampleOption = 0.0,
+    startup: StartupOption = None,
+    iteration: IterationOption = None,
+    sample: SampleOption = None,
     criterion: CriterionOption = "D",
     repeats: RepeatsOption = 1,
     most: MostOption = None,
@@ -184,10 +253,19 @@ def design(
     from wavecast.report import records
     from wavecast.report import run_models as report
 
+    guessed = {"--startup": startup, "--iteration": iteration, "--sample": sample}
     if source is not None:
-        seconds_of = _seconds_of(_end_to_end(source, model, "training", DEFAULT_METHOD))
+        for option, seconds in guessed.items():
+            if seconds is not None:
+                raise InvalidInput(
+                    f"--from learns the times from past runs, so {option} would change nothing; "
+                    "leave one of them out"
+                )
+        seconds_of = _seconds_of(_end_to_end(source, model, _DEFAULT_PHASE, None))
+    elif model is not None:
+        raise InvalidInput("--model names the model of past runs; give them (--from)")
     elif iteration or sample:
-        seconds_of = designs.linear_seconds(startup, iteration, sample)
+        seconds_of = designs.linear_seconds(startup or 0.0, iteration or 0.0, sample or 0.0)
     else:
         raise InvalidInput(
             "say how long a run takes: --from past runs, or --iteration and --sample"
@@ -209,10 +287,11 @@ def _seconds_of(fitted: RunModel) -> Callable[[int, int], float]:
     return lambda batch, iterations: fitted.predict(batch, iterations).seconds
 
 
-def _end_to_end(source: str, model: str | None, phase: str, method: str) -> RunModel:
+def _end_to_end(source: str, model: str | None, phase: str, method: str | None) -> RunModel:
     from wavecast.regression.least_squares import Method
     from wavecast.runs.sources import opened_runs
 
+    method = method or _DEFAULT_METHOD
     if method not in list(Method):
         raise InvalidInput(f'a method is one of {", ".join(Method)}, not "{method}"')
     with opened_runs(source, model, phase) as runs:

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import JsonOption, app
-from wavecast.cli.screen import counting_items, print_json, show, warn, width
+from wavecast.cli.app import JsonOption, PrecisionOption, app
+from wavecast.cli.screen import counting_items, print_json, print_text, show, warn, width
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.report import records
 from wavecast.report import runs as report
 from wavecast.report.units import runs as runs_in_words
+from wavecast.suite import PRECISIONS
 
 if TYPE_CHECKING:
     from wavecast.runs.readers.facts import Given
     from wavecast.runs.store.imports import Imported
 
 runs_app = typer.Typer(
-    help="Keep past runs: import logs, list and export them.",
+    help="Keep past runs: import logs, list and export them; predict the next run from them.",
     no_args_is_help=True,
 )
 app.add_typer(runs_app, name="runs")
@@ -41,6 +42,27 @@ GpuOption = Annotated[
 PhaseOption = Annotated[str | None, typer.Option("--phase", help='Only "training" or "testing".')]
 
 
+MetricOption = Annotated[
+    str | None,
+    typer.Option("--metric", help="The metric whose times to use, if there are several."),
+]
+
+
+def checked_phase(phase: str | None) -> str | None:
+    """The phase as given; raises InvalidInput for a word that is none."""
+    from wavecast.runs.run import PHASES
+
+    if phase is not None and phase not in PHASES:
+        raise InvalidInput(f'a phase is {" or ".join(PHASES)}, not "{phase}"')
+    return phase
+
+
+def _refuse_missing(store: str | None) -> None:
+    """Refuse to read a store that is not there: opening it would make an empty one."""
+    if store is not None and "://" not in store and not Path(store).exists():
+        raise InvalidInput(f"there is no run store {store}; wavecast runs add makes one")
+
+
 @runs_app.command()
 def add(
     paths: Annotated[
@@ -59,10 +81,7 @@ def add(
     ] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", "-g", help="The GPU.")] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", help="The number of GPUs.")] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option("--precision", "-p", help="The precision: fp32, tf32, fp16 or bf16."),
-    ] = None,
+    precision: PrecisionOption = None,
     inner_modules: Annotated[
         int | None, typer.Option("--inner-modules", help="The depth within a family of CNNs.")
     ] = None,
@@ -70,10 +89,7 @@ def add(
         int | None,
         typer.Option("--warm-up", help="Iterations to drop as warm-up; detected by default."),
     ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option("--metric", help="The metric whose times to use, if there are several."),
-    ] = None,
+    metric: MetricOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be added, and add nothing.")
     ] = False,
@@ -91,6 +107,8 @@ def add(
     """
     from wavecast.runs.readers import find_files, make_given
 
+    if precision is not None and precision not in PRECISIONS:
+        raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
     given = make_given(
         {
             **{"model": model, "batch": batch, "gpu": gpu, "gpus": gpus, "precision": precision},
@@ -98,6 +116,8 @@ def add(
         }
     )
     files = [file for path in paths for file in find_files(path, format)]
+    if dry_run and store is not None:
+        raise InvalidInput("--dry-run adds nothing, so --store would change nothing; leave it out")
     if dry_run:
         _show_read(files, given, format, as_json)
     else:
@@ -118,6 +138,8 @@ def list_(
     \b
     wavecast runs list --model AlexNet --last 50
     """
+    checked_phase(phase)
+    _refuse_missing(store)
     with wavecast.RunStore(store) as opened:
         runs = list(opened.runs(model=model, gpu=gpu, phase=phase, last=last))
         total = opened.count(model=model, gpu=gpu, phase=phase)
@@ -125,7 +147,7 @@ def list_(
         print_json(records.rows(runs))
         return
     show(report.past_runs(runs, width()) if runs else None)
-    print(f"{len(runs):,} of {runs_in_words(total)} in {opened.name}")
+    print_text(f"{len(runs):,} of {runs_in_words(total)} in {opened.name}")
 
 
 @runs_app.command()
@@ -144,6 +166,8 @@ def export(
     \b
     wavecast runs export alexnet.csv --model AlexNet
     """
+    checked_phase(phase)
+    _refuse_missing(store)
     with wavecast.RunStore(store) as opened:
         from wavecast.runs.store.export import export as write_table
 
@@ -151,7 +175,7 @@ def export(
     if as_json:
         print_json({"file": str(out), "runs": count, "store": opened.name})
     else:
-        print(f"{out} has {runs_in_words(count)} of {opened.name}")
+        print_text(f"{out} has {runs_in_words(count)} of {opened.name}")
 
 
 def _add(
@@ -175,7 +199,7 @@ def _add(
             else:
                 added.append(imported)
                 if not as_json:
-                    print(report.imported_file(imported))
+                    print_text(report.imported_file(imported))
             if not as_json:
                 warn(warnings)
                 warnings.clear()
@@ -187,7 +211,7 @@ def _add(
             }
         )
     else:
-        print(report.imported_files(added, store.name))
+        print_text(report.imported_files(added, store.name))
     if failed:
         raise WavecastError("; ".join(failed))
 

@@ -1,4 +1,8 @@
-"""Printing: results to the terminal or a pipe, progress to the standard error."""
+"""Printing: results to the terminal or a pipe, progress to the standard error.
+
+Commands print with these functions alone. A plain `print` would go where the prints of the user's
+code go (`standard_output`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from wavecast.cli.standard_output import results
+
 _PIPE_WIDTH = 10_000
 """The width assumed for a pipe, where nothing is wrapped or left out."""
 _WORTH_A_LINE = 20_000
@@ -24,13 +30,13 @@ _WORTH_A_LINE = 20_000
 
 def width() -> int:
     """The width of the output in characters."""
-    console = Console()
+    console = Console(file=results())
     return console.width if console.is_terminal else _PIPE_WIDTH
 
 
 def show(*parts: RenderableType | None) -> None:
     """Print tables and lines; a pipe gets them in full width, without trailing blanks."""
-    console = Console(highlight=False)
+    console = Console(file=results(), highlight=False)
     shown = [part for part in parts if part is not None]
     if console.is_terminal:
         console.print(*shown, sep="\n")
@@ -38,12 +44,18 @@ def show(*parts: RenderableType | None) -> None:
     console = Console(width=_PIPE_WIDTH, highlight=False)
     with console.capture() as capture:
         console.print(*shown, sep="\n")
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    lines = (line.rstrip() for line in capture.get().splitlines())
+    print_text("\n".join(lines))
+
+
+def print_text(text: str) -> None:
+    """Print a text as it is."""
+    print(text, file=results())
 
 
 def print_json(value: object) -> None:
     """Print a value as JSON."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+    print_text(json.dumps(value, indent=2, allow_nan=False))
 
 
 def warn(messages: Iterable[str]) -> None:

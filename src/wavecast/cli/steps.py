@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import Any
 
 import wavecast
 from wavecast.cli.screen import counting_ops, waiting
+from wavecast.cli.standard_output import keep_for_results
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
 from wavecast.hardware.family_traces import FamilyTraces
 from wavecast.traces.step import Trace
+
+ALL = "all"
+"""The name that stands for all GPUs."""
 
 
 def named_gpus(names: list[str]) -> list[Device]:
@@ -23,7 +26,42 @@ def named_gpus(names: list[str]) -> list[Device]:
 
 def named_or_all_gpus(names: list[str]) -> list[Device]:
     """The devices of these names, or all known ones if "all" is among them."""
-    return list(wavecast.devices()) if "all" in names else named_gpus(names)
+    named = named_gpus([name for name in names if name != ALL])
+    if ALL not in names:
+        return named
+    return list({gpu.id: gpu for gpu in (*wavecast.devices(), *named)}.values())
+
+
+def refuse_all(names: list[str] | None, command: str, instead: str) -> None:
+    """Refuse "all" GPUs in a command that has a column for each; `instead` is one with rows."""
+    if ALL in (names or ()):
+        raise InvalidInput(
+            f'"wavecast {command}" shows a column for each GPU, so name some; "wavecast {instead} '
+            '--gpu all" compares all'
+        )
+
+
+def is_measured(target: Target) -> bool:
+    """Whether a target is a measured trace, which is scaled rather than predicted."""
+    return target.trace is not None and target.trace.measurement is not None
+
+
+def unchanged(target: Target, batch: int | None, precision: str | None) -> Target:
+    """A target for a command that takes a saved trace only as it is.
+
+    Raises:
+        InvalidInput: it is a trace, and a batch or precision was given.
+    """
+    if target.trace is None:
+        return target
+    given = {"--batch": batch, "--precision": precision}
+    for option, value in given.items():
+        if value is not None:
+            raise InvalidInput(
+                f"{target.name} is a trace, so {option} {value} would change nothing here; leave "
+                f"it out, or name the step itself"
+            )
+    return target
 
 
 def trace_of(target: Target, capability: tuple[int, int] | None) -> Trace:
@@ -59,8 +97,8 @@ def family_traces(target: Target, gpus: Sequence[Device]) -> FamilyTraces:
 @contextmanager
 def _tracing(target: Target) -> Iterator[Callable[[int], None] | None]:
     """What surrounds the tracing of a target: its progress, and its own output on stderr."""
-    # What the user's code prints must not get into our tables and JSON.
-    with counting_ops(f"tracing {target.name}") as progress, redirect_stdout(sys.stderr):
+    keep_for_results()
+    with counting_ops(f"tracing {target.name}") as progress:
         yield progress
 
 
@@ -69,7 +107,8 @@ def measured_step(target: Target, **protocol: int) -> Trace:
     if target.make_step is None:
         raise InvalidInput(f"{target.name} is a trace; measure the step itself")
     require_gpu()
-    with waiting(f"measuring {target.name}"), redirect_stdout(sys.stderr):
+    keep_for_results()
+    with waiting(f"measuring {target.name}"):
         return wavecast.measure(
             target.make_step(), samples=target.samples, unit=target.unit, **protocol
         )

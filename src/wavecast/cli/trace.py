@@ -22,7 +22,8 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.screen import print_json, show, waiting
-from wavecast.cli.steps import measured_step, require_gpu, trace_of
+from wavecast.cli.standard_output import keep_for_results
+from wavecast.cli.steps import measured_step, require_gpu, trace_of, unchanged
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import resolve
 from wavecast.hardware.families import family
@@ -57,6 +58,7 @@ def trace(
         raise InvalidInput(
             f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"
         )
+    unchanged(wanted, None, precision)
     traced = trace_of(wanted, None if device is None else family(device))
     _finish(wanted.name, traced, report.traced_step(wanted.name, traced), out, as_json)
 
@@ -67,9 +69,9 @@ def measure(
     out: OutOption = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
-    warm_up: Annotated[int, typer.Option(help="Iterations to run before measuring.")] = 3,
+    warm_up: Annotated[int, typer.Option(min=0, help="Iterations to run before measuring.")] = 3,
     repeats: Annotated[
-        int, typer.Option(help="Iterations to measure; times are their median.")
+        int, typer.Option(min=1, help="Iterations to measure; times are their median.")
     ] = 10,
     counters: Annotated[
         bool, typer.Option("--counters", help="Count FLOPs and bytes of long kernels with ncu.")
@@ -139,6 +141,7 @@ def iterate(
     require_gpu()
     from wavecast.frameworks.pytorch.measurement.iteration import run_profiled
 
+    keep_for_results()
     run_profiled(wanted.make_step(), warm_up)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from wavecast.footprint.edits import checkpoint_blocks, fuse_optimizer, quantize_state
-from wavecast.footprint.memory import Memory, memory
+from wavecast.footprint.memory import Memory, unlimited_memory
 from wavecast.traces.step import Role, Trace
 
 
@@ -33,30 +33,35 @@ class Advice:
 
 
 def advise(
-    before: Memory, retraced: Mapping[str, Callable[[], Trace | None]] | None = None
+    before: Memory,
+    retraced: Mapping[str, Callable[[], Trace | None]] | None = None,
+    *,
+    expandable_segments: bool = False,
 ) -> tuple[Advice, ...]:
     """Changes that would save memory, the largest saving first.
+
+    Savings are those of a GPU with room for everything that torch caches.
 
     Args:
         before: the memory of the step as it is.
         retraced: for changes that need another trace, a function that traces the changed step, by
             the name of the change. It returns None if the step cannot be changed so.
+        expandable_segments: whether torch's allocator is already set to `expandable_segments:True`.
     """
-    bare = _without_predicted_workspaces(before)
+    bare, gpu = _without_predicted_workspaces(before), before.device
+
+    def memory(trace: Trace, expandable: bool = expandable_segments) -> Memory:
+        return unlimited_memory(trace, gpu, expandable_segments=expandable)
+
+    before = memory(bare)
     changes = list(_edited(bare))
     for name, trace_again in (retraced or {}).items():
         changed = trace_again()
         if changed is not None:
             changes.append((name, "traced", changed))
-    advice = [
-        Advice(name, how, before, memory(changed, before.device)) for name, how, changed in changes
-    ]
-    growing = memory(bare, before.device, expandable_segments=True)
-    advice.append(
-        Advice(
-            "expandable segments", "PYTORCH_ALLOC_CONF=expandable_segments:True", before, growing
-        )
-    )
+    advice = [Advice(name, how, before, memory(changed)) for name, how, changed in changes]
+    how = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    advice.append(Advice("expandable segments", how, before, memory(bare, True)))
     return tuple(sorted((a for a in advice if a.saved_bytes > 0), key=lambda a: -a.saved_bytes))
 
 

@@ -7,10 +7,10 @@ The answer itself is traced and replayed through the allocator with the limit in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
-from wavecast.footprint.allocator import AllocatorFull
+from wavecast.footprint.limits import replay_within, usable_bytes
 from wavecast.footprint.replay import replay
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
@@ -22,9 +22,6 @@ Traced = Callable[[int], Trace]
 _MOST_TRACES = 16
 _PRECISION = 200
 """The search stops when the answer is known to one part in this many."""
-RESERVE = 0.005
-"""The share of the limit that is kept free: on an H200 the allocator's fragmentation was
-underestimated by this much."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,7 @@ def largest_batch(
         raise InvalidInput(f"start is {start!r}; a batch has at least one sample")
     if limit_bytes < 1:
         raise InvalidInput(f"the limit is {limit_bytes!r} bytes; nothing fits")
-    answer = _Search(traced, device, int(limit_bytes * (1 - RESERVE)), expandable).run(start)
-    return replace(answer, limit_bytes=limit_bytes)
+    return _Search(traced, device, limit_bytes, expandable).run(start)
 
 
 class _Search:
@@ -114,12 +110,8 @@ class _Search:
         """Trace one batch size, and note its peak and whether it fits."""
         trace = with_workspaces(self._traced(batch), self._device)
         self._needs[batch] = replay(trace, expandable=self._expandable).allocated_bytes
-        try:
-            replay(trace, limit_bytes=self._limit, expandable=self._expandable)
-        except AllocatorFull:
-            self._fits[batch] = False
-        else:
-            self._fits[batch] = True
+        within = replay_within(trace, self._limit, expandable=self._expandable)
+        self._fits[batch] = within is not None
         self._since_full += not all(self._fits.values())
 
     def _next(self, low: int, high: int | None) -> int:
@@ -141,4 +133,4 @@ class _Search:
         """The batch size where the line through the two largest ones tried meets the limit."""
         (first, a), (second, b) = sorted(self._needs.items())[-2:]
         slope = (b - a) / (second - first)
-        return int(second + (self._limit - b) / slope) if slope > 0 else 2 * second
+        return int(second + (usable_bytes(self._limit) - b) / slope) if slope > 0 else 2 * second

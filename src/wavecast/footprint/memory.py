@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline
+from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline, peak_bytes
+from wavecast.footprint.limits import replay_within, usable_bytes
 from wavecast.footprint.replay import Replay, replay
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
@@ -56,11 +57,15 @@ class Memory:
     peak_bytes: int
     """The peak of allocated memory, as torch counts it (`max_memory_allocated`)."""
     reserved_bytes: int
-    """The peak of the memory that torch's allocator reserves (`max_memory_reserved`)."""
+    """The peak of the memory that torch's allocator reserves (`max_memory_reserved`).
+
+    On a GPU that is nearly full the allocator gives cached memory back, and reserves less."""
     context_bytes: int | None
     """The memory of CUDA's context and of loaded libraries. None when unknown."""
     notes: tuple[str, ...] = ()
     """Caveats of this GPU, beside those of the trace (`Trace.notes`)."""
+    ran: bool = False
+    """Whether the step ran on this GPU and its memory was measured."""
 
     @property
     def process_bytes(self) -> int | None:
@@ -74,10 +79,19 @@ class Memory:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits in the GPU's memory. None when no GPU was named."""
+        """Whether the step fits in the GPU's memory. None when no GPU was named.
+
+        What the context leaves to the allocator must hold the step, and 0.5% of it must stay free:
+        the allocator's model is not exact (`limits.RESERVE`).
+        """
         if self.device is None:
             return None
-        return self.needed_bytes <= self.device.memory_bytes
+        return self.ran or self.reserved_bytes <= usable_bytes(self.allocatable_bytes)
+
+    @property
+    def allocatable_bytes(self) -> int:
+        """The memory that CUDA's context and libraries leave to the allocator; 0 without a GPU."""
+        return self.device.memory_bytes - (self.context_bytes or 0) if self.device else 0
 
     @cached_property
     def by_kind(self) -> Mapping[str, int | None]:
@@ -162,14 +176,40 @@ def memory(
         )
     if target is not None:
         trace, notes = retarget(trace, target)
-    complete = trace if target is None else with_workspaces(trace, target)
-    peaks = _replayed(trace.arrays, complete.allocations, expandable_segments)
+    roomy = _unlimited(trace, target, expandable_segments, notes)
+    if target is None or roomy.fits:
+        return roomy
+    limit, complete = roomy.allocatable_bytes, roomy.trace.allocations
+    if usable_bytes(limit) < peak_bytes(complete):
+        return roomy
+    peaks = _replayed_within(trace.arrays, complete, expandable_segments, limit)
+    if peaks is None:
+        return roomy
+    return replace(roomy, peak_bytes=peaks.allocated_bytes, reserved_bytes=peaks.reserved_bytes)
+
+
+def unlimited_memory(
+    trace: Trace, gpu: Device | None, *, expandable_segments: bool = False
+) -> Memory:
+    """The memory that a step would need if the GPU had room for everything that torch caches.
+
+    The arguments are those of `memory`.
+    """
+    chosen, notes = Retargeted(trace) if gpu is None else retarget(trace, gpu)
+    return _unlimited(chosen, gpu, expandable_segments, notes)
+
+
+def _unlimited(
+    trace: Trace, gpu: Device | None, expandable: bool, notes: tuple[str, ...]
+) -> Memory:
+    complete = trace if gpu is None else with_workspaces(trace, gpu)
+    peaks = _replayed(trace.arrays, complete.allocations, expandable)
     return Memory(
         trace=complete,
-        device=target,
+        device=gpu,
         peak_bytes=peaks.allocated_bytes,
         reserved_bytes=peaks.reserved_bytes,
-        context_bytes=None if target is None else context_bytes(trace, target),
+        context_bytes=None if gpu is None else context_bytes(trace, gpu),
         notes=notes,
     )
 
@@ -178,6 +218,14 @@ def memory(
 def _replayed(arrays: StepArrays, allocations: tuple[Allocation, ...], expandable: bool) -> Replay:
     """The replay of a step, cached because many GPUs need equal workspaces."""
     return replay(Trace(arrays.calls, allocations), expandable=expandable)
+
+
+@lru_cache(maxsize=64)
+def _replayed_within(
+    arrays: StepArrays, allocations: tuple[Allocation, ...], expandable: bool, limit_bytes: int
+) -> Replay | None:
+    """The replay of a step under a limit; None if it does not fit."""
+    return replay_within(Trace(arrays.calls, allocations), limit_bytes, expandable=expandable)
 
 
 def of_measured(
@@ -193,7 +241,7 @@ def of_measured(
         device_bytes: the GPU memory in use by this process alone.
     """
     context = max(0, device_bytes - reserved_bytes)
-    return Memory(trace, gpu, peak_bytes, reserved_bytes, context)
+    return Memory(trace, gpu, peak_bytes, reserved_bytes, context, ran=True)
 
 
 def module_of(allocation: Allocation, trace: Trace) -> str:

@@ -154,7 +154,24 @@ def max_batch(
     def traced(batch: int) -> Trace:
         return trace(lambda: make_step_of_batch(batch), gpu=target, assume=assume)
 
+    return largest_traced_batch(
+        traced, target, limit_bytes, start=start, expandable=expandable_segments
+    )
+
+
+def largest_traced_batch(
+    traced: Callable[[int], Trace],
+    gpu: Device,
+    limit_bytes: int | None = None,
+    *,
+    start: int = 8,
+    expandable: bool = False,
+) -> LargestBatch:
+    """The largest batch that fits, from a function that traces the step at a batch size.
+
+    The function is called more than once for some batches. The other arguments are those of
+    `max_batch`.
+    """
     if limit_bytes is None:
-        beside = context_bytes(traced(start), target) or 0
-        limit_bytes = target.memory_bytes - beside
-    return largest_batch(traced, target, limit_bytes, start=start, expandable=expandable_segments)
+        limit_bytes = gpu.memory_bytes - (context_bytes(traced(start), gpu) or 0)
+    return largest_batch(traced, gpu, limit_bytes, start=start, expandable=expandable)

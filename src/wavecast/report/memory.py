@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from wavecast.footprint.advice import Advice
 from wavecast.footprint.kinds import KINDS
 from wavecast.footprint.largest_batch import LargestBatch
+from wavecast.footprint.limits import RESERVE
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.device import Device
@@ -27,6 +28,8 @@ from wavecast.report.units import memory, or_unknown, percent
 
 BEFORE_THE_STEP = "before the step"
 """The entry under "made by" for a tensor that was made before the step."""
+KEPT_FREE = f"fits: {percent(RESERVE, 1)} of what is left to PyTorch's allocator is kept free"
+"""How close to its limit a GPU may be filled."""
 _ROWS = 8
 
 
@@ -155,7 +158,10 @@ def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> Renderab
         Column("workspace", [or_unknown(m.by_kind["workspace"], memory) for m in rows], 2),
     ]
     styles = ["" if m.fits else "dim" for m in rows]
-    lines = ["needed: memory of the whole training process, with CUDA's context and libraries"]
+    lines = [
+        "needed: memory of the whole training process, with CUDA's context and libraries",
+        KEPT_FREE,
+    ]
     return titled(
         title,
         table(fitting(columns, width), styles),

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from wavecast.hardware.device import Device
+from wavecast.planning.choice import comparable
 from wavecast.planning.prices import price
 from wavecast.report.tables import (
     ANY_WIDTH,
@@ -34,6 +35,7 @@ from wavecast.report.units import (
 )
 from wavecast.steps.larger_batch import LargerBatch
 from wavecast.steps.prediction import Prediction, Share
+from wavecast.steps.unpredicted import TOO_MUCH, WORTH_A_WORD
 
 _SOURCES = {
     "learned": "learned (physics and fitted models)",
@@ -53,7 +55,10 @@ def predictions(title: str, rows: Sequence[Prediction], width: int) -> Renderabl
         rows: the predictions, in the order in which they are shown.
         width: columns of the terminal.
     """
-    columns = _prediction_columns(rows)
+    groups = _by_predictors(rows)
+    columns = _prediction_columns(rows, _marks(groups))
+    if any(_missed_much(row) for row in rows):
+        columns.append(Column("not predicted", [_unpredicted(row) for row in rows], left=True))
     if not all(_may_fit(row) for row in rows):
         columns.append(_memory_column(rows, width - width_of(fitting(columns, ANY_WIDTH))))
     styles = ["" if _may_fit(row) else "dim" for row in rows]
@@ -61,7 +66,7 @@ def predictions(title: str, rows: Sequence[Prediction], width: int) -> Renderabl
         title,
         table(fitting(columns, width), styles),
         "",
-        *_footnotes(rows),
+        *_footnotes(rows, groups),
         *notes(
             [
                 *notes_by_gpu((row.device.id, row.notes) for row in rows),
@@ -71,19 +76,53 @@ def predictions(title: str, rows: Sequence[Prediction], width: int) -> Renderabl
     )
 
 
-def _prediction_columns(rows: Sequence[Prediction]) -> list[Column]:
+def _prediction_columns(rows: Sequence[Prediction], marks: Mapping[int, str]) -> list[Column]:
     unit = rows[0].trace.unit
+    named = [f"{row.device.id} {marks.get(index, '')}" for index, row in enumerate(rows)]
     return [
-        Column("GPU", [row.device.id for row in rows], left=True),
-        Column("step", [duration(row.seconds) for row in rows]),
-        Column("range", [time_range(row.low_s, row.high_s) for row in rows], 1),
-        Column(f"{unit}/s", [or_unknown(row.throughput, count) for row in rows], 1),
+        Column("GPU", [name.rstrip() for name in named], left=True),
+        Column("step", [_step(row) for row in rows]),
+        Column("range", [_range(row) for row in rows], 1),
+        Column(f"{unit}/s", [or_unknown(_rate(row), count) for row in rows], 1),
         Column("GPU busy", [_share_of_step(row, row.gpu_s) for row in rows], 5),
         Column("host busy", [_share_of_step(row, row.host_s) for row in rows], 6),
         Column("bound by", [row.bound_by for row in rows], 3, left=True),
         Column("$/h", [hourly_price(row.device) for row in rows], 4),
         Column(f"{unit}/$", [_per_dollar(row) for row in rows], 2),
     ]
+
+
+def _step(prediction: Prediction) -> str:
+    """The time of a step, which is a lower bound where much of it was not predicted."""
+    at_least = "" if comparable(prediction) else "> "
+    return f"{at_least}{duration(prediction.seconds)}"
+
+
+def _range(prediction: Prediction) -> str:
+    if not comparable(prediction):
+        return UNKNOWN
+    return time_range(prediction.low_s, prediction.high_s)
+
+
+def _rate(prediction: Prediction) -> float | None:
+    return prediction.throughput if comparable(prediction) else None
+
+
+def _missed_much(prediction: Prediction) -> bool:
+    return prediction.unpredicted_share > WORTH_A_WORD
+
+
+def _unpredicted(prediction: Prediction) -> str:
+    """The share of a step that nobody could predict: `12% of its bytes`; empty where it is small.
+
+    Where nothing at all could be predicted, the share is of its work.
+    """
+    if not _missed_much(prediction):
+        return ""
+    shares = prediction.unpredicted_shares
+    share = prediction.unpredicted_share
+    of = max(shares, key=shares.__getitem__) if share in shares.values() else "work"
+    return f"{percent(share)} of its {of}"
 
 
 def _memory_column(rows: Sequence[Prediction], room: int) -> Column:
@@ -116,8 +155,13 @@ def shares(title: str, parts: Iterable[Share], total_s: float, limit: int = 15) 
     return Group("", titled(title, table(columns)))
 
 
-def larger_batches(rows: Mapping[Device, LargerBatch], unit: str, width: int) -> RenderableType:
-    """The step time at a larger batch, extrapolated on each GPU."""
+def larger_batches(
+    rows: Mapping[Device, LargerBatch],
+    unit: str,
+    width: int,
+    points: Sequence[Prediction] = (),
+) -> RenderableType:
+    """The step time at a larger batch, extrapolated on each GPU from predictions, the points."""
     lines = list(rows.values())
     columns = [
         Column("GPU", [device.id for device in rows], left=True),
@@ -133,6 +177,7 @@ def larger_batches(rows: Mapping[Device, LargerBatch], unit: str, width: int) ->
         f"a batch of {first.batch} {unit}, extrapolated from batches of {sizes}",
         table(fitting(columns, width)),
         "",
+        *_warnings([*_missing(points), *_not_ranked(points)]),
         *remarks(
             ["range: 90% range of the straight line; the error of each prediction is not in it"]
         ),
@@ -150,21 +195,27 @@ def _may_fit(prediction: Prediction) -> bool:
     return prediction.fits is not False
 
 
-def _footnotes(rows: Sequence[Prediction]) -> list[Text]:
-    warnings = [*_missing(rows), *_too_small(rows)]
+def _footnotes(
+    rows: Sequence[Prediction], groups: Sequence[Mapping[int, Prediction]]
+) -> list[Text]:
+    warnings = [*_missing(rows), *_not_ranked(rows), *_too_small(rows)]
     lines = []
-    if all(row.throughput is None for row in rows):
+    if all(row.trace.samples is None for row in rows):
         lines.append("no throughput: how many samples a step takes is not known (give --batch)")
     offers = [offer for row in rows if (offer := price(row.device)) is not None]
     if offers:
         newest = max(offer.date for offer in offers)
         lines.append(f"$/h: cheapest known on-demand offer in USD per GPU, as of {newest}")
     lines += [
-        f"op times: {_sources(rows)}",
+        *_sources(groups),
         f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}",
         f"range: {_range_meaning(rows)}",
     ]
-    return [*(Text(warning, style="yellow") for warning in warnings), *remarks(lines)]
+    return [*_warnings(warnings), *remarks(lines)]
+
+
+def _warnings(lines: Iterable[str]) -> list[Text]:
+    return [Text(line, style="yellow") for line in lines]
 
 
 def _too_small(rows: Sequence[Prediction]) -> list[str]:
@@ -196,16 +247,25 @@ def _is_calibrated(row: Prediction) -> bool:
     return row.pace is None and any(share.name.startswith("learned") for share in row.sources())
 
 
-def _sources(rows: Sequence[Prediction]) -> str:
-    """The predictors that answered on most GPUs, then those of the other GPUs, which it names."""
-    groups: dict[frozenset[str], list[Prediction]] = {}
-    for row in rows:
-        groups.setdefault(frozenset(share.name for share in row.sources()), []).append(row)
-    most, *others = sorted(groups.values(), key=len, reverse=True)
-    elsewhere = [
-        f"; on {listed([row.device.id for row in group])}: {_predictors(group)}" for group in others
-    ]
-    return _predictors(most) + "".join(elsewhere)
+def _by_predictors(rows: Sequence[Prediction]) -> list[dict[int, Prediction]]:
+    """The rows by the predictors that answered, the largest group first, each by its position."""
+    groups: dict[frozenset[str], dict[int, Prediction]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(frozenset(share.name for share in row.sources()), {})[index] = row
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def _marks(groups: Sequence[Mapping[int, Prediction]]) -> dict[int, str]:
+    """The mark of each row that others answered than most rows, by its position."""
+    others = enumerate(groups[1:], start=1)
+    return {index: f"[{number}]" for number, group in others for index in group}
+
+
+def _sources(groups: Sequence[Mapping[int, Prediction]]) -> list[str]:
+    """The predictors that answered on most GPUs, then those of the rows that are marked."""
+    most, *others = (_predictors(list(group.values())) for group in groups)
+    marked = (f"[{number}] op times: {other}" for number, other in enumerate(others, start=1))
+    return [f"op times: {most}", *marked]
 
 
 def _predictors(rows: Sequence[Prediction]) -> str:
@@ -241,6 +301,17 @@ def _missing(rows: Sequence[Prediction]) -> list[str]:
     ]
 
 
+def _not_ranked(rows: Sequence[Prediction]) -> list[str]:
+    left_out = [row.device.id for row in rows if not comparable(row)]
+    if not left_out:
+        return []
+    where = "" if len(left_out) == len(rows) else f" on {listed(left_out)}"
+    return [
+        f"not ranked{where}: the ops without a prediction are more than {percent(TOO_MUCH)} of the "
+        "step, so its time is a lower bound and GPUs cannot be compared"
+    ]
+
+
 def counted_ops(calls: Mapping[str, int]) -> str:
     """Names of ops with their number of calls: `aten.mm (2 calls)`."""
     return ", ".join(
@@ -253,7 +324,7 @@ def _share_of_step(prediction: Prediction, seconds: float) -> str:
 
 
 def _per_dollar(prediction: Prediction) -> str:
-    offer, rate = price(prediction.device), prediction.throughput
+    offer, rate = price(prediction.device), _rate(prediction)
     if offer is None or rate is None:
         return UNKNOWN
     return quantity(offer.per_usd(rate))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Group, RenderableType
 
 from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.report.predictions import counted_ops
 from wavecast.report.tables import Column, by_gpu, fitting, labelled, notes, remarks, table, titled
 from wavecast.report.units import (
     UNKNOWN,
@@ -18,14 +19,17 @@ from wavecast.report.units import (
     three_digits,
 )
 from wavecast.steps.profile import KernelShare, Profile
+from wavecast.steps.unpredicted import TOO_MUCH
 
+KERNELS = 5
+"""How many kernels a table lists."""
 _LONGEST_NAME = 60
 _ALL = 0.995
 """From this share of the GPU's time on, FLOPs count as known for all of it."""
 
 
 def profiles(
-    title: str, columns: Sequence[Profile], width: int, kernels: int = 5
+    title: str, columns: Sequence[Profile], width: int, kernels: int = KERNELS
 ) -> RenderableType:
     """One column for each GPU; later columns are compared with the first.
 
@@ -44,16 +48,37 @@ def profiles(
         table(labelled(list(_rows(columns)), headings)),
         "",
         *remarks(_explanations(columns)),
-        *notes(list(dict.fromkeys(note for profile in columns for note in profile.notes))),
+        *notes([*_unpredicted(columns), *_notes(columns)]),
         *(_kernel_tables(profile, kernels, width) for profile in columns),
     )
 
 
+def _notes(columns: Sequence[Profile]) -> list[str]:
+    return list(dict.fromkeys(note for profile in columns for note in profile.notes))
+
+
+def _unpredicted(columns: Sequence[Profile]) -> list[str]:
+    """The ops without a prediction, on each GPU on which there are some."""
+    return [
+        f"ops without a prediction on {profile.device.id}, counted as 0 s: "
+        f"{counted_ops(profile.unpredicted)}; they are {percent(profile.unpredicted_share)} of its "
+        f"work{_incomparable(profile)}"
+        for profile in columns
+        if profile.unpredicted
+    ]
+
+
+def _incomparable(profile: Profile) -> str:
+    much = profile.unpredicted_share > TOO_MUCH
+    return ", so its time is a lower bound and GPUs cannot be compared" if much else ""
+
+
 def _rows(columns: Sequence[Profile]) -> Iterable[tuple[str, list[str]]]:
     first = columns[0]
-    yield "step", _compared([p.seconds for p in columns], duration)
+    rank = all(p.unpredicted_share <= TOO_MUCH for p in columns)
+    yield "step", _compared([p.seconds for p in columns], duration, rank)
     if first.throughput is not None:
-        yield f"{first.unit}/s", _compared([p.throughput or 0.0 for p in columns], count)
+        yield f"{first.unit}/s", _compared([p.throughput or 0.0 for p in columns], count, rank)
     yield "GPU utilisation", _spaced([percent(p.gpu_utilisation) for p in columns])
     for name, unit in (("FP32", "fp32"), ("tensor-core", "tensor")):
         yield f"{name} utilisation", _spaced([_utilisation(p, unit) for p in columns])
@@ -67,12 +92,12 @@ def _rows(columns: Sequence[Profile]) -> Iterable[tuple[str, list[str]]]:
             yield kind, _spaced([or_unknown(p.memory_bytes.get(kind), memory) for p in columns])
 
 
-def _compared(values: Sequence[float], show: Callable[[float], str]) -> list[str]:
-    """Each value; from the second on followed by its ratio to the first."""
+def _compared(values: Sequence[float], show: Callable[[float], str], rank: bool) -> list[str]:
+    """Each value; from the second on followed by its ratio to the first, if they may be ranked."""
     first, *others = values
     cells = [show(first)]
     for value in others:
-        cells += [show(value), three_digits(value / first) if first else UNKNOWN]
+        cells += [show(value), three_digits(value / first) if first and rank else UNKNOWN]
     return cells
 
 

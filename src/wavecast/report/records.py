@@ -12,6 +12,7 @@ from wavecast.footprint.largest_batch import LargestBatch
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.host_files import HostFile
+from wavecast.planning.choice import comparable
 from wavecast.planning.prices import price
 from wavecast.predictors.base import Estimate
 from wavecast.report.tables import notes_by_gpu
@@ -29,20 +30,25 @@ MODULE_DEPTH = 3
 """How many levels of module names memory is grouped by."""
 
 
-def predictions(target: str, rows: Sequence[Prediction]) -> dict[str, Any]:
-    """The predictions of one target on several GPUs."""
+BREAKDOWNS = ("op", "module")
+"""The ways in which the GPU's time of a predicted step is broken down."""
+
+
+def predictions(target: str, rows: Sequence[Prediction], by: str | None = None) -> dict[str, Any]:
+    """The predictions of one target on several GPUs, with one breakdown or with all."""
     return {
         "target": target,
         "trace": trace(rows[0].trace),
-        "predictions": [prediction(row) for row in rows],
+        "predictions": [prediction(row, by) for row in rows],
         "notes": notes_by_gpu((row.device.id, row.notes) for row in rows),
     }
 
 
-def prediction(step: Prediction) -> dict[str, Any]:
-    """The prediction of a step on one GPU."""
+def prediction(step: Prediction, by: str | None = None) -> dict[str, Any]:
+    """The prediction of a step on one GPU; `by` is one of `BREAKDOWNS`, and None for all."""
     offer, rate = price(step.device), step.throughput
-    return {
+    left_out = {f"by_{breakdown}" for breakdown in BREAKDOWNS if by not in (None, breakdown)}
+    record = {
         "gpu": step.device.id,
         "seconds": step.seconds,
         "low_s": step.low_s,
@@ -63,9 +69,12 @@ def prediction(step: Prediction) -> dict[str, Any]:
         "by_module": [asdict(share) for share in step.by_module()],
         "by_source": [asdict(share) for share in step.sources()],
         "unpredicted": dict(step.unpredicted),
+        "unpredicted_share": step.unpredicted_share,
+        "comparable": comparable(step),
         "host": step.host.name,
         "notes": list(step.notes),
     }
+    return {name: value for name, value in record.items() if name not in left_out}
 
 
 def trace(step: Trace) -> dict[str, Any]:
@@ -90,16 +99,23 @@ def trace(step: Trace) -> dict[str, Any]:
     }
 
 
-def larger_batches(rows: Mapping[Device, LargerBatch]) -> list[dict[str, Any]]:
-    """The step time at a larger batch, extrapolated on each GPU."""
+def larger_batches(
+    rows: Mapping[Device, LargerBatch], points: Mapping[Device, Mapping[int, Prediction]]
+) -> list[dict[str, Any]]:
+    """The step time at a larger batch, extrapolated on each GPU from the points."""
     return [
-        {"gpu": device.id, **asdict(line), "throughput_per_s": line.throughput}
+        {
+            "gpu": device.id,
+            **asdict(line),
+            "throughput_per_s": line.throughput,
+            "unpredicted_share": max(p.unpredicted_share for p in points[device].values()),
+        }
         for device, line in rows.items()
     ]
 
 
-def profile(step: Profile) -> dict[str, Any]:
-    """A profile; shares are between 0 and 1."""
+def profile(step: Profile, kernels: int | None = None) -> dict[str, Any]:
+    """A profile; shares are between 0 and 1. `kernels` is how many to list, None for all."""
     return {
         "name": step.name,
         "gpu": step.device.id,
@@ -117,8 +133,9 @@ def profile(step: Profile) -> dict[str, Any]:
         "memory_bytes": dict(step.memory_bytes),
         "known_share": step.known_share,
         "counted_share": step.counted_share,
-        "kernels": [asdict(kernel) for kernel in step.kernels],
-        "wasteful": [asdict(kernel) for kernel in step.wasteful()],
+        "kernels": [asdict(kernel) for kernel in step.kernels[:kernels]],
+        "wasteful": [asdict(kernel) for kernel in step.wasteful(5 if kernels is None else kernels)],
+        "unpredicted_share": step.unpredicted_share,
         "notes": list(step.notes),
     }
 
@@ -138,6 +155,7 @@ def memory(step_memory: Memory, advice: Iterable[Advice] = ()) -> dict[str, Any]
         "reserved_bytes": step_memory.reserved_bytes,
         "context_bytes": step_memory.context_bytes,
         "process_bytes": step_memory.process_bytes,
+        "needed_bytes": step_memory.needed_bytes,
         "fits": step_memory.fits,
         "by_kind": dict(step_memory.by_kind),
         "by_module": dict(step_memory.by_module(MODULE_DEPTH)),
@@ -165,6 +183,7 @@ def fit_in_memory(step_memory: Memory) -> dict[str, Any]:
         "fits": step_memory.fits,
         "memory_bytes": gpu.memory_bytes if gpu else None,
         "process_bytes": step_memory.process_bytes,
+        "needed_bytes": step_memory.needed_bytes,
         "reserved_bytes": step_memory.reserved_bytes,
         "peak_bytes": step_memory.peak_bytes,
         "notes": list(step_memory.notes),

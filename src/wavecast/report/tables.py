@@ -91,9 +91,10 @@ def remarks(lines: Iterable[str]) -> list[Text]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names with commas: the first four of many, and how many more there are."""
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(names[:_NAMES_SHOWN]) + more
+    """Names with commas, each once: the first four of many, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - _NAMES_SHOWN} more" if len(distinct) > _NAMES_SHOWN else ""
+    return ", ".join(distinct[:_NAMES_SHOWN]) + more
 
 
 def by_gpu(rows: Iterable[tuple[str, str]]) -> str:

@@ -38,6 +38,7 @@ from wavecast.steps.op_times import Answers, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
 from wavecast.steps.ranges import Factors, gpu_powers, host_factors
 from wavecast.steps.timeline import StepTime, play
+from wavecast.steps.unpredicted import unpredicted_shares
 from wavecast.steps.work import StepWork, work_of
 from wavecast.traces.arrays import Codes, StepArrays, encode, modules_of
 from wavecast.traces.step import Op, Phase, Trace
@@ -166,6 +167,19 @@ class Prediction:
             if launches and answer is None:
                 missing[call.op.name] = missing.get(call.op.name, 0) + count
         return missing
+
+    @cached_property
+    def unpredicted_shares(self) -> Mapping[str, float]:
+        """The share of the ops without an answer in the step's "bytes", "FLOPs", and "measured GPU
+        time" if it was measured. Empty if all ops were answered."""
+        return unpredicted_shares(self._work, self.answers)
+
+    @property
+    def unpredicted_share(self) -> float:
+        """The largest of `unpredicted_shares`; 0 if all ops were answered, 1 if none was."""
+        if self.unpredicted and not self.sources():
+            return 1.0
+        return max(self.unpredicted_shares.values(), default=0.0)
 
     def by_op(self) -> tuple[Share, ...]:
         """The GPU time by op name, longest first."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from wavecast.hardware.device import Device
@@ -84,6 +84,10 @@ class Profile:
     issued_by: str = ""
     """The name of the host that a prediction assumes; empty for a measurement."""
     notes: tuple[str, ...] = ()
+    unpredicted: Mapping[str, int] = field(default_factory=dict)
+    """The number of calls of each op that was not predicted and counts as 0 s, by op name."""
+    unpredicted_share: float = 0.0
+    """The share of these ops in the step's work, as in `Prediction`."""
 
     @property
     def throughput(self) -> float | None:

@@ -76,6 +76,8 @@ def profile_predicted(name: str, prediction: Prediction) -> Profile:
         unit=trace.unit,
         issued_by=prediction.host.name,
         notes=(*trace.notes, *(f"on {prediction.device.id}: {n}" for n in prediction.notes)),
+        unpredicted=prediction.unpredicted,
+        unpredicted_share=prediction.unpredicted_share,
     )
 
 

@@ -1,0 +1,109 @@
+"""The standard output, kept for results: what the user's code prints goes to the standard error.
+
+The user's code may print at any time: at import, in a step, from a thread or a subprocess that goes
+on, from C code, and from handlers that run when Python ends. So from the first line of it on,
+file descriptor 1 leads to the standard error, and results are written to a copy of what it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from io import TextIOWrapper
+from typing import TextIO
+
+_OUT, _ERR = 1, 2
+"""The file descriptors of the standard output and of the standard error."""
+
+_results: TextIO | None = None
+"""Where results go while the standard output is kept for them."""
+_undo = ExitStack()
+"""What gives the standard output back."""
+_own_process = False
+"""Whether this process is the command line's own, so that nothing is ever given back."""
+
+
+def results() -> TextIO:
+    """The stream to which results are written."""
+    return _results or sys.stdout
+
+
+def keep_for_results() -> None:
+    """From here on, only results reach the standard output. Call it before the user's code runs."""
+    global _results
+    if _results is not None or sys.stdout is None:
+        return
+    stream = sys.stdout
+    stream.flush()
+    with suppress(OSError):  # nobody has the descriptor: it was closed
+        saved = os.dup(_OUT)
+        _undo.callback(_give_back, saved)
+        if _is_standard(stream):
+            # Python's own stream writes to the descriptor, so the user's prints follow it.
+            copy = os.fdopen(os.dup(saved), "w", encoding=stream.encoding, errors=stream.errors)
+            _undo.callback(copy.close)
+            _redirect(_OUT)
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(line_buffering=True)  # as the standard error is
+            _results = copy
+            return
+        _redirect(_OUT)
+    # A caller of ours has put a stream of its own in place of the standard output.
+    _undo.enter_context(redirect_stdout(sys.stderr))
+    _results = stream
+
+
+@contextmanager
+def given_back_at_end() -> Iterator[None]:
+    """A context at whose end the standard output is as before, except in a process of its own."""
+    global _results
+    try:
+        yield
+    finally:
+        if _results is not None:
+            _flush(_results)
+        if not _own_process:
+            _undo.close()
+            _results = None
+
+
+def own_process() -> None:
+    """Say that this process is the command line's own. What runs at its end prints to stderr."""
+    global _own_process
+    _own_process = True
+
+
+def _flush(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        # The reader has stopped. Nothing may be left that Python would write at its end.
+        with suppress(OSError, ValueError):
+            _redirect(stream.fileno())
+        raise
+
+
+def _is_standard(stream: TextIO) -> bool:
+    try:
+        return stream.fileno() == _OUT
+    except (OSError, ValueError):
+        return False
+
+
+def _redirect(descriptor: int) -> None:
+    """Make a descriptor lead to the standard error, or nowhere if that is closed."""
+    try:
+        os.dup2(_ERR, descriptor)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+
+def _give_back(saved: int) -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    os.dup2(saved, _OUT)
+    os.close(saved)
