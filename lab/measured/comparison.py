@@ -123,7 +123,7 @@ def score(
 def gpu_range_s(prediction: Prediction) -> tuple[float, float] | None:
     """The predicted range of the GPU's time, whatever the host does. None if it has none."""
     least, most = prediction.gpu_spread
-    powers = prediction.familiarity and gpu_powers(prediction.familiarity)
+    powers = None if prediction.familiarity is None else gpu_powers(prediction.familiarity)
     if powers is None:
         return None
     return prediction.gpu_s * least**powers.below, prediction.gpu_s * most**powers.above

@@ -16,6 +16,7 @@ from lab.fit.learned import chip_of
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
+from lab.measured.timed_traces import GPU
 from lab.score import iterations
 from lab.score.families import folds
 from wavecast import Prediction
@@ -91,10 +92,10 @@ def scored(prediction: Prediction, case: Case, known: Familiarity) -> Score | No
     """The score of a step that is clearly bound by the GPU or by the host; else None."""
     ratio, owner = case.measured_s / prediction.seconds, owner_of(case.set)
     if prediction.gpu_s > MARGIN * prediction.host_s:
-        score = on_gpu(prediction, ratio, known, case.set, owner, _chip(case))
+        score = on_gpu(prediction, ratio, known, case.set, owner, _chip(case.gpu))
     elif prediction.host_s > MARGIN * prediction.gpu_s:
         host = "foreign" if known is Familiarity.FOREIGN else "unknown"
-        score = on_host(ratio, host, case.set, owner, _chip(case))
+        score = on_host(ratio, host, case.set, owner, _chip(case.gpu))
     else:
         return None
     return replace(score, modelled=prediction.modelled)
@@ -112,7 +113,7 @@ def on_our_gpu(cache: Path, apart: KeptApart) -> Iterator[Score]:
                 predictor = apart.predictor(case, known)
                 predicted = wavecast.predict(trace, case.gpu, predictor=predictor, host="reference")
                 ratio = case.gpu_s / predicted.gpu_s
-                yield on_gpu(predicted, ratio, known, case.set, OURS, _chip(case))
+                yield on_gpu(predicted, ratio, known, case.set, OURS, _chip(case.gpu))
 
 
 def families_out(data: Path, cache: Path) -> Iterator[Score]:
@@ -133,7 +134,7 @@ def timed(data: Path, cache: Path) -> Iterator[Score]:
     for row in iterations.rows(data, cache, classes):
         if row.host_over_gpu > MARGIN and not row.unseen:
             known, name = classes[row.host], f"{OURS} {row.machine} machine"
-            owner, chip = (name, "") if known == "known" else (OURS, iterations.GPU)
+            owner, chip = (name, "") if known == "known" else (OURS, _chip(GPU))
             yield on_host(1 / (1 + row.error), known, name, owner, chip)
 
 
@@ -143,5 +144,5 @@ def _made(cases: list[Case], cache: Path) -> Traces:
     return traces
 
 
-def _chip(case: Case) -> str:
-    return ".".join(map(str, chip_of(case.gpu)))
+def _chip(gpu: str) -> str:
+    return ".".join(map(str, chip_of(gpu)))

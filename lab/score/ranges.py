@@ -258,10 +258,11 @@ def by_set(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
 
 def share(verdicts: Sequence[Verdict], inside: str = "wide") -> float | None:
     """The weighted share of steps in a range: "narrow", "wide" or "nested". None if unknown."""
-    held = [(getattr(verdict, inside), verdict.weight) for verdict in verdicts]
-    if any(held is None for held, _ in held):
+    known: list[bool | None] = [getattr(verdict, inside) for verdict in verdicts]
+    if None in known:
         return None
-    return sum(held * weight for held, weight in held) / sum(weight for _, weight in held)
+    weights = [verdict.weight for verdict in verdicts]
+    return sum(w for w, held in zip(weights, known, strict=True) if held) / sum(weights)
 
 
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -30,8 +30,6 @@ from wavecast.traces.step import Allocation, Op, Phase, Role, Trace
 
 L4 = device("l4")
 FREE_HOST = REFERENCE_HOST.scaled(0)
-UNSEEN = gpu_powers(Familiarity.UNSEEN)
-assert UNSEEN is not None
 
 
 @dataclass
@@ -155,11 +153,13 @@ def test_a_wait_in_the_step_is_played() -> None:
 
 def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
     table = Table({"aten.mm": 3.0, "aten.relu": 4.0}, spread=2)
+    powers = gpu_powers(Familiarity.UNSEEN)
+    assert powers is not None
     one = predicted(trace(call(mm(8)), call(mm(9))), predictor=table)
-    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**UNSEEN.below, 6 * 2**UNSEEN.above))
+    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**powers.below, 6 * 2**powers.above))
     two = predicted(trace(call(mm()), call(relu(4))), predictor=table)
-    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** UNSEEN.above)
-    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** UNSEEN.below)
+    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** powers.above)
+    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** powers.below)
 
 
 def test_host_times_move_by_their_spread() -> None:

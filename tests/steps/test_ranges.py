@@ -81,8 +81,8 @@ def test_a_step_scores_by_what_its_ops_allow() -> None:
 
 def test_a_host_scores_by_the_factor_that_it_needs() -> None:
     fast, slow = on_host(0.5, "unknown", "a", "a"), on_host(3.0, "unknown", "a", "a")
-    assert (fast.below, fast.above) == (pytest.approx(math.log(2)), 0)
-    assert (slow.below, slow.above) == (0, pytest.approx(math.log(3)))
+    assert (fast.below, fast.above) == pytest.approx((math.log(2), 0))
+    assert (slow.below, slow.above) == pytest.approx((0, math.log(3)))
 
 
 # Ranges made apart, and how they are widened.

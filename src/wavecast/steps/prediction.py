@@ -37,7 +37,7 @@ from wavecast.steps.arguments import (
 )
 from wavecast.steps.op_times import Answers, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
-from wavecast.steps.ranges import Held, gpu_powers, held, host_factors, least_modelled
+from wavecast.steps.ranges import Coverage, gpu_powers, held, host_factors, least_modelled
 from wavecast.steps.timeline import StepTime, play
 from wavecast.steps.unpredicted import unpredicted_shares
 from wavecast.steps.work import StepWork, work_of
@@ -132,7 +132,7 @@ class Prediction:
         return self._range and self._range[1]
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> Coverage | None:
         """How many measured steps lay in ranges like this one; None without a range."""
         if self._range is None or self.familiarity is None:
             return None

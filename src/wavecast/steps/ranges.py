@@ -43,7 +43,7 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Coverage:
     """How many measured steps lay in ranges that were made without their GPU and source."""
 
     share: float
@@ -62,7 +62,9 @@ def least_modelled() -> float:
 def gpu_powers(familiarity: Familiarity) -> Powers | None:
     """The exponents for a GPU that the op models know this well. None if nothing gave them."""
     row = _row("gpu", familiarity)
-    return row and Powers(row["below"] * row["wider"], row["above"] * row["wider"])
+    if row is None:
+        return None
+    return Powers(row["below"] * row["wider"], row["above"] * row["wider"])
 
 
 def host_factors(familiarity: Familiarity, *, known: bool) -> Factors | None:
@@ -76,10 +78,12 @@ def host_factors(familiarity: Familiarity, *, known: bool) -> Factors | None:
         None if nothing gave them.
     """
     row = _row("host", _host(familiarity, known=known))
-    return row and Factors(row["low"] ** row["wider"], row["high"] ** row["wider"])
+    if row is None:
+        return None
+    return Factors(row["low"] ** row["wider"], row["high"] ** row["wider"])
 
 
-def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Held | None:
+def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | None:
     """How many measured steps lay in their ranges, of steps like this one.
 
     Args:
@@ -95,7 +99,7 @@ def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Held | None
         return None
     rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
     row = min(rows, key=lambda row: row["held"])
-    return Held(row["held"], row["least"], row["most"])
+    return Coverage(row["held"], row["least"], row["most"])
 
 
 def _host(familiarity: Familiarity, *, known: bool) -> str:
