@@ -14,8 +14,10 @@ def main() -> None:
     print(f"{len(trace)} operator calls, {len(trace.counts)} of them different\n")
     for name in ("a100-sxm-80gb", "h100-sxm-80gb", "l4"):
         p = wc.predict(trace, name)
-        low, high = 1e3 * p.low_s, 1e3 * p.high_s
-        print(f"{name:14} {1e3 * p.seconds:7.2f} ms a step ({low:.2f} to {high:.2f})")
+        print(f"{name:14} {1e3 * p.seconds:7.2f} ms a step", end="")
+        if p.low_s is not None and p.high_s is not None:
+            print(f" ({1e3 * p.low_s:.2f} to {1e3 * p.high_s:.2f})", end="")
+        print()
         print(f"{'':14} {1e3 * p.gpu_s:7.2f} ms GPU, {1e3 * p.host_s:.2f} ms host")
         if p.unpredicted:
             print(f"{'':14} without {', '.join(p.unpredicted)}")

@@ -24,8 +24,6 @@ class Row(NamedTuple):
     offer: wc.Price
     rates: list[float]
     per_usd: float
-    low: float
-    high: float
 
 
 def main(paths: Sequence[str] = ()) -> None:
@@ -37,11 +35,11 @@ def main(paths: Sequence[str] = ()) -> None:
     where = traces[0].measurement.gpu if traces[0].measurement else "no GPU"
     print(f"measured on {where}; samples per second at each batch, thousands per dollar at best\n")
     batches = "".join(f"{f'b={trace.samples}':>7}" for trace in traces)
-    print(f"{'GPU':16}{batches}{'$/h':>7}{'GPUs':>6}{'k/$':>8}   range")
+    print(f"{'GPU':16}{batches}{'$/h':>7}{'GPUs':>6}{'k/$':>8}")
     for row in rows:
         rates = "".join(f"{rate:7.0f}" for rate in row.rates)
         money = f"{row.offer.usd_per_hour:7.2f}{row.offer.gpus:6}{row.per_usd / 1e3:8,.0f}"
-        print(f"{row.gpu:16}{rates}{money}   {row.low / 1e3:,.0f} - {row.high / 1e3:,.0f}")
+        print(f"{row.gpu:16}{rates}{money}")
     print(f"\n$/h: cheapest on demand as of {max(row.offer.date for row in rows)}, for each GPU;")
     print("GPUs: how many come together at this price")
     bare = [row.gpu for row in rows if not row.offer.includes_host]
@@ -59,10 +57,8 @@ def rented(gpu: str, traces: Sequence[wc.Trace]) -> Row | None:
     if offer is None:
         return None
     predictions = [wc.predict(trace, gpu) for trace in traces]
-    best = max(predictions, key=lambda p: p.throughput or 0.0)
-    samples = best.trace.samples or 0
-    ends = [offer.per_usd(samples / s) for s in (best.seconds, best.high_s, best.low_s)]
-    return Row(gpu, offer, [p.throughput or 0.0 for p in predictions], *ends)
+    rates = [p.throughput or 0.0 for p in predictions]
+    return Row(gpu, offer, rates, offer.per_usd(max(rates)))
 
 
 if __name__ == "__main__":

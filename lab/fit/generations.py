@@ -42,7 +42,7 @@ from lab.measured.public_steps.case import Case, Traces
 from lab.places import MODELS
 from wavecast import Device, Estimate, Prediction, Trace
 from wavecast.files import read_toml
-from wavecast.predictors.base import Predictor
+from wavecast.predictors.base import Familiarity, Predictor
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import Floats, gpu_of
 from wavecast.predictors.learned.predictor import COMPUTING, Learned, with_steps
@@ -191,6 +191,10 @@ class Aged(Predictor):
     def shipped(cls) -> Aged:
         """The predictor with the fit that ships."""
         return cls.of(Learned.shipped(), read_toml(MODELS / "generations.toml"))
+
+    def familiarity(self, device: Device) -> Familiarity | None:
+        """How well the fit knows a GPU."""
+        return self.learned.familiarity(device)
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
         """The time of one op."""

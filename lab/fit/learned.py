@@ -40,8 +40,9 @@ from wavecast.predictors.learned.gpus import Floats, chip_name, gpu_of
 from wavecast.predictors.learned.model import PHYSICS, OpModel
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.roofline import Roofline
-from wavecast.steps.ranges import VENDOR
 
+VENDOR = "NVIDIA"
+"""The vendor of the GPUs whose ops are fitted."""
 FITTED = ("stream", "product", "convolution", "depthwise", "attention", "recurrent")
 """Models fitted here. A model whose parts occur in ops of another is fitted before it. Grouped
 products have a separate fit (`lab.fit.grouped`)."""
@@ -152,7 +153,8 @@ def kept_fit(path: Path, rows: Sequence[OpRow], *, chips: bool = True) -> Learne
         np.savez_compressed(path, **arrays)
     with np.load(path) as kept:
         models = restored(dict(kept), FITTED)
-    return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
+    gpus = tuple(map(device, sorted({row.gpu for row in rows})))
+    return replace(Learned.shipped(), models=models, fitted_on=gpus, _batches={}, _gpus={})
 
 
 # Errors and ranges.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,15 +52,15 @@ class Scored:
     case: Case
     contender: str
     seconds: float
-    low_s: float
-    high_s: float
+    low_s: float | None
+    high_s: float | None
     gpu_s: float
     host_s: float
     bound_by: str
     kinds_s: Mapping[str, float]
     """The GPU's predicted time by kind of op."""
-    gpu_range_s: tuple[float, float] = (0.0, math.inf)
-    """The predicted range of the GPU's time."""
+    gpu_range_s: tuple[float, float] | None = None
+    """The predicted range of the GPU's time. None if it has none."""
 
     @property
     def error(self) -> float:
@@ -74,14 +73,17 @@ class Scored:
         return None if self.case.gpu_s is None else self.gpu_s / self.case.gpu_s - 1
 
     @property
-    def gpu_within(self) -> bool:
-        """Whether the GPU's measured time lies in its predicted range."""
-        low_s, high_s = self.gpu_range_s
-        return self.case.gpu_s is not None and low_s <= self.case.gpu_s <= high_s
+    def gpu_within(self) -> bool | None:
+        """Whether the GPU's measured time lies in its predicted range. None without both."""
+        if self.case.gpu_s is None or self.gpu_range_s is None:
+            return None
+        return self.gpu_range_s[0] <= self.case.gpu_s <= self.gpu_range_s[1]
 
     @property
-    def within(self) -> bool:
-        """Whether the measured time lies in the predicted range."""
+    def within(self) -> bool | None:
+        """Whether the measured time lies in the predicted range. None if it has none."""
+        if self.low_s is None or self.high_s is None:
+            return None
         return self.low_s <= self.case.measured_s <= self.high_s
 
 
@@ -118,11 +120,20 @@ def score(
             )
 
 
-def gpu_range_s(prediction: Prediction) -> tuple[float, float]:
-    """The predicted range of the GPU's time, whatever the host does."""
+def gpu_range_s(prediction: Prediction) -> tuple[float, float] | None:
+    """The predicted range of the GPU's time, whatever the host does. None if it has none."""
     least, most = prediction.gpu_spread
-    powers = gpu_powers(prediction.device.vendor, measured=prediction.known_chip)
+    powers = None if prediction.familiarity is None else gpu_powers(prediction.familiarity)
+    if powers is None:
+        return None
     return prediction.gpu_s * least**powers.below, prediction.gpu_s * most**powers.above
+
+
+def is_within(prediction: Prediction, measured_s: float) -> bool | None:
+    """Whether a measured time lies in the range of a prediction. None if it has no range."""
+    if prediction.low_s is None or prediction.high_s is None:
+        return None
+    return prediction.low_s <= measured_s <= prediction.high_s
 
 
 def _kinds(prediction: Prediction) -> dict[str, float]:

@@ -47,18 +47,19 @@ class Figures:
         ]
 
 
-def figures(errors: Iterable[float], within: Iterable[bool] = ()) -> Figures:
+def figures(errors: Iterable[float], within: Iterable[bool | None] = ()) -> Figures:
     """The figures of at least one prediction.
 
     Args:
         errors: predicted / measured - 1 of each prediction.
-        within: whether each measured time lies in its predicted range; leave out if unknown.
+        within: whether each measured time lies in its predicted range; None for a prediction
+            without a range. Leave it out if unknown.
 
     Example:
         >>> figures([0.1, -0.3], [True, False])
         Figures(count=2, mean=0.2, bias=-0.1, worst=0.3, in_range=0.5, median=0.2)
     """
-    signed, held = list(errors), list(within)
+    signed, held = list(errors), [inside for inside in within if inside is not None]
     sizes = [abs(error) for error in signed]
     return Figures(
         count=len(signed),

@@ -42,10 +42,10 @@ class BlindRow:
         return self.prediction.gpu_s / self.gpu_s - 1
 
     @property
-    def gpu_within(self) -> bool:
-        """Whether the measured GPU time lies in its predicted range."""
-        low_s, high_s = gpu_range_s(self.prediction)
-        return low_s <= self.gpu_s <= high_s
+    def gpu_within(self) -> bool | None:
+        """Whether the measured GPU time lies in its predicted range. None if it has none."""
+        ends_s = gpu_range_s(self.prediction)
+        return None if ends_s is None else ends_s[0] <= self.gpu_s <= ends_s[1]
 
 
 def rows() -> Iterator[BlindRow]:

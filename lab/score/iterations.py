@@ -29,6 +29,7 @@ from lab.fit.host import Steps, host_without
 from lab.fit.host import read as read_steps
 from lab.fit.host_reference import machine_factor, model_of, reference_of
 from lab.measured import own_steps
+from lab.measured.comparison import is_within
 from lab.measured.figures import Figures, figures, percent, record
 from lab.measured.timed import Machine, machines, unseen_machines
 from lab.measured.timed_traces import GPU, traced
@@ -52,8 +53,8 @@ class IterationRow:
     of_suite: bool
     """Whether it is a step of the suite, not of the blind test."""
     error: float
-    within: bool
-    """Whether the timed iteration lies in the predicted range."""
+    within: bool | None
+    """Whether the timed iteration lies in the predicted range. None if it has none."""
     host_over_gpu: float
     """The predicted host time over the predicted GPU time."""
     unseen: bool = False
@@ -116,7 +117,7 @@ def rows(data: Path, cache: Path, titles: Collection[str] = EVERY) -> Iterator[I
                     title,
                     step.name in of_suite,
                     prediction.seconds / step.seconds - 1,
-                    prediction.low_s <= step.seconds <= prediction.high_s,
+                    is_within(prediction, step.seconds),
                     prediction.host_s / prediction.gpu_s,
                     machine in unseen,
                 )

@@ -24,6 +24,7 @@ from wavecast.hardware.calibration import calibrated, factor_of, reference_times
 from wavecast.hardware.host_files import HostFile, read_host, save
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST
 from wavecast.hardware.kept_hosts import find_host, kept_hosts, path_of
+from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import host_factors
 
 DIRECT = {"launch_s": 4e-6, "sync_s": 5e-6, "graph_s": 9e-6, "node_s": 1e-7}
@@ -321,7 +322,10 @@ def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
     step = trace(*[call(relu(8)) for _ in range(100)])
     own, reference = predict(step, "t4"), predict(step, "t4", host="reference")
     assert own.bound_by == reference.bound_by == "host"
-    known, unknown = (host_factors("NVIDIA", known=known) for known in (True, False))
+    measured = Familiarity.MEASURED
+    known, unknown = (host_factors(measured, known=known) for known in (True, False))
+    assert known is not None
+    assert unknown is not None
     for prediction, factors in ((own, known), (reference, unknown)):
         wanted = [prediction.seconds * factors.low, prediction.seconds * factors.high]
         assert [prediction.low_s, prediction.high_s] == pytest.approx(wanted)

@@ -36,6 +36,8 @@ def test_five_figures_of_errors() -> None:
     assert scores.bias == pytest.approx(-0.1)
     assert scores.worst == pytest.approx(0.3)
     assert figures([0.1]).in_range is None
+    assert figures([0.1, 0.2], [None, None]).in_range is None
+    assert figures([0.1, 0.2, 0.3], [None, True, False]).in_range == 0.5  # of those with a range
 
 
 def test_an_unknown_figure_is_a_dash() -> None:

@@ -168,12 +168,32 @@ def test_without_samples_there_is_no_throughput_but_a_hint() -> None:
     assert "(give --batch)" in out
 
 
-def test_only_ranges_of_the_learned_predictor_are_said_to_be_calibrated() -> None:
-    learned, roofline = [predict(step(), "l4")], predictions(step(), "l4")
-    assert "range: nine in ten steps lie in it" in shown(report.predictions("s", learned, 200))
-    assert "range: a rough estimate" in shown(report.predictions("s", roofline, 200))
-    both = shown(report.predictions("s", learned + predictions(step(), "t4"), 200))
-    assert "range: nine in ten steps lie in it; on t4 it is a rough estimate\n" in both
+def test_a_range_says_how_many_measured_steps_lay_in_such_ranges() -> None:
+    learned = predict(step(), "l4", host="reference")
+    known = predict(step(), "h200-sxm", host="reference")
+    assert learned.held is not None
+    assert known.held is not None
+    out = shown(report.predictions("s", [learned], 200))
+    share, ends = learned.held.share, (learned.held.least, learned.held.most)
+    by_set = " to ".join(f"{100 * end:.0f}" for end in ends)
+    steps = "of measured steps with their"
+    wanted = f"range: widened to hold {100 * share:.0f}% {steps} GPU and source left out"
+    assert f"{wanted} ({by_set}% by set)\n" in out
+    assert f"% {steps} source left out (" in shown(report.predictions("s", [known], 200))
+    both = shown(report.predictions("s", [known, learned], 200))
+    assert f"% {steps} GPU (not h200-sxm) and source left out (" in both
+
+
+def test_a_range_is_not_printed_where_nothing_calibrated_it() -> None:
+    learned, roofline = [predict(step(), "l4", host="reference")], predictions(step(), "t4")
+    both = shown(report.predictions("s", learned + roofline, 200))
+    [line] = [line for line in both.splitlines() if line.startswith("t4 ")]
+    assert " - " not in line
+    assert " ? " in line
+    assert "no range on t4: no measured steps tell how far off such predictions are\n" in both
+    out = shown(report.predictions("s", roofline, 200))
+    assert " range " not in out.splitlines()[2]
+    assert "no range: no measured steps tell how far off such predictions are\n" in out
 
 
 def test_notes_of_all_traces_are_shown_and_counted_when_many() -> None:

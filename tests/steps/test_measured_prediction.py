@@ -19,7 +19,7 @@ from wavecast.hardware.hosts import GRAPH_GAP_S, REFERENCE_HOST, RecordedHost
 from wavecast.predictors.base import Estimate, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.roofline import Roofline
-from wavecast.steps.prediction import HOST_SPREAD, default_scaler
+from wavecast.steps.prediction import default_scaler
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 T4, L4, A100 = device("t4"), device("l4"), device("a100-sxm-80gb")
@@ -272,18 +272,19 @@ def test_kernels_that_overlapped_still_overlap_on_another_gpu() -> None:
     assert [part.gpu_s for part in prediction.by_op()] == [12]
 
 
-def test_the_range_is_that_of_the_kernels_and_not_of_the_gaps() -> None:
+def test_gaps_between_kernels_are_not_scaled() -> None:
     prediction = predict(step(seconds=4.5), L4, predictor=Times(2, spread=2))
-    gap_s = 0.5  # gaps have no range
-    assert prediction.seconds == pytest.approx(gap_s + 6 + 2)
-    assert prediction.low_s == pytest.approx(gap_s + 8 - math.hypot(3, 1))
-    assert prediction.high_s == pytest.approx(gap_s + 8 + math.hypot(6, 2))
+    assert prediction.seconds == pytest.approx(0.5 + 6 + 2)
+    ends = 1 - math.hypot(3, 1) / 8, 1 + math.hypot(6, 2) / 8
+    assert prediction.gpu_spread == pytest.approx(ends)
 
 
-def test_a_host_bound_step_moves_by_the_hosts_spread() -> None:
-    prediction = predict(step(host_s=0.375), L4, predictor=Times(1e-6))
-    assert prediction.low_s == pytest.approx(0.375 * (1 - HOST_SPREAD))
-    assert prediction.high_s == pytest.approx(0.375 * (1 + HOST_SPREAD))
+def test_a_scaled_step_has_no_range() -> None:
+    for scaler in (Times(2, spread=2), default_scaler()):
+        for gpu in (T4, L4):
+            prediction = predict(step(), gpu, predictor=scaler)
+            assert prediction.seconds > 0
+            assert (prediction.low_s, prediction.high_s) == (None, None)
 
 
 def test_throughput_is_that_of_the_measured_batch() -> None:

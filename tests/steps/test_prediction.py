@@ -22,7 +22,7 @@ from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.predictors.base import Estimate, Predictor
+from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.roofline import Roofline
 from wavecast.steps.prediction import Prediction, default_predictor, predict
 from wavecast.steps.ranges import gpu_powers, host_factors
@@ -30,7 +30,6 @@ from wavecast.traces.step import Allocation, Op, Phase, Role, Trace
 
 L4 = device("l4")
 FREE_HOST = REFERENCE_HOST.scaled(0)
-UNSEEN = gpu_powers("NVIDIA", measured=False)
 
 
 @dataclass
@@ -39,14 +38,19 @@ class Table(Predictor):
 
     seconds: dict[str, float]
     spread: float = 1.0
+    known: Familiarity | None = Familiarity.UNSEEN
+    source: str = "learned"
     questions: Counter[Op] = field(default_factory=Counter)
+
+    def familiarity(self, device: Device) -> Familiarity | None:
+        return self.known
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
         self.questions[op] += 1
         if op.name not in self.seconds:
             return None
         t = self.seconds[op.name]
-        return Estimate(t, t / self.spread, t * self.spread, "table")
+        return Estimate(t, t / self.spread, t * self.spread, self.source)
 
 
 TABLE = {"aten.mm": 2.0, "aten.relu": 0.5, "aten._to_copy": 0.25}
@@ -100,7 +104,7 @@ def test_breakdowns_name_ops_modules_phases_and_sources() -> None:
         Phase.OPTIMIZER: 0.5,
         Phase.OTHER: 0.25,
     }
-    assert [(part.name, part.calls) for part in prediction.sources()] == [("table", 7)]
+    assert [(part.name, part.calls) for part in prediction.sources()] == [("learned", 7)]
 
 
 def test_what_nobody_can_predict_is_listed_with_its_calls() -> None:
@@ -116,7 +120,7 @@ def test_views_are_not_listed_as_unpredicted_and_never_asked_for() -> None:
 
 def test_a_step_of_which_nothing_is_known_takes_no_time_but_says_so() -> None:
     prediction = predicted(trace(call(unknown("a.b")), call(unknown("c.d")), samples=8))
-    assert (prediction.seconds, prediction.low_s, prediction.high_s) == (0, 0, 0)
+    assert (prediction.seconds, prediction.low_s, prediction.high_s) == (0, None, None)
     assert prediction.throughput is None
     assert prediction.unpredicted == {"a.b.default": 1, "c.d.default": 1}
 
@@ -130,7 +134,7 @@ def test_equal_ops_are_predicted_once() -> None:
 
 def test_estimates_are_kept_by_op() -> None:
     prediction = predicted(step())
-    assert prediction.estimates[mm(32, 64, 128)] == Estimate(2, 2, 2, "table")
+    assert prediction.estimates[mm(32, 64, 128)] == Estimate(2, 2, 2, "learned")
     assert prediction.estimates[unknown()] is None
     assert view(32, 128) not in prediction.estimates
 
@@ -149,17 +153,20 @@ def test_a_wait_in_the_step_is_played() -> None:
 
 def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
     table = Table({"aten.mm": 3.0, "aten.relu": 4.0}, spread=2)
+    powers = gpu_powers(Familiarity.UNSEEN)
+    assert powers is not None
     one = predicted(trace(call(mm(8)), call(mm(9))), predictor=table)
-    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**UNSEEN.below, 6 * 2**UNSEEN.above))
+    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**powers.below, 6 * 2**powers.above))
     two = predicted(trace(call(mm()), call(relu(4))), predictor=table)
-    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** UNSEEN.above)
-    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** UNSEEN.below)
+    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** powers.above)
+    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** powers.below)
 
 
 def test_host_times_move_by_their_spread() -> None:
     host = dataclasses.replace(FREE_HOST, forward_s=100.0)
     prediction = predicted(trace(call(mm())), host=host)
-    factors = host_factors("NVIDIA", known=False)
+    factors = host_factors(Familiarity.UNSEEN, known=False)
+    assert factors is not None
     wanted = (100 * factors.low, 100 * factors.high)
     assert (prediction.low_s, prediction.high_s) == pytest.approx(wanted)
 
@@ -175,6 +182,8 @@ def test_the_range_holds_the_prediction(
     made = trace(call(copy_to_gpu(4)), *(call(op, syncs=syncs) for op, syncs in calls))
     host = REFERENCE_HOST.scaled(factor)
     prediction = predicted(made, predictor=Table(TABLE, spread), host=host)
+    assert prediction.low_s is not None
+    assert prediction.high_s is not None
     slack = 1 + 1e-9
     assert 0 <= prediction.low_s <= prediction.seconds * slack
     assert prediction.seconds <= prediction.high_s * slack
@@ -287,11 +296,30 @@ def test_a_predictor_of_ones_own_is_any_object_that_predicts() -> None:
     assert prediction.gpu_s == 9
 
 
-def test_a_step_has_a_range_on_every_gpu() -> None:
+def test_a_step_has_a_range_on_every_gpu_whose_class_was_measured() -> None:
     made = campaigns.traces("steps")["bert-base-bf16"]
-    gpus = wavecast.devices()
-    predictions = [predict(made, gpu) for gpu in gpus]
-    assert all(p.low_s <= p.seconds <= p.high_s for p in predictions)
+    for gpu in wavecast.devices():
+        prediction = predict(made, gpu)
+        if prediction.familiarity is None or gpu_powers(prediction.familiarity) is None:
+            assert (prediction.low_s, prediction.high_s) == (None, None)
+        else:
+            assert prediction.low_s is not None
+            assert prediction.high_s is not None
+            assert prediction.low_s <= prediction.seconds <= prediction.high_s
+
+
+def test_there_is_no_range_where_no_measured_steps_gave_one() -> None:
+    made = trace(call(mm()), call(relu(4)))
+    for prediction in (
+        predicted(made, predictor=Table(TABLE, known=None)),
+        predicted(made, predictor=Table(TABLE, source="attainable")),
+        predicted(made, predictor=Roofline()),
+        predicted(made, predictor=Says(Estimate(1, 1, 1, "me"))),
+        predicted(made, graphed=True),
+        predicted(made, graphed=True, predictor=default_predictor()),
+    ):
+        assert prediction.seconds > 0
+        assert (prediction.low_s, prediction.high_s) == (None, None)
 
 
 def test_a_graphed_step_takes_the_gpus_time_whatever_the_host() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from wavecast.hardware.device import Device
@@ -26,6 +27,19 @@ class Estimate:
     """The high end of that range."""
     source: str
     """The name of the predictor or scaler, in words for a reader."""
+
+
+class Familiarity(StrEnum):
+    """How well the fit of a predictor knows a GPU. The ranges of steps depend on it."""
+
+    MEASURED = "measured"
+    """Ops of every kind were measured on the GPU's chip."""
+    PARTLY = "partly"
+    """Some ops were measured on the GPU's chip."""
+    UNSEEN = "unseen"
+    """Ops were measured on other chips of the GPU's vendor only."""
+    FOREIGN = "foreign"
+    """Ops were measured on GPUs of other vendors only."""
 
 
 @runtime_checkable
@@ -61,9 +75,13 @@ class Predictor(Protocol):
             for a, b in zip(here, there, strict=True)
         ]
 
-    def knows_chip(self, device: Device) -> bool:
-        """Whether the predictor was fitted on ops of every kind measured on this GPU's chip."""
-        return False
+    def familiarity(self, device: Device) -> Familiarity | None:
+        """How well the predictor knows a GPU.
+
+        None if steps that it predicted were never compared with measured ones. Then a predicted
+        step has no range.
+        """
+        return None
 
 
 @runtime_checkable

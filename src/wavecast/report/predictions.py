@@ -10,6 +10,7 @@ from rich.text import Text
 from wavecast.hardware.device import Device
 from wavecast.planning.choice import comparable
 from wavecast.planning.prices import price
+from wavecast.predictors.base import Familiarity
 from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
@@ -82,7 +83,7 @@ def _prediction_columns(rows: Sequence[Prediction], marks: Mapping[int, str]) ->
     return [
         Column("GPU", [name.rstrip() for name in named], left=True),
         Column("step", [_step(row) for row in rows]),
-        Column("range", [_range(row) for row in rows], 1),
+        *_range_column(rows),
         Column(f"{unit}/s", [or_unknown(_rate(row), count) for row in rows], 1),
         Column("GPU busy", [_share_of_step(row, row.gpu_s) for row in rows], 5),
         Column("host busy", [_share_of_step(row, row.host_s) for row in rows], 6),
@@ -123,6 +124,13 @@ def _unpredicted(prediction: Prediction) -> str:
     share = prediction.unpredicted_share
     of = max(shares, key=shares.__getitem__) if share in shares.values() else "work"
     return f"{percent(share)} of its {of}"
+
+
+def _range_column(rows: Sequence[Prediction]) -> list[Column]:
+    """The ranges of the times, if any prediction has one."""
+    if all(row.low_s is None for row in rows):
+        return []
+    return [Column("range", [_range(row) for row in rows], 1)]
 
 
 def _memory_column(rows: Sequence[Prediction], room: int) -> Column:
@@ -209,7 +217,7 @@ def _footnotes(
     lines += [
         *_sources(groups),
         f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}",
-        f"range: {_range_meaning(rows)}",
+        *_range_meanings(rows),
     ]
     return [*_warnings(warnings), *remarks(lines)]
 
@@ -229,22 +237,33 @@ def _too_small(rows: Sequence[Prediction]) -> list[str]:
     ]
 
 
-def _range_meaning(rows: Sequence[Prediction]) -> str:
-    """What the ranges mean, and on which GPUs they are only rough."""
-    rough = [row.device.id for row in rows if not _is_calibrated(row)]
-    if len(rough) == len(rows):
-        return "a rough estimate, not checked against measured steps"
-    elsewhere = f"; on {listed(rough)} it is a rough estimate" if rough else ""
-    return f"nine in ten steps lie in it{elsewhere}"
+def _range_meanings(rows: Sequence[Prediction]) -> list[str]:
+    """How many measured steps lay in such ranges, and which GPUs have none."""
+    ranged = [row for row in rows if row.held is not None]
+    none = [row.device.id for row in rows if row.held is None]
+    why = "no measured steps tell how far off such predictions are"
+    if not ranged:
+        return [f"no range: {why}"]
+    known = [row.device.id for row in ranged if _is_known(row)]
+    unless = f" (not {listed(known)})" if known else ""
+    apart = "source" if len(known) == len(ranged) else f"GPU{unless} and source"
+    share, by_set = _held(ranged)
+    held = f"widened to hold {share} of measured steps with their {apart} left out{by_set}"
+    rest = [f"no range on {listed(none)}: {why}"] if none else []
+    return [f"range: {held}", *rest]
 
 
-def _is_calibrated(row: Prediction) -> bool:
-    """Whether the range was calibrated on measured steps.
+def _is_known(row: Prediction) -> bool:
+    """Whether steps of this very GPU or host made the range."""
+    return row.familiarity is Familiarity.MEASURED or row.host.known
 
-    Only ranges of the learned models are, and only those of traced steps: the range of a measured
-    step that is scaled to another GPU has another origin.
-    """
-    return row.pace is None and any(share.name.startswith("learned") for share in row.sources())
+
+def _held(rows: Sequence[Prediction]) -> tuple[str, str]:
+    """The share of measured steps in ranges like these: `90%`, ` (71 to 100% by set)`."""
+    shares = [row.held for row in rows if row.held is not None]
+    least, most = min(share.least for share in shares), max(share.most for share in shares)
+    by_set = f" ({100 * least:.0f} to {100 * most:.0f}% by set)"
+    return _percent_range([share.share for share in shares]), by_set
 
 
 def _by_predictors(rows: Sequence[Prediction]) -> list[dict[int, Prediction]]:

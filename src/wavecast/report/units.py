@@ -24,8 +24,10 @@ def long_duration(seconds: float) -> str:
     return duration(seconds)
 
 
-def time_range(low_s: float, high_s: float) -> str:
-    """A range of times: `268 ms - 425 ms`."""
+def time_range(low_s: float | None, high_s: float | None) -> str:
+    """A range of times: `268 ms - 425 ms`; `?` when it is not known."""
+    if low_s is None or high_s is None:
+        return UNKNOWN
     return f"{duration(low_s)} - {duration(high_s)}"
 
 

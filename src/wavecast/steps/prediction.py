@@ -18,6 +18,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.family_traces import FamilyTraces, trace_on
 from wavecast.hardware.hosts import (
     REFERENCE_HOST,
+    GraphedHost,
     Host,
     HostModel,
     RecordedHost,
@@ -26,7 +27,7 @@ from wavecast.hardware.hosts import (
 )
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.hardware.retargeting import retarget
-from wavecast.predictors.base import Estimate, Predictor, Scaler
+from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
 from wavecast.steps.arguments import (
     checked_target,
     measurement_of,
@@ -36,16 +37,16 @@ from wavecast.steps.arguments import (
 )
 from wavecast.steps.op_times import Answers, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
-from wavecast.steps.ranges import Factors, gpu_powers, host_factors
+from wavecast.steps.ranges import Coverage, gpu_powers, held, host_factors, least_modelled
 from wavecast.steps.timeline import StepTime, play
 from wavecast.steps.unpredicted import unpredicted_shares
 from wavecast.steps.work import StepWork, work_of
 from wavecast.traces.arrays import Codes, StepArrays, encode, modules_of
 from wavecast.traces.step import Op, Phase, Trace
 
-HOST_SPREAD = 0.25
-"""The relative range of the host's time in a measured step: two runs of a host-bound step lay up to
-this far from their mean (measurements/README.md)."""
+MODELLED = "learned"
+"""How the names of answers from fitted op models begin. Ops without a model get the share of the
+roofline that such ops attain ("attainable")."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +79,16 @@ class Prediction:
     """The host that issues the ops."""
     pace: Pace | None = None
     """The corrections that make a measured step take its measured time. None for a traced step."""
-    known_chip: bool = False
-    """Whether the predictor was trained on ops of all kinds measured on this very chip."""
+    familiarity: Familiarity | None = None
+    """How well the predictor knows the GPU. None if its steps were never compared with measured
+    ones, and for a measured step that is scaled: then there is no range."""
     notes: tuple[str, ...] = ()
     """Caveats of this GPU, beside those of the trace (`Trace.notes`)."""
 
     def __repr__(self) -> str:
+        ends = "" if self._range is None else ", low_s={:.4g}, high_s={:.4g}".format(*self._range)
         notes = f", notes={self.notes!r}" if self.notes else ""
-        return (
-            f"Prediction({self.device.id!r}, seconds={self.seconds:.4g}, low_s={self.low_s:.4g}, "
-            f"high_s={self.high_s:.4g}{notes})"
-        )
+        return f"Prediction({self.device.id!r}, seconds={self.seconds:.4g}{ends}{notes})"
 
     @cached_property
     def estimates(self) -> Mapping[Op, Estimate | None]:
@@ -122,14 +122,21 @@ class Prediction:
         return self.step.host_s
 
     @property
-    def low_s(self) -> float:
-        """The low end of the 90% range of `seconds`."""
-        return self._range[0]
+    def low_s(self) -> float | None:
+        """The low end of the range of `seconds`; None where no measured steps gave a range."""
+        return self._range and self._range[0]
 
     @property
-    def high_s(self) -> float:
-        """The high end of the 90% range of `seconds`."""
-        return self._range[1]
+    def high_s(self) -> float | None:
+        """The high end of the range of `seconds`; None where `low_s` is."""
+        return self._range and self._range[1]
+
+    @property
+    def held(self) -> Coverage | None:
+        """How many measured steps lay in ranges like this one; None without a range."""
+        if self._range is None or self.familiarity is None:
+            return None
+        return held(self.familiarity, known=self.host.known, bound_by=self.bound_by)
 
     @property
     def bound_by(self) -> str:
@@ -202,6 +209,12 @@ class Prediction:
         shares = _shares(names, source[self._arrays.work], self.call_s)
         return tuple(share for share in shares if share.name)
 
+    @cached_property
+    def modelled(self) -> float:
+        """The share of the GPU time for which fitted op models answered; 0 if nobody answered."""
+        own_s = sum(share.gpu_s for share in self.sources() if share.name.startswith(MODELLED))
+        return own_s / self.gpu_s if self.gpu_s else 0.0
+
     @property
     def _arrays(self) -> StepArrays:
         return self.trace.arrays
@@ -253,21 +266,25 @@ class Prediction:
         return 1 - below / total, 1 + above / total
 
     @cached_property
-    def _range(self) -> tuple[float, float]:
-        """Low and high end of the step's time, in seconds.
+    def _range(self) -> tuple[float, float] | None:
+        """Low and high end of the step's time; None where no measured steps gave a range.
 
-        For a traced step the ranges of GPU and host are widened by how much is known about them
-        (`ranges`). For a measured step the ops' ranges are used as they are.
+        None of the steps that gave ranges was scaled from a measurement or ran as a CUDA graph, and
+        op models answered for most of their time.
         """
+        graphed = isinstance(self.host, GraphedHost)
+        if self.familiarity is None or self.pace is not None or graphed:
+            return None
+        if self.modelled < least_modelled():
+            return None
+        powers = gpu_powers(self.familiarity)
+        factors = host_factors(self.familiarity, known=self.host.known)
+        if powers is None or factors is None:
+            return None
         least, most = self.gpu_spread
-        if self.pace is not None:
-            host = Factors(1 - HOST_SPREAD, 1 + HOST_SPREAD)
-        else:
-            vendor = self.device.vendor
-            host = host_factors(vendor, known=self.host.known)
-            powers = gpu_powers(vendor, measured=self.known_chip)
-            least, most = least**powers.below, most**powers.above
-        return self._play(least, host.low).seconds, self._play(most, host.high).seconds
+        low = self._play(least**powers.below, factors.low)
+        high = self._play(most**powers.above, factors.high)
+        return low.seconds, high.seconds
 
 
 def predict(
@@ -312,12 +329,12 @@ def predict(
     refuse_other_predictors(predictor)
     chosen_host = find_host(host, target)
     issuing: Host | RecordedHost = chosen_host
-    pace, known_chip = None, False
+    pace, familiarity = None, None
     if isinstance(predictor, Predictor) or (predictor is None and trace.measurement is None):
         refuse_origin(trace, predictor, origin)
         op_predictor = predictor or default_predictor()
         answers = predict_ops(trace, target, op_predictor)
-        known_chip = op_predictor.knows_chip(target)
+        familiarity = op_predictor.familiarity(target)
     else:
         measured = measurement_of(trace)
         answers = scale_ops(trace, target, predictor or default_scaler(), origin_of(trace, origin))
@@ -327,7 +344,7 @@ def predict(
     if host_factor != 1:
         issuing = issuing.scaled(host_factor)
     model = _graphed(trace, issuing) if graphed else issuing
-    return Prediction(trace, target, answers, model, pace, known_chip, notes)
+    return Prediction(trace, target, answers, model, pace, familiarity, notes)
 
 
 def _graphed(trace: Trace, host: Host | RecordedHost) -> HostModel:

@@ -1,21 +1,24 @@
 """The range of a step's time, by how much is known about the GPU and the host.
 
 Split conformal prediction by classes (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
-World", 2005): in each class, steps were predicted by models fitted without them. One step in twenty
-was faster than its range and one in twenty was slower. `lab/score/ranges.py` writes the file.
+World", 2005): in each class, steps were predicted by models fitted without them, and the range of
+the class holds nine in ten of them. It is then widened until it also holds nine in ten steps of
+GPUs and sources that had no part in making it. `lab/score/ranges.py` writes the file, with what it
+found. A class that is not in the file has no range.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from wavecast.files import shipped_toml
+from wavecast.predictors.base import Familiarity
 
 FILE = "models/ranges.toml"
 """The shipped file, below `data/`."""
-VENDOR = "NVIDIA"
-"""The vendor on whose GPUs the op models were fitted. Other vendors get wider ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +42,77 @@ class Factors:
     high: float
 
 
-def gpu_powers(vendor: str, *, measured: bool) -> Powers:
-    """The exponents for a GPU.
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many measured steps lay in ranges that were made without their GPU and source."""
+
+    share: float
+    """The share of all steps of the class."""
+    least: float
+    """The share of the set that did worst."""
+    most: float
+    """The share of the set that did best."""
+
+
+def least_modelled() -> float:
+    """The least share of a step's GPU time from op models, of the steps that gave ranges."""
+    return float(_shipped()["modelled"])
+
+
+def gpu_powers(familiarity: Familiarity) -> Powers | None:
+    """The exponents for a GPU that the op models know this well. None if nothing gave them."""
+    row = _row("gpu", familiarity)
+    if row is None:
+        return None
+    return Powers(row["below"] * row["wider"], row["above"] * row["wider"])
+
+
+def host_factors(familiarity: Familiarity, *, known: bool) -> Factors | None:
+    """The factors for the host of a GPU that the op models know this well.
 
     Args:
-        vendor: the GPU's vendor.
-        measured: whether the op models were fitted on ops of all kinds measured on its very chip.
+        familiarity: how well they know the GPU. Hosts of other vendors' GPUs run other software.
+        known: whether the host was calibrated.
+
+    Returns:
+        None if nothing gave them.
     """
-    powers, _ = _shipped()
-    return powers["measured" if measured else _class_of(vendor, "unseen")]
+    row = _row("host", _host(familiarity, known=known))
+    if row is None:
+        return None
+    return Factors(row["low"] ** row["wider"], row["high"] ** row["wider"])
 
 
-def host_factors(vendor: str, *, known: bool) -> Factors:
-    """The factors for the host of a vendor's GPU; `known` when the host was calibrated."""
-    _, factors = _shipped()
-    return factors["known" if known else _class_of(vendor, "unknown")]
+def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | None:
+    """How many measured steps lay in their ranges, of steps like this one.
+
+    Args:
+        familiarity: how well the op models know the GPU.
+        known: whether the host was calibrated.
+        bound_by: "gpu", "host" or "both". For both, the figures of the one that held fewer.
+
+    Returns:
+        None if there are no such ranges.
+    """
+    gpu, host = _row("gpu", familiarity), _row("host", _host(familiarity, known=known))
+    if gpu is None or host is None:
+        return None
+    rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
+    row = min(rows, key=lambda row: row["held"])
+    return Coverage(row["held"], row["least"], row["most"])
 
 
-def _class_of(vendor: str, name: str) -> str:
-    return name if vendor == VENDOR else "foreign"
+def _host(familiarity: Familiarity, *, known: bool) -> str:
+    if known:
+        return "known"
+    return "foreign" if familiarity is Familiarity.FOREIGN else "unknown"
+
+
+def _row(part: str, name: str) -> Mapping[str, Any] | None:
+    row: Mapping[str, Any] | None = _shipped()[part].get(name)
+    return row
 
 
 @cache
-def _shipped() -> tuple[dict[str, Powers], dict[str, Factors]]:
-    tables = shipped_toml(FILE)
-    return (
-        {name: Powers(row["below"], row["above"]) for name, row in tables["gpu"].items()},
-        {name: Factors(row["low"], row["high"]) for name, row in tables["host"].items()},
-    )
+def _shipped() -> Mapping[str, Any]:
+    return shipped_toml(FILE)

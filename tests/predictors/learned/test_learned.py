@@ -253,6 +253,19 @@ def test_a_chip_is_known_if_ops_of_all_kinds_were_measured_on_it() -> None:
     assert not dataclasses.replace(LEARNED, models=models).knows_chip(device("h200-sxm"))
 
 
+def test_how_well_a_gpu_is_known_depends_on_the_chips_that_were_measured() -> None:
+    wanted = {
+        **{"h200-sxm": "measured", "h100-sxm-80gb": "measured", "h100-pcie-80gb": "unseen"},
+        **{"v100-sxm-16gb": "partly", "a100-sxm-80gb": "partly", "rtx-a6000": "partly"},
+        **{"rtx-3090": "unseen", "rtx-4090": "unseen", "rtx-2080-ti": "unseen"},
+        **{"k80": "unseen", "mi300x": "foreign", "rx-6800": "foreign"},
+    }
+    assert {gpu: LEARNED.familiarity(device(gpu)) for gpu in wanted} == wanted
+    nothing = dataclasses.replace(device("rtx-3090"), sm_count=None)
+    assert LEARNED.gpu(nothing) is None
+    assert LEARNED.familiarity(nothing) is None
+
+
 def test_terms_of_a_generation_count_on_chips_without_trees() -> None:
     bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
     told = dataclasses.replace(

@@ -18,8 +18,9 @@ import numpy as np
 
 from wavecast.files import shipped, shipped_toml
 from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device as find_device
 from wavecast.predictors.attainable import Attainable
-from wavecast.predictors.base import Estimate, Predictor
+from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import UNMODELLED, Batch, batch_of, group_of
 from wavecast.predictors.learned.calibration import calibrated
 from wavecast.predictors.learned.file import restored
@@ -62,6 +63,8 @@ class Learned(Predictor):
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
     """The rates that `wavecast calibrate` measured on the card whose ops were in the fit, by chip
     ("Hopper.132") and fact ("bf16_tensor_flops")."""
+    fitted_on: tuple[Device, ...] = field(default=(), repr=False)
+    """The GPUs whose measured ops were in the fit."""
     _batches: dict[tuple[Op, ...], tuple[Batch, tuple[bool, ...]]] = field(
         default_factory=dict, repr=False
     )
@@ -90,6 +93,18 @@ class Learned(Predictor):
         return bool(with_chips) and all(
             any(key.endswith(chip) for key in chips) for chips in with_chips
         )
+
+    def familiarity(self, device: Device) -> Familiarity | None:
+        """How well the fit knows a GPU; None if it cannot use its models for that GPU."""
+        if self.gpu(device) is None:
+            return None
+        if self.knows_chip(device):
+            return Familiarity.MEASURED
+        if chip_name(device) in map(chip_name, self.fitted_on):
+            return Familiarity.PARTLY
+        if any(other.vendor == device.vendor for other in self.fitted_on):
+            return Familiarity.UNSEEN
+        return Familiarity.FOREIGN
 
     def gpu(self, device: Device) -> GpuFacts | None:
         """The numbers of a GPU, with measured rates if it was calibrated; None if unknown."""
@@ -176,7 +191,9 @@ def _shipped() -> Learned:
     models["grouped"] = OpModel("grouped", kernel["constants"])
     ranges = {**card["groups"], **kernel["groups"]}
     spreads = {name: Spread(ends["low"], ends["high"]) for name, ends in ranges.items()}
-    learned = Learned(models, spreads, Attainable.shipped(), card.get("references", {}))
+    fitted_on = tuple(find_device(gpu) for gpu in card["gpus"])
+    references = card.get("references", {})
+    learned = Learned(models, spreads, Attainable.shipped(), references, fitted_on)
     return with_steps(learned, shipped_toml("models/generations.toml"))
 
 
