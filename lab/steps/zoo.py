@@ -141,7 +141,7 @@ def summary(results: list[ZooResult]) -> str:
     """One sentence: how many models were traced, and how fast."""
     traced = [r for r in results if not r.failure]
     complete = sum(not r.unknown for r in traced)
-    seconds = sorted(r.seconds for r in traced)
+    seconds = sorted(r.seconds for r in traced) or [0.0]
     return (
         f"{len(traced)} of {len(results)} models traced ({len(traced) / len(results):.1%}), "
         f"{complete} of them with no op of unknown cost; "

@@ -112,6 +112,9 @@ def attended(op: Op, q_len: int, k_len: int) -> int:
     The diagonal of a causal mask starts at the top left. In `_flash_attention` and for mask type 2
     of `_efficient_attention` it ends at the bottom right instead. Windows are relative to it.
     """
+    known = integer(op, "attended_pairs", -1)
+    if known >= 0:  # flex_attention, whose mask is a function of the user's
+        return known
     mask = integer(op, "custom_mask_type")
     causal = bool(op.attr("is_causal", False)) or mask > 0
     bottom_right = op.base.startswith("aten._flash_attention") or mask == 2

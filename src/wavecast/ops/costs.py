@@ -23,6 +23,7 @@ from wavecast.ops import (  # noqa: F401  (importing them registers their formul
     attention,
     collective,
     convolution,
+    detection,
     indexing,
     matmul,
     movement,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from wavecast.ops.registry import Cost, Kind, cost, read, streaming, written
+from wavecast.ops.registry import Cost, Kind, cost, integers, read, streaming, written
 from wavecast.traces.step import Op, TensorSpec
 
 
@@ -89,6 +89,18 @@ def _cdist(op: Op) -> Cost:
 def _cdist_backward(op: Op) -> Cost:
     grad, points = op.inputs[:2]
     return _one_pass(op, 4 * grad.numel * points.shape[-1])
+
+
+@cost("aten._trilinear", kind=Kind.REDUCTION)
+def _trilinear(op: Op) -> Cost:
+    """Sums of products of three tensors, as in nn.Bilinear: a multiply-add for each combination."""
+    shapes = []
+    for number, tensor in enumerate(op.inputs, start=1):
+        shape = list(tensor.shape)
+        for dim in sorted(integers(op, f"expand{number}")):
+            shape.insert(dim, 1)
+        shapes.append(shape)
+    return _one_pass(op, 2 * math.prod(map(max, zip(*shapes, strict=True))))
 
 
 @cost("aten.linalg_solve_triangular", kind=Kind.LINEAR_ALGEBRA)

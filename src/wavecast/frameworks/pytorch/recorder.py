@@ -169,6 +169,13 @@ class OpRecorder:
         if self._records():
             self._append(Op(name, (), ()), host=False, reads=())
 
+    def record(
+        self, name: str, inputs: list[Any], outputs: list[Any], attrs: list[tuple[str, Scalar]]
+    ) -> None:
+        """Record an op on the GPU that does not come through torch's dispatcher."""
+        if self._recording:
+            self._append(with_switches(self._intern(name, inputs, outputs, attrs)), False, ())
+
     @contextmanager
     def silence(self) -> Iterator[None]:
         """Record no ops inside the block: it makes tensors that a real step makes only once."""

@@ -38,6 +38,7 @@ _READS_BACK = {
     "aten._unique2",
     "aten.unique_consecutive",
     "aten.unique_dim",
+    "torchvision.nms",
     "aten.equal",
     "aten.bincount",
     "aten.repeat_interleave.Tensor",

@@ -12,7 +12,7 @@ from torch import nn
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.traces.step import Trace
+from wavecast.traces.step import Phase, Trace
 
 EAGER = "torch.compile was ignored; the step was traced as eager PyTorch"
 
@@ -50,6 +50,70 @@ def test_sizes_that_depend_on_data_are_upper_bounds(run: Callable[..., Any], lar
     assert sizes[-1] == largest
     assert _kinds(trace) == ["size"]
     assert any(call.syncs for call in trace)
+
+
+UNIQUE: dict[str, Callable[[Any], Any]] = {
+    "values": lambda x: torch.unique(x),
+    "counts": lambda x: torch.unique(x, return_counts=True),
+    "inverse": lambda x: torch.unique(x, return_inverse=True),
+    "rows": lambda x: torch.unique(x, dim=0, return_inverse=True, return_counts=True),
+    "columns": lambda x: torch.unique(x, dim=-1, return_inverse=True, return_counts=True),
+    "runs": lambda x: torch.unique_consecutive(x, return_inverse=True, return_counts=True),
+    "runs of columns": lambda x: torch.unique_consecutive(
+        x, return_inverse=True, return_counts=True, dim=1
+    ),
+    "only columns": lambda x: torch.unique_consecutive(x, dim=1),
+}
+
+
+@pytest.mark.parametrize("case", UNIQUE)
+def test_unique_values_have_the_shapes_of_a_tensor_without_repetitions(case: str) -> None:
+    shapes: list[Any] = []
+
+    def run(x: Any) -> None:
+        out = UNIQUE[case](x)
+        shapes.append([tuple(t.shape) for t in (out if isinstance(out, tuple) else (out,))])
+
+    def make_step() -> Step:
+        x = torch.randint(0, 9, (3, 5, 4), device="cuda")
+        return lambda: run(x)
+
+    trace = capture(make_step)
+    run(torch.arange(60).view(3, 5, 4))
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert _kinds(trace) == ["size"]
+    assert any(call.syncs for call in trace)
+
+
+def test_clusters_of_an_adaptive_softmax_take_all_rows_if_targets_are_unknown() -> None:
+    def rows(targets: Callable[[], Any]) -> list[int]:
+        def make_step() -> Step:
+            layer = nn.AdaptiveLogSoftmaxWithLoss(64, 20, [4, 9]).cuda()
+            x, y = torch.randn(6, 64, device="cuda"), targets()
+            return lambda: layer(x, y).loss.backward()
+
+        taken = calls_of(capture(make_step), "aten.index_select")
+        return [c.op.outputs[0].shape[0] for c in taken if c.phase is Phase.FORWARD]
+
+    assert rows(lambda: torch.randint(0, 20, (6,), device="cuda")) == [6, 6]
+    assert rows(lambda: torch.tensor([0, 1, 5, 10, 11, 12]).cuda()) == [1, 3]
+
+
+def test_parts_whose_sizes_are_read_back_are_equal() -> None:
+    def experts(x: Any) -> Any:
+        tokens = torch.randint(0, 4, (4,), device="cuda").tolist()
+        parts = x.split(tokens)
+        assert [part.shape[0] for part in parts] == [3, 3, 2, 2]
+        return torch.cat([part * 2 for part in parts])
+
+    trace = forward(experts, (10, 8))
+    assert any("the sizes of 4 parts at" in note for note in trace.notes)
+    assert calls_of(trace, "aten.cat")[0].op.outputs[0].shape == (10, 8)
+
+
+def test_wrong_sizes_of_parts_are_an_error() -> None:
+    with pytest.raises(CaptureError, match="split_sizes to sum exactly to 10"):
+        forward(lambda x: x.split([1, 1]), (10, 8))
 
 
 def test_writing_under_a_mask_needs_no_bound() -> None:

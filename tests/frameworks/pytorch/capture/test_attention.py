@@ -208,3 +208,21 @@ def test_an_encoder_that_only_infers_takes_its_fast_path() -> None:
         return step
 
     assert names(capture(make_step))["aten._transformer_encoder_layer_fwd"] == 2
+
+
+def test_an_encoder_that_only_infers_computes_padding() -> None:
+    def make_step() -> Step:
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, 2).cuda().eval()
+        x = torch.randn(4, 6, 16, device="cuda")
+        padding = torch.zeros(4, 6, dtype=torch.bool, device="cuda")
+
+        def step() -> None:
+            with torch.no_grad():
+                assert encoder(x, src_key_padding_mask=padding).shape == x.shape
+            assert encoder.use_nested_tensor
+
+        return step
+
+    fused = calls_of(capture(make_step), "aten._transformer_encoder_layer_fwd")
+    assert [call.op.outputs[0].shape for call in fused] == [(4, 6, 16)] * 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Step, mlp, names, training
+from networks import Step, forward, mlp, names, training
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as optimizers
@@ -79,6 +79,18 @@ def test_marks_for_a_profiler_are_nothing() -> None:
 def test_a_model_in_data_parallel_of_one_gpu_is_the_model() -> None:
     wrapped = capture(training(lambda: nn.DataParallel(mlp())))
     assert names(wrapped) == names(capture(training(mlp)))
+
+
+def test_code_scripted_while_tracing_is_traced_as_python() -> None:
+    def run(x: Any) -> Any:
+        scripted = torch.jit.script(_scaled)
+        return scripted(x)
+
+    assert names(forward(run, (4, 8)))["aten.mul"] > 0
+
+
+def _scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor(2.0, device=x.device)
 
 
 def test_ops_carry_the_stream_they_run_on() -> None:

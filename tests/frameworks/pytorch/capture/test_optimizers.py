@@ -11,6 +11,7 @@ import torch
 from networks import Step, calls_of, minimize, mlp, names, training
 from torch import nn
 
+from wavecast import ops
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.traces.step import Phase, Role, Trace
 
@@ -98,6 +99,24 @@ def test_an_optimizer_of_the_users_own_is_traced() -> None:
     assert updates["aten.where"] == PARAMETERS
     states = [a for a in trace.allocations if a.role is Role.OPTIMIZER_STATE]
     assert len(states) == PARAMETERS  # m and v are one tensor here, and counted once
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_an_optimizer_of_matrices_is_traced(name: str) -> None:
+    trace = capture(
+        training(
+            lambda: nn.Linear(8, 4, bias=False),
+            make_optimizer=lambda p: getattr(torch.optim, name)(p, lr=0.1),
+        )
+    )
+    assert Phase.OPTIMIZER in {call.phase for call in trace}
+    assert not ops.totals(trace).unknown
+
+
+def test_every_optimizer_of_torch_has_a_test() -> None:
+    classes = {name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}
+    tested = {*LOOPED, "lbfgs", "adafactor", "muon"}
+    assert {name.lower() for name in classes} - tested == {"optimizer", "sparseadam"}
 
 
 def test_lbfgs_calls_its_closure() -> None:

@@ -23,6 +23,8 @@ from wavecast.frameworks.pytorch.user_lines import user_line
 
 _aten = torch.ops.aten
 _TRUE = "_wavecast_true"
+_ASSUMED_NUMBER = 1
+"""What is assumed for a number that the step reads from the GPU."""
 
 
 class Assumptions:
@@ -35,6 +37,7 @@ class Assumptions:
         self._quiet = False
         self.compiled = False
         """Whether the step runs something that torch.compile would compile."""
+        self._read_numbers = False
         self._bounds: dict[str, Callable[..., Any]] = {
             "aten.equal": lambda *_: self._assumed("compares two GPU tensors", False),
             "aten.is_nonzero": lambda *_: self._assumed("asks whether a GPU tensor is true", False),
@@ -44,8 +47,8 @@ class Assumptions:
             "aten.index_put": self._index_put,
             "aten.index_put_": self._index_put,
             "aten._unique2": self._unique,
-            "aten.unique_dim": self._unique,
-            "aten.unique_consecutive": self._unique,
+            "aten.unique_dim": self._unique_dim,
+            "aten.unique_consecutive": self._unique_consecutive,
             "aten.bincount": self._bincount,
             "aten.repeat_interleave": self._repeat_interleave,
             "torchvision.nms": lambda boxes, *_: self._upper(boxes, (boxes.shape[0],), torch.int64),
@@ -54,6 +57,7 @@ class Assumptions:
             **FAKE_OPS,
             _aten._local_scalar_dense.default: self._scalar,
             _aten._pack_padded_sequence.default: self._pack_padded_sequence,
+            _aten.split_with_sizes.default: self._split_with_sizes,
         }
         if hasattr(_aten, "_grouped_mm"):
             self._results[_aten._grouped_mm.default] = self._grouped_mm
@@ -113,7 +117,22 @@ class Assumptions:
         """The value to assume for a value that the step reads from the GPU."""
         if dtype is torch.bool:
             return self._assumed("reads a GPU value", truth)
-        return self._assumed("reads a GPU value", 1.0 if dtype.is_floating_point else 1)
+        if dtype.is_floating_point:
+            return self._assumed("reads a GPU value", float(_ASSUMED_NUMBER))
+        self._read_numbers = True
+        return self._assumed("reads a GPU value", _ASSUMED_NUMBER)
+
+    def _split_with_sizes(self, tensor: Any, sizes: list[int], dim: int = 0) -> Any:
+        """The parts of a tensor. If the step read their sizes from the GPU, they are alike."""
+        total = tensor.shape[dim]
+        if sum(sizes) != total and sizes == [_ASSUMED_NUMBER] * len(sizes) and self._read_numbers:
+            self.note(
+                f"the sizes of {len(sizes)} parts at {user_line()} depend on data; equal parts "
+                "were assumed"
+            )
+            share, rest = divmod(total, len(sizes))
+            sizes = [share + (part < rest) for part in range(len(sizes))]
+        return _aten.split_with_sizes.default(tensor, sizes, dim)
 
     def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
         rows = self._size("the size of a result", "depends on data; its", shape[0])
@@ -165,14 +184,43 @@ class Assumptions:
     def _index_put(self, tensor: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
         return tensor if values is not None else None
 
-    def _unique(self, tensor: Any, *args: Any, **_: Any) -> Any:
+    def _unique(
+        self,
+        tensor: Any,
+        sorted: bool = True,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+    ) -> Any:
+        """The values as a list. Without the inverse or the counts, those are empty."""
         values = self._upper(tensor, (tensor.numel(),))
         count = values.shape[0]
-        return (
-            values,
-            tensor.new_empty(tensor.shape, dtype=torch.int64),
-            tensor.new_empty((count,), dtype=torch.int64),
-        )
+        return values, *_numbered(tensor, return_inverse, tensor.shape, return_counts, count)
+
+    def _unique_consecutive(
+        self,
+        tensor: Any,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        dim: int | None = None,
+    ) -> Any:
+        if dim is not None:
+            return self._unique_dim(tensor, dim, True, return_inverse, return_counts)
+        return self._unique(tensor, True, return_inverse, return_counts)
+
+    def _unique_dim(
+        self,
+        tensor: Any,
+        dim: int,
+        sorted: bool = True,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+    ) -> Any:
+        """The slices along one dimension, each once. The inverse has a number for each slice."""
+        slices, shape = tensor.shape[dim], list(tensor.shape)
+        count = self._size("the size of a result", "depends on data; its", slices)
+        shape[dim] = count
+        values = tensor.new_empty(shape)
+        return values, *_numbered(tensor, return_inverse, (slices,), return_counts, count)
 
     def _bincount(self, tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
         place = user_line()
@@ -223,6 +271,14 @@ def _unbounded(name: str, hint: str) -> CaptureError:
     return CaptureError(
         f"the size of {name}'s result at {user_line()} depends on the data, and its upper bound is "
         f"not known; {hint}"
+    )
+
+
+def _numbered(tensor: Any, inverse: bool, shape: Any, counts: bool, count: int) -> tuple[Any, Any]:
+    """The inverse and the counts of unique values; what the step does not ask for is empty."""
+    return (
+        tensor.new_empty(shape if inverse else (0,), dtype=torch.int64),
+        tensor.new_empty((count if counts else 0,), dtype=torch.int64),
     )
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.rnn import fused_gru_cell, fused_gru_cell_backward
 from wavecast.frameworks.pytorch.capture.rnn_weights import flat_numel, flatten_weight, parts_of
+from wavecast.frameworks.pytorch.user_lines import user_line
 
 _aten = torch.ops.aten
 _BAG_MAX = 2
@@ -61,6 +63,21 @@ def _in_layout(layout: Any, tensor: Any) -> Any:
     return torch.empty_like(tensor, memory_format=layout)
 
 
+def _embedding(weight: Any, indices: Any, *args: Any) -> Any:
+    """A lookup. Its last argument is whether the gradient is sparse."""
+    _refuse_sparse(weight, len(args) > 2 and args[2])
+    return _aten.embedding.default(weight, indices, *args)
+
+
+def _refuse_sparse(weight: Any, sparse: bool) -> None:
+    if sparse and weight.requires_grad and torch.is_grad_enabled():
+        raise CaptureError(
+            f"the step looks up a table with sparse=True at {user_line()}; sparse gradients cannot "
+            "be traced; use sparse=False and an optimizer for dense gradients, and note that the "
+            "gradient is then as large as the table"
+        )
+
+
 def _embedding_bag(
     weight: Any,
     indices: Any,
@@ -73,6 +90,7 @@ def _embedding_bag(
     padding_idx: int = -1,
 ) -> Any:
     """An embedding bag that keeps positions of maxima only in mode "max" (EmbeddingBag.cu)."""
+    _refuse_sparse(weight, sparse)
     bags, size = offsets.shape[0] - include_last_offset, weight.shape[1]
     return (
         weight.new_empty((bags, size)),
@@ -164,6 +182,7 @@ FAKE_OPS: dict[Any, Callable[..., Any]] = {
     _aten.cudnn_batch_norm.default: _cudnn_batch_norm,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
+    _aten.embedding.default: _embedding,
     _aten._embedding_bag.default: _embedding_bag,
     _aten._embedding_bag_forward_only.default: _embedding_bag,
     _aten._cudnn_rnn.default: _cudnn_rnn,

@@ -14,6 +14,7 @@ import torch._dynamo  # imported now, because it must not be imported while torc
 from torch._dynamo import eval_frame
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention import flex_attention as flex
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
@@ -22,10 +23,13 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture.adaptive_softmax import adaptive_log_softmax
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.flex_attention import flex_attention
 from wavecast.frameworks.pytorch.capture.host_values import LARGEST_CONSTANT
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.capture.refusals import refused_functions
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.recorder import OpRecorder
@@ -59,6 +63,12 @@ def cuda_machine(
         replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(assumptions))
         replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
         replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
+        replace(torch.nn.AdaptiveLogSoftmaxWithLoss, forward=adaptive_log_softmax)
+        replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
+        replace(flex, flex_attention_hop=flex_attention(recorder, assumptions))
+        replace(torch.jit, script=_unscripted)
+        for owner, functions in refused_functions():
+            replace(owner, **functions)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
         # Torch can set it only once in a process, so it could not be restored.
@@ -315,6 +325,31 @@ def _eager(assumptions: Assumptions) -> Any:
         return model if model is not None else (lambda function: function)
 
     return compile_nothing
+
+
+def _padded(forward: Any) -> Any:
+    """The forward pass of `nn.TransformerEncoder`, which computes padding as well.
+
+    In evaluation it would turn a batch with a padding mask into a nested tensor.
+    """
+
+    def encode(encoder: Any, *args: Any, **kwargs: Any) -> Any:
+        use_nested = encoder.use_nested_tensor
+        encoder.use_nested_tensor = False
+        try:
+            return forward(encoder, *args, **kwargs)
+        finally:
+            encoder.use_nested_tensor = use_nested
+
+    return encode
+
+
+def _unscripted(code: Any, *_: Any, **__: Any) -> Any:
+    """`torch.jit.script`, which gives plain Python: it cannot compile the functions replaced here.
+
+    Libraries script functions when they are imported, which may happen inside `make_step`.
+    """
+    return code
 
 
 def _noticing(callback_from_stance: Any, assumptions: Assumptions) -> Any:

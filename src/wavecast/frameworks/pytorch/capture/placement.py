@@ -99,7 +99,9 @@ _CHECKS = _overloads("all _is_all_true")
 _NEVER_REPEATED = (
     _CONSTANTS
     | _CHECKS
-    | _overloads("scalar_tensor squeeze_ unsqueeze_ t_ transpose_ resize_ set_ as_strided_")
+    | _overloads(
+        "scalar_tensor squeeze_ unsqueeze_ t_ transpose_ resize_ resize_as_ set_ as_strided_"
+    )
 )
 
 

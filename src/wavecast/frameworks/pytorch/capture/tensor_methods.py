@@ -79,6 +79,7 @@ def _of_fake_tensors(
         "record_stream": lambda self, stream: None,
         "data_ptr": _address,
         "__format__": _format,
+        "new": _new,
         "new_tensor": _new_tensor,
         **_reading(placement.assumptions),
         "__deepcopy__": _deep_copy,
@@ -144,6 +145,15 @@ def _new_parameter(outside: OutsideTensors) -> Callable[..., Any]:
         return new(cls, data, requires_grad)
 
     return new_parameter
+
+
+def _new(tensor: Any, *arguments: Any, device: Any = None) -> Any:
+    """`tensor.new()`, the old way to make a tensor of the same type: from sizes, or from data."""
+    options = {"dtype": tensor.dtype, "device": tensor.device if device is None else device}
+    if not arguments or isinstance(arguments[0], int | torch.Size):
+        sizes = arguments[0] if arguments and isinstance(arguments[0], torch.Size) else arguments
+        return torch.empty(sizes or (0,), **options)
+    return torch.as_tensor(arguments[0], **options)
 
 
 def _new_tensor(tensor: Any, data: Any, *, dtype: Any = None, device: Any = None, **kw: Any) -> Any:

@@ -1,0 +1,61 @@
+"""Functions of torch that cannot be traced, replaced by errors.
+
+Process groups would wait for other processes; nested tensors and the parameters of lazy layers have
+no fake form. Each error names the line of the user's code and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nested._internal import nested_tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.user_lines import user_line
+
+_ONE_RANK = (
+    "trace the step of one rank instead: without a process group, and with the plain model in "
+    "place of DistributedDataParallel or FSDP"
+)
+_PADDED = (
+    "pad the sequences to one length (torch.nn.utils.rnn.pad_sequence), or concatenate them into "
+    "one long sequence"
+)
+_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
+
+
+def refused_functions() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each module or class with refused functions, and their replacements by name."""
+    nested = _refusal("makes a nested tensor", _PADDED)
+    yield torch.nested, dict.fromkeys(_NESTED, nested)
+    # This class makes the jagged ones, also for code that imported a function before tracing.
+    yield nested_tensor.NestedTensor, {"__new__": nested}
+    lazy = _refusal("makes a lazy layer", "give the number of its inputs, as in nn.Linear(512, 10)")
+    for parameter in (UninitializedParameter, UninitializedBuffer):
+        yield parameter, {"__new__": lazy}
+    if torch.distributed.is_available():
+        yield from _distributed()
+
+
+def _distributed() -> Iterator[tuple[Any, dict[str, Any]]]:
+    from torch.distributed import distributed_c10d
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    start = _refusal("starts a process group", _ONE_RANK)
+    yield torch.distributed, {"init_process_group": start}
+    # Code that imported `init_process_group` before tracing calls torch's own, which begins here.
+    inner = dict.fromkeys(("rendezvous", "_new_process_group_helper"), start)
+    yield distributed_c10d, {"init_process_group": start, **inner}
+    for wrapper in (torch.nn.parallel.DistributedDataParallel, FullyShardedDataParallel):
+        wrap = _refusal(f"wraps a model in {wrapper.__name__}", _ONE_RANK)
+        yield wrapper, {"__init__": wrap}
+
+
+def _refusal(action: str, remedy: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError(f"the step {action} at {user_line()}, which cannot be traced; {remedy}")
+
+    return refuse

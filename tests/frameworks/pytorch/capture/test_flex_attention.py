@@ -1,0 +1,105 @@
+"""flex_attention is traced as one kernel each way, which skips the empty blocks of its mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from networks import Step, calls_of, names
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from wavecast import ops
+from wavecast.frameworks.pytorch.capture import capture
+from wavecast.steps.prediction import predict
+from wavecast.traces.step import Trace
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+LENGTH, WIDTH, HEADS = 512, 32, 4
+BLOCK = 128
+
+
+def _trace(mask: Any = None, score: Any = None, heads: int = HEADS, length: int = LENGTH) -> Trace:
+    def make_step() -> Step:
+        shape = (2, HEADS, length, WIDTH)
+        query = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        key, value = (
+            torch.randn(2, heads, length, WIDTH, device="cuda", dtype=torch.bfloat16)
+            for _ in range(2)
+        )
+        blocks = create_block_mask(mask(), None, None, length, length) if mask else None
+        attend = torch.compile(flex_attention)
+        change = score() if score else None
+
+        def step() -> None:
+            out = attend(
+                query, key, value, score_mod=change, block_mask=blocks, enable_gqa=heads != HEADS
+            )
+            assert out.shape == shape
+            out.sum().backward()
+            assert query.grad.shape == shape
+
+        return step
+
+    return capture(make_step)
+
+
+def _causal() -> Any:
+    return lambda b, h, q, k: q >= k
+
+
+def _pairs(trace: Trace) -> Any:
+    (call,) = calls_of(trace, "flex_attention")
+    return call.op.attr("attended_pairs")
+
+
+def test_it_is_one_op_each_way_and_has_a_time() -> None:
+    trace = _trace()
+    assert names(trace)["flex_attention"] == names(trace)["flex_attention_backward"] == 1
+    assert _pairs(trace) == LENGTH**2
+    assert not ops.totals(trace).unknown
+    assert not predict(trace, "h100-sxm-80gb").unpredicted
+    forward = calls_of(trace, "flex_attention")[0].op
+    assert ops.executed_flops(forward) == 4 * 2 * HEADS * LENGTH**2 * WIDTH
+
+
+def test_empty_blocks_of_a_mask_are_skipped() -> None:
+    whole, causal = _trace(), _trace(mask=_causal)
+    blocks = LENGTH // BLOCK
+    assert _pairs(causal) == blocks * (blocks + 1) // 2 * BLOCK**2
+    for base in ("flex_attention", "flex_attention_backward"):
+        more, fewer = (ops.executed_flops(calls_of(t, base)[0].op) or 0 for t in (whole, causal))
+        assert fewer * blocks * 2 == more * (blocks + 1) > 0
+    assert "torch.compile was ignored" in causal.notes[0]
+
+
+def test_a_long_mask_is_looked_at_in_some_rows_of_each_block() -> None:
+    length, blocks = 8192, 8192 // BLOCK
+    assert _pairs(_trace(mask=_causal, length=length)) == blocks * (blocks + 1) // 2 * BLOCK**2
+
+
+def test_a_mask_that_depends_on_data_is_taken_as_full() -> None:
+    def of_documents() -> Any:
+        document = torch.randint(0, 4, (LENGTH,), device="cuda")
+        return lambda b, h, q, k: document[q] == document[k]
+
+    trace = _trace(mask=of_documents)
+    assert _pairs(trace) == LENGTH**2
+    assert any("the mask of flex_attention at" in note for note in trace.notes)
+
+
+def test_a_learned_bias_of_the_scores_gets_a_gradient() -> None:
+    made = []
+
+    def biased() -> Any:
+        bias = torch.zeros(HEADS, device="cuda", requires_grad=True)
+        made.append(bias)
+        return lambda score, b, h, q, k: score + bias[h]
+
+    _trace(score=biased)
+    assert made[0].grad.shape == (HEADS,)
+
+
+def test_heads_may_share_keys() -> None:
+    (call,) = calls_of(_trace(heads=2), "flex_attention")
+    assert [t.shape[1] for t in call.op.inputs] == [HEADS, 2, 2]
