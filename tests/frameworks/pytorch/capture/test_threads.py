@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -215,7 +216,12 @@ def _run_all() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     run = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, __file__],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert run.returncode == 0, run.stderr[-3000:]
     answers: dict[str, Any] = json.loads(run.stdout)
