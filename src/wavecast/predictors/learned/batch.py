@@ -127,11 +127,11 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
 def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
     """Whether the fit had ops of that name.
 
-    Of grouped products it had those in bfloat16 only, and none of bitsandbytes' products.
+    Of grouped products it had those in bfloat16 only, and it had none of int8 or packed matrices.
     """
     if main == "product" and op.base in matmul.GROUPED:
         return op.base == "aten._grouped_mm"
-    if main == "product" and op.base in (quantization.FUSED, quantization.INT8):
+    if main == "product" and (op.base == quantization.FUSED or op.inputs[0].dtype == "int8"):
         return False
     return main in ROW_TYPES or op.base in families
 

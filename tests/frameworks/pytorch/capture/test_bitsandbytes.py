@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from networks import Step, minimize, names
+from torch._subclasses.fake_tensor import FakeTensor
 
 import wavecast
 from wavecast.frameworks.pytorch.capture import capture
@@ -170,6 +172,12 @@ def test_int8_products_are_answered_where_the_rate_is_known() -> None:
     assert set(wavecast.predict(trace, "v100-sxm-16gb").unpredicted) == {
         "bitsandbytes.int8_linear_matmul"
     }
+
+
+def test_a_trace_leaves_no_tensor_behind() -> None:
+    step_of(four_bits, optimizer=bnb.optim.PagedAdamW8bit)
+    gc.collect()
+    assert not any(issubclass(type(o), FakeTensor) for o in gc.get_objects())
 
 
 def test_bitsandbytes_works_as_before_after_tracing() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.huggingface.options import Lora, ModelOptions, lora_of
-from wavecast.frameworks.pytorch.huggingface.recipes import Recipe, recipe_of
+from wavecast.frameworks.pytorch.huggingface.recipes import TrainingRecipe, recipe_of
 from wavecast.frameworks.targets import resolve, smaller_variants
 
 
 def recipe(
     name: str, batch: int | None = None, precision: str | None = None, **options: Any
-) -> Recipe:
+) -> TrainingRecipe:
     return recipe_of(name, batch, precision, ModelOptions(**options))
 
 

@@ -124,10 +124,12 @@ class _Patches:
 
 
 def _forget_fakes(functions: Any) -> None:
-    """Drop the code books that bitsandbytes keeps for later, if they are fake tensors."""
+    """Drop the fake tensors that bitsandbytes keeps for later: code books and paged memory."""
     kept = getattr(functions, "name2qmap", {})
     for name in [name for name, value in kept.items() if isinstance(value, FakeTensor)]:
         del kept[name]
+    pages = functions.GlobalPageManager.get_instance().paged_tensors
+    pages[:] = [page for page in pages if not isinstance(page, FakeTensor)]
 
 
 def _gemm_4bit(

@@ -11,7 +11,7 @@ from wavecast.frameworks.pytorch.huggingface.tasks import Task, sequence_of, tas
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """A training step of a Hugging Face model, before it is built."""
 
     config: ModelConfig
@@ -45,7 +45,9 @@ class Recipe:
         return ", ".join(parts)
 
 
-def recipe_of(name: str, batch: int | None, precision: str | None, options: ModelOptions) -> Recipe:
+def recipe_of(
+    name: str, batch: int | None, precision: str | None, options: ModelOptions
+) -> TrainingRecipe:
     """The recipe of `hf:NAME`.
 
     Args:
@@ -63,7 +65,7 @@ def recipe_of(name: str, batch: int | None, precision: str | None, options: Mode
             f"--qlora is for models of transformers; hf:{config.name} is a U-Net of diffusers"
         )
     usual = "bf16" if options.qlora else "fp32" if options.weights is None else None
-    return Recipe(
+    return TrainingRecipe(
         config=config,
         task=task,
         batch=batch or task.batch,

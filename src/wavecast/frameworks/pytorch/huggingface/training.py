@@ -17,7 +17,7 @@ from wavecast.frameworks.pytorch.huggingface.models import (
     refuse_quantized,
 )
 from wavecast.frameworks.pytorch.huggingface.options import lora_of
-from wavecast.frameworks.pytorch.huggingface.recipes import Recipe
+from wavecast.frameworks.pytorch.huggingface.recipes import TrainingRecipe
 from wavecast.suite.training import Minimizer
 
 _LEARNING_RATE = 1e-4
@@ -38,7 +38,7 @@ class ModelStep:
         return self.minimize()
 
 
-def make_step(recipe: Recipe, device: str = "cuda") -> ModelStep:
+def make_step(recipe: TrainingRecipe, device: str = "cuda") -> ModelStep:
     """The step: forward pass, loss, backward pass, clipping and fused AdamW.
 
     This is what transformers' Trainer runs with its defaults, without data loading and logging.
