@@ -288,7 +288,7 @@ def test_fp8_on_a_gpu_without_it_is_not_predicted(predictor: Predictor) -> None:
     assert predictor.predict(op, device("h100-sxm-80gb")) is not None
 
 
-@every_predictor
+@every_predictor_of_all_ops
 def test_int8_products_are_predicted_where_the_rate_is_known(predictor: Predictor) -> None:
     eights = tensor(64, 64, dtype="int8")
     op = Op("aten._int_mm", (eights, eights), (tensor(64, 64, dtype="int32"),))
