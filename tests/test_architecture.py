@@ -49,7 +49,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("wave", "habitat", "mixed_precision"),
     ),
     "wavecast/frameworks": ("", "kineto", "ncu", "pytorch", "tracing", "targets"),
-    "wavecast/frameworks/pytorch": ("", "capture", "measurement"),
+    "wavecast/frameworks/pytorch": ("", "capture", "measurement", "huggingface"),
     "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
 }
 # Imports that point the other way, each with the reason why it must.

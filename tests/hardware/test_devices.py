@@ -134,6 +134,7 @@ def test_tensor_rates_are_ordered_as_hardware_is(gpu: Device) -> None:
         assert bf16 is None
         assert gpu.tf32_tensor_flops is None
         assert gpu.fp8_tensor_flops is None
+        assert gpu.int8_tensor_flops is None
         return
     assert fp16 >= gpu.fp32_flops
     if gpu.compute_capability is not None:
@@ -143,6 +144,8 @@ def test_tensor_rates_are_ordered_as_hardware_is(gpu: Device) -> None:
         assert gpu.tf32_tensor_flops == pytest.approx(fp16 / 2, rel=0.02)
     if gpu.fp8_tensor_flops is not None:
         assert gpu.fp8_tensor_flops == pytest.approx(2 * fp16, rel=0.02)
+    if gpu.int8_tensor_flops is not None:
+        assert gpu.int8_tensor_flops == pytest.approx(2 * fp16, rel=0.02)
 
 
 @every_device

@@ -38,6 +38,14 @@ def op(name: str, inputs: Any = (), outputs: Any = (), **attrs: Scalar) -> Op:
     return Op(f"aten.{name}", tuple(inputs), tuple(outputs), tuple(attrs.items()))
 
 
+def bnb(name: str, inputs: Any = (), outputs: Any = (), **attrs: Scalar) -> Op:
+    return Op(f"bitsandbytes.{name}", tuple(inputs), tuple(outputs), tuple(attrs.items()))
+
+
+def of(dtype: str, *shape: int) -> TensorSpec:
+    return TensorSpec(shape, dtype)
+
+
 def cost(name: str, inputs: Any = (), outputs: Any = (), **attrs: Scalar) -> Cost:
     op_cost = cost_of(op(name, inputs, outputs, **attrs))
     assert op_cost is not None
@@ -52,6 +60,71 @@ def test_a_multiply_add_is_two_flops() -> None:
 
 
 BY_HAND = {
+    "a 4-bit weight": (
+        bnb("dequantize_4bit", [of("uint8", 4096, 1), f32(128)], [of("bfloat16", 64, 128)]),
+        Cost(2 * 8192, 4096 + 4 * 128, 2 * 8192),
+    ),
+    "a 4-bit weight into memory that exists": (
+        bnb(
+            "dequantize_4bit.out",
+            [of("uint8", 4096, 1), f32(128), of("bfloat16", 64, 128)],
+            [of("bfloat16", 64, 128)],
+        ),
+        Cost(2 * 8192, 4096 + 4 * 128, 2 * 8192),
+    ),
+    "8-bit scales of a 4-bit weight": (
+        bnb("dequantize_blockwise", [of("uint8", 512), f32(2), f32(256)], [f32(512)]),
+        Cost(2 * 512, 512 + 8 + 1024, 2048),
+    ),
+    "quantizing to 4 bits": (
+        bnb("quantize_4bit", [of("bfloat16", 64, 128)], [of("uint8", 4096, 1), f32(128)]),
+        Cost(10 * 8192, 2 * 8192, 4096 + 512),
+    ),
+    "a product with a packed weight": (
+        bnb(
+            "gemm_4bit",
+            [of("bfloat16", 2, 3, 128), of("uint8", 4096, 1), f32(128)],
+            [of("bfloat16", 2, 3, 64)],
+            shapeB=(64, 128),
+        ),
+        Cost(2 * 6 * 128 * 64, 2 * 6 * 128 + 4096 + 512, 2 * 6 * 64),
+    ),
+    "a vector with a packed weight": (
+        bnb(
+            "gemv_4bit",
+            [of("bfloat16", 1, 128), of("uint8", 4096, 1), f32(128), f32(16)],
+            [of("bfloat16", 1, 64)],
+            shapeB=(64, 128),
+        ),
+        Cost(2 * 128 * 64, 2 * 128 + 4096 + 512 + 64, 2 * 64),
+    ),
+    "a product of int8": (
+        bnb("int8_linear_matmul", [of("int8", 6, 128), of("int8", 64, 128)], [of("int32", 6, 64)]),
+        Cost(2 * 6 * 128 * 64, 128 * 70, 4 * 6 * 64),
+    ),
+    "an int8 product scaled to float16": (
+        bnb("int8_mm_dequant", [of("int32", 6, 64), f32(6), f32(64)], [of("float16", 6, 64)]),
+        Cost(4 * 384, 4 * (384 + 6 + 64), 2 * 384),
+    ),
+    "an int8 product scaled to bfloat16 is cast, and its bias is added": (
+        bnb(
+            "int8_mm_dequant",
+            [of("int32", 6, 64), f32(6), f32(64), of("bfloat16", 64)],
+            [of("bfloat16", 6, 64)],
+        ),
+        Cost(4 * 384, 4 * (384 + 6 + 64) + 2 * 64 + 2 * 768, 2 * 384 + 2 * 768),
+    ),
+    "Adam with 8-bit state": (
+        bnb(
+            "optimizer_update_8bit_blockwise",
+            [
+                *(of("bfloat16", 512), of("bfloat16", 512), of("uint8", 512), of("uint8", 512)),
+                *(f32(256), f32(256), f32(2), f32(2)),
+            ],
+            [of("bfloat16", 512)],
+        ),
+        Cost(16 * 512, 2 * 1024 + 1024 + 2048 + 16, 1024 + 1024 + 2048 + 16),
+    ),
     "elementwise": (
         op("add.Tensor", [f32(4, 8), f32(4, 8)], [f32(4, 8)], alpha=1),
         Cost(32, 256, 128),

@@ -13,6 +13,7 @@ import typer
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import (
@@ -58,6 +59,7 @@ PageOption = Annotated[
 
 
 @app.command()
+@model_options
 def memory(
     target: TargetArgument,
     gpu: SomeGpusOption = None,
@@ -73,6 +75,7 @@ def memory(
     ] = False,
     page: PageOption = None,
     as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
 ) -> None:
     """Show the memory that a training step needs.
 
@@ -89,7 +92,7 @@ def memory(
     refuse_all(gpu, "memory", f"fits {target}")
     if measure:
         _refuse_beside_measuring(gpu, expandable_segments)
-    wanted = unchanged(resolve(target, batch, precision), batch, precision)
+    wanted = unchanged(resolve(target, batch, precision, options), batch, precision)
     wanted = assuming(wanted, assume)
     headings: list[str] = []
     if measure:
@@ -131,6 +134,7 @@ def _refuse_beside_measuring(gpu: list[str] | None, expandable_segments: bool) -
 
 
 @app.command()
+@model_options
 def fits(
     target: TargetArgument,
     gpu: Annotated[list[str], typer.Option("--gpu", "-g", help='A GPU; repeat, or "all".')],
@@ -139,6 +143,7 @@ def fits(
     expandable_segments: SegmentsOption = False,
     assume: AssumeOption = None,
     as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
 ) -> None:
     """Show on which GPUs a training step fits.
 
@@ -150,7 +155,7 @@ def fits(
     wavecast fits llama-1b --precision bf16 --gpu all
     wavecast fits train.py:make_step --gpu l4 && python train.py
     """
-    wanted = unchanged(resolve(target, batch, precision), batch, precision)
+    wanted = unchanged(resolve(target, batch, precision, options), batch, precision)
     wanted = assuming(wanted, assume)
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
@@ -167,6 +172,7 @@ def fits(
 
 
 @app.command("max-batch")
+@model_options
 def max_batch(
     target: TargetArgument,
     gpu: Annotated[list[str], typer.Option("--gpu", "-g", help='A GPU; repeat, or "all".')],
@@ -181,6 +187,7 @@ def max_batch(
     expandable_segments: SegmentsOption = False,
     assume: AssumeOption = None,
     as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
 ) -> None:
     """Find the largest batch that fits. No GPU is needed.
 
@@ -190,7 +197,7 @@ def max_batch(
     \b
     wavecast max-batch resnet50 --precision bf16 --gpu l4 --gpu a100-sxm-80gb
     """
-    if resolve(target, start, precision).make_step is None:
+    if resolve(target, start, precision, options).make_step is None:
         raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
     if limit is not None and not 0 < limit < math.inf:
         raise InvalidInput(f"--limit-gib is a number of GiB above 0, not {limit:g}")
@@ -202,7 +209,7 @@ def max_batch(
     def traced_for(batch: int, wanted: Family) -> Trace:
         if wanted != first and not depends_on_family(common := traced_for(batch, first)):
             return common
-        return trace_of(assuming(resolve(target, batch, precision), assume), wanted)
+        return trace_of(assuming(resolve(target, batch, precision, options), assume), wanted)
 
     answers = []
     for device in gpus:

@@ -20,6 +20,7 @@ from wavecast.cli.app import (
     app,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import ALL, family_traces, is_measured, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
@@ -117,6 +118,7 @@ MovedOption = Annotated[
 
 
 @app.command()
+@model_options
 def predict(
     target: TargetArgument,
     gpu: GpuOption,
@@ -132,19 +134,21 @@ def predict(
     assume: AssumeOption = None,
     moved: MovedOption = None,
     as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
 ) -> None:
     """Predict the time of a training step on GPUs you do not have.
 
     \b
     wavecast predict resnet50 --batch 64 --precision bf16 --gpu all
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
+    wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
     wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
 
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
-    wanted = assuming(resolve(target, batch, precision), assume)
+    wanted = assuming(resolve(target, batch, precision, options), assume)
     refuse_scaling(wanted, origin, predictor)
     predict_on = partial(
         wavecast.predict,

@@ -10,6 +10,7 @@ import typer
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.predict import (
     GraphOption,
     HostOption,
@@ -58,6 +59,7 @@ KernelsOption = Annotated[
 
 
 @app.command()
+@model_options
 def profile(
     target: TargetArgument,
     more: MoreArgument = None,
@@ -70,6 +72,7 @@ def profile(
     assume: AssumeOption = None,
     kernels: KernelsOption = None,
     as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
 ) -> None:
     """Show where the time and memory of a step go.
 
@@ -92,7 +95,7 @@ def profile(
     if not gpu and assume:
         raise InvalidInput("--assume is for predictions; name a GPU (--gpu)")
 
-    wanted = assuming(resolve(target, batch, precision), assume)
+    wanted = assuming(resolve(target, batch, precision, options), assume)
     predictions: list[Prediction] = []
     if gpu:
         refuse_scaling(wanted, origin)

@@ -21,6 +21,7 @@ from wavecast.cli.app import (
     refuse_unwritable,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.screen import print_json, show, waiting
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import measured_step, require_gpu, trace_of, unchanged
@@ -33,6 +34,7 @@ from wavecast.traces.step import Trace
 
 
 @app.command()
+@model_options
 def trace(
     target: TargetArgument,
     out: OutOption = None,
@@ -43,6 +45,7 @@ def trace(
     ] = None,
     assume: AssumeOption = None,
     as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
 ) -> None:
     """Trace a training step, without a GPU.
 
@@ -53,7 +56,7 @@ def trace(
     if out is not None:
         refuse_unwritable(out)
     device = wavecast.device(gpu) if gpu is not None else None
-    wanted = assuming(resolve(target, batch, precision), assume)
+    wanted = assuming(resolve(target, batch, precision, options), assume)
     if device is not None and wanted.trace is not None:
         raise InvalidInput(
             f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"

@@ -1,4 +1,4 @@
-"""The target of a command: a function in a file or module, a suite or timm model, or a trace."""
+"""The target of a command: a function, a suite, timm or Hugging Face model, or a trace."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from wavecast import suite
-from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError
+from wavecast.errors import (
+    InvalidInput,
+    MissingExtra,
+    UnknownName,
+    WavecastError,
+    needing_extra,
+)
+from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
+from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.traces.file import SUFFIXES
 from wavecast.traces.step import Trace, load_trace
 
 MakeStep = Callable[[], Callable[[], Any]]
 
 FORMS = (
-    "a suite model (resnet50), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, "
+    "a suite model (resnet50), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, hf:NAME, "
     "a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.trace, FILE.json)"
 )
 
@@ -47,20 +55,27 @@ class Target:
     """The precision of the step. None when a function chooses its own, or for a saved trace."""
     assume: Mapping[str, Any] | None = None
     """What the step reads from the GPU, by line of code, for `wavecast.trace`."""
+    options: ModelOptions = NO_OPTIONS
+    """How a Hugging Face model is trained."""
 
 
-def resolve(text: str, batch: int | None = None, precision: str | None = None) -> Target:
+def resolve(
+    text: str,
+    batch: int | None = None,
+    precision: str | None = None,
+    options: ModelOptions = NO_OPTIONS,
+) -> Target:
     """The target that a text names.
 
     Args:
         text: the target, in one of the `FORMS`.
         batch: the number of samples in a batch. None for the target's default.
         precision: one of `wavecast.suite.PRECISIONS`. None for float32.
+        options: how an `hf:` target is trained. Other targets take none.
     """
-    if batch is not None and batch < 1:
-        raise InvalidInput(f"the batch must be at least 1, not {batch}")
-    if precision is not None and precision not in suite.PRECISIONS:
-        raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
+    _check(text, batch, precision, options)
+    if text.startswith("hf:"):
+        return _hugging_face(text.removeprefix("hf:"), batch, precision, options)
     if text.endswith((".gz", ".json", *SUFFIXES)):
         return _saved(text, batch, precision)
     if text.startswith("timm:"):
@@ -74,6 +89,17 @@ def resolve(text: str, batch: int | None = None, precision: str | None = None) -
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
     return _suite_model(text, batch, precision or "fp32")
+
+
+def _check(text: str, batch: int | None, precision: str | None, options: ModelOptions) -> None:
+    if batch is not None and batch < 1:
+        raise InvalidInput(f"the batch must be at least 1, not {batch}")
+    if precision is not None and precision not in suite.PRECISIONS:
+        raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
+    if options.given() and not text.startswith("hf:"):
+        raise InvalidInput(
+            f"{', '.join(options.given())}: only for Hugging Face models (hf:NAME), not for {text}"
+        )
 
 
 @dataclass(frozen=True)
@@ -91,10 +117,11 @@ def smaller_variants(target: Target) -> dict[str, SmallerStep]:
         return {}
     variants: dict[str, SmallerStep] = {}
     if target.precision in (None, "fp32", "tf32"):
-        variants["bfloat16 autocast"] = SmallerStep(resolve(target.text, target.batch, "bf16"))
+        autocast = resolve(target.text, target.batch, "bf16", target.options)
+        variants["bfloat16 autocast"] = SmallerStep(autocast)
     if target.batch is not None and target.batch > 1:
         half = target.batch // 2
-        smaller = resolve(target.text, half, target.precision)
+        smaller = resolve(target.text, half, target.precision, target.options)
         variants[f"batch {half}, accumulated twice"] = SmallerStep(smaller, accumulated=True)
     return {
         change: replace(variant, target=replace(variant.target, assume=target.assume))
@@ -329,4 +356,26 @@ def _timm(name: str, batch: int, precision: str) -> Target:
         text=f"timm:{name}",
         batch=batch,
         precision=precision,
+    )
+
+
+def _hugging_face(
+    name: str, batch: int | None, precision: str | None, options: ModelOptions
+) -> Target:
+    recipe = recipe_of(name, batch, precision, options)
+
+    def make_step() -> Callable[[], Any]:
+        with needing_extra(f"hf:{name}"):
+            from wavecast.frameworks.pytorch.huggingface import training
+        return training.make_step(recipe)
+
+    return Target(
+        recipe.title,
+        make_step=make_step,
+        samples=recipe.samples,
+        unit=recipe.task.unit,
+        text=f"hf:{name}",
+        batch=recipe.batch,
+        precision=recipe.precision,
+        options=options,
     )

@@ -27,6 +27,7 @@ RATE_UNITS = (
     "fp16_tensor",
     "bf16_tensor",
     "fp8_tensor",
+    "int8_tensor",
 )
 """The arithmetic units of `Device.rate`. Those without ``_tensor`` are the CUDA cores."""
 
@@ -90,6 +91,7 @@ class Device(metaclass=_Named):
     fp16_tensor_flops: float | None = None
     bf16_tensor_flops: float | None = None
     fp8_tensor_flops: float | None = None
+    int8_tensor_flops: float | None = None
     shared_bytes_per_sm: int | None = None
     shared_bytes_per_block_optin: int | None = None
     registers_per_sm: int | None = None

@@ -30,6 +30,7 @@ from wavecast.ops import (  # noqa: F401  (importing them registers their formul
     normalization,
     optimizer,
     pointwise,
+    quantization,
     rnn,
     spatial,
 )

@@ -107,6 +107,8 @@ class Structure:
         for root, module in self._roots.items():
             for name, buffer in module.named_buffers():
                 yield Role.BUFFER, buffer, _join(root, name.rpartition(".")[0])
+            for name, scale in quantization_tensors(module):
+                yield Role.BUFFER, scale, _join(root, name)
         for parameter in self._parameters():
             yield Role.PARAMETER, parameter, self._owner(parameter)
             if parameter.grad is not None:
@@ -179,6 +181,23 @@ class Structure:
 
 def _join(root: str, name: str) -> str:
     return ".".join(part for part in (root, *name.split(".")) if part not in ("", "_orig_mod"))
+
+
+def quantization_tensors(root: Any) -> Iterator[tuple[str, Any]]:
+    """The scales and tables of quantized weights, with the path of their module.
+
+    They are no buffers. bitsandbytes keeps them as attributes: `QuantState` of 4-bit weights,
+    possibly with another one for the scales, and `MatmulLtState` of 8-bit weights.
+    """
+    for path, module in root.named_modules():
+        weights = (p for p in module._parameters.values() if p is not None)
+        holders = [getattr(weight, "quant_state", None) for weight in weights]
+        holders.append(getattr(module, "state", None))
+        while holders:
+            holder = holders.pop()
+            if type(holder).__module__.partition(".")[0] == "bitsandbytes":
+                holders.append(getattr(holder, "state2", None))
+                yield from ((path, v) for v in vars(holder).values() if isinstance(v, torch.Tensor))
 
 
 def key_of(tensor: Any) -> int:

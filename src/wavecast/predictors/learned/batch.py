@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast import ops
-from wavecast.ops import Kind, matmul
+from wavecast.ops import Kind, matmul, quantization
 from wavecast.predictors.learned.gpus import CODES, Floats, GpuFacts
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics import groups
@@ -125,9 +125,14 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
 
 
 def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
-    """Whether the fit had ops of that name; for grouped products it had those in bfloat16 only."""
+    """Whether the fit had ops of that name.
+
+    Of grouped products it had those in bfloat16 only, and it had none of int8 or packed matrices.
+    """
     if main == "product" and op.base in matmul.GROUPED:
         return op.base == "aten._grouped_mm"
+    if main == "product" and (op.base == quantization.FUSED or op.inputs[0].dtype == "int8"):
+        return False
     return main in ROW_TYPES or op.base in families
 
 

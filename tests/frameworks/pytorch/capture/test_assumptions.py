@@ -161,7 +161,8 @@ def test_branches_take_the_assumed_value() -> None:
 def test_what_is_checked_to_hold_everywhere_is_assumed_to() -> None:
     def run(x: Any) -> Any:
         assert (x > 0).all()
-        return torch.distributions.Normal(x, 1.0).rsample()
+        # By default it checks its arguments only until torch.compile is called for the first time.
+        return torch.distributions.Normal(x, 1.0, validate_args=True).rsample()
 
     assert _kinds(forward(run, (8, 8))) == ["value"] * 2
 

@@ -162,7 +162,9 @@ def _new_tensor(tensor: Any, data: Any, *, dtype: Any = None, device: Any = None
 
 
 def _names_gpu(arguments: tuple[Any, ...]) -> bool:
-    """Whether the arguments of `to` mean the GPU: by name, as a device, or as a GPU tensor."""
+    """Whether the arguments of `to` mean the GPU: a name, a number, a device or a GPU tensor."""
+    if any(type(a) is int for a in arguments):
+        return True
     return any(
         on_gpu(a) if isinstance(a, torch.Tensor) else torch.device(a).type == "cuda"
         for a in arguments

@@ -19,13 +19,16 @@ from torch._subclasses.fake_tensor import (
 from wavecast.errors import CaptureError, InvalidInput, WavecastError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.autocast import cuda_autocast
+from wavecast.frameworks.pytorch.capture.bitsandbytes_ops import bitsandbytes_on_cuda
 from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
+from wavecast.frameworks.pytorch.capture.device_numbers import numbered_devices
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.capture.machine import cuda_machine
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
+from wavecast.frameworks.pytorch.capture.tensor_subclasses import fake_subclasses
 from wavecast.frameworks.pytorch.capture.threads import TracedThreads, one_trace_at_a_time
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.structure import Structure
@@ -159,6 +162,9 @@ def pretending(
         # Torch keeps a replaced kernel, and with it the recorder, until it is replaced again.
         stack.callback(recorder.structure.forget)
         stack.enter_context(switches_restored())
+        stack.enter_context(fake_subclasses())
+        stack.enter_context(numbered_devices())
+        stack.enter_context(bitsandbytes_on_cuda(assumptions))
         stack.enter_context(cuda_kernels(capability, recorder, assumptions))
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_machine(capability, recorder, assumptions, outside))

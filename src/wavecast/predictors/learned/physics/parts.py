@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from wavecast import ops
-from wavecast.ops import Kind, attention, convolution, matmul, rnn
+from wavecast.ops import Kind, attention, convolution, matmul, quantization, rnn
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.predictors.learned.gpus import CODES
 from wavecast.predictors.learned.physics import passes
@@ -59,16 +59,21 @@ def parts_of(op: Op) -> tuple[Part, ...]:
 
 # Matrix products.
 
+_LINEAR = ("aten.linear", quantization.INT8)
+"""Products whose right matrix is a weight, (n, k)."""
+
 
 def _products(op: Op, cost: Cost) -> tuple[Part, ...]:
     first = 1 if "add" in op.base else 0
     if op.base.endswith("_foreach_mm") or not op.outputs:
         return ()
+    if op.base == quantization.FUSED:
+        return _packed_product(op, cost)
     if len(op.inputs) < first + 2 or min(len(t.shape) for t in op.inputs[first : first + 2]) < 2:
         return ()
     a, b = op.inputs[first : first + 2]
     batch, m, n, k = _sizes(op, a, b)
-    if op.base == "aten.linear":
+    if op.base in _LINEAR:
         b = TensorSpec(b.shape[::-1], b.dtype, (1, b.shape[-1]))
     product = ProductRow(
         batch=batch,
@@ -89,9 +94,16 @@ def _products(op: Op, cost: Cost) -> tuple[Part, ...]:
     return (Part("grouped", product._replace(ragged=ragged, one_kernel=one_kernel)),)
 
 
+def _packed_product(op: Op, cost: Cost) -> tuple[Part, ...]:
+    """A product with a 4-bit weight, as an ordinary one that reads fewer bytes."""
+    a, b = op.inputs[0], quantization.unpacked_weight(op)
+    rows = TensorSpec((a.numel // max(a.shape[-1], 1), a.shape[-1]), a.dtype)
+    return _products(Op("aten.mm", (rows, b), op.outputs), cost)
+
+
 def _sizes(op: Op, a: TensorSpec, b: TensorSpec) -> tuple[float, float, float, float]:
     """How many products there are, and m, n and k of each."""
-    if op.base == "aten.linear":
+    if op.base in _LINEAR:
         return 1, a.numel // max(a.shape[-1], 1), b.shape[0], a.shape[-1]
     if op.base in matmul.GROUPED:
         return matmul.groups(op)

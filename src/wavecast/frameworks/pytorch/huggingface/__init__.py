@@ -1,0 +1,1 @@
+"""Training steps of Hugging Face models, built from their configs with random weights."""

@@ -1,0 +1,131 @@
+"""The config of a Hugging Face model: from a file or folder, the local cache, or the presets.
+
+Nothing is downloaded, and no code of a model repository is run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.frameworks.pytorch.huggingface.presets import preset_of, presets
+
+CONFIG = "config.json"
+_UNET = "unet"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A config, and where it was found."""
+
+    name: str
+    """What the user wrote after `hf:`."""
+    source: str
+    values: Mapping[str, Any]
+
+    @property
+    def diffusion_class(self) -> str | None:
+        """The class of diffusers that the config is for. None for models of transformers."""
+        return self.values.get("_class_name")
+
+    @property
+    def model_type(self) -> str:
+        """The type of the model in transformers ("llama"); empty for models of diffusers."""
+        return str(self.values.get("model_type", ""))
+
+
+def config_of(name: str) -> ModelConfig:
+    """The config that `hf:NAME` means.
+
+    Raises:
+        UnknownName: there is neither a file of that name, nor is it in the cache, nor a preset.
+        InvalidInput: the file is not a config of a model.
+    """
+    text = name.strip()
+    if not text:
+        raise InvalidInput("hf: needs a name, as in hf:llama-3.1-8b or hf:path/to/config.json")
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _read(text, _in_folder(path))
+    if path.is_file():
+        return _read(text, path)
+    cached = _in_cache(text)
+    if cached is not None:
+        return _read(text, cached)
+    preset = preset_of(text)
+    if preset is not None:
+        return ModelConfig(text, preset.source, preset.config)
+    if path.suffix == ".json":
+        raise InvalidInput(f"there is no file {text} (looked in {Path.cwd()})")
+    raise UnknownName(_unknown(text))
+
+
+def _unknown(name: str) -> str:
+    names = [preset.name for preset in presets()]
+    known = {alias.lower(): preset.name for preset in presets() for alias in preset.names}
+    near = difflib.get_close_matches(name.lower(), list(known), n=5, cutoff=0.5)
+    nearest = list(dict.fromkeys(known[alias] for alias in near))
+    hint = f"near presets: {', '.join(nearest)}" if nearest else f"presets: {', '.join(names)}"
+    return (
+        f"hf:{name} is no file or folder, not in the local Hugging Face cache ({_cache()}) and no "
+        f"preset; {hint}. Nothing is downloaded: get the config with "
+        f"'hf download {name} {CONFIG}', or write hf:PATH of a {CONFIG}"
+    )
+
+
+def _in_folder(folder: Path) -> Path:
+    """The config in a folder of a model or of a diffusion pipeline."""
+    for candidate in (folder / CONFIG, folder / _UNET / CONFIG):
+        if candidate.is_file():
+            return candidate
+    raise InvalidInput(f"the folder {folder} has no {CONFIG} and no {_UNET}/{CONFIG}")
+
+
+def _cache() -> Path:
+    """The folder in which Hugging Face's libraries keep what they downloaded."""
+    if chosen := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(chosen).expanduser()
+    home = os.environ.get("HF_HOME")
+    if not home:
+        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def _in_cache(name: str) -> Path | None:
+    """The config of a repository in the cache: of its main branch, else of its newest copy."""
+    repository = _cache() / f"models--{name.replace('/', '--')}"
+    snapshots = repository / "snapshots"
+    if not snapshots.is_dir():
+        return None
+    folders = sorted(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    main = repository / "refs" / "main"
+    if main.is_file():
+        folders.insert(0, snapshots / main.read_text(encoding="utf-8").strip())
+    for folder in folders:
+        for candidate in (folder / CONFIG, folder / _UNET / CONFIG):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _read(name: str, path: Path) -> ModelConfig:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, dict) or not ({"model_type", "_class_name"} & values.keys()):
+        raise InvalidInput(
+            f"{path} is not the config of a model: it has neither model_type (transformers) nor "
+            "_class_name (diffusers)"
+        )
+    if "_diffusers_version" in values and str(values.get("_class_name")).endswith("Pipeline"):
+        raise InvalidInput(f"{path} describes a whole pipeline; name the folder of its {_UNET}")
+    return ModelConfig(name, str(path), values)

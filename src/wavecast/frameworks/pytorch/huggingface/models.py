@@ -1,0 +1,106 @@
+"""A model of transformers or diffusers, built from its config with random weights."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName
+from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig
+from wavecast.frameworks.pytorch.huggingface.tasks import Task
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@contextmanager
+def needing(what: str) -> Iterator[None]:
+    """A context in which a missing library of Hugging Face raises MissingExtra.
+
+    Args:
+        what: what needs it, for the message.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{what} needs {error.name}: pip install 'wavecast[huggingface]'"
+        ) from error
+
+
+def model_of(config: ModelConfig, task: Task, dtype: Any, device: str) -> tuple[nn.Module, Any]:
+    """The model, in training mode, and its config as an object of its library."""
+    if config.diffusion_class is not None:
+        return _unet(config, dtype, device)
+    with needing(f"hf:{config.name}"):
+        import transformers
+    values = _plain(config)
+    known = list(transformers.CONFIG_MAPPING.keys())
+    if config.model_type not in known:
+        raise UnknownName(_unknown_type(config, known, transformers.__version__))
+    settings = transformers.CONFIG_MAPPING[config.model_type].from_dict(values)
+    builder = getattr(transformers, task.auto_class)
+    if type(settings) not in builder._model_mapping:
+        raise InvalidInput(
+            f"transformers has no {config.model_type} model for the task {task.name} "
+            f"({task.auto_class}); choose another with --task"
+        )
+    with torch.device(device):
+        model = builder.from_config(settings, dtype=dtype)
+    return model.train(), model.config
+
+
+def _plain(config: ModelConfig) -> dict[str, Any]:
+    """The values of a config without those that name other code or kept precisions."""
+    leave = ("auto_map", "quantization_config", "dtype", "torch_dtype")
+    return {name: value for name, value in config.values.items() if name not in leave}
+
+
+def _unknown_type(config: ModelConfig, known: list[str], version: str) -> str:
+    start = f"hf:{config.name} is a model of type {config.model_type!r}"
+    if config.values.get("auto_map"):
+        return (
+            f"{start} with code of its own (auto_map), which is never run; write the step "
+            "yourself and name it as FILE.py:FUNCTION"
+        )
+    near = difflib.get_close_matches(config.model_type, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "a newer transformers may know it"
+    return f"{start}, which transformers {version} does not know; {hint}"
+
+
+def _unet(config: ModelConfig, dtype: Any, device: str) -> tuple[nn.Module, Any]:
+    with needing(f"hf:{config.name}"):
+        from diffusers import UNet2DConditionModel
+    with torch.device(device):
+        model = UNet2DConditionModel.from_config(dict(config.values))
+    if dtype is not torch.float32:
+        nn.Module.to(model, dtype)  # diffusers' own method warns about layers that it does not have
+    return model.train(), model.config
+
+
+def refuse_quantized(config: ModelConfig, qlora: bool) -> None:
+    """Refuse a config whose weights are stored quantized in a way that is not built here."""
+    stored: Mapping[str, Any] = config.values.get("quantization_config") or {}
+    if stored and not (qlora and stored.get("load_in_4bit")):
+        method = stored.get("quant_method", "an unknown method")
+        raise InvalidInput(
+            f"the weights of hf:{config.name} are quantized ({method}), but would be built "
+            "in full; use --qlora for 4-bit weights of bitsandbytes, or the config of the original "
+            "model"
+        )
+
+
+def checkpointed(model: nn.Module, name: str) -> None:
+    """Let a model compute its activations again in the backward pass."""
+    enable = getattr(model, "gradient_checkpointing_enable", None) or getattr(
+        model, "enable_gradient_checkpointing", None
+    )
+    if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
+        raise InvalidInput(
+            f"hf:{name} has no checkpointing in its library; leave --checkpointing out"
+        )
+    enable()

@@ -1,0 +1,106 @@
+"""How a Hugging Face model is trained: the options of `hf:` targets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+from wavecast.errors import InvalidInput
+
+WEIGHTS = ("fp32", "bf16", "fp16")
+"""The precisions that weights can be stored in."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of an `hf:` target. What is not given is chosen by the model's task."""
+
+    task: str | None = None
+    """What the model is trained for, one of `tasks.TASKS`. None to read it from the config."""
+    seq: int | None = None
+    """The number of tokens in a sequence. None for the task's default."""
+    weights: str | None = None
+    """One of `WEIGHTS`. None for float32, or as QLoRA needs it."""
+    lora: str | None = None
+    """The adapters, as "r=16" or "r=16,alpha=32,dropout=0.05". None to train all weights."""
+    targets: str | None = None
+    """The layers that get adapters: names with commas between, or "all-linear"."""
+    qlora: bool = False
+    """Whether linear layers are stored in 4 bits, and only adapters train."""
+    checkpointing: bool = False
+    """Whether activations are computed again in the backward pass instead of being kept."""
+
+    def given(self) -> tuple[str, ...]:
+        """The names of the options that differ from their defaults, as on the command line."""
+        values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return tuple(f"--{name}" for name, value, default in values if value != default)
+
+
+NO_OPTIONS = ModelOptions()
+"""Everything as the model's task and its library have it by default."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The sizes of low-rank adapters (Hu et al., LoRA, ICLR 2022)."""
+
+    rank: int = 8
+    alpha: float = 8.0
+    """The scale of the adapters times their rank. Rank and alpha are peft's defaults."""
+    dropout: float = 0.0
+
+    def __str__(self) -> str:
+        return f"r={self.rank}"
+
+
+def lora_of(options: ModelOptions) -> Lora | None:
+    """The adapters that the options ask for. None if all weights train.
+
+    Raises:
+        InvalidInput: the text of `lora` cannot be read, or a value is out of its range.
+    """
+    if options.lora is None:
+        if options.targets is not None and not options.qlora:
+            raise InvalidInput("--targets names layers that get adapters; give --lora r=16, too")
+        return Lora() if options.qlora else None
+    read: dict[str, str] = {}
+    for part in options.lora.split(","):
+        match = re.fullmatch(r"\s*(?:(r|alpha|dropout)\s*=)?\s*([0-9.]+)\s*", part)
+        if match is None or (match[1] or "r") in read:
+            raise InvalidInput(
+                f"cannot read --lora {options.lora!r}; write r=16, or r=16,alpha=32,dropout=0.05"
+            )
+        read[match[1] or "r"] = match[2]
+    return _checked(read, options.lora)
+
+
+def _checked(read: dict[str, str], text: str) -> Lora:
+    try:
+        adapters = Lora(
+            rank=int(read["r"]) if "r" in read else Lora.rank,
+            alpha=float(read["alpha"]) if "alpha" in read else Lora.alpha,
+            dropout=float(read.get("dropout", 0.0)),
+        )
+    except ValueError as error:
+        raise InvalidInput(f"cannot read --lora {text!r}: {error}") from None
+    if adapters.rank < 1 or not 0 <= adapters.dropout < 1:
+        raise InvalidInput(
+            f"--lora {text!r}: r must be at least 1, and dropout at least 0 and below 1"
+        )
+    return adapters
+
+
+def check(options: ModelOptions) -> None:
+    """Refuse options that are wrong by themselves, before anything is read or built."""
+    if options.weights is not None and options.weights not in WEIGHTS:
+        raise InvalidInput(
+            f"unknown precision {options.weights!r} of --weights; known: {', '.join(WEIGHTS)}"
+        )
+    if options.seq is not None and options.seq < 1:
+        raise InvalidInput(f"--seq must be at least 1, not {options.seq}")
+    if options.qlora and options.weights is not None:
+        raise InvalidInput(
+            "--qlora stores the weights of linear layers in 4 bits and the others in float32; "
+            "leave --weights out"
+        )
+    lora_of(options)

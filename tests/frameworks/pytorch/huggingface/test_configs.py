@@ -1,0 +1,138 @@
+"""Where the config of an `hf:` target is looked for, and what is said when it is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.frameworks.pytorch.huggingface.configs import config_of
+from wavecast.frameworks.pytorch.huggingface.presets import presets
+from wavecast.frameworks.pytorch.huggingface.tasks import TASKS
+
+TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+UNET = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.30.0", "sample_size": 64}
+
+
+def written(path: Path, values: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of Hugging Face."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "hub"
+
+
+def test_a_file_or_its_folder(tmp_path: Path) -> None:
+    path = written(tmp_path / "model" / "config.json", TINY)
+    for name in (str(path), str(path.parent)):
+        config = config_of(name)
+        assert (config.values, config.model_type, config.source) == (TINY, "llama", str(path))
+        assert config.diffusion_class is None
+
+
+def test_the_folder_of_a_pipeline_means_its_unet(tmp_path: Path) -> None:
+    written(tmp_path / "model_index.json", {"_class_name": "StableDiffusionPipeline"})
+    path = written(tmp_path / "unet" / "config.json", UNET)
+    config = config_of(str(tmp_path))
+    assert (config.source, config.diffusion_class) == (str(path), "UNet2DConditionModel")
+
+
+def test_the_cache_gives_its_main_branch(cache: Path) -> None:
+    repository = cache / "models--someone--tiny"
+    newer = written(repository / "snapshots" / "b" / "config.json", {**TINY, "hidden_size": 2})
+    main = written(repository / "snapshots" / "a" / "config.json", {**TINY, "hidden_size": 1})
+    os.utime(main.parent, (1, 1))
+    assert config_of("someone/tiny").source == str(newer)  # the newest, if no branch is named
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a\n")
+    assert config_of("someone/tiny").source == str(main)
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "XDG_CACHE_HOME"])
+def test_the_cache_is_where_the_environment_says(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+    hub = tmp_path / "elsewhere" / ("huggingface/hub" if variable.startswith("XDG") else "")
+    path = written(hub / "models--someone--tiny" / "snapshots" / "a" / "config.json", TINY)
+    assert config_of("someone/tiny").source == str(path)
+
+
+def test_the_cache_comes_before_a_preset(cache: Path) -> None:
+    written(cache / "models--gpt2" / "snapshots" / "a" / "config.json", TINY)
+    assert config_of("gpt2").values == TINY
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("llama-3.1-8b", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("META-LLAMA/llama-3.1-8b-instruct", "llama-3.1-8b"),
+        ("sdxl", "sdxl-unet"),
+    ],
+)
+def test_presets_have_several_names(name: str, preset: str) -> None:
+    wanted = next(known for known in presets() if known.name == preset)
+    assert config_of(name).values == wanted.config
+
+
+def test_no_name_means_two_presets() -> None:
+    names = [name.lower() for preset in presets() for name in preset.names]
+    assert len(names) == len(set(names))
+
+
+def test_the_page_lists_every_preset_and_task() -> None:
+    page = Path(__file__).parents[4] / "docs" / "howto" / "predict-a-hugging-face-model.md"
+    text = page.read_text(encoding="utf-8")
+    assert not [preset.name for preset in presets() if f"| `{preset.name}` |" not in text]
+    assert not [task for task in TASKS if f"`{task}`" not in text]
+
+
+def test_an_unknown_name_tells_near_ones_and_how_to_get_it(cache: Path) -> None:
+    with pytest.raises(UnknownName) as error:
+        config_of("meta-llama/Llama-3.1-9B")
+    for part in (
+        *("llama-3.1-8b", str(cache), "Nothing is downloaded"),
+        "hf download meta-llama/Llama-3.1-9B config.json",
+    ):
+        assert part in str(error.value)
+    with pytest.raises(UnknownName, match="presets: bert-base-uncased, "):
+        config_of("zzzz")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not the config of a model"),
+        ('{"hidden_size": 3}', "neither model_type .* nor _class_name"),
+        ('{"_class_name": "StableDiffusionPipeline", "_diffusers_version": "1"}', "whole pipeline"),
+    ],
+)
+def test_files_that_are_no_config(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=message):
+        config_of(str(path))
+
+
+def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"has no config\.json"):
+        config_of(str(tmp_path))
+    with pytest.raises(InvalidInput, match="there is no file"):
+        config_of(str(tmp_path / "config.json"))
+    with pytest.raises(InvalidInput, match="needs a name"):
+        config_of(" ")
