@@ -70,6 +70,18 @@ class StepWatch:
             stack.callback(setattr, recorder, "on_op", None)
             yield
 
+    def add(self, other: StepWatch) -> None:
+        """Count what another part of the same step did."""
+        self.forward += other.forward
+        self.backward += other.backward
+        self.elements += other.elements
+        self.working += other.working
+        self.empty += other.empty
+        self.empty_line = self.empty_line or other.empty_line
+        self.trains = self.trains or other.trains
+        self.optimizer_line = self.optimizer_line or other.optimizer_line
+        self.has_gradients = self.has_gradients or other.has_gradients
+
     def _count(self, func: Any, args: tuple[Any, ...], returned: list[Any]) -> None:
         if not any(tensor.is_cuda for tensor in returned):
             return
