@@ -448,3 +448,39 @@ while True:
     assert "train.py:15" in note
     compiled = "model = torch.compile(model)\nwhile True:\n    update()\n"
     assert "torch.compile was ignored" in wavecast.run_script(script(compiled)).trace.notes[-1]
+
+
+def test_values_that_the_step_reads_may_be_given(script: MakeScript) -> None:
+    body = """
+while True:
+    update()
+    for _ in range(int(model.bias.sum().item())):
+        model(torch.randn(4, 32).cuda())
+"""
+    script(body)
+    line = 1 + Path("train.py").read_text().split("\n").index(
+        "    for _ in range(int(model.bias.sum().item())):"
+    )
+    run = wavecast.run_script("train.py", assume={f"train.py:{line}": 3})
+    assert names(run).count("aten.addmm") == 4
+    with pytest.raises(InvalidInput, match=r"train\.py:2"):
+        wavecast.run_script("train.py", assume={"train.py:2": 3})
+
+
+def test_a_step_that_cannot_be_meant_is_an_error(script: MakeScript) -> None:
+    with pytest.raises(CaptureError, match=r"tensors without elements, the first at train\.py:9"):
+        wavecast.run_script(script("while True:\n    update(0)\n"))
+
+
+def test_many_reads_before_and_between_steps_are_no_endless_loop(script: MakeScript) -> None:
+    body = """
+def read(times):
+    for _ in range(times):
+        model.bias.sum().item()
+while True:
+    read(4000)
+    update()
+"""
+    assert wavecast.run_script(script(body)).equal == (2, 3)
+    with pytest.raises(CaptureError, match=r"train\.py"):
+        wavecast.run_script(script(body.replace("4000", "40_000")))

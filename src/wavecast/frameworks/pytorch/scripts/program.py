@@ -95,7 +95,7 @@ def _surroundings(program: Program) -> Iterator[None]:
 
 def _start_method() -> tuple[Any, str, Any]:
     """Where multiprocessing keeps how processes are started, and its present value."""
-    owner: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    owner: Any = multiprocessing.context._default_context
     return owner, "_actual_context", owner._actual_context
 
 

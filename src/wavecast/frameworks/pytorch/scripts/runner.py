@@ -111,7 +111,6 @@ class _Loop:
         self._steps = steps
         self._thread = threading.get_ident()
         self._watch = StepWatch()
-        self._watching = ExitStack()
         self._watches: list[StepWatch] = []
         """What each step did, in the order of `boundaries`."""
         self._ended: Boundary | None = None
@@ -122,8 +121,7 @@ class _Loop:
         """Notice the ends of steps, evaluation and batches inside the block."""
         with ExitStack() as stack:
             ends = self.optimizers.watched() if line is None else line_watched(line, self._at_line)
-            stack.callback(self._watching.close)
-            self._watch_next()
+            stack.enter_context(self._watch.watch(self.recorder))
             stack.enter_context(self.modules.watched())
             stack.enter_context(self.batches.watched())
             stack.enter_context(ends)
@@ -186,13 +184,7 @@ class _Loop:
         """A step is over."""
         self.boundaries.append(replace(end, position=len(self.recorder)))
         self._ended = None
-        self._watches.append(self._watch)
-        self._watch_next()
-
-    def _watch_next(self) -> None:
-        self._watching.close()
-        self._watch = StepWatch()
-        self._watching.enter_context(self._watch.watch(self.recorder))
+        self._watches.append(self._watch.restart())
 
     def _end_step(self, optimizer: int, line: str) -> None:
         """An optimizer has stepped. What follows until the next batch belongs to the step."""
