@@ -175,13 +175,13 @@ def _pass_on(error: CaptureError) -> None:
     cause = error.__cause__
     if isinstance(cause, SystemExit):
         if isinstance(cause.code, str):
-            print(cause.code, file=sys.stderr)
-        print(f"error: {error}", file=sys.stderr)
+            sys.stderr.write(f"{cause.code}\n")
+        sys.stderr.write(f"error: {error}\n")
         raise typer.Exit(cause.code if isinstance(cause.code, int) else 1) from error
     if cause is not None:
         from wavecast.frameworks.pytorch.scripts import own_traceback
 
-        print("".join(own_traceback(cause)), end="", file=sys.stderr)
+        sys.stderr.write("".join(own_traceback(cause)))
 
 
 def _show_memory(
