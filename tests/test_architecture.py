@@ -48,8 +48,8 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("", "base", "roofline", "attainable", "mlp", "learned"),
         *("wave", "habitat", "mixed_precision"),
     ),
-    "wavecast/frameworks": ("", "kineto", "ncu", "pytorch", "tracing", "targets"),
-    "wavecast/frameworks/pytorch": ("", "capture", "measurement", "huggingface"),
+    "wavecast/frameworks": ("", "kineto", "ncu", "pytorch", "tracing", "scripts", "targets"),
+    "wavecast/frameworks/pytorch": ("", "capture", "scripts", "measurement", "huggingface"),
     "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
 }
 # Imports that point the other way, each with the reason why it must.
@@ -88,6 +88,8 @@ PUBLIC = [
     "Run",
     "RunStore",
     "Scaler",
+    "ScriptPart",
+    "ScriptRun",
     "StoreUnavailable",
     "Trace",
     "UnknownName",
@@ -104,6 +106,7 @@ PUBLIC = [
     "price",
     "read_kineto",
     "read_runs",
+    "run_script",
     "trace",
 ]
 

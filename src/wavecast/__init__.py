@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.measurement.iteration import measure
     from wavecast.frameworks.pytorch.measurement.tracker import OperationTracker
     from wavecast.frameworks.pytorch.networks import network_of
+    from wavecast.frameworks.scripts import run_script
     from wavecast.frameworks.tracing import max_batch, trace
     from wavecast.hardware.family_traces import FamilyTraces
     from wavecast.hardware.hosts import Host
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from wavecast.runs.store.store import RunStore
     from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
     from wavecast.steps.prediction import Prediction, predict
+    from wavecast.traces.script import ScriptPart, ScriptRun
 
 __version__ = "0.1.0"
 
@@ -71,6 +73,8 @@ __all__ = [
     "Run",
     "RunStore",
     "Scaler",
+    "ScriptPart",
+    "ScriptRun",
     "StoreUnavailable",
     "Trace",
     "UnknownName",
@@ -87,6 +91,7 @@ __all__ = [
     "price",
     "read_kineto",
     "read_runs",
+    "run_script",
     "trace",
 ]
 
@@ -106,6 +111,8 @@ _LAZY = {
     "Predictor": "wavecast.predictors.base",
     "RunStore": "wavecast.runs.store.store",
     "Scaler": "wavecast.predictors.base",
+    "ScriptPart": "wavecast.traces.script",
+    "ScriptRun": "wavecast.traces.script",
     "extrapolate_batch": "wavecast.steps.larger_batch",
     "max_batch": "wavecast.frameworks.tracing",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
@@ -114,6 +121,7 @@ _LAZY = {
     "predict": "wavecast.steps.prediction",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
+    "run_script": "wavecast.frameworks.scripts",
     "trace": "wavecast.frameworks.tracing",
 }
 

@@ -9,6 +9,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     memory,
     predict,
     profile,
+    run,
     run_models,
     runs,
     suite,

@@ -18,7 +18,7 @@ from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
 
 _ORDER = (
-    *("predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
+    *("run", "predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
     *("trace", "measure", "import", "devices", "calibrate", "suite"),
     *("runs", "design", "collect", "fit"),
 )

@@ -101,13 +101,11 @@ def trace(
         capture, make_step, samples=samples, unit=unit, progress=progress, assume=assume
     )
     if gpus is not None:
-        return _of_families(lambda wanted: traced(capability=wanted), gpus)
+        return of_families(lambda wanted: traced(capability=wanted), gpus)
     return traced(capability=capability if gpu is None else family(_device(gpu)))
 
 
-def _of_families(
-    trace_for: Callable[[Family], Trace], gpus: Sequence[Device | str]
-) -> FamilyTraces:
+def of_families(trace_for: Callable[[Family], Trace], gpus: Sequence[Device | str]) -> FamilyTraces:
     """The traces for the families of these GPUs; one if the step does not depend on the family."""
     if isinstance(gpus, str) or not gpus:
         raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')

@@ -19,6 +19,7 @@ from wavecast.report.tables import notes_by_gpu
 from wavecast.steps.larger_batch import LargerBatch
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.profile import Profile
+from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
@@ -96,6 +97,19 @@ def trace(step: Trace) -> dict[str, Any]:
         "capability": step.capability,
         "notes": list(step.notes),
         "measurement": None if step.measurement is None else asdict(step.measurement),
+    }
+
+
+def script_run(run: ScriptRun) -> dict[str, Any]:
+    """Which step of a script was traced, and what ran outside of it."""
+    return {
+        "name": run.script,
+        "line": run.line,
+        "step": run.step,
+        "steps": run.steps,
+        "equal": list(run.equal),
+        "choice": run.choice,
+        "once": [asdict(part) for part in run.once],
     }
 
 

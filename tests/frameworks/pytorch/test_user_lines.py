@@ -17,17 +17,17 @@ from wavecast.suite import vision
 @pytest.mark.parametrize("file", [targets.__file__, capture.__file__, screen.__file__])
 def test_our_own_files_are_not_the_users(file: str | None) -> None:
     assert file is not None
-    assert not user_lines._is_users(file)
+    assert not user_lines.is_users(file)
 
 
 @pytest.mark.parametrize("file", [torch.__file__, subprocess.__file__, "<frozen runpy>"])
 def test_libraries_are_not_the_users(file: str) -> None:
-    assert not user_lines._is_users(file)
+    assert not user_lines.is_users(file)
 
 
 @pytest.mark.parametrize("file", [__file__, vision.__file__])
 def test_user_code_and_suite_models_are_named(file: str) -> None:
-    assert user_lines._is_users(file)
+    assert user_lines.is_users(file)
 
 
 def test_a_running_line_and_a_failing_line_are_named() -> None:

@@ -25,7 +25,7 @@ from wavecast.frameworks.pytorch.structure import Structure, key_of
 from wavecast.traces.step import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
 
 
-@dataclass
+@dataclass(slots=True)
 class _OpEntry:
     """A recorded call. One that seems to run on the host may later turn out to run on the GPU."""
 
@@ -39,7 +39,7 @@ class _OpEntry:
     """The positions of the entries that wrote its inputs, if it runs on the host."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Memory:
     """A piece of GPU memory. Its times are positions of entries; -1 is before the step."""
 
@@ -211,7 +211,11 @@ class OpRecorder:
             self._recording = True
             stack.callback(setattr, self, "_recording", False)
             yield
-            self._assign_roles()
+            self.assign_roles()
+
+    def ops(self, begin: int, end: int) -> tuple[Op, ...]:
+        """The ops on the GPU among the entries from `begin` to before `end`."""
+        return tuple(entry.op for entry in self._entries[begin:end] if not entry.host)
 
     def recording(
         self,
@@ -318,7 +322,8 @@ class OpRecorder:
         if key in self._live:
             self._live[key][0].role = role
 
-    def _assign_roles(self) -> None:
+    def assign_roles(self) -> None:
+        """Find out what each piece of memory holds, while the user's objects still exist."""
         for role, tensor, module in self.structure.held():
             self.meet([tensor])
             self._claim(role, key_of(tensor))

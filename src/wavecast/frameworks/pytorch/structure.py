@@ -21,6 +21,8 @@ class _RunningModules(threading.local):
     def __init__(self) -> None:
         self.stack: list[str] = []
         self.optimizer_depth = 0
+        self.has_closure = False
+        self.zeroing = False
 
 
 class Structure:
@@ -53,11 +55,11 @@ class Structure:
                 zero_grad(optimizer, *args, **kwargs)
                 return
             self.adopt(optimizer)
-            self._here.optimizer_depth += 1
+            self._here.zeroing = True
             try:
                 zero_grad(optimizer, *args, **kwargs)
             finally:
-                self._here.optimizer_depth -= 1
+                self._here.zeroing = False
 
         with ExitStack() as stack:
             for handle in (
@@ -92,7 +94,9 @@ class Structure:
         modules.setdefault(torch.autograd._get_sequence_nr() - 1, module)
         if stack:
             return Phase.FORWARD, module
-        if self._here.optimizer_depth:
+        # A closure, which an optimizer calls, runs the forward pass inside of its step.
+        in_closure = self._here.has_closure and torch.is_grad_enabled()
+        if self._here.zeroing or (self._here.optimizer_depth and not in_closure):
             return Phase.OPTIMIZER, module
         return (Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER), module
 
@@ -163,20 +167,25 @@ class Structure:
             self._parameter_paths[id(parameter)] = _join(root, name.rpartition(".")[0])
         return self._paths[module]
 
-    def _enter_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.follows():
             return
+        self._here.has_closure = any(map(callable, (*args[1:], *kwargs.values())))
         self.adopt(optimizer)
         self._optimizers[id(optimizer)] = optimizer
         self._here.optimizer_depth += 1
+        self._claim_gradients(optimizer)
+
+    def _leave_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self.follows():
+            self._here.optimizer_depth -= 1
+            self._claim_gradients(optimizer)  # those that a closure made
+
+    def _claim_gradients(self, optimizer: Any) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.claim(Role.GRADIENT, key_of(parameter.grad))
-
-    def _leave_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self.follows():
-            self._here.optimizer_depth -= 1
 
 
 def _join(root: str, name: str) -> str:

@@ -21,7 +21,7 @@ def user_line() -> str:
     """The innermost running line of the user's code, as `file.py:12`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return _place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "an unknown line"
@@ -32,13 +32,19 @@ def failing_line(traceback: TracebackType | None) -> str:
     place = "an unknown line"
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
-        if _is_users(filename):
+        if is_users(filename):
             place = _place(filename, traceback.tb_lineno)
         traceback = traceback.tb_next
     return place
 
 
-def _is_users(filename: str) -> bool:
+def is_ours(filename: str) -> bool:
+    """Whether a file is Wavecast's own code."""
+    return filename.startswith(_OURS)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's code: neither an installed library's nor Wavecast's own."""
     if filename.startswith(_SUITE):
         return True
     return not filename.startswith((_OURS, "<", *_LIBRARIES))

@@ -51,6 +51,25 @@ def test_the_machine_has_one_gpu_of_the_capability_asked_for() -> None:
     assert _trace(ask, capability=(7, 5)).capability == (7, 5)
 
 
+def test_functions_of_torch_cuda_answer_where_they_are_defined_too() -> None:
+    def ask(x: Any) -> None:
+        assert torch.cuda.random.get_rng_state().dtype is torch.uint8
+        assert torch.cuda.memory.max_memory_allocated() == 0
+        x + 1
+
+    _trace(ask)
+
+
+def test_views_in_inference_mode_can_be_made_again() -> None:
+    def count(x: Any) -> None:
+        with torch.inference_mode():
+            x[None].eq(0).sum()
+            y = x + 1
+            y[None].eq(0).sum()
+
+    assert names(_trace(count, warm_up=2))["aten.sum"] == 2
+
+
 def test_waiting_for_the_gpu_is_recorded_and_synchronises() -> None:
     def wait(x: Any) -> None:
         torch.cuda.synchronize()

@@ -22,6 +22,26 @@ def test_each_op_is_in_the_phase_it_runs_in() -> None:
     assert Counter(order).keys() == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 
 
+def test_a_closure_of_an_optimizer_is_a_forward_and_a_backward_pass() -> None:
+    def make_step() -> Step:
+        model = nn.Linear(8, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = (model(torch.ones(2, 8, device="cuda")) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        return lambda: optimizer.step(closure)
+
+    trace = capture(make_step)
+    (mean,) = calls_of(trace, "aten.mean")
+    assert mean.phase is Phase.FORWARD
+    gradients = [a for a in trace.allocations if a.role is Role.GRADIENT and a.born is not None]
+    assert {a.nbytes for a in gradients} == {4 * 8 * 4, 4 * 4}
+
+
 def test_forward_and_backward_ops_carry_the_module_they_belong_to() -> None:
     trace = capture(training(mlp))
     placed = [(c.phase, c.module) for c in trace if c.op.base in ("aten.addmm", "aten.mm")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -69,6 +70,25 @@ class StepWatch:
             recorder.on_op = self._count
             stack.callback(setattr, recorder, "on_op", None)
             yield
+
+    def restart(self) -> StepWatch:
+        """What was done so far. From here on, a new step is counted."""
+        done = copy(self)
+        for name, value in vars(StepWatch(_optimizing=self._optimizing)).items():
+            setattr(self, name, value)
+        return done
+
+    def add(self, other: StepWatch) -> None:
+        """Count what another part of the same step did."""
+        self.forward += other.forward
+        self.backward += other.backward
+        self.elements += other.elements
+        self.working += other.working
+        self.empty += other.empty
+        self.empty_line = self.empty_line or other.empty_line
+        self.trains = self.trains or other.trains
+        self.optimizer_line = self.optimizer_line or other.optimizer_line
+        self.has_gradients = self.has_gradients or other.has_gradients
 
     def _count(self, func: Any, args: tuple[Any, ...], returned: list[Any]) -> None:
         if not any(tensor.is_cuda for tensor in returned):

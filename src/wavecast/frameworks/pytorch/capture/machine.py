@@ -55,7 +55,11 @@ def cuda_machine(
                 setattr(owner, name, value)
 
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
-        replace(torch.cuda, **_cuda_module(capability, recorder))
+        machine = _cuda_module(capability, recorder)
+        replace(torch.cuda, **machine)
+        for module in (torch.cuda.random, torch.cuda.memory):
+            # Some code calls these functions where they are defined.
+            replace(module, **{n: f for n, f in machine.items() if n in vars(module)})
         replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)

@@ -7,6 +7,7 @@ that, which is cheap.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +106,11 @@ class ResultCache:
         else:
             _, index, shape, stride, offset, dtype = recipe
             base = inputs[index]
-            elem = torch.empty(0, dtype=dtype, device="meta")
-            elem.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
+            # A view is an inference tensor only if the tensor that it shows is one.
+            with nullcontext() if _may_view(base) else torch.inference_mode(False):
+                elem = torch.empty(0, dtype=dtype, device="meta")
+                elem.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
+                return self._fake(elem, place)
         return self._fake(elem, place)
 
     def _fake(self, elem: Any, place: str | None) -> Any:
@@ -146,6 +150,11 @@ class ResultCache:
             else:
                 return False
         return True
+
+
+def _may_view(base: Any) -> bool:
+    """Whether a view made now is of the right kind: in inference mode, of an inference tensor."""
+    return not torch.is_inference_mode_enabled() or bool(base.is_inference())
 
 
 class _UnrepeatableError(Exception):

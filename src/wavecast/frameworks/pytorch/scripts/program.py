@@ -1,0 +1,157 @@
+"""A Python script, run as `python train.py ARGS` or `python -m package.train ARGS` would."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import multiprocessing.context
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.pytorch.capture import placement
+from wavecast.frameworks.pytorch.user_lines import is_ours, is_users
+
+_DISPATCH = placement.__file__
+
+# Loggers that would talk to a server do nothing, and plots open no window.
+_ENVIRONMENT = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MPLBACKEND": "Agg",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script or module with its arguments."""
+
+    name: str
+    """The path of a file, or the name of a module."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The script as the user named it."""
+        return f"-m {self.name}" if self.is_module else self.name
+
+    def check(self) -> None:
+        """Refuse a script that does not exist."""
+        path = Path(self.name)
+        if not self.is_module and not path.is_file():
+            folder = " (it is a folder)" if path.is_dir() else f" (looked in {Path.cwd()})"
+            raise InvalidInput(f"there is no script {self.name}{folder}")
+
+    def run(self) -> None:
+        """Run the script in this process, under the name `__main__`."""
+        with _surroundings(self), _own_exit_functions():
+            if self.is_module:
+                runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(self.name, run_name="__main__")
+
+
+@contextmanager
+def _surroundings(program: Program) -> Iterator[None]:
+    """The arguments, paths and environment of a script, restored after the block."""
+    first = str(Path.cwd() if program.is_module else Path(program.name).resolve().parent)
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (sys, "argv", [program.name, *program.arguments]),
+            (sys, "path", [first, *sys.path]),
+            (sys, "dont_write_bytecode", True),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        # A script may set these once; another run of it sets them again.
+        stack.callback(setattr, *_start_method())
+        stack.callback(setattr, torch, "set_num_interop_threads", torch.set_num_interop_threads)
+        torch.set_num_interop_threads = lambda _: None
+        # TorchScript compiles no code that calls the replaced functions of torch. As plain Python
+        # it runs the same ops.
+        stack.callback(setattr, torch.jit, "script", torch.jit.script)
+        torch.jit.script = lambda code, *_, **__: code
+        stack.callback(_restore_environment, dict(os.environ))
+        os.environ |= _ENVIRONMENT
+        stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
+        # A user's module may hold fake tensors or the answers of the pretended machine.
+        stack.callback(_forget_user_modules, set(sys.modules))
+        yield
+
+
+def _start_method() -> tuple[Any, str, Any]:
+    """Where multiprocessing keeps how processes are started, and its present value."""
+    owner: Any = multiprocessing.context._default_context
+    return owner, "_actual_context", owner._actual_context
+
+
+def _restore_environment(before: dict[str, str]) -> None:
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ |= before
+
+
+def _restore_logging(handlers: list[logging.Handler], level: int) -> None:
+    for handler in logging.root.handlers[:]:
+        if handler not in handlers:
+            logging.root.removeHandler(handler)
+            handler.close()
+    logging.root.setLevel(level)
+
+
+def _forget_user_modules(before: set[str]) -> None:
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and is_users(file):
+            del sys.modules[name]
+
+
+@contextmanager
+def _own_exit_functions() -> Iterator[None]:
+    """Call the functions that the script registers for the end of the program after the block."""
+    register = atexit.register
+    functions: list[Callable[[], Any]] = []
+
+    def registered(function: Any, *args: Any, **kwargs: Any) -> Any:
+        code = getattr(function, "__code__", None)
+        if code is None or not is_users(code.co_filename):
+            return register(function, *args, **kwargs)
+        functions.append(lambda: function(*args, **kwargs))
+        return function
+
+    atexit.register = registered  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        atexit.register = register
+        for function in reversed(functions):
+            function()
+
+
+def own_traceback(error: BaseException) -> list[str]:
+    """The lines of an error's traceback as the script alone would print them."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = list(shown.stack)
+    own = [i for i, frame in enumerate(frames) if is_users(frame.filename)]
+    kept = []
+    for frame in frames[own[0] if own else 0 :]:
+        if frame.filename == _DISPATCH:
+            break  # torch's fake tensors follow
+        if not is_ours(frame.filename):
+            kept.append(frame)
+    shown.stack = traceback.StackSummary.from_list(kept)
+    return list(shown.format())

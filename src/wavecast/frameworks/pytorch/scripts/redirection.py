@@ -1,0 +1,303 @@
+"""Python's functions on files, redirected to an overlay while a script runs."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from wavecast.frameworks.pytorch.scripts.overlay import Overlay
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+# Functions of `os` that only look at the path that they are given first.
+_READERS = (
+    *("stat", "lstat", "access", "readlink", "statvfs", "pathconf", "listxattr", "getxattr"),
+)
+# Functions of `os` that change the file that they are given first, but not its name.
+_CHANGERS = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr")
+
+
+@contextmanager
+def redirected(overlay: Overlay) -> Iterator[None]:
+    """Let the block read the file system through an overlay, and write to the overlay only."""
+    with ExitStack() as stack:
+
+        def replace(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        stack.callback(os.chdir, os.getcwd())
+        functions = _Functions(overlay)
+        replace(builtins, "open", functions.open(builtins.open))
+        replace(io, "open", functions.open(io.open))
+        for name, function in functions.of_os().items():
+            replace(os, name, function)
+        replace(shutil, "rmtree", functions.remove_tree)
+        replace(sqlite3, "connect", functions.connect(sqlite3.connect))
+        replace(tempfile, "tempdir", overlay.temporary)
+        yield
+
+
+class _Functions:
+    """The functions that replace Python's own."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
+
+    def of_os(self) -> dict[str, Callable[..., Any]]:
+        """The functions of the module `os` to replace, by name."""
+        view = self._overlay
+        names = [name for name in _READERS if hasattr(os, name)]
+        functions = {name: self._first_path(getattr(os, name), view.to_read) for name in names}
+        for name in (name for name in _CHANGERS if hasattr(os, name)):
+            functions[name] = self._first_path(
+                getattr(os, name), lambda path: view.to_write(path, keep=True)
+            )
+        # A folder keeps its time and permissions: nothing that a script reads depends on them.
+        for name in ("chmod", "utime", "chown", "lchown", "setxattr"):
+            if name in functions:
+                functions[name] = self._unless_folder(functions[name])
+        functions["mkdir"] = self._instead(os.mkdir, lambda path, *_: view.make_folder(path))
+        functions["rmdir"] = self._instead(os.rmdir, view.remove_folder)
+        functions["remove"] = self._instead(os.remove, view.remove)
+        functions["unlink"] = self._instead(os.unlink, view.remove)
+        functions["listdir"] = self._instead(os.listdir, view.names, default=".")
+        functions["chdir"] = self._instead(os.chdir, view.enter_folder)
+        functions["scandir"] = self._scandir(os.scandir)
+        functions["open"] = self._os_open(os.open)
+        for name in ("rename", "replace"):
+            functions[name] = self._rename(getattr(os, name))
+        functions["symlink"] = self._link(os.symlink, is_symbolic=True)
+        functions["link"] = self._link(os.link, is_symbolic=False)
+        functions["getcwd"] = self._getcwd(os.getcwd)
+        return functions
+
+    def open(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """`open`."""
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            # An opener calls os.open, which is redirected itself.
+            if kwargs.get("opener") is not None or (path := self._path(file)) is None:
+                return real(file, mode, *args, **kwargs)
+            with self._shown_errors():
+                if set(mode) & set("wax+"):
+                    keep, exclusive = "w" not in mode, "x" in mode
+                    place = self._overlay.to_write(path, keep=keep, exclusive=exclusive)
+                else:
+                    place = self._overlay.to_read(path)
+                return real(place if place != path else file, mode, *args, **kwargs)
+
+        return opened
+
+    def remove_tree(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """`shutil.rmtree`."""
+        redirected_path = self._path(path)
+        ignores = bool(args[0] if args else kwargs.get("ignore_errors"))
+        try:
+            with self._shown_errors():
+                if redirected_path is None:
+                    _remove_really(os.fspath(path))
+                else:
+                    self._overlay.remove_tree(redirected_path)
+        except OSError:
+            if not ignores and not kwargs.get("onerror") and not kwargs.get("onexc"):
+                raise
+
+    def connect(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """`sqlite3.connect`."""
+
+        def connected(database: Any, *args: Any, **kwargs: Any) -> Any:
+            is_file = not str(database).startswith((":memory:", "file:")) and str(database)
+            if not is_file or (path := self._path(database)) is None:
+                return real(database, *args, **kwargs)
+            with self._shown_errors():
+                return real(self._overlay.to_write(path, keep=True), *args, **kwargs)
+
+        return connected
+
+    def _path(self, path: Any, dir_fd: int | None = None) -> str | None:
+        """The absolute path to redirect. None to leave a call as it is."""
+        if self._overlay.busy or path is None or isinstance(path, int):
+            return None
+        with self._overlay.directly():
+            text = os.fsdecode(path)
+            if dir_fd is not None and not os.path.isabs(text):
+                folder = self._overlay.shown(os.readlink(f"/proc/self/fd/{dir_fd}"))
+                text = os.path.join(folder, text)
+            absolute = self._overlay.absolute(text)
+        return absolute if self._overlay.covers(absolute) else None
+
+    @contextmanager
+    def _shown_errors(self) -> Iterator[None]:
+        """Run the block on the real file system; its errors name the paths of the script."""
+        try:
+            with self._overlay.directly():
+                yield
+        except OSError as error:
+            if isinstance(error.filename, str):
+                error.filename = self._overlay.shown(error.filename)
+            raise
+
+    def _first_path(
+        self, real: Callable[..., Any], place: Callable[[str], str]
+    ) -> Callable[..., Any]:
+        def called(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            if (covered := self._path(path, dir_fd)) is None:
+                kwargs |= {} if dir_fd is None else {"dir_fd": dir_fd}
+                return real(path, *args, **kwargs)
+            with self._shown_errors():
+                chosen = place(covered)
+                return real(chosen if chosen != covered else path, *args, **kwargs)
+
+        return called
+
+    def _unless_folder(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Any, *args: Any, **kwargs: Any) -> Any:
+            is_folder = self._path(path) is not None and os.path.isdir(path)
+            return None if is_folder else change(path, *args, **kwargs)
+
+        return called
+
+    def _instead(
+        self, real: Callable[..., Any], act: Callable[..., Any], default: Any = None
+    ) -> Callable[..., Any]:
+        def called(
+            path: Any = default, *args: Any, dir_fd: int | None = None, **kwargs: Any
+        ) -> Any:
+            if (covered := self._path(path, dir_fd)) is None:
+                kwargs |= {} if dir_fd is None else {"dir_fd": dir_fd}
+                return real(path, *args, **kwargs)
+            with self._shown_errors():
+                return act(covered)
+
+        return called
+
+    def _os_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
+            if (covered := self._path(path, dir_fd)) is None:
+                return real(path, flags, mode, dir_fd=dir_fd)
+            with self._shown_errors():
+                if flags & _WRITES:
+                    exclusive = bool(flags & os.O_EXCL)
+                    keep = not flags & os.O_TRUNC
+                    place = self._overlay.to_write(covered, keep=keep, exclusive=exclusive)
+                else:
+                    place = self._overlay.to_read(covered)
+                return real(place, flags, mode)
+
+        return opened
+
+    def _rename(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def renamed(
+            source: Any, target: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None
+        ) -> None:
+            ends = self._path(source, src_dir_fd), self._path(target, dst_dir_fd)
+            if ends == (None, None):
+                real(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                return
+            with self._shown_errors():
+                self._overlay.rename(
+                    ends[0] or os.path.abspath(source), ends[1] or os.path.abspath(target)
+                )
+
+        return renamed
+
+    def _link(self, real: Callable[..., Any], is_symbolic: bool) -> Callable[..., Any]:
+        def linked(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
+            if (covered := self._path(target)) is None:
+                real(source, target, *args, **kwargs)
+                return
+            with self._shown_errors():
+                origin = os.fsdecode(source) if is_symbolic else os.path.abspath(source)
+                self._overlay.link(origin, covered)
+
+        return linked
+
+    def _scandir(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def scanned(path: Any = ".") -> Any:
+            if (covered := self._path(path)) is None:
+                return real(path)
+            with self._shown_errors():
+                if not self._overlay.is_mixed(covered):
+                    return real(path)
+                names = self._overlay.names(covered)
+            return _Entries(
+                [_ScannedEntry(name, os.path.join(os.fspath(path), name)) for name in names]
+            )
+
+        return scanned
+
+    def _getcwd(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def getcwd() -> str:
+            if self._overlay.busy:
+                return str(real())
+            with self._overlay.directly():
+                return self._overlay.current_folder()
+
+        return getcwd
+
+
+class _ScannedEntry:
+    """`os.DirEntry` for a file or folder of the overlay."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name, self.path = name, path
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a folder."""
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a file."""
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        """Whether it is a symbolic link."""
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        """Whether it is a junction, which only Windows has."""
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Its status."""
+        return os.stat(self.path) if follow_symlinks else os.lstat(self.path)
+
+    def inode(self) -> int:
+        """Its inode."""
+        return self.stat(follow_symlinks=False).st_ino
+
+
+class _Entries:
+    """The iterator that `os.scandir` returns."""
+
+    def __init__(self, entries: list[_ScannedEntry]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _ScannedEntry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        """Close the iterator, which holds nothing open."""
+
+
+_remove_really = shutil.rmtree

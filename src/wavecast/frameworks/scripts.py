@@ -1,0 +1,74 @@
+"""Training scripts, run unchanged and without a GPU until their step repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any
+
+from wavecast.errors import InvalidInput, needing_extra
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.hardware.families import family
+from wavecast.traces.script import ScriptRun
+
+
+def run_script(
+    script: str | PathLike[str],
+    arguments: Sequence[str] = (),
+    *,
+    module: bool = False,
+    gpu: Device | str | None = None,
+    capability: tuple[int, int] | None = None,
+    steps: int | None = None,
+    until: str | None = None,
+    samples: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Any] | None = None,
+) -> ScriptRun:
+    """The step that a training script repeats. The script runs as it is, and no GPU is needed.
+
+    The script runs in this process, as `python train.py` would run it on a machine with a GPU. It
+    is stopped when two steps in a row did the same. What it writes goes to a scratch folder, which
+    is removed at the end.
+
+    Example:
+        ```python
+        run = wavecast.run_script("train.py", ["--batch-size", "64"])
+        wavecast.predict(run.trace, "h100-sxm-80gb").seconds
+        ```
+
+    Args:
+        script: the path of the script.
+        arguments: what it finds in `sys.argv` after its own name.
+        module: whether `script` is the name of a module, as in `python -m package.train`.
+        gpu: the GPU whose kernels to choose; a recent data-centre GPU if None. It matters only for
+            attention, for which older GPUs have other kernels.
+        capability: the compute capability of the GPU, instead of `gpu`.
+        steps: how many steps to run. None to stop as soon as two in a row are equal.
+        until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
+            of an optimizer step.
+        samples: how many samples one step takes, for throughput. None to count those that a data
+            loader gives.
+        progress: called from time to time with the number of ops traced so far.
+        assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
+
+    Raises:
+        CaptureError: the script failed, ended with an error code, or has no step. The error of the
+            script is its `__cause__`.
+        InvalidInput: there is no such script or line.
+    """
+    if isinstance(arguments, str):
+        raise InvalidInput(f"arguments is the text {arguments!r}; give a list of texts")
+    with needing_extra("running a script"):
+        from wavecast.frameworks.pytorch.scripts import Program, run
+    target = device(gpu) if isinstance(gpu, str) else gpu
+    return run(
+        Program(fspath(script), tuple(map(str, arguments)), module),
+        capability=capability if target is None else family(target),
+        steps=steps,
+        until=until,
+        samples=samples,
+        progress=progress,
+        assume=assume,
+    )

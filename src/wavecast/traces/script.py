@@ -1,0 +1,52 @@
+"""What a training script did: the step that repeats, and what ran only once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wavecast.traces.step import Trace
+
+
+@dataclass(frozen=True)
+class ScriptPart:
+    """A part of a script's run that is not in the repeated step: set-up or evaluation."""
+
+    name: str
+    calls: int
+    """The number of op calls on the GPU."""
+    flops: float
+    """Their FLOPs. A multiply-add counts two."""
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """A training script that was run until its step repeated itself.
+
+    ```python
+    run = wavecast.run_script("train.py", ["--batch-size", "64"])
+    wavecast.predict(run.trace, "l4").seconds
+    print(run.summary)  # step 3 of the loop at train.py:41; steps 2 and 3 are equal
+    ```
+    """
+
+    script: str
+    """The script, as it was named."""
+    trace: Trace
+    """The step that repeats, from the end of one optimizer step to the end of the next."""
+    line: str
+    """The line of the user's code that ends the step: `train.py:41`."""
+    step: int
+    """Which step of the loop the trace is of. The first is 1."""
+    steps: int
+    """How many steps ran."""
+    equal: tuple[int, ...]
+    """The steps whose ops are those of the trace, the traced one included."""
+    choice: str
+    """How the step was chosen, in words: "steps 2 and 3 are equal"."""
+    once: tuple[ScriptPart, ...] = ()
+    """What ran outside of the repeated step."""
+
+    @property
+    def summary(self) -> str:
+        """Which step the trace is of, and how it was chosen, in one line."""
+        return f"step {self.step} of the loop at {self.line}; {self.choice}"

@@ -1,0 +1,57 @@
+"""Twenty scripts as users write them: each runs unchanged and gives the step written by hand."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from shell import run
+
+import wavecast
+from lab.steps.scripts import CASES, ScriptCase, prepare
+
+GPU = "a100-sxm-80gb"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the data that the scripts read."""
+    # Libraries that scripts import switch this off for the whole process.
+    switch = torch.distributions.Distribution
+    monkeypatch.setattr(switch, "_validate_args", switch._validate_args)
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    return tmp_path
+
+
+def test_there_are_twenty() -> None:
+    assert len(CASES) == len({case.name for case in CASES}) == 20
+    assert all(case.script.is_file() for case in CASES)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_script_gives_the_step_written_by_hand(
+    case: ScriptCase, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    for package in case.needs:
+        pytest.importorskip(package)
+    if "pytorch_lightning" in case.needs:
+        request.getfixturevalue("lightning")
+    if importlib.util.find_spec("bitsandbytes"):
+        importlib.import_module("bitsandbytes")
+    before = sorted(folder.rglob("*"))
+    done = run("run", "--gpu", GPU, "--json", case.script, *case.arguments)
+    assert done.code == 0, done.err
+    assert sorted(folder.rglob("*")) == before
+    record = json.loads(done.out)
+    assert len(record["script"]["equal"]) > 1
+    [predicted] = record["predictions"]
+    by_hand = wavecast.predict(wavecast.trace(case.make_step, gpu=GPU), GPU)
+    assert predicted["seconds"] == pytest.approx(by_hand.seconds, rel=0.01)
+    assert predicted["gpu_s"] == pytest.approx(by_hand.gpu_s, rel=0.01)
+    assert predicted["peak_bytes"] == pytest.approx(by_hand.memory.peak_bytes, rel=0.2)  # type: ignore[union-attr]
