@@ -133,7 +133,9 @@ SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "distributions": (
         lambda: torch.distributions.Distribution._validate_args,
-        lambda: torch.distributions.Distribution.set_default_validate_args(False),
+        lambda: torch.distributions.Distribution.set_default_validate_args(
+            not torch.distributions.Distribution._validate_args
+        ),
     ),
     "torch's random numbers": (lambda: torch.get_rng_state().tolist(), lambda: torch.rand(3)),
     "Python's random numbers": (random.getstate, random.random),
