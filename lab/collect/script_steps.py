@@ -6,7 +6,8 @@ that, `wavecast.run_script` runs the same script without the GPU, on the same ma
 are of the same torch. One process for each script:
 
     python -m lab.collect.script_steps OUT          # all scripts; writes OUT/scripts.csv
-    python -m lab.collect.script_steps OUT NAME     # one of them
+    python -m lab.collect.script_steps OUT A B C    # some of them
+    python -m lab.collect.script_steps OUT NAME     # one, in this process
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ import torch
 import wavecast
 from lab.steps.scripts import CASES, prepare
 from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps, OptimizerSteps
-from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import pattern_length
 from wavecast.frameworks.pytorch.scripts.program import Program
-from wavecast.frameworks.pytorch.scripts.redirection import redirected
 
 STEPS = 40
 PROFILED = 4
@@ -95,7 +94,7 @@ def time_script(name: str, out: Path) -> None:
     """Predict one script, run it for real, and write its row."""
     case = next(case for case in CASES if case.name == name)
     arguments = (*case.arguments, *EXTRA.get(name, ()))
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         os.chdir(folder)
         gpu = wavecast.device(torch.cuda.get_device_name())
@@ -103,7 +102,7 @@ def time_script(name: str, out: Path) -> None:
         prediction = wavecast.predict(run.trace, gpu)
         timer = _Timer()
         try:
-            with OptimizerSteps(timer.at_step).watched(), redirected(Overlay(Path(scratch))):
+            with OptimizerSteps(timer.at_step).watched():
                 Program(str(case.script), arguments).run()
         except (EnoughSteps, SystemExit):
             pass
@@ -119,17 +118,18 @@ def time_script(name: str, out: Path) -> None:
         csv.DictWriter(file, COLUMNS).writerow(row)
 
 
-def time_all(out: Path) -> None:
-    """Time all scripts, each in a process of its own; one that fails leaves its error."""
+def time_all(out: Path, names: list[str]) -> None:
+    """Time some scripts or all, each in a process of its own; one that fails leaves its error."""
     with (out / "scripts.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        for case in CASES:
+        for case in (case for case in CASES if not names or case.name in names):
             command = [sys.executable, "-m", "lab.collect.script_steps", str(out), case.name]
             part = out / f"{case.name}.csv"
             try:
                 ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
-                error = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+                lines = ended.stderr.replace("\r", "\n").strip().splitlines() or ["no message"]
+                error = next((x for x in reversed(lines) if "Error" in x), lines[-1])
             except subprocess.TimeoutExpired:
                 error = f"longer than {LONGEST_S} s"
             file.flush()
@@ -145,10 +145,10 @@ def main() -> None:
     """Time one script, or all of them."""
     out = Path(sys.argv[1]).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    if len(sys.argv) > 2:
+    if len(sys.argv) == 3:
         time_script(sys.argv[2], out)
     else:
-        time_all(out)
+        time_all(out, sys.argv[2:])
         print((out / "scripts.csv").read_text())
 
 
