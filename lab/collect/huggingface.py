@@ -3,9 +3,11 @@
 Adapters, 4-bit layers and 8-bit layers are among them, which no other campaign has. Large models
 are measured with fewer layers than they have.
 
-    python -m lab.collect.huggingface OUT      # writes OUT/huggingface.csv and OUT/*.json.gz
+    python -m lab.collect.huggingface OUT          # writes OUT/huggingface.csv and OUT/*.json.gz
+    python -m lab.collect.huggingface OUT --step NAME    # prints the seconds of one step
 
-It needs torch, transformers, diffusers, peft and bitsandbytes.
+Each step is timed in a process of its own, because every launch takes longer in a process in which
+a profiler has run. It needs torch, transformers, diffusers, peft and bitsandbytes.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import argparse
 import csv
 import gc
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,10 +115,7 @@ def measure(name: str, make_step: Callable[[], Step], gpu: Any, out: Path) -> di
     traced = wavecast.trace(make_step, gpu=gpu)
     prediction = wavecast.predict(traced, gpu)
     step = make_step()
-    for _ in range(3):
-        step()
-    measured_s = min(steady_s(step, 8) for _ in range(3))
-    measured = wavecast.measure(step, warm_up=1, repeats=3)
+    measured = wavecast.measure(step, warm_up=3, repeats=3)
     measured.save(out / f"{name}.json.gz")
     del step
     gc.collect()
@@ -124,7 +125,7 @@ def measure(name: str, make_step: Callable[[], Step], gpu: Any, out: Path) -> di
     torch.cuda.empty_cache()
     return {
         "step": name,
-        "measured_s": measured_s,
+        "measured_s": _timed_alone(name, out),
         "kernel_s": profile_measured(name, measured, gpu).gpu_s,
         "predicted_s": prediction.seconds,
         "predicted_gpu_s": prediction.gpu_s,
@@ -135,14 +136,32 @@ def measure(name: str, make_step: Callable[[], Step], gpu: Any, out: Path) -> di
     }
 
 
+def _seconds(make_step: Callable[[], Step]) -> float:
+    step = make_step()
+    for _ in range(3):
+        step()
+    return min(steady_s(step, 8) for _ in range(3))
+
+
+def _timed_alone(name: str, out: Path) -> float:
+    command = [sys.executable, "-m", "lab.collect.huggingface", str(out), "--step", name]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ended.stdout.split()[-1])
+
+
 def main() -> None:
     """Measure all steps; one that fails leaves its error in its row."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    out = parser.parse_args().out
+    parser.add_argument("--step", help="time only this step, and print its seconds")
+    given = parser.parse_args()
+    out = given.out
     out.mkdir(parents=True, exist_ok=True)
-    gpu = wavecast.device(torch.cuda.get_device_name())
     steps = {case.name: _make_step(case, out) for case in CASES} | {"eight-bit": _eight_bit}
+    if given.step is not None:
+        print(_seconds(steps[given.step]))
+        return
+    gpu = wavecast.device(torch.cuda.get_device_name())
     with (out / "huggingface.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

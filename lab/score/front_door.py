@@ -1,0 +1,102 @@
+"""Scripts and `hf:` targets that ran on a real GPU, beside what is predicted for them.
+
+    python -m lab.score.front_door            # prints both tables
+    python -m lab.score.front_door --write    # writes them into the how-to pages
+
+The tables are those that `lab.collect.script_steps` and `lab.collect.huggingface` wrote on the GPU
+machine, predictions included: both sides saw the same releases of torch and of the libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Mapping
+
+from lab.places import DOCS, MEASUREMENTS
+from lab.score import pages
+
+SCRIPTS = DOCS / "howto" / "run-your-script.md"
+MODELS = DOCS / "howto" / "predict-a-hugging-face-model.md"
+MARK = "measured on an H200"
+_GIB = 1 << 30
+
+Row = Mapping[str, str]
+
+
+def rows(name: str) -> list[Row]:
+    """The rows of a table of measurements."""
+    with (MEASUREMENTS / "h200" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def in_range(row: Row) -> bool:
+    """Whether the measured time lies in the predicted range."""
+    low_s, high_s = float(row["predicted_low_s"]), float(row["predicted_high_s"])
+    return low_s <= float(row["measured_s"]) <= high_s
+
+
+def _milliseconds(row: Row, column: str) -> str:
+    return f"{1e3 * float(row[column]):.1f}" if row[column] else "?"
+
+
+def _difference(row: Row, predicted: str, measured: str) -> str:
+    return f"{float(row[predicted]) / float(row[measured]) - 1:+.0%}" if row[measured] else "?"
+
+
+def _times(row: Row) -> list[str]:
+    return [
+        _milliseconds(row, "measured_s"),
+        _milliseconds(row, "predicted_s"),
+        f"{_milliseconds(row, 'predicted_low_s')} - {_milliseconds(row, 'predicted_high_s')}",
+        "yes" if in_range(row) else "no",
+        _milliseconds(row, "kernel_s"),
+        _milliseconds(row, "predicted_gpu_s"),
+        _difference(row, "predicted_gpu_s", "kernel_s"),
+    ]
+
+
+_TIMES = (
+    *("step measured (ms)", "predicted", "range", "in range"),
+    *("GPU busy, measured (ms)", "predicted", "difference"),
+)
+
+
+def _table(heads: tuple[str, ...], lines: list[list[str]]) -> str:
+    rules = ["---", *["---:"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (list(heads), rules, *lines))
+
+
+def scripts_table() -> str:
+    """The table of the scripts."""
+    lines = [[f"`{row['script']}`", *_times(row)] for row in rows("scripts")]
+    return _table(("script", *_TIMES), lines)
+
+
+def models_table() -> str:
+    """The table of the `hf:` targets, with their memory."""
+    lines = [
+        [
+            f"`{row['step']}`",
+            *_times(row),
+            f"{int(row['measured_peak_bytes']) / _GIB:.2f}",
+            f"{int(row['predicted_peak_bytes']) / _GIB:.2f}",
+        ]
+        for row in rows("huggingface")
+    ]
+    return _table(("step", *_TIMES, "peak measured (GiB)", "predicted"), lines)
+
+
+def main() -> None:
+    """Print the tables, or write them into their pages."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write the tables into the pages")
+    for page, table in ((SCRIPTS, scripts_table()), (MODELS, models_table())):
+        if parser.parse_args().write:
+            pages.write(page, MARK, table)
+        else:
+            print(table, end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
