@@ -82,6 +82,15 @@ streaming(
     flops=4,
 )
 
+
+@cost("aten.allclose", kind=Kind.REDUCTION)
+def _allclose(op: Op) -> Cost:
+    """The 14 kernels of `isclose` and `all`: six make a tensor as large as an input, and seven
+    make booleans."""
+    one, elements = read(op.inputs[:1]), largest(op)
+    return Cost(14 * elements, 13 * one + 7 * elements, 6 * one + 7 * elements)
+
+
 # Pointwise losses. Their reduction, if any, is a second kernel that reads the first one's result.
 _LOSSES = {
     4: "mse_loss smooth_l1_loss huber_loss multi_margin_loss multilabel_margin_loss_forward",

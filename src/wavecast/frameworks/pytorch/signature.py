@@ -40,6 +40,7 @@ _READS_BACK = {
     "aten.unique_dim",
     "torchvision.nms",
     "aten.equal",
+    "aten.allclose",
     "aten.bincount",
     "aten.repeat_interleave.Tensor",
     "aten.lift_fresh",  # of torch.tensor(data, device="cuda"), after a copy that waits

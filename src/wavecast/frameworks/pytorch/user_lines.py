@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _OURS = f"{_PACKAGE}{os.sep}"
@@ -15,6 +17,9 @@ _SUITE = f"{_PACKAGE / 'suite'}{os.sep}"
 _INSTALLED = [Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib", "platlib")]
 # An environment may be reached through a symbolic link, and file names keep the link.
 _LIBRARIES = tuple({str(path) for folder in _INSTALLED for path in (folder, folder.resolve())})
+
+_programs: list[str] = []
+"""Files that are the user's code wherever they lie: the scripts that are running."""
 
 
 def user_line() -> str:
@@ -27,9 +32,12 @@ def user_line() -> str:
     return "an unknown line"
 
 
-def failing_line(traceback: TracebackType | None) -> str:
-    """The innermost line of the user's code in a traceback, as `file.py:12`."""
+def failing_line(error: BaseException) -> str:
+    """The innermost line of the user's code that raised an error, as `file.py:12`."""
     place = "an unknown line"
+    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
+        return _place(error.filename, error.lineno or 1)  # this file never ran
+    traceback = error.__traceback__
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
         if is_users(filename):
@@ -45,9 +53,24 @@ def is_ours(filename: str) -> bool:
 
 def is_users(filename: str) -> bool:
     """Whether a file is the user's code: neither an installed library's nor Wavecast's own."""
-    if filename.startswith(_SUITE):
+    if filename in _programs or filename.startswith(_SUITE):
         return True
     return not filename.startswith((_OURS, "<", *_LIBRARIES))
+
+
+def count_as_users(filename: str) -> None:
+    """Count a file as the user's code, even if it lies among the libraries."""
+    _programs.append(filename)
+
+
+@contextmanager
+def programs_forgotten() -> Iterator[None]:
+    """Forget at the end of the block which files were counted as the user's inside of it."""
+    before = _programs[:]
+    try:
+        yield
+    finally:
+        _programs[:] = before
 
 
 def _place(filename: str, line: int) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture import capture
+from wavecast.ops.costs import cost_of
 from wavecast.traces.step import Phase, Trace
 
 EAGER = "torch.compile was ignored; the step was traced as eager PyTorch"
@@ -97,6 +98,26 @@ def test_clusters_of_an_adaptive_softmax_take_all_rows_if_targets_are_unknown() 
 
     assert rows(lambda: torch.randint(0, 20, (6,), device="cuda")) == [6, 6]
     assert rows(lambda: torch.tensor([0, 1, 5, 10, 11, 12]).cuda()) == [1, 3]
+
+
+def test_tensors_are_assumed_to_be_close() -> None:
+    def compared(x: Any) -> Any:
+        assert torch.allclose(x, x.detach(), atol=1e-6)
+        return x * 2
+
+    trace = forward(compared, (10, 8))
+    assert any("compares two GPU tensors at" in note for note in trace.notes)
+    [call] = calls_of(trace, "aten.allclose")
+    assert call.syncs
+    # The same kernels, one by one.
+    one_by_one = forward(lambda x: (torch.isclose(x, x.detach()).all(), x * 2)[1], (10, 8))
+    others = forward(lambda x: x * 2, (10, 8))
+    for field in ("flops", "read_bytes", "written_bytes"):
+        many, few, cost = (
+            sum(getattr(cost_of(op), field) for op in ops)
+            for ops in ([c.op for c in one_by_one], [c.op for c in others], [call.op])
+        )
+        assert cost == pytest.approx(many - few, rel=0.15), field
 
 
 def test_parts_whose_sizes_are_read_back_are_equal() -> None:

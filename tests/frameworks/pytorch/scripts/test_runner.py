@@ -12,6 +12,7 @@ import torch
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
+from wavecast.frameworks.pytorch import user_lines
 from wavecast.traces.step import Role
 
 MakeScript = Callable[..., Path]
@@ -448,6 +449,89 @@ while True:
     assert "train.py:15" in note
     compiled = "model = torch.compile(model)\nwhile True:\n    update()\n"
     assert "torch.compile was ignored" in wavecast.run_script(script(compiled)).trace.notes[-1]
+
+
+def test_what_other_steps_read_is_not_noted(script: MakeScript) -> None:
+    body = """
+i = 0
+while True:
+    update()
+    i += 1
+    if i == 2:
+        model.weight.sum().item()
+"""
+    run = wavecast.run_script(script(body))
+    assert run.equal == (3, 4)
+    assert run.trace.notes == ()
+
+
+def test_a_number_that_counts_steps_makes_no_difference(script: MakeScript) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    body = """
+import bitsandbytes
+optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), min_8bit_size=1)
+while True:
+    update()
+"""
+    run = wavecast.run_script(script(body))
+    assert bitsandbytes.__name__ in " ".join(names(run))
+    assert (run.step, run.equal) == (3, (2, 3))
+
+
+def test_one_spawned_process_runs_in_this_one(script: MakeScript) -> None:
+    body = """
+import torch.multiprocessing as mp
+from torch.multiprocessing import spawn
+def worker(rank, width):
+    assert rank == 0
+    while True:
+        update(width)
+if __name__ == "__main__":
+    SPAWN(worker, args=(16,), nprocs=COUNT)
+"""
+    for function in ("mp.spawn", "spawn", "mp.start_processes"):
+        one = body.replace("SPAWN", function).replace("COUNT", "torch.cuda.device_count()")
+        run = wavecast.run_script(script(one))
+        assert (run.step, run.line) == (3, "train.py:10")
+    two = body.replace("SPAWN", "mp.spawn").replace("COUNT", "2")
+    with pytest.raises(CaptureError, match=r"starts 2 processes at train\.py:19.*nprocs=1"):
+        wavecast.run_script(script(two))
+
+
+def test_a_line_that_is_never_reached_is_named(script: MakeScript) -> None:
+    body = "for _ in range(3):\n    update()\nif False:\n    print()\n"
+    with pytest.raises(CaptureError, match=r"train\.py ended, and line train\.py:14 was not"):
+        wavecast.run_script(script(body), until="train.py:14")
+
+
+def test_a_script_that_cannot_start_is_told_why(script: MakeScript) -> None:
+    script("for i in range(3)\n    update()\n")
+    with pytest.raises(CaptureError, match=r"SyntaxError at train\.py:11: expected ':'"):
+        wavecast.run_script("train.py")
+    with pytest.raises(InvalidInput, match=r"there is no module nowhere"):
+        wavecast.run_script("nowhere", module=True)
+    with pytest.raises(InvalidInput, match=r"no module os\.nowhere"):
+        wavecast.run_script("os.nowhere", module=True)
+    script("")
+    with pytest.raises(InvalidInput, match=r"train\.py:update names a function.*wavecast predict"):
+        wavecast.run_script("train.py:update")
+
+
+def test_lines_of_an_installed_module_are_named(
+    script: MakeScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script("while True:\n    update()\n    model.bias.sum().item()\n", name="installed_train.py")
+    monkeypatch.setattr(user_lines, "_LIBRARIES", (*user_lines._LIBRARIES, str(tmp_path)))
+    for run in (
+        wavecast.run_script("installed_train", module=True),
+        wavecast.run_script("installed_train.py"),
+    ):
+        assert run.line == "installed_train.py:10"
+        assert "installed_train.py:13" in run.trace.notes[0]
+    script("\nassert False\n", name="installed_train.py")
+    with pytest.raises(CaptureError, match=r"AssertionError at installed_train\.py:12"):
+        wavecast.run_script("installed_train", module=True)
+    assert not user_lines.is_users(str(tmp_path / "installed_train.py"))
 
 
 def test_values_that_the_step_reads_may_be_given(script: MakeScript) -> None:

@@ -40,6 +40,7 @@ class Assumptions:
         self._read_numbers = False
         self._bounds: dict[str, Callable[..., Any]] = {
             "aten.equal": lambda *_: self._assumed("compares two GPU tensors", False),
+            "aten.allclose": lambda *_, **__: self._assumed("compares two GPU tensors", True),
             "aten.is_nonzero": lambda *_: self._assumed("asks whether a GPU tensor is true", False),
             "aten.nonzero": self._nonzero,
             "aten.masked_select": lambda tensor, mask: self._upper(tensor, (mask.numel(),)),

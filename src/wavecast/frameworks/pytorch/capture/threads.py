@@ -161,7 +161,7 @@ class TracedThreads:
         if isinstance(error, CaptureError):
             raise error
         if error is not None:
-            line = failing_line(error.__traceback__)
+            line = failing_line(error)
             message = str(error).strip().split("\n")[0] or type(error).__name__
             raise CaptureError(
                 f"a thread of the step raised {type(error).__name__} at {line}: {message}"

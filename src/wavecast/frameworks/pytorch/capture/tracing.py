@@ -189,13 +189,13 @@ def explaining(what: str = "the step") -> Iterator[None]:
     except (WavecastError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        line = failing_line(error.__traceback__)
+        line = failing_line(error)
         raise CaptureError(
             f"{what} called sys.exit({error.code!r}) at {line}; it should run one training step "
             "and return"
         ) from error
     except Exception as error:
-        line = failing_line(error.__traceback__)
+        line = failing_line(error)
         message = str(error).strip().split("\n")[0] or type(error).__name__
         if isinstance(error, UnsupportedOperatorException):
             message = f"{error.func} has no fake implementation"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import importlib.machinery
+import importlib.util
 import logging
 import multiprocessing
 import multiprocessing.context
@@ -14,13 +16,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture import placement
-from wavecast.frameworks.pytorch.user_lines import is_ours, is_users
+from wavecast.frameworks.pytorch.user_lines import (
+    count_as_users,
+    is_ours,
+    is_users,
+    user_line,
+)
 
 _DISPATCH = placement.__file__
 
@@ -53,16 +61,49 @@ class Program:
         """Refuse a script that does not exist."""
         path = Path(self.name)
         if not self.is_module and not path.is_file():
+            file, _, function = self.name.rpartition(":")
+            if Path(file).is_file() and function.isidentifier():
+                raise InvalidInput(
+                    f"{self.name} names a function, and a script is run as a whole; give {file}, "
+                    f"or predict what the function makes: wavecast predict {self.name}"
+                )
             folder = " (it is a folder)" if path.is_dir() else f" (looked in {Path.cwd()})"
             raise InvalidInput(f"there is no script {self.name}{folder}")
 
     def run(self) -> None:
         """Run the script in this process, under the name `__main__`."""
         with _surroundings(self), _own_exit_functions():
+            count_as_users(self._file())
             if self.is_module:
                 runpy.run_module(self.name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(self.name, run_name="__main__")
+
+    def _file(self) -> str:
+        """The file that runs under the name `__main__`."""
+        if not self.is_module:
+            return self.name
+        spec = _find_module(self.name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = _find_module(f"{self.name}.__main__")
+            if spec is None:
+                raise InvalidInput(f"{self.name} is a package without __main__.py; name a module")
+        if spec is None or spec.origin is None:
+            raise InvalidInput(
+                f"there is no module {self.name} (looked in {Path.cwd()} and in "
+                "the installed packages)"
+            )
+        return spec.origin
+
+
+def _find_module(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module is, as `python -m` finds it; None if there is none."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            return None
+        raise  # a package that it lies in imports something that is missing
 
 
 @contextmanager
@@ -79,6 +120,9 @@ def _surroundings(program: Program) -> Iterator[None]:
             setattr(owner, name, value)
         # A script may set these once; another run of it sets them again.
         stack.callback(setattr, *_start_method())
+        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            stack.callback(setattr, module, "start_processes", vars(module)["start_processes"])
+            setattr(module, "start_processes", _start_processes)  # noqa: B010
         stack.callback(setattr, torch, "set_num_interop_threads", torch.set_num_interop_threads)
         torch.set_num_interop_threads = lambda _: None
         # TorchScript compiles no code that calls the replaced functions of torch. As plain Python
@@ -97,6 +141,24 @@ def _start_method() -> tuple[Any, str, Any]:
     """Where multiprocessing keeps how processes are started, and its present value."""
     owner: Any = multiprocessing.context._default_context
     return owner, "_actual_context", owner._actual_context
+
+
+def _start_processes(
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    *_: Any,
+    **__: Any,
+) -> Any:
+    """Run the only process of `torch.multiprocessing.spawn` here; another one has no fake GPU."""
+    if nprocs != 1:
+        raise CaptureError(
+            f"the script starts {nprocs} processes at {user_line()}, and a step of several GPUs "
+            "cannot be traced; run it for one GPU (nprocs=1), without a process group"
+        )
+    function(0, *args)
+    return None if join else SimpleNamespace(processes=[], join=lambda *_, **__: True)
 
 
 def _restore_environment(before: dict[str, str]) -> None:

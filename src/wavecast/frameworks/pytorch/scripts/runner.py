@@ -42,6 +42,7 @@ from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.windows import window
 from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.user_lines import programs_forgotten
 from wavecast.ops.costs import cost_of
 from wavecast.traces.script import ScriptPart, ScriptRun
 from wavecast.traces.step import Op, Trace
@@ -86,7 +87,8 @@ def run(
     loop = _Loop(recorder, assumptions, steps)
     with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch:
         overlay = Overlay(Path(scratch))
-        with explaining("the script"), ExitStack() as stack:
+        # The files of the script are known until its errors are explained.
+        with programs_forgotten(), explaining("the script"), ExitStack() as stack:
             stack.enter_context(pretending(capability, recorder, assumptions))
             stack.enter_context(recorder.step())
             stack.enter_context(loop.watched(line))
@@ -94,6 +96,8 @@ def run(
             stack.enter_context(redirected(overlay))
             loop.run(program)
             loop.finish()
+    if line is not None and not loop.boundaries:
+        raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
     return _result(program, loop, capability, samples)
 
 
@@ -113,6 +117,8 @@ class _Loop:
         self._watch = StepWatch()
         self._watches: list[StepWatch] = []
         """What each step did, in the order of `boundaries`."""
+        self._notes: list[tuple[str, ...]] = []
+        """The notes about each step, in the same order."""
         self._ended: Boundary | None = None
         """The last optimizer step, while nothing of the next step has run."""
 
@@ -175,16 +181,20 @@ class _Loop:
     def notes(self, period: Period) -> list[str]:
         """What the reader should know about a step. What cannot be meant is an error."""
         whole = StepWatch()
-        for boundary, watch in zip(self.boundaries, self._watches, strict=True):
+        notes: list[str] = []
+        for boundary, watch, own in zip(self.boundaries, self._watches, self._notes, strict=True):
             if period.begin < boundary.position <= period.end:
                 whole.add(watch)
-        return check(whole, None)
+                notes += own
+        return notes + check(whole, None)
 
     def _close(self, end: Boundary) -> None:
         """A step is over."""
         self.boundaries.append(replace(end, position=len(self.recorder)))
         self._ended = None
         self._watches.append(self._watch.restart())
+        self._notes.append(tuple(self.assumptions.notes))
+        self.assumptions.notes.clear()
 
     def _end_step(self, optimizer: int, line: str) -> None:
         """An optimizer has stepped. What follows until the next batch belongs to the step."""
@@ -204,8 +214,6 @@ class _Loop:
         self.assumptions.given.begin()
         if self._ended is None:
             return
-        if not self.boundaries:
-            self.assumptions.notes.clear()  # those of the set-up say nothing about the step
         self._close(self._ended)
         if self._is_enough():
             self.recorder.assign_roles()
@@ -254,6 +262,7 @@ def _result(
             "move the model and its inputs there, as for training on a GPU"
         )
     loop.assumptions.given.check_used()
+    loop.assumptions.notes.clear()  # those of what ran after the last step
     for note in loop.notes(period):
         loop.assumptions.note(note)
     if loop.assumptions.compiled:
