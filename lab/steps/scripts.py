@@ -63,6 +63,9 @@ def prepare(folder: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 50257, 20_000, dtype=np.uint16)
     for split in ("train", "val"):
         tokens.tofile(data / f"{split}.bin")
+    (folder / "data" / "wikitext-2.txt").write_text(
+        "A line of words for the demos to read.\n" * 800
+    )
     (folder / "corpus.txt").write_text("All work and no play makes a dull corpus.\n" * 800)
 
 
@@ -114,5 +117,20 @@ CASES = (
     ScriptCase("distill", "distillation with a frozen teacher"),
     ScriptCase(
         "logs_and_checkpoints", "logs, checkpoints and links in every step", ("--out", "run")
+    ),
+    ScriptCase(
+        "lightning_transformer",
+        "Lightning's demo of a transformer, as installed",
+        needs=("pytorch_lightning",),
+    ),
+    ScriptCase(
+        "lightning_lstm",
+        "Lightning's demo of an LSTM, as installed",
+        needs=("pytorch_lightning",),
+    ),
+    ScriptCase(
+        "lightning_manual",
+        "Lightning's demo of manual optimization, as installed",
+        needs=("pytorch_lightning",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Twenty scripts as users write them: each runs unchanged and gives the step written by hand."""
+"""Scripts of users and of installed packages: each runs unchanged and gives the step by hand."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_there_are_twenty() -> None:
-    assert len(CASES) == len({case.name for case in CASES}) == 20
+def test_there_are_at_least_twenty() -> None:
+    assert len(CASES) == len({case.name for case in CASES}) >= 20
     assert all(case.script.is_file() for case in CASES)
 
 
