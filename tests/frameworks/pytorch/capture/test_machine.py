@@ -30,6 +30,36 @@ def _named(trace: Trace, name: str) -> list[Call]:
     return [call for call in trace if call.op.name == name]
 
 
+def test_what_the_users_code_asks_about_the_gpu_is_noted() -> None:
+    def notes(ask: Any) -> tuple[str, ...]:
+        def make_step() -> Step:
+            x = torch.ones(4, 8 if ask() else 4, device="cuda")
+            return lambda: x + 1
+
+        return capture(make_step, capability=(7, 5)).notes
+
+    [note] = notes(lambda: torch.cuda.get_device_capability() >= (8, 0))
+    assert "compute capability is asked for at " in note
+    assert "test_machine.py" in note
+    assert "; 7.5 was answered" in note
+    [note] = notes(lambda: torch.cuda.get_device_properties(0).total_memory > 1 << 30)
+    assert "compute capability 7.5, 80 GiB was answered" in note
+    [note] = notes(lambda: torch.cuda.mem_get_info()[0])
+    assert "80 GiB was answered" in note
+    assert notes(lambda: torch.cuda.get_device_name()) == ()
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_bf16_is_emulated_on_old_gpus(capability: tuple[int, int]) -> None:
+    def ask(x: Any) -> None:
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        assert torch.cuda.is_bf16_supported()
+        assert native == (capability >= (8, 0))
+        x + 1
+
+    _trace(ask, capability=capability)
+
+
 def test_the_machine_has_one_gpu_of_the_capability_asked_for() -> None:
     def ask(x: Any) -> None:
         assert torch.cuda.is_available()

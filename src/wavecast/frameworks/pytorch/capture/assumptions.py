@@ -37,6 +37,8 @@ class Assumptions:
         self._quiet = False
         self.compiled = False
         """Whether the step runs something that torch.compile would compile."""
+        self._answers: dict[str, None] = {}
+        """What the user's code asked about the GPU, at any time."""
         self._read_numbers = False
         self._bounds: dict[str, Callable[..., Any]] = {
             "aten.equal": lambda *_: self._assumed("compares two GPU tensors", False),
@@ -91,6 +93,19 @@ class Assumptions:
     def note(self, text: str) -> None:
         """Add a note for the reader of the trace, once."""
         self.notes.setdefault(text)
+
+    def note_answer(self, question: str, answer: str) -> None:
+        """The user's code asks about the GPU, and may take another branch on another one."""
+        self._answers.setdefault(
+            f"{question} is asked for at {user_line()}; {answer} was answered, and on other GPUs "
+            "another answer may lead to other code"
+        )
+
+    def note_machine(self) -> None:
+        """Add the notes about the machine, which concern the set-up as well as the step."""
+        self.notes |= self._answers
+        if self.compiled:
+            self.note("torch.compile was ignored; the step was traced as eager PyTorch")
 
     def _assumed(self, action: str, value: Any) -> Any:
         if self._quiet:

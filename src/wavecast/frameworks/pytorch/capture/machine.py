@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from wavecast.frameworks.pytorch.capture.refusals import refused_functions
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.user_lines import is_users, user_line
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def cuda_machine(
                 setattr(owner, name, value)
 
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
-        machine = _cuda_module(capability, recorder)
+        machine = _cuda_module(capability, recorder) | _answers(capability, assumptions)
         replace(torch.cuda, **machine)
         for module in (torch.cuda.random, torch.cuda.memory):
             # Some code calls these functions where they are defined.
@@ -122,19 +123,41 @@ def _properties(capability: tuple[int, int]) -> Any:
     )
 
 
-def _cuda_module(capability: tuple[int, int], recorder: OpRecorder) -> dict[str, Any]:
+def _answers(capability: tuple[int, int], assumptions: Assumptions) -> dict[str, Any]:
+    """Functions that tell about the GPU. What the user's own code asks is noted."""
     properties = _properties(capability)
+    memory, name = properties.total_memory, "{}.{}".format(*capability)
+
+    def telling(question: str, shown: str, answer: Any) -> Callable[..., Any]:
+        def tell(device: Any = None) -> Any:
+            if is_users(sys._getframe(1).f_code.co_filename):
+                assumptions.note_answer(question, shown)
+            return answer
+
+        return tell
+
+    size = f"{memory >> 30} GiB"
+    return {
+        "get_device_capability": telling("the GPU's compute capability", name, capability),
+        "get_device_properties": telling(
+            "a property of the GPU", f"compute capability {name}, {size}", properties
+        ),
+        "mem_get_info": telling("the GPU's free memory", size, (memory, memory)),
+    }
+
+
+def _cuda_module(capability: tuple[int, int], recorder: OpRecorder) -> dict[str, Any]:
     zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
     machine: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or capability >= (8, 0)
+        ),
         "is_tf32_supported": lambda: capability >= (8, 0),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: properties.name,
-        "get_device_capability": lambda device=None: capability,
-        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: _properties(capability).name,
         "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
         "Stream": stream_class(recorder),
         "Event": event_class(recorder),
@@ -143,7 +166,6 @@ def _cuda_module(capability: tuple[int, int], recorder: OpRecorder) -> dict[str,
         "make_graphed_callables": lambda *_, **__: _CudaGraph(),
         "device": _DeviceContext,
         "device_of": _DeviceContext,
-        "mem_get_info": lambda device=None: (properties.total_memory, properties.total_memory),
         "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],

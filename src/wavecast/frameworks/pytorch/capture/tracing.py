@@ -87,8 +87,7 @@ def capture(
         assumptions.given.check_used()
         for note in check(recorded, before):
             assumptions.note(note)
-        if assumptions.compiled:
-            assumptions.note("torch.compile was ignored; the step was traced as eager PyTorch")
+        assumptions.note_machine()
         del step
     return Trace(
         calls=recording.calls,

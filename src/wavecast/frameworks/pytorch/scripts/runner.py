@@ -265,8 +265,7 @@ def _result(
     loop.assumptions.notes.clear()  # those of what ran after the last step
     for note in loop.notes(period):
         loop.assumptions.note(note)
-    if loop.assumptions.compiled:
-        loop.assumptions.note("torch.compile was ignored; the step was traced as eager PyTorch")
+    loop.assumptions.note_machine()
     if not loop.is_whole(period):
         loop.assumptions.note("evaluation inside of the step was left out, as in all of its steps")
     trace = Trace(
