@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -496,6 +497,25 @@ if __name__ == "__main__":
     two = body.replace("SPAWN", "mp.spawn").replace("COUNT", "2")
     with pytest.raises(CaptureError, match=r"starts 2 processes at train\.py:19.*nprocs=1"):
         wavecast.run_script(script(two))
+
+
+@pytest.mark.parametrize("wait", [0, 1, 2])
+def test_a_profiler_does_not_outlive_its_script(wait: int, script: MakeScript) -> None:
+    body = f"""
+profiler = torch.profiler.profile(
+    activities=[torch.profiler.ProfilerActivity.CPU],
+    schedule=torch.profiler.schedule(wait={wait}, warmup=1, active=9),
+)
+profiler.start()
+while True:
+    update()
+    profiler.step()
+"""
+    # A process of its own, because a profiler that is left running ends it with a crash.
+    code = "import wavecast; print(wavecast.run_script('train.py').step)"
+    script(body)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 def test_a_line_that_is_never_reached_is_named(script: MakeScript) -> None:

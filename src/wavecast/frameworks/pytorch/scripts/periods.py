@@ -126,10 +126,11 @@ def choose(
     if len(candidates) == 1:
         reason = "it is the only one that ran after the first"
     else:
-        least, most = (_work(ops[period])[0] for period in (by_work[0], by_work[-1]))
+        least, most = (f"{_work(ops[p])[0]:.3g}" for p in (by_work[0], by_work[-1]))
+        work = f"{least} to {most} FLOPs" if least != most else f"about {most} FLOPs each"
         reason = (
             f"all of steps {listed(tuple(p.number for p in candidates))} differ "
-            f"({least:.3g} to {most:.3g} FLOPs), and it is the median"
+            f"({work}), and it is the median"
         )
     return Choice(chosen, (chosen.number,), reason)
 

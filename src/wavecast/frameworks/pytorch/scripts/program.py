@@ -129,6 +129,7 @@ def _surroundings(program: Program) -> Iterator[None]:
         # it runs the same ops.
         stack.callback(setattr, torch.jit, "script", torch.jit.script)
         torch.jit.script = lambda code, *_, **__: code
+        stack.callback(_stop_profiler)
         stack.callback(_restore_environment, dict(os.environ))
         os.environ |= _ENVIRONMENT
         stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
@@ -159,6 +160,12 @@ def _start_processes(
         )
     function(0, *args)
     return None if join else SimpleNamespace(processes=[], join=lambda *_, **__: True)
+
+
+def _stop_profiler() -> None:
+    """Stop a profiler that the script left running. Python would crash with it at its end."""
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        torch.autograd._disable_profiler()  # type: ignore[attr-defined]
 
 
 def _restore_environment(before: dict[str, str]) -> None:
