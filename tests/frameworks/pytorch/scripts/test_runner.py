@@ -503,7 +503,7 @@ if __name__ == "__main__":
 def test_a_profiler_does_not_outlive_its_script(wait: int, script: MakeScript) -> None:
     body = f"""
 profiler = torch.profiler.profile(
-    activities=[torch.profiler.ProfilerActivity.CPU],
+    activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
     schedule=torch.profiler.schedule(wait={wait}, warmup=1, active=9),
 )
 profiler.start()
@@ -516,6 +516,7 @@ while True:
     script(body)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert "Exception raised" not in done.stderr
 
 
 def test_a_line_that_is_never_reached_is_named(script: MakeScript) -> None:

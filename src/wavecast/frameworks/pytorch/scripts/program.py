@@ -130,6 +130,9 @@ def _surroundings(program: Program) -> Iterator[None]:
         stack.callback(setattr, torch.jit, "script", torch.jit.script)
         torch.jit.script = lambda code, *_, **__: code
         stack.callback(_stop_profiler)
+        profiler = torch.autograd.profiler.profile
+        stack.callback(setattr, profiler, "config", profiler.config)
+        profiler.config = _without_gpu(profiler.config)  # type: ignore[method-assign]
         stack.callback(_restore_environment, dict(os.environ))
         os.environ |= _ENVIRONMENT
         stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
@@ -160,6 +163,16 @@ def _start_processes(
         )
     function(0, *args)
     return None if join else SimpleNamespace(processes=[], join=lambda *_, **__: True)
+
+
+def _without_gpu(config: Callable[..., Any]) -> Callable[..., Any]:
+    """Profile the CPU only. Asking the GPU for times fails, slowly, in each op."""
+
+    def configured(profiler: Any, *args: Any, **kwargs: Any) -> Any:
+        profiler.profiler_kind = torch.autograd.ProfilerState.KINETO
+        return config(profiler, *args, **kwargs)
+
+    return configured
 
 
 def _stop_profiler() -> None:
