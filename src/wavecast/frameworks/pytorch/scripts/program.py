@@ -132,7 +132,7 @@ def _surroundings(program: Program) -> Iterator[None]:
         stack.callback(_stop_profiler)
         profiler = torch.autograd.profiler.profile
         stack.callback(setattr, profiler, "config", profiler.config)
-        profiler.config = _without_gpu(profiler.config)  # type: ignore[method-assign]
+        profiler.config = _without_gpu(profiler.config)
         stack.callback(_restore_environment, dict(os.environ))
         os.environ |= _ENVIRONMENT
         stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
@@ -177,8 +177,8 @@ def _without_gpu(config: Callable[..., Any]) -> Callable[..., Any]:
 
 def _stop_profiler() -> None:
     """Stop a profiler that the script left running. Python would crash with it at its end."""
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        torch.autograd._disable_profiler()  # type: ignore[attr-defined]
+    if torch.autograd._profiler_enabled():
+        torch.autograd._disable_profiler()
 
 
 def _restore_environment(before: dict[str, str]) -> None:
