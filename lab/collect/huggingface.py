@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelCase:
     """A step of a model."""
 
     name: str
@@ -56,28 +56,30 @@ class Case:
 
 _LORA = "r=16,alpha=32,dropout=0.05"
 CASES = (
-    Case(
+    ModelCase(
         "llama-lora", "llama-3.1-8b", 1, None, ModelOptions(seq=2048, weights="bf16", lora=_LORA), 6
     ),
-    Case("llama-qlora", "llama-3.1-8b", 1, None, ModelOptions(seq=2048, qlora=True, lora=_LORA), 6),
-    Case(
+    ModelCase(
+        "llama-qlora", "llama-3.1-8b", 1, None, ModelOptions(seq=2048, qlora=True, lora=_LORA), 6
+    ),
+    ModelCase(
         "llama-qlora-checkpointing",
         *("llama-3.1-8b", 4, None),
         ModelOptions(seq=512, qlora=True, lora=_LORA, targets="all-linear", checkpointing=True),
         6,
     ),
-    Case("llama-bf16", "llama-3.1-8b", 1, None, ModelOptions(seq=2048, weights="bf16"), 6),
-    Case("llama-3.2-1b", "llama-3.2-1b", 2, "bf16", ModelOptions(seq=1024)),
-    Case("qwen2.5-0.5b", "qwen2.5-0.5b", 4, "bf16", ModelOptions(seq=512)),
-    Case("gemma-2-2b", "gemma-2-2b", 1, "bf16", ModelOptions(seq=1024), 8),
-    Case("bert-large", "bert-large-uncased", 16, "bf16", ModelOptions(seq=256)),
-    Case("vit-base", "vit-base-patch16-224", 64, "bf16", ModelOptions()),
-    Case("whisper-small", "whisper-small", 8, "bf16", ModelOptions()),
-    Case("sd-1.5-unet", "sd-1.5-unet", 4, "bf16", ModelOptions()),
+    ModelCase("llama-bf16", "llama-3.1-8b", 1, None, ModelOptions(seq=2048, weights="bf16"), 6),
+    ModelCase("llama-3.2-1b", "llama-3.2-1b", 2, "bf16", ModelOptions(seq=1024)),
+    ModelCase("qwen2.5-0.5b", "qwen2.5-0.5b", 4, "bf16", ModelOptions(seq=512)),
+    ModelCase("gemma-2-2b", "gemma-2-2b", 1, "bf16", ModelOptions(seq=1024), 8),
+    ModelCase("bert-large", "bert-large-uncased", 16, "bf16", ModelOptions(seq=256)),
+    ModelCase("vit-base", "vit-base-patch16-224", 64, "bf16", ModelOptions()),
+    ModelCase("whisper-small", "whisper-small", 8, "bf16", ModelOptions()),
+    ModelCase("sd-1.5-unet", "sd-1.5-unet", 4, "bf16", ModelOptions()),
 )
 
 
-def _make_step(case: Case, folder: Path) -> Callable[[], Step]:
+def _make_step(case: ModelCase, folder: Path) -> Callable[[], Step]:
     config = dict(config_of(case.model).values)
     if case.layers is not None:
         config["num_hidden_layers"] = case.layers

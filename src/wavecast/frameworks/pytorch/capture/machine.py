@@ -86,19 +86,24 @@ def cuda_machine(
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)
         replace(fake_tensor, init_gpu_context=lambda *_: None)
         replace(torch.accelerator, **_accelerator_module(recorder))
-        for module in (foreach, clip_grad, optimizers):
-            # Torch groups tensors by the device that C++ sees, which is the CPU.
-            grouping = _grouping(module._group_tensors_by_device_and_dtype)
-            replace(module, _group_tensors_by_device_and_dtype=grouping)
-        for types in (foreach._foreach_supported_types, optimizers._foreach_supported_types):
-            # On CUDA, optimizers use the foreach form, but only for tensors of these exact types.
-            types.append(FakeTensor)
-            stack.callback(types.remove, FakeTensor)
+        _use_foreach(replace, stack)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if hasattr(eval_frame, "_callback_from_stance"):
             noticing = _noticing(eval_frame._callback_from_stance, assumptions)
             replace(eval_frame, _callback_from_stance=noticing)
         yield
+
+
+def _use_foreach(replace: Callable[..., None], stack: ExitStack) -> None:
+    """Let optimizers use the foreach form for the tensors of a traced step, as on CUDA."""
+    for module in (foreach, clip_grad, optimizers):
+        # Torch groups tensors by the device that C++ sees, which is the CPU.
+        grouping = _grouping(module._group_tensors_by_device_and_dtype)
+        replace(module, _group_tensors_by_device_and_dtype=grouping)
+    for types in (foreach._foreach_supported_types, optimizers._foreach_supported_types):
+        # Torch uses it only for tensors of these exact types.
+        types.append(FakeTensor)
+        stack.callback(types.remove, FakeTensor)
 
 
 def _accelerator_module(recorder: OpRecorder) -> dict[str, Any]:
