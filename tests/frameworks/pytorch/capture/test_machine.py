@@ -367,6 +367,11 @@ def test_tracing_twice_gives_equal_traces() -> None:
 
 
 def test_a_trace_leaves_no_memory_behind() -> None:
+    def fake_tensors() -> set[int]:
+        gc.collect()
+        return {id(o) for o in gc.get_objects() if type(o) is FakeTensor}
+
+    # Another test's script may have made a cycle through torch's C++ code, which nothing frees.
+    before = fake_tensors()
     capture(training(mlp))
-    gc.collect()
-    assert not any(type(o) is FakeTensor for o in gc.get_objects())
+    assert fake_tensors() <= before
