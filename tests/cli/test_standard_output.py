@@ -100,7 +100,7 @@ wavecast.cli.memory._trace = lambda *_: measured
 def test_tables_are_kept_clean_too(talkative: Path) -> None:
     done = run_process("predict", f"{talkative}:make_step", "--gpu", "l4")
     assert done.out.startswith(f"{talkative}:make_step\n")
-    assert done.out.splitlines()[-1].startswith("range: widened to hold ")
+    assert done.out.splitlines()[-1].startswith("range: holds ")
 
 
 def test_a_caller_gets_its_standard_output_back(

@@ -176,12 +176,11 @@ def test_a_range_says_how_many_measured_steps_lay_in_such_ranges() -> None:
     out = shown(report.predictions("s", [learned], 200))
     share, ends = learned.held.share, (learned.held.least, learned.held.most)
     by_set = " to ".join(f"{100 * end:.0f}" for end in ends)
-    steps = "of measured steps with their"
-    wanted = f"range: widened to hold {100 * share:.0f}% {steps} GPU and source left out"
-    assert f"{wanted} ({by_set}% by set)\n" in out
-    assert f"% {steps} source left out (" in shown(report.predictions("s", [known], 200))
+    wanted = f"range: holds {100 * share:.0f}% of measured steps ({by_set}% by set), each judged"
+    assert f"{wanted} without its GPU and source\n" in out
+    assert ", each judged without its source\n" in shown(report.predictions("s", [known], 200))
     both = shown(report.predictions("s", [known, learned], 200))
-    assert f"% {steps} GPU (not h200-sxm) and source left out (" in both
+    assert "judged without its GPU and source (h200-sxm: without its source)\n" in both
 
 
 def test_a_range_is_not_printed_where_nothing_calibrated_it() -> None:

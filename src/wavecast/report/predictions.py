@@ -245,10 +245,11 @@ def _range_meanings(rows: Sequence[Prediction]) -> list[str]:
     if not ranged:
         return [f"no range: {why}"]
     known = [row.device.id for row in ranged if _is_known(row)]
-    unless = f" (not {listed(known)})" if known else ""
-    apart = "source" if len(known) == len(ranged) else f"GPU{unless} and source"
+    without = "its source" if len(known) == len(ranged) else "its GPU and source"
+    if 0 < len(known) < len(ranged):
+        without += f" ({listed(known)}: without its source)"
     share, by_set = _held(ranged)
-    held = f"widened to hold {share} of measured steps with their {apart} left out{by_set}"
+    held = f"holds {share} of measured steps{by_set}, each judged without {without}"
     rest = [f"no range on {listed(none)}: {why}"] if none else []
     return [f"range: {held}", *rest]
 
