@@ -78,13 +78,18 @@ def models_table() -> str:
     lines = [
         [
             f"`{row['step']}`",
-            *_times(row),
-            f"{int(row['measured_peak_bytes']) / _GIB:.2f}",
-            f"{int(row['predicted_peak_bytes']) / _GIB:.2f}",
+            _milliseconds(row, "measured_s"),
+            f"{_milliseconds(row, 'predicted_s')}{'' if in_range(row) else ' (out of range)'}",
+            *(_milliseconds(row, column) for column in ("kernel_s", "predicted_gpu_s")),
+            *(
+                f"{int(row[column]) / _GIB:.2f}"
+                for column in ("measured_peak_bytes", "predicted_peak_bytes")
+            ),
         ]
         for row in rows("huggingface")
     ]
-    return _table(("step", *_TIMES, "peak measured (GiB)", "predicted"), lines)
+    heads = ("step (ms)", "predicted", "GPU busy (ms)", "predicted", "peak (GiB)", "predicted")
+    return _table(("measured on the GPU", *heads), lines)
 
 
 def main() -> None:

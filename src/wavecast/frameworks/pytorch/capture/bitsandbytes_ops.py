@@ -96,7 +96,8 @@ class _Patches:
             # Above autograd, so that the ops inside are dispatched one by one.
             library.impl(name, _EXPANDED[name], "AutogradCPU")
         if functions is not None:
-            self._stack.callback(_forget_fakes, functions)
+            self._stack.callback(_forget_fakes, functions, dict(functions.name2qmap))
+            functions.name2qmap.clear()  # code books that were made on the host before
             for name, value in self._paging().items():
                 self._stack.callback(setattr, functions, name, getattr(functions, name))
                 setattr(functions, name, value)
@@ -123,11 +124,10 @@ class _Patches:
         }
 
 
-def _forget_fakes(functions: Any) -> None:
-    """Drop the fake tensors that bitsandbytes keeps for later: code books and paged memory."""
-    kept = getattr(functions, "name2qmap", {})
-    for name in [name for name, value in kept.items() if isinstance(value, FakeTensor)]:
-        del kept[name]
+def _forget_fakes(functions: Any, code_books: dict[str, Any]) -> None:
+    """Drop what bitsandbytes kept while tracing: fake paged memory, and code books."""
+    functions.name2qmap.clear()
+    functions.name2qmap.update(code_books)
     pages = functions.GlobalPageManager.get_instance().paged_tensors
     pages[:] = [page for page in pages if not isinstance(page, FakeTensor)]
 

@@ -119,7 +119,9 @@ def _surroundings(program: Program) -> Iterator[None]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         # A script may set these once; another run of it sets them again.
-        stack.callback(setattr, *_start_method())
+        owner, name, method = _start_method()
+        stack.callback(setattr, owner, name, method)
+        setattr(owner, name, None)
         for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
             stack.callback(setattr, module, "start_processes", vars(module)["start_processes"])
             setattr(module, "start_processes", _start_processes)  # noqa: B010
