@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Mapping
+from statistics import median
 
 from lab.places import DOCS, MEASUREMENTS
 from lab.score import pages
@@ -34,6 +35,13 @@ def in_range(row: Row) -> bool:
     """Whether the measured time lies in the predicted range."""
     low_s, high_s = float(row["predicted_low_s"]), float(row["predicted_high_s"])
     return low_s <= float(row["measured_s"]) <= high_s
+
+
+def summary(name: str) -> str:
+    """How many steps of a table lie in their range, and how much slower those were."""
+    held = [row for row in rows(name) if in_range(row)]
+    slower = median(float(row["measured_s"]) / float(row["predicted_s"]) for row in held)
+    return f"{len(held)} of {len(rows(name))} in range, which took {slower:.1f} times as long"
 
 
 def _milliseconds(row: Row, column: str) -> str:
@@ -101,6 +109,8 @@ def main() -> None:
             pages.write(page, MARK, table)
         else:
             print(table, end="\n\n")
+    print("scripts:", summary("scripts"))
+    print("models:", summary("huggingface"))
 
 
 if __name__ == "__main__":

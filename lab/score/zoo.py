@@ -185,7 +185,7 @@ def page(library: str, models: Sequence[ZooModel], results: Sequence[ZooResult])
         "",
         f"**{summary(list(results))}.**",
         "",
-        "A note is a value or a size that depends on data and was assumed.",
+        "Notes count the values and sizes that depend on data and had to be assumed.",
     ]
     for kind in dict.fromkeys(model.kind for model in models):
         lines += [

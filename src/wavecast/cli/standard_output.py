@@ -1,8 +1,8 @@
 """The standard output, kept for results: what the user's code prints goes to the standard error.
 
-The user's code may print at any time: at import, in a step, from a thread or a subprocess that goes
-on, from C code, and from handlers that run when Python ends. So from the first line of it on,
-file descriptor 1 leads to the standard error, and results are written to a copy of what it was.
+The user's code may print at any time: at import, in a step, from threads, subprocesses and C code,
+and when Python ends. So file descriptor 1 is led to the standard error before any of that code
+runs. Results are written to a copy of the real standard output.
 """
 
 from __future__ import annotations

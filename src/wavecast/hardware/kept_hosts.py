@@ -76,7 +76,7 @@ def kept_hosts() -> tuple[KeptHost, ...]:
 
 
 def path_of(name: str) -> Path:
-    """The path of the file for a host of that name, which may not exist yet.
+    """The path of the file that keeps a host. The file need not exist yet.
 
     Raises:
         InvalidInput: the name cannot be the name of a host.

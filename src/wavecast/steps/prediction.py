@@ -177,8 +177,11 @@ class Prediction:
 
     @cached_property
     def unpredicted_shares(self) -> Mapping[str, float]:
-        """The share of the ops without an answer in the step's "bytes", "FLOPs", and "measured GPU
-        time" if it was measured. Empty if all ops were answered."""
+        """How much of the step was not predicted, as shares of its "bytes" and "FLOPs".
+
+        A measured step also has the share of its "measured GPU time". Empty if all ops were
+        predicted.
+        """
         return unpredicted_shares(self._work, self.answers)
 
     @property

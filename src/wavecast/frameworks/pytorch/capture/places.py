@@ -1,8 +1,9 @@
 """The place of a tensor, on the host or on the GPU, as the user's code has chosen it.
 
-Fake tensors are all on the CPU for torch, whose CPU build can run autograd on nothing else. So the
-place that the user means is an attribute. A fake tensor without it was made by C++ code, which saw
-the CPU: it may be meant for either place. Plain tensors are on the host.
+Torch sees all fake tensors on the CPU, because its CPU build can run autograd on nothing else. An
+attribute says whether the user put a fake tensor on the GPU or on the host. If it is missing, C++
+code made the tensor in the course of an op, and a later op shows where it belongs. Plain tensors
+are always on the host.
 """
 
 from __future__ import annotations

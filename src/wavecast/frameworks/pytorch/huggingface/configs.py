@@ -31,7 +31,7 @@ class ModelConfig:
 
     @property
     def diffusion_class(self) -> str | None:
-        """The class of diffusers that the config is for. None for models of transformers."""
+        """The name of the diffusers class that the config describes. None for transformers."""
         return self.values.get("_class_name")
 
     @property

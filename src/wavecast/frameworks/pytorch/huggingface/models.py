@@ -55,7 +55,7 @@ def model_of(config: ModelConfig, task: Task, dtype: Any, device: str) -> tuple[
 
 
 def _plain(config: ModelConfig) -> dict[str, Any]:
-    """The values of a config without those that name other code or kept precisions."""
+    """The values of a config, without the fields that name foreign code or a dtype of weights."""
     leave = ("auto_map", "quantization_config", "dtype", "torch_dtype")
     return {name: value for name, value in config.values.items() if name not in leave}
 
