@@ -125,12 +125,6 @@ def _surroundings(program: Program) -> Iterator[None]:
         for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
             stack.callback(setattr, module, "start_processes", vars(module)["start_processes"])
             setattr(module, "start_processes", _start_processes)  # noqa: B010
-        stack.callback(setattr, torch, "set_num_interop_threads", torch.set_num_interop_threads)
-        torch.set_num_interop_threads = lambda _: None
-        # TorchScript compiles no code that calls the replaced functions of torch. As plain Python
-        # it runs the same ops.
-        stack.callback(setattr, torch.jit, "script", torch.jit.script)
-        torch.jit.script = lambda code, *_, **__: code
         stack.callback(_stop_profiler)
         profiler = torch.autograd.profiler.profile
         stack.callback(setattr, profiler, "config", profiler.config)
