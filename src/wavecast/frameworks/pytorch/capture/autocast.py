@@ -8,13 +8,14 @@ that torch has registered for CUDA.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
 import torch
+
+from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -142,7 +143,6 @@ class _Switches:
 def cuda_autocast() -> Iterator[None]:
     """Make `torch.autocast("cuda")` cast fake tensors as on a CUDA machine."""
     casts, switches = Casts(), _Switches()
-    library = torch.library.Library("aten", "IMPL")
     clear_cache = torch.clear_autocast_cache
 
     def clear_both() -> None:
@@ -150,12 +150,8 @@ def cuda_autocast() -> Iterator[None]:
         clear_cache()
 
     with ExitStack() as stack:
-        stack.callback(library._destroy)
+        stack.enter_context(aten_kernels("AutocastCPU", _kernels(casts)))
         stack.callback(switches.restore)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch warns of replaced kernels
-            for name, kernel in _kernels(casts):
-                library.impl(name, kernel, "AutocastCPU")
         for name, value in (
             ("set_autocast_enabled", switches.set),
             ("is_autocast_enabled", switches.is_enabled),

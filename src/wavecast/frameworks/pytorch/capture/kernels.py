@@ -8,7 +8,6 @@ torch's dispatcher are replaced by ones that choose as on CUDA.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.attention import AttentionCall
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
+from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
 from wavecast.frameworks.pytorch.capture.rnn import RecurrentLayer, gru_cell, lstm_cell
 from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES
 from wavecast.frameworks.pytorch.capture.sequences import sequence_kernels
@@ -38,17 +38,12 @@ def cuda_kernels(
     capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
 ) -> Iterator[None]:
     """Make composite operators choose the kernels of a GPU of this compute capability."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            # Torch warns that an implementation is replaced, which is what we want.
-            warnings.simplefilter("ignore", UserWarning)
-            for name, implementation in _implementations(capability, recorder, assumptions):
-                kernel = only_when_traced(name, implementation)
-                library.impl(name, kernel, "CompositeImplicitAutograd")
+    kernels = [
+        (name, only_when_traced(name, implementation))
+        for name, implementation in _implementations(capability, recorder, assumptions)
+    ]
+    with aten_kernels("CompositeImplicitAutograd", kernels):
         yield
-    finally:
-        library._destroy()
 
 
 def _implementations(

@@ -206,8 +206,8 @@ class Placement(TorchDispatchMode):
 
     @property
     def inside(self) -> bool:
-        """Whether torch's own fake-tensor code is running, which must see the CPU."""
-        return self.here.depth > 0
+        """Whether torch's own fake-tensor code or another trace runs. They must see the CPU."""
+        return self.here.depth > 0 or self._threads.is_paused
 
     def _mark_places(self, func: Any, out: Any, place: str | None) -> None:
         for index, result in enumerate(out if isinstance(out, list | tuple) else (out,)):

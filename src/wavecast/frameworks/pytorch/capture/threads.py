@@ -13,14 +13,15 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.user_lines import failing_line, user_line
+from wavecast.frameworks.pytorch.user_lines import failing_line
 
 _PATIENCE_S = 5.0
 """How long to wait, after a step, for work that it left to its threads."""
@@ -30,23 +31,23 @@ _ASKED = "_wavecast_asked"
 
 _one_trace = threading.Lock()
 _running: list[TracedThreads] = []
-"""The trace that runs now, if any."""
+"""The trace that runs now, if any, after those that are paused for it."""
 
 
 @contextmanager
 def one_trace_at_a_time(threads: TracedThreads) -> Iterator[None]:
-    """Run the block when no other thread traces; tracing changes torch for the whole process."""
-    if in_traced_thread():
-        raise CaptureError(
-            f"a step is traced at {user_line()} while another one is being traced; trace one after "
-            "the other, outside of make_step and of the step"
-        )
-    with _one_trace:
+    """Run the block when no other thread traces; tracing changes torch for the whole process.
+
+    A step that traces another one pauses its own trace meanwhile.
+    """
+    with ExitStack() as stack:
+        if in_traced_thread():
+            stack.enter_context(_running[-1].paused())
+        else:
+            stack.enter_context(_one_trace)
         _running.append(threads)
-        try:
-            yield
-        finally:
-            _running.clear()
+        stack.callback(_running.pop)
+        yield
 
 
 def _notice_questions(future: futures.Future[Any]) -> None:
@@ -72,11 +73,17 @@ def in_traced_thread() -> bool:
     return any(trace.traced() for trace in _running)
 
 
+@cache
+def _own_kernel(name: str) -> Any:
+    """Torch's own kernel of an aten op. It is looked up once, before the first replacement."""
+    return torch.library.get_kernel(f"aten::{name}", "CPU")
+
+
 def only_when_traced(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel for the traced step that leaves torch's own to other threads of the program."""
     if not hasattr(torch.library, "get_kernel"):  # before torch 2.9
         return kernel
-    own = torch.library.get_kernel(f"aten::{name}", "CPU")
+    own = _own_kernel(name)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
     def choose(*args: Any, **kwargs: Any) -> Any:
@@ -100,6 +107,7 @@ class TracedThreads:
         self.lock = threading.RLock()
         """Held while an op is dispatched: torch's fake tensors are made for one thread."""
         self.closed = False
+        self.is_paused = False
         self.started = 0
         """How many threads and pool tasks the step has started."""
         self._modes: tuple[FakeTensorMode, TorchDispatchMode] | None = None
@@ -179,6 +187,16 @@ class TracedThreads:
         self._ended_mode = 0 if self._modes is None else id(self._modes[0])
         self._modes = None
         self._work.clear()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run the block as if this trace did not exist. Its other threads wait at their next op."""
+        with self.lock, _disable_current_modes():
+            self.is_paused, self._here.traced = True, False
+            try:
+                yield
+            finally:
+                self.is_paused, self._here.traced = False, True
 
     @contextmanager
     def left(self) -> Iterator[None]:
@@ -282,7 +300,7 @@ class TracedThreads:
         def dispatch_traced(
             cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if self.traced():
+            if self.traced() or self.is_paused:
                 return dispatch(func, types, args, kwargs or {})
             with self._joined():
                 return func(*args, **(kwargs or {}))
