@@ -77,10 +77,10 @@ def trace(
     Args:
         make_step: builds model, optimizer and inputs as for CUDA, and returns the function that
             runs one training step.
-        gpu: the GPU whose kernels to choose; a recent data-centre GPU if None. It matters only for
-            attention, for which older GPUs have other kernels.
-        gpus: several GPUs instead. A step with attention is traced once for each of their
-            families, and `FamilyTraces` comes back, which `predict` and `memory` take.
+        gpu: the GPU for which to trace; a recent data-centre GPU if None. It matters for attention,
+            which has other kernels on older GPUs, and for code that asks for the capability.
+        gpus: several GPUs instead. A step that depends on their families is traced for each, and
+            `FamilyTraces` comes back, which `predict` and `memory` take.
         capability: the compute capability of the GPU, instead of `gpu`.
         samples: how many samples (or other `unit`) one step consumes, for throughput.
         unit: what `samples` counts.

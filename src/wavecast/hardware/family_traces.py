@@ -14,8 +14,8 @@ from wavecast.traces.step import Trace
 class FamilyTraces:
     """The traces of one step for several GPU families; `wavecast.trace` makes them.
 
-    GPU families have different kernels for attention. A step without attention has one trace for
-    all of them.
+    GPU families have different kernels for attention, and code may ask for the compute capability.
+    Other steps have one trace for all families.
 
     ```python
     traces = wavecast.trace(make_step, gpus=["h100-sxm-80gb", "t4"])

@@ -61,7 +61,9 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
 
 
 def depends_on_family(trace: Trace) -> bool:
-    """Whether a step has attention, whose kernels depend on the GPU family."""
+    """Whether a step has attention, or its code asks for the GPU: both depend on the family."""
+    if trace.asks_capability:
+        return True
     # A GPU without a kernel for attention runs several ops instead, `_safe_softmax` among them.
     return any("attention" in op.name or _is_plain(op) for op in trace.counts)
 

@@ -76,6 +76,7 @@ def encode(trace: Trace) -> dict[str, Any]:
     modules_of = ((modules.add(a.module) if a.module else None) for a in trace.allocations)
     named = _sparse(modules_of, None)
     owners = {"module": named} if named else {}  # older files do not have this column
+    asked = {"asks_capability": True} if trace.asks_capability else {}  # nor this field
     return {
         "framework": trace.framework,
         "capability": trace.capability and list(trace.capability),
@@ -95,6 +96,7 @@ def encode(trace: Trace) -> dict[str, Any]:
             "role": [_ROLES.index(a.role) for a in trace.allocations],
             **owners,
         },
+        **asked,
     }
 
 
@@ -127,7 +129,10 @@ def decode(body: Any) -> Trace:
     Raises:
         Malformed: it is not what `encode` makes; the message says where.
     """
-    fields = _object(body, "trace", tuple(encode(Trace(()))))
+    names = tuple(encode(Trace(())))
+    if isinstance(body, dict) and "asks_capability" in body:
+        names = (*names, "asks_capability")
+    fields = _object(body, "trace", names)
     specs = [_spec(row, f"specs[{i}]") for i, row in enumerate(_list(fields["specs"], "specs"))]
     ops = [_op(row, specs, f"ops[{i}]") for i, row in enumerate(_list(fields["ops"], "ops"))]
     modules = [_text(m, "modules") for m in _list(fields["modules"], "modules")]
@@ -146,6 +151,7 @@ def decode(body: Any) -> Trace:
         unit=_text(fields["unit"], "unit"),
         notes=tuple(_text(n, "notes") for n in _list(fields["notes"], "notes")),
         measurement=_optional(fields["measurement"], "measurement", _measurement),
+        asks_capability=_bool(fields.get("asks_capability", False), "asks_capability"),
     )
 
 
@@ -320,6 +326,12 @@ def _dense(value: Any, where: str, length: int, read: Callable[[Any, str], Any])
 def _int(value: Any, where: str, low: int = 0, high: int = 1 << 62) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise Malformed(f"{where}: {short(value)} is not a whole number from {low} to {high}")
+    return value
+
+
+def _bool(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise Malformed(f"{where} should be true or false")
     return value
 
 

@@ -260,6 +260,8 @@ class Trace:
     """Caveats for the reader: upper bounds, compiled modules traced as eager, ..."""
     measurement: Measurement | None = None
     """The measurement that recorded the kernels. None when the step was traced, not measured."""
+    asks_capability: bool = False
+    """Whether the code asked for the GPU's compute capability, and may run otherwise on others."""
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)

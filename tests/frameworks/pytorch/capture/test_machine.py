@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as optimizers
 
+import wavecast
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.traces.step import Call, Trace
@@ -375,3 +377,28 @@ def test_a_trace_leaves_no_memory_behind() -> None:
     before = fake_tensors()
     capture(training(mlp))
     assert fake_tensors() <= before
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (lambda: torch.cuda.get_device_capability() >= (8, 0), 2),
+        (lambda: torch.cuda.get_device_properties(0).major >= 8, 2),
+        (lambda: torch.cuda.is_bf16_supported(including_emulation=False), 2),
+        (lambda: torch.cuda.mem_get_info()[0] > 0, 1),
+        (lambda: True, 1),
+    ],
+)
+def test_code_that_asks_for_the_capability_is_traced_for_each_family(
+    ask: Any, expected: int, tmp_path: Path
+) -> None:
+    def make_step() -> Step:
+        x = torch.ones(4, 8 if ask() else 4, device="cuda")
+        return lambda: x + 1
+
+    traces = wavecast.trace(make_step, gpus=["t4", "h100-sxm-80gb"])
+    assert len(traces.traces) == expected
+    widths = [trace.calls[0].op.outputs[0].shape[1] for trace in traces.traces]
+    assert widths == ([4, 8] if expected == 2 else [8])
+    traces.traces[0].save(tmp_path / "step.json.gz")
+    assert wavecast.load_trace(tmp_path / "step.json.gz") == traces.traces[0]

@@ -38,6 +38,8 @@ class Assumptions:
         self.compiled = False
         """Whether the step runs something that torch.compile would compile."""
         self._answers: dict[str, None] = {}
+        self.asks_capability = False
+        """Whether the user's code asked for what depends on the GPU's family."""
         """What the user's code asked about the GPU, at any time."""
         self._read_numbers = False
         self._bounds: dict[str, Callable[..., Any]] = {

@@ -117,6 +117,9 @@ def _accelerator_module(recorder: OpRecorder) -> dict[str, Any]:
     }
 
 
+_MEMORY = "the GPU's free memory"
+
+
 def _properties(capability: tuple[int, int]) -> Any:
     return SimpleNamespace(
         name=f"a GPU of compute capability {capability[0]}.{capability[1]}",
@@ -137,9 +140,14 @@ def _answers(capability: tuple[int, int], assumptions: Assumptions) -> dict[str,
         def tell(device: Any = None) -> Any:
             if is_users(sys._getframe(1).f_code.co_filename):
                 assumptions.note_answer(question, shown)
+                assumptions.asks_capability |= question != _MEMORY
             return answer
 
         return tell
+
+    def since_ampere() -> bool:
+        assumptions.asks_capability = True
+        return capability >= (8, 0)
 
     size = f"{memory >> 30} GiB"
     return {
@@ -147,7 +155,9 @@ def _answers(capability: tuple[int, int], assumptions: Assumptions) -> dict[str,
         "get_device_properties": telling(
             "a property of the GPU", f"compute capability {name}, {size}", properties
         ),
-        "mem_get_info": telling("the GPU's free memory", size, (memory, memory)),
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or since_ampere(),
+        "is_tf32_supported": since_ampere,
+        "mem_get_info": telling(_MEMORY, size, (memory, memory)),
     }
 
 
@@ -156,10 +166,6 @@ def _cuda_module(capability: tuple[int, int], recorder: OpRecorder) -> dict[str,
     machine: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "is_bf16_supported": lambda including_emulation=True: (
-            including_emulation or capability >= (8, 0)
-        ),
-        "is_tf32_supported": lambda: capability >= (8, 0),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_name": lambda device=None: _properties(capability).name,

@@ -97,6 +97,7 @@ def capture(
         samples=samples,
         unit=unit,
         notes=tuple(assumptions.notes),
+        asks_capability=assumptions.asks_capability,
     )
 
 

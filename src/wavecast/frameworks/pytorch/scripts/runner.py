@@ -275,6 +275,7 @@ def _result(
         capability=capability,
         samples=samples or loop.batches.samples(period.begin, period.end),
         notes=tuple(loop.assumptions.notes),
+        asks_capability=loop.assumptions.asks_capability,
     )
     return ScriptRun(
         script=program.shown,
