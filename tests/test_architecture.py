@@ -30,6 +30,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "ops",
         "hardware",
         "predictors",
+        "parallel",
         "footprint",
         "steps",
         "runs",

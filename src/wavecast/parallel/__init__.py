@@ -1,0 +1,1 @@
+"""A training step spread over several GPUs: what each distinct group of ranks runs."""

@@ -1,0 +1,161 @@
+"""Strategies: how many ways a step is split, and along which axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from wavecast.errors import InvalidInput
+
+Schedule = Literal["1f1b", "gpipe", "zero-bubble"]
+SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zero-bubble")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranks that differ in one axis only: `size` ranks, `stride` apart."""
+
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """How a training step is spread over GPUs.
+
+    ```python
+    wavecast.Parallel(data=8)                                # DDP on eight GPUs
+    wavecast.Parallel(data=16, shard=3)                      # FSDP on 16 GPUs
+    wavecast.Parallel(data=4, tensor=8, pipeline=2, microbatches=8, cluster="dgx-h100")
+    ```
+
+    The product of `data`, `tensor`, `pipeline` and `context` is the number of GPUs. Ranks are
+    numbered as in Megatron: tensor first, then context, data and pipeline.
+    """
+
+    data: int = 1
+    """Replicas of the model, or parts of it if sharded: each has its own samples."""
+    shard: int = 0
+    """The ZeRO stage: 1 shards the optimizer, 2 the gradients too, 3 the weights too (FSDP)."""
+    shard_group: int | None = None
+    """Data-parallel ranks that share one copy (HSDP). None for all."""
+    tensor: int = 1
+    """GPUs that share the products of each layer."""
+    sequence: bool = False
+    """Whether the tensor ranks also split the activations between the products by position."""
+    pipeline: int = 1
+    """Stages into which the layers are cut."""
+    virtual: int = 1
+    """Parts of the model that each stage has (the interleaved schedule)."""
+    context: int = 1
+    """GPUs that share each sequence."""
+    expert: int = 1
+    """Data-parallel ranks over which the experts of a mixture are spread."""
+    microbatches: int = 1
+    """Micro-batches that one replica runs per optimizer step."""
+    nodes: int | None = None
+    """Equal machines. None for as few as the cluster allows."""
+    cluster: str | None = None
+    """The name of the cluster. None for the GPU's usual machine."""
+    schedule: Schedule = "1f1b"
+    """The order of forward and backward passes in a pipeline."""
+    reshard: bool = True
+    """Whether `shard=3` frees gathered weights after the forward pass."""
+    bucket_bytes: int = 25 << 20
+    """The size of the buckets in which DDP reduces gradients."""
+    tensor_plan: Mapping[str, str] | None = None
+    """How modules are split, as in `{"layers.*.attention.q": "colwise"}`. None to find it."""
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "pipeline", "virtual", "context", "expert", "microbatches"):
+            _check_count(name, getattr(self, name))
+        for name in ("shard_group", "nodes"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        _check_count("bucket_bytes", self.bucket_bytes)
+        self._check_choices()
+        self._check_divisions()
+
+    def _check_choices(self) -> None:
+        if self.shard not in (0, 1, 2, 3):
+            raise InvalidInput(
+                f"shard is {self.shard!r}; it is a ZeRO stage: 0 (nothing sharded), 1 (optimizer), "
+                "2 (gradients too) or 3 (weights too, as FSDP)"
+            )
+        if self.schedule not in SCHEDULES:
+            known = ", ".join(SCHEDULES)
+            raise InvalidInput(f"schedule is {self.schedule!r}; the schedules are {known}")
+        if self.sequence and self.tensor == 1:
+            raise InvalidInput("sequence=True splits among tensor ranks; it needs tensor above 1")
+        if self.virtual > 1 and self.pipeline == 1:
+            raise InvalidInput(
+                f"virtual={self.virtual} gives each pipeline stage several parts; it needs "
+                "pipeline above 1"
+            )
+
+    def _check_divisions(self) -> None:
+        group = self.shard_group
+        if group is not None and not self.shard:
+            raise InvalidInput(f"shard_group={group} needs shard=1, 2 or 3")
+        if group is not None and self.data % group:
+            fitting = ", ".join(map(str, _divisors(self.data)))
+            raise InvalidInput(
+                f"data={self.data} cannot be cut into shard groups of {group}; possible sizes are "
+                f"{fitting}"
+            )
+        if self.data * self.tensor % self.expert:
+            fitting = ", ".join(map(str, _divisors(self.data * self.tensor)))
+            raise InvalidInput(
+                f"expert={self.expert} does not divide data x tensor = {self.data * self.tensor}; "
+                f"possible sizes are {fitting}"
+            )
+        if self.nodes is not None and self.gpus % self.nodes:
+            fitting = ", ".join(map(str, _divisors(self.gpus)))
+            raise InvalidInput(
+                f"{self.gpus} GPUs cannot be spread evenly over nodes={self.nodes}; possible "
+                f"numbers are {fitting}"
+            )
+        if self.virtual > 1 and self.microbatches % self.pipeline:
+            raise InvalidInput(
+                f"the interleaved schedule needs microbatches that are a multiple of pipeline="
+                f"{self.pipeline}, not {self.microbatches}"
+            )
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return self.data * self.tensor * self.context * self.pipeline
+
+    @property
+    def shards(self) -> int:
+        """Data-parallel ranks that share one copy of what is sharded."""
+        return self.shard_group or self.data
+
+    @property
+    def axes(self) -> dict[str, Axis]:
+        """Where the ranks of each axis are.
+
+        `shard` and `replica` split the data axis: the ranks that share one copy, and the ranks
+        that hold the same shard.
+        """
+        context = self.tensor
+        data = context * self.context
+        return {
+            "tensor": Axis(self.tensor, 1),
+            "context": Axis(self.context, context),
+            "data": Axis(self.data, data),
+            "shard": Axis(self.shards, data),
+            "replica": Axis(self.data // self.shards, data * self.shards),
+            "expert": Axis(self.expert, 1 if self.expert <= self.tensor else data),
+            "pipeline": Axis(self.pipeline, data * self.data),
+        }
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least 1")
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
