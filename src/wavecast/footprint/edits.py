@@ -7,12 +7,12 @@ no temporaries.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast import ops
+from wavecast.traces.blocks import blocks_of
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
 _QUANTIZED_FROM_BYTES = 4096 * 4
@@ -20,8 +20,6 @@ _QUANTIZED_FROM_BYTES = 4096 * 4
 _VALUES_PER_SCALE = 256
 """Quantized values that share one scale (Dettmers et al., "8-bit optimizers via block-wise
 quantization", ICLR 2022, as implemented in bitsandbytes)."""
-_NUMBERED = re.compile(r"^(.*?\.\d+)(\.|$)")
-_ROOT = re.compile(r"^([^.#]+)(#\d+)?")
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def checkpoint_blocks(trace: Trace) -> Checkpointed:
     The activations that a block keeps for its backward pass are freed when its forward pass ends,
     except for its output. They are made again when its backward pass begins.
     """
-    blocks = _blocks(trace)
+    blocks = blocks_of(trace)
     spans = _spans(trace, blocks)
     if len(spans) < 2:
         return Checkpointed(trace, 0, 0.0)
@@ -74,26 +72,6 @@ def _forward_share(trace: Trace, blocks: Sequence[str], chosen: set[str]) -> flo
         if call.phase is Phase.FORWARD and block in chosen:
             forward += flops
     return forward / total if total else 0.0
-
-
-def _blocks(trace: Trace) -> list[str]:
-    """The block that each call belongs to; empty if none.
-
-    A block is the outermost of several similar modules: one that is numbered, as in a ModuleList or
-    Sequential, or one of several root modules of the same class.
-    """
-    roots = {call.module.split(".")[0] for call in trace}
-    repeated = {match[1] for root in roots if (match := _ROOT.match(root)) and match[2]}
-
-    def block_of(module: str) -> str:
-        root = _ROOT.match(module)
-        if root and root[1] in repeated:
-            return module.split(".")[0]
-        numbered = _NUMBERED.match(module)
-        return numbered[1] if numbered else ""
-
-    by_module = {module: block_of(module) for module in {call.module for call in trace}}
-    return [by_module[call.module] for call in trace]
 
 
 def _spans(trace: Trace, blocks: Sequence[str]) -> dict[str, tuple[int, int]]:

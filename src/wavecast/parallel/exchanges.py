@@ -1,0 +1,47 @@
+"""Collectives as calls of a trace."""
+
+from __future__ import annotations
+
+from wavecast.parallel.strategy import Axis
+from wavecast.traces.step import Call, Op, Phase, TensorSpec
+
+
+def exchange(
+    name: str,
+    source: TensorSpec,
+    result: TensorSpec,
+    axis: Axis,
+    stream: int,
+    phase: Phase,
+    module: str = "",
+) -> Call:
+    """A collective among the ranks of an axis: `exchange("all_reduce", ...)`."""
+    attrs = (("ranks", axis.size), ("stride", axis.stride))
+    return Call(Op(f"nccl.{name}", (source,), (result,), attrs), phase, module, stream)
+
+
+def all_reduce(tensor: TensorSpec, axis: Axis, stream: int, phase: Phase, module: str = "") -> Call:
+    """The sum of a tensor over all ranks."""
+    return exchange("all_reduce", tensor, tensor, axis, stream, phase, module)
+
+
+def all_gather(shard: TensorSpec, axis: Axis, stream: int, phase: Phase, module: str = "") -> Call:
+    """The shards of all ranks, joined."""
+    return exchange("all_gather", shard, scaled(shard, axis.size), axis, stream, phase, module)
+
+
+def reduce_scatter(
+    whole: TensorSpec, axis: Axis, stream: int, phase: Phase, module: str = ""
+) -> Call:
+    """One shard of the sum of a tensor over all ranks."""
+    return exchange("reduce_scatter", whole, shard_of(whole, axis), axis, stream, phase, module)
+
+
+def scaled(tensor: TensorSpec, times: int) -> TensorSpec:
+    """A flat tensor of so many times the elements."""
+    return TensorSpec((tensor.numel * times,), tensor.dtype)
+
+
+def shard_of(tensor: TensorSpec, axis: Axis) -> TensorSpec:
+    """A flat tensor of one rank's share of the elements, rounded up."""
+    return TensorSpec((-(-tensor.numel // axis.size),), tensor.dtype)

@@ -1,0 +1,80 @@
+"""The parameters of a traced step, and when their gradients are ready in the backward pass."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wavecast.traces.step import Allocation, Phase, Role, Trace
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient that the backward pass makes."""
+
+    nbytes: int
+    ready: int
+    """The position of the call that makes it. It is final when that call has run."""
+    module: str
+
+
+def parameters(trace: Trace) -> list[Allocation]:
+    """The memory of the weights, in the order in which they were made."""
+    return [a for a in trace.allocations if a.role is Role.PARAMETER]
+
+
+def gradients(trace: Trace) -> list[Gradient]:
+    """The gradients of a step in the order in which they become ready.
+
+    A step that keeps the memory of its gradients (`zero_grad(set_to_none=False)`) makes none. Each
+    of its gradients is then taken to be ready when the backward pass of its module ends.
+    """
+    made = [
+        Gradient(a.nbytes, a.born, trace.calls[min(a.born, len(trace) - 1)].module)
+        for a in trace.allocations
+        if a.role is Role.GRADIENT and a.born is not None
+    ]
+    if not made:
+        made = _by_module(trace)
+    return sorted(made, key=lambda gradient: gradient.ready)
+
+
+def _by_module(trace: Trace) -> list[Gradient]:
+    last: dict[str, int] = {}
+    for position, call in enumerate(trace):
+        if call.phase is Phase.BACKWARD:
+            last[call.module] = position
+    end = max(last.values(), default=len(trace) - 1)
+    return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in parameters(trace)]
+
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""The size of the bucket that DDP reduces first (`dist._DEFAULT_FIRST_BUCKET_BYTES`)."""
+
+
+def buckets(
+    ready: Sequence[Gradient], bucket_bytes: int, first_bytes: int = FIRST_BUCKET_BYTES
+) -> list[list[Gradient]]:
+    """The buckets in which DDP reduces gradients: filled in order of readiness.
+
+    A bucket is closed as soon as it has reached its size, as
+    `torch.distributed._compute_bucket_assignment_by_size` does.
+    """
+    filled: list[list[Gradient]] = []
+    current: list[Gradient] = []
+    for gradient in ready:
+        current.append(gradient)
+        limit = first_bytes if not filled else bucket_bytes
+        if sum(g.nbytes for g in current) >= limit:
+            filled.append(current)
+            current = []
+    return [*filled, current] if current else filled
+
+
+def by_unit(items: Sequence[Gradient], unit_of: dict[str, str]) -> dict[str, list[Gradient]]:
+    """Gradients by the unit that their module belongs to."""
+    grouped: dict[str, list[Gradient]] = defaultdict(list)
+    for gradient in items:
+        grouped[unit_of.get(gradient.module, "")].append(gradient)
+    return grouped

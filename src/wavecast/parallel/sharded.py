@@ -1,0 +1,235 @@
+"""Sharded data parallelism: ZeRO stages 1 and 2, and FSDP (stage 3).
+
+Stages 1 and 2 reduce each bucket of gradients to the rank that owns it, update that rank's share of
+the weights, and gather the updated weights (Rajbhandari et al., "ZeRO", SC 2020, section 5).
+FSDP keeps a share of the weights only. It gathers the weights of a block before its forward and its
+backward pass, one block ahead, and reduces its gradients afterwards, each on a stream of its own
+(`torch.distributed.fsdp.fully_shard` applied to each repeated block and to the whole model).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, Edit, flat, kernel, wait
+from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
+from wavecast.parallel.gradients import Gradient, buckets, gradients, parameters
+from wavecast.parallel.strategy import Axis, Parallel
+from wavecast.traces.blocks import block_finder
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
+
+_LIST_OPS = ("aten._foreach_", "aten._fused_")
+
+
+def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
+    """A micro-batch of ZeRO stage 1 or 2: reduce-scatter, a share of the optimizer, all-gather."""
+    shard, replica = strategy.axes["shard"], strategy.axes["replica"]
+    if shard.size == 1:
+        return trace
+    edit = Edit(trace)
+    for bucket in buckets(gradients(trace), strategy.bucket_bytes):
+        last = bucket[-1]
+        whole = flat(sum(g.nbytes for g in bucket), "float32")
+        edit.insert(last.ready + 1, _reductions(whole, shard, replica, last.module))
+        edit.allocate(whole.nbytes, Role.GRADIENT, last.ready, end)
+    edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
+    _share_optimizer(edit, shard.size)
+    weights_bytes = sum(a.nbytes for a in parameters(trace))
+    share = shard_of(flat(weights_bytes, _weight_dtype(trace)), shard)
+    edit.insert(
+        len(trace),
+        [
+            wait(GATHERS, COMPUTE, Phase.OPTIMIZER),
+            all_gather(share, shard, GATHERS, Phase.OPTIMIZER),
+            wait(COMPUTE, GATHERS, Phase.OPTIMIZER),
+        ],
+    )
+    stage = strategy.shard
+    edit.change_memory(lambda a: _sharded_memory(a, shard.size, gradients_too=stage >= 2))
+    return edit.made()
+
+
+def _reductions(whole: TensorSpec, shard: Axis, replica: Axis, module: str) -> list[Call]:
+    calls = [
+        wait(REDUCTIONS, COMPUTE, Phase.BACKWARD, module),
+        reduce_scatter(whole, shard, REDUCTIONS, Phase.BACKWARD, module),
+    ]
+    if replica.size > 1:  # HSDP: the same shard in other groups
+        share = shard_of(whole, shard)
+        calls.append(all_reduce(share, replica, REDUCTIONS, Phase.BACKWARD, module))
+    return calls
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Weights that are gathered together, and where they are used."""
+
+    name: str
+    nbytes: int
+    forward: tuple[int, int]
+    """Where its forward pass begins and ends."""
+    backward: tuple[int, int]
+
+
+def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bool = True) -> Trace:
+    """A micro-batch of FSDP.
+
+    Args:
+        trace: forward pass, backward pass and optimizer of one micro-batch.
+        strategy: how the step is spread.
+        end: the position where the backward pass ends.
+        reduces: whether gradients are reduced after it. Without `no_sync`, FSDP always does.
+    """
+    shard, replica = strategy.axes["shard"], strategy.axes["replica"]
+    if shard.size == 1:
+        return trace
+    edit = Edit(trace)
+    units = _units(trace, end)
+    dtype = _used_dtype(trace)
+    for previous, unit in zip([None, *units], units, strict=False):
+        _gather(edit, unit, previous, shard, dtype, Phase.FORWARD)
+    if strategy.reshard:
+        order = sorted(units, key=lambda unit: unit.backward[0])
+        for previous, unit in zip([None, *order], order, strict=False):
+            if unit.name:  # the root's weights stay gathered
+                _gather(edit, unit, previous, shard, dtype, Phase.BACKWARD)
+    if reduces:
+        for unit in units:
+            whole = flat(_in(unit.nbytes, "float32"), "float32")
+            copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
+            calls = [copy, *_reductions(whole, shard, replica, unit.name)]
+            edit.insert(unit.backward[1], calls)
+            edit.allocate(whole.nbytes, Role.INTERMEDIATE, unit.backward[1], end)
+        edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
+    _share_optimizer(edit, shard.size)
+    edit.change_memory(
+        lambda a: _sharded_memory(a, shard.size, gradients_too=True, weights_too=True)
+    )
+    for unit in units:
+        _allocate_gathered(edit, unit, dtype, strategy.reshard, end)
+    return edit.made()
+
+
+def _in(nbytes: int, dtype: str) -> int:
+    """The bytes of float32 weights in another dtype."""
+    return nbytes if dtype == "float32" else nbytes // 2
+
+
+def _gather(
+    edit: Edit, unit: _Unit, previous: _Unit | None, shard: Axis, dtype: str, phase: Phase
+) -> None:
+    """Gather a unit's weights while the previous unit computes, and wait before its own pass."""
+    begin = (unit.forward if phase is Phase.FORWARD else unit.backward)[0]
+    ahead = begin
+    if previous is not None:
+        ahead = min((previous.forward if phase is Phase.FORWARD else previous.backward)[0], begin)
+    whole = flat(_in(unit.nbytes, dtype), dtype)
+    share = shard_of(whole, shard)
+    copy_in = kernel("aten.copy_", share, share, phase, unit.name)
+    gather = all_gather(share, shard, GATHERS, phase, unit.name)
+    edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
+    copy_out = kernel("aten.split_with_sizes_copy", whole, whole, phase, unit.name)
+    edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
+
+
+def _allocate_gathered(edit: Edit, unit: _Unit, dtype: str, reshard: bool, end: int) -> None:
+    nbytes = _in(unit.nbytes, dtype)
+    for begin, finish in (unit.forward, unit.backward):
+        edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)  # what the collective fills
+        if reshard and unit.name:
+            edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)
+    if not (reshard and unit.name):
+        edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], unit.backward[1])
+
+
+def _units(trace: Trace, end: int) -> list[_Unit]:
+    """The repeated blocks with their weights, and the rest of the model, in order of use."""
+    block_of = block_finder(trace)
+    nbytes: dict[str, int] = defaultdict(int)
+    for allocation in parameters(trace):
+        nbytes[block_of(allocation.module)] += allocation.nbytes
+    spans: dict[tuple[str, Phase], list[int]] = defaultdict(list)
+    for position, call in enumerate(trace.calls[:end]):
+        phase = Phase.BACKWARD if call.phase is Phase.BACKWARD else Phase.FORWARD
+        spans[block_of(call.module), phase].append(position)
+    turn = min(
+        (s for (_, phase), p in spans.items() if phase is Phase.BACKWARD for s in p), default=end
+    )
+    units = []
+    for name, weights in nbytes.items():
+        forward = [p for p in spans.get((name, Phase.FORWARD), ()) if p < turn]
+        backward = spans.get((name, Phase.BACKWARD), [])
+        if not name:  # the root: first to come, last to go
+            units.append(_Unit("", weights, (0, turn), (turn, end)))
+        elif forward and backward:
+            units.append(
+                _Unit(name, weights, (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1))
+            )
+    return sorted(units, key=lambda unit: (unit.forward[0], bool(unit.name)))
+
+
+def _sharded_memory(
+    allocation: Allocation, shards: int, gradients_too: bool, weights_too: bool = False
+) -> Allocation:
+    """The share of one rank in states, gradients and weights."""
+    shared = {Role.OPTIMIZER_STATE}
+    if gradients_too:
+        shared.add(Role.GRADIENT)
+    if weights_too:
+        shared.add(Role.PARAMETER)
+    # Counters of a few bytes are kept whole.
+    if allocation.role not in shared or allocation.nbytes <= 8:
+        return allocation
+    return replace(allocation, nbytes=max(allocation.nbytes // shards, 1))
+
+
+def _share_optimizer(edit: Edit, shards: int) -> None:
+    """Let the optimizer's ops work on one rank's share of each tensor."""
+    for position, call in enumerate(edit.trace):
+        if call.phase is Phase.OPTIMIZER or _clips(call):
+            edit.replace_op(position, _shared(call.op, shards))
+
+
+def _clips(call: Call) -> bool:
+    """Whether a call between backward pass and optimizer works on all gradients at once."""
+    return call.phase is Phase.OTHER and call.op.name.startswith(_LIST_OPS)
+
+
+def _shared(op: Op, shards: int) -> Op:
+    def share(tensor: TensorSpec) -> TensorSpec:
+        if tensor.numel < shards:
+            return tensor
+        rows = tensor.shape[0]
+        if rows >= shards and tensor.strides is None:
+            return replace(tensor, shape=(-(-rows // shards), *tensor.shape[1:]))
+        return TensorSpec((-(-tensor.numel // shards),), tensor.dtype, None, tensor.device)
+
+    return Op(op.name, tuple(map(share, op.inputs)), tuple(map(share, op.outputs)), op.attrs)
+
+
+def _weight_dtype(trace: Trace) -> str:
+    """The dtype in which weights are stored: that of most of the optimizer's elements."""
+    counts: dict[str, int] = defaultdict(int)
+    for call in trace:
+        if call.phase is Phase.OPTIMIZER:
+            for tensor in call.op.inputs:
+                counts[tensor.dtype] += tensor.numel
+    return max(counts, key=lambda dtype: counts[dtype]) if counts else "float32"
+
+
+def _used_dtype(trace: Trace) -> str:
+    """The dtype of the products, in which FSDP's mixed precision gathers weights."""
+    counts: dict[str, int] = defaultdict(int)
+    for call in trace:
+        if call.phase is Phase.FORWARD and call.op.base in (
+            "aten.addmm",
+            "aten.mm",
+            "aten.convolution",
+        ):
+            for tensor in call.op.inputs:
+                counts[tensor.dtype] += math.prod(tensor.shape)
+    dtype = max(counts, key=lambda d: counts[d]) if counts else "float32"
+    return dtype if dtype in ("bfloat16", "float16") else "float32"
