@@ -81,8 +81,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def replacing(path: Path) -> Iterator[Path]:
     """A context with a draft file, which replaces `path` when the context ends without an error.
 
-    Until then, and after an error, the file at `path` is unchanged. The new file has the permissions
-    of the old one. Where `path` is a link, the file that it leads to is replaced. A device or a
+    Until then, and after an error, the file at `path` is unchanged. The new file has the
+    permissions of the old one. Where `path` is a link, the file that it leads to is replaced. A device or a
     pipe cannot be replaced: it gets the content of the draft.
 
     Raises:

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
@@ -34,6 +35,7 @@ _ORDER = (
 """The order of the commands in the help: the most used ones first."""
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
 INCOMPLETE = 3
@@ -70,12 +72,12 @@ class _Group(typer.core.TyperGroup):
                     print_traceback(error)  # Python would exit with 1, which means "no" here
                 raise typer.Exit(_error_code(ctx)) from error
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run the command line, and print what typer has to say without control characters."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return super().main(args, standalone_mode=False, **extra)
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(args, standalone_mode=False, **extra)
         except (KeyboardInterrupt, typer.Abort):
             tell("interrupted")
             sys.exit(_INTERRUPTED)
@@ -138,7 +140,7 @@ class _Command(typer.core.TyperCommand):
 class Commands(typer.Typer):
     """A group of commands: all of them keep the standard output for their results."""
 
-    def command(self, name: str | None = None, **options: Any) -> Any:
+    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
         """A decorator that registers a command."""
         return super().command(name, **{"cls": _Command, **options})
 
