@@ -29,7 +29,7 @@ def test_a_full_disk_changes_nothing(
     path = tmp_path / "kept"
     path.write_text("before")
     monkeypatch.setattr(os if step == "fsync" else Path, step, full)
-    with pytest.raises(InvalidInput, match="cannot write .*kept: No space left on device"):
+    with pytest.raises(InvalidInput, match=r"cannot write .*kept: No space left on device"):
         write_whole(path, "after")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("kept", "before")]
 

@@ -82,8 +82,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """A context with a draft file, which replaces `path` when the context ends without an error.
 
     Until then, and after an error, the file at `path` is unchanged. The new file has the
-    permissions of the old one. Where `path` is a link, the file that it leads to is replaced. A device or a
-    pipe cannot be replaced: it gets the content of the draft.
+    permissions of the old one. Where `path` is a link, the file that it leads to is replaced. A
+    device or a pipe cannot be replaced: it gets the content of the draft.
 
     Raises:
         OSError: the file cannot be written, or may not be.

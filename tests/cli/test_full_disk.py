@@ -78,9 +78,7 @@ def test_a_narrow_encoding_is_no_crash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("trace", "step.json.gz", "-o", "a\0b.json.gz"),
         ("trace", "step.json.gz", "-o", "n" * 300 + ".json.gz"),
-        ("memory", "step.json.gz", "--html", "a\0b.html"),
         ("memory", "step.json.gz", "--html", "missing/page.html"),
         ("memory", "step.json.gz", "--html", "."),
         ("memory", "step.json.gz", "--html", "/dev/full"),
@@ -99,7 +97,15 @@ def test_a_file_that_cannot_be_written_is_one_line(
 
 def interrupted(command: list[str], folder: Path) -> tuple[int, list[str]]:
     """The exit code and the last words of a command that interrupts itself."""
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+        # A job in the background of a shell ignores the signal, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     return done.returncode, done.stderr.splitlines()
 
 
