@@ -1,5 +1,29 @@
-"""python -m wavecast"""
+"""python -m wavecast, and the command `wavecast`.
 
-from wavecast.cli import main
+Importing the commands takes a while, so Ctrl-C is handled before anything else is imported.
+"""
 
-main()
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+
+def main() -> None:
+    """Run the command line."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
+    from wavecast.cli import main as run
+
+    run()
+
+
+def _stop(signal_number: int, frame: Any) -> NoReturn:
+    """End the process at once: nothing has begun yet, and C code could hide an exception."""
+    if sys.stderr is not None:
+        os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

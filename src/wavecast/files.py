@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
+import secrets
+import stat
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -77,23 +81,53 @@ def read_toml(path: Path) -> dict[str, Any]:
 def replacing(path: Path) -> Iterator[Path]:
     """A context with a draft file, which replaces `path` when the context ends without an error.
 
-    Until then, and after an error, the file at `path` is unchanged.
+    Until then, and after an error, the file at `path` is unchanged. The new file has the
+    permissions of the old one. Where `path` is a link, the file that it leads to is replaced. A
+    device or a pipe cannot be replaced: it gets the content of the draft.
+
+    Raises:
+        OSError: the file cannot be written, or may not be.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "a path holds no null characters")
+    target = Path(os.path.realpath(path))
+    mode = target.stat().st_mode if target.exists() else None
+    if mode is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    special = mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    folder = Path(tempfile.gettempdir()) if special else target.parent
+    draft = folder / f".wavecast.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     try:
         yield draft
-        draft.replace(path)
+        if special:
+            with target.open("wb") as pipe:
+                pipe.write(draft.read_bytes())
+            return
+        _to_disk(draft)
+        if mode is not None:
+            draft.chmod(stat.S_IMODE(mode))
+        draft.replace(target)
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file is on the disk: some disks say only then that they are full."""
+    file = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file completely or not at all.
+    """Write a file completely or not at all. What is no Unicode in a text becomes escapes.
 
     Raises:
         InvalidInput: the file cannot be written. An existing file is unchanged.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with refusing_unwritable(path), replacing(path) as draft:
         draft.write_bytes(data)
 
@@ -106,6 +140,8 @@ def refusing_unwritable(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or error
         raise InvalidInput(f"cannot write {path}: {reason}; choose another place") from None
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"cannot write {path}: {error.object!r} is not Unicode text") from None
 
 
 def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None:
@@ -131,7 +167,10 @@ def appending(path: Path) -> Iterator[int]:
     import fcntl  # does not exist on Windows, where everything except campaigns works
 
     with refusing_unwritable(path):
+        if "\0" in str(path):
+            raise OSError(errno.EINVAL, "a path holds no null characters")
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         try:
@@ -142,14 +181,27 @@ def appending(path: Path) -> Iterator[int]:
             ) from None
         yield file
     finally:
+        if is_new and not os.fstat(file).st_size:
+            with suppress(OSError):
+                path.unlink()
         os.close(file)
 
 
 def append(file: int, line: bytes) -> None:
-    """Append one line in a single write, so that a killed process leaves at most one torn line."""
-    written = os.write(file, line)
-    if written != len(line):
-        raise OSError(f"only {written} of {len(line)} bytes were written; is the disk full?")
+    """Append one line in a single write, so that a killed process leaves at most one torn line.
+
+    Raises:
+        OSError: the disk is full, for example. The file is then as before.
+    """
+    size = os.fstat(file).st_size
+    try:
+        written = os.write(file, line)
+        if written != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(file, size)
+        raise
 
 
 def csv_line(values: Iterable[str]) -> bytes:
@@ -228,9 +280,10 @@ class GrowingTable(Generic[Row]):
             check(rows)
             whole_bytes = content.rfind(b"\n") + 1
             with refusing_unwritable(path):
-                os.ftruncate(file, whole_bytes)
-                if not whole_bytes:
-                    append(file, csv_line(self.columns))
+                if whole_bytes:
+                    os.ftruncate(file, whole_bytes)
+                else:
+                    append(file, csv_line(self.columns)[len(content) :])
 
             def add(row: Row) -> None:
                 texts = self.to_texts(row)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import traceback
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
-from rich.console import Console
 
 import wavecast
 from wavecast.cli import standard_output
-from wavecast.cli.screen import print_text
+from wavecast.cli.screen import (
+    print_error,
+    print_text,
+    print_traceback,
+    show_warnings_safely,
+    tell,
+)
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
@@ -25,6 +35,9 @@ _ORDER = (
 """The order of the commands in the help: the most used ones first."""
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as in a shell."""
 INCOMPLETE = 3
 """The exit code of a prediction in which too many ops could not be predicted."""
 _ANSWERS_BY_CODE = ("fits",)
@@ -44,18 +57,43 @@ class _Group(typer.core.TyperGroup):
         with standard_output.given_back_at_end():
             try:
                 return super().invoke(ctx)
-            except WavecastError as error:
-                line = " ".join(str(error).split())
-                console = Console(stderr=True, soft_wrap=True, highlight=False)
-                console.print(f"error: {line}", markup=False, style="red")
-                raise typer.Exit(_error_code(ctx)) from error
             except KeyboardInterrupt:
-                raise typer.Exit(130) from None
+                tell("interrupted")
+                raise typer.Exit(_INTERRUPTED) from None
             except Exception as error:
-                if _error_code(ctx) == 1 or _is_typers(error):
+                if _is_typers(error):
                     raise
-                traceback.print_exc()  # Python would exit with 1, which means "no" here
+                if _was_interrupted(error):
+                    tell("interrupted")
+                    raise typer.Exit(_INTERRUPTED) from error
+                if not _explained(error):
+                    if _error_code(ctx) == 1:
+                        raise
+                    print_traceback(error)  # Python would exit with 1, which means "no" here
                 raise typer.Exit(_error_code(ctx)) from error
+
+    def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run the command line, and print what typer has to say without control characters."""
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, standalone_mode=False, **extra)
+        except (KeyboardInterrupt, typer.Abort):
+            tell("interrupted")
+            sys.exit(_INTERRUPTED)
+        except OSError as error:  # typer could not print its help
+            print_error(f"cannot write the results: {error.strerror or error}")
+            sys.exit(1)
+        except Exception as error:
+            if not hasattr(error, "show") or not hasattr(error, "exit_code"):
+                raise
+            message = io.StringIO()
+            error.show(message)
+            tell(message.getvalue().rstrip("\n"))
+            sys.exit(error.exit_code)
+        finally:
+            standard_output.abandon(sys.stdout)
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 def _error_code(ctx: Any) -> int:
@@ -65,10 +103,49 @@ def _error_code(ctx: Any) -> int:
 
 def _is_typers(error: Exception) -> bool:
     """Whether typer itself turns an error into an exit code."""
-    return isinstance(error, typer.Abort | OSError) or hasattr(error, "exit_code")
+    return isinstance(error, typer.Abort) or hasattr(error, "exit_code")
 
 
-app = typer.Typer(
+def _explained(error: Exception) -> bool:
+    """Whether one line says all about an error; it is then printed."""
+    if isinstance(error, standard_output.UnwrittenResults):
+        if not error.nobody_reads:
+            print_error(str(error))
+    elif isinstance(error, OSError) and error.errno is not None:
+        print_error(str(error))  # the machine's fault: a full disk, a file that went away
+    elif isinstance(error, WavecastError):
+        print_error(str(error))
+    else:
+        return False
+    return True
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: C code turns it into an ImportError, for example."""
+    return error is not None and (
+        isinstance(error, KeyboardInterrupt)
+        or _was_interrupted(error.__cause__ or error.__context__)
+    )
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose results alone reach the standard output."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. What others print from here on goes to the standard error."""
+        standard_output.keep_for_results()
+        return super().invoke(ctx)
+
+
+class Commands(typer.Typer):
+    """A group of commands: all of them keep the standard output for their results."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
+        """A decorator that registers a command."""
+        return super().command(name, **{"cls": _Command, **options})
+
+
+app = Commands(
     name="wavecast",
     cls=_Group,
     help="Predict time, memory and cost of training on GPUs you do not have.",
@@ -97,7 +174,28 @@ OutOption = Annotated[
 def main() -> None:
     """Run the command line."""
     standard_output.own_process()
-    app()
+    show_warnings_safely()
+    if _handles_signals() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # no background job of a shell
+    try:
+        app()
+    except Exception as error:
+        _end_quietly()
+        print_traceback(error)
+        sys.exit(1)
+    finally:
+        _end_quietly()
+
+
+def _end_quietly() -> None:
+    """From here on, Ctrl-C ends the process at once: nothing is left that it could spoil."""
+    if _handles_signals() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _handles_signals() -> bool:
+    """Whether this is the thread that may say what a signal does."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @app.callback(invoke_without_command=True)
@@ -113,7 +211,9 @@ def refuse_unwritable(out: Path) -> None:
     """Refuse a bad path for a trace at once, before tracing or measuring takes its time."""
     if not out.name.endswith(SUFFIXES):
         raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
-    if out.is_dir():
+    if "\0" in str(out):
+        raise InvalidInput(f"cannot write {out}: a path holds no null characters")
+    if os.path.isdir(out):  # noqa: PTH112  (Path.is_dir raises for a name that is too long)
         raise InvalidInput(f"cannot write {out}: it is a directory; name a file in it")
-    if not out.parent.is_dir():
+    if not os.path.isdir(out.parent):  # noqa: PTH112
         raise InvalidInput(f"cannot write {out}: there is no directory {out.parent}; make it first")

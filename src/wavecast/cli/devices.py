@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
@@ -17,6 +16,7 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device, Fact
 from wavecast.report import devices as report
 from wavecast.report import records
+from wavecast.report.tables import line
 
 if TYPE_CHECKING:
     from wavecast.hardware.host_files import HostFile
@@ -102,10 +102,10 @@ def calibrate(
     if measures_gpu:
         gpu, facts, path = _calibrated_gpu(1.0 if seconds is None else seconds, folder)
         record |= {"gpu": gpu.id, "file": str(path), **records.facts(facts)}
-        parts += ["", report.gpu_calibration(gpu, facts), Text(f"saved as {path}", style="dim")]
+        parts += ["", report.gpu_calibration(gpu, facts), line(f"saved as {path}", "dim")]
     else:
         record["gpu"] = None
-        parts.append(Text("this machine has no GPU: only the host was measured", style="dim"))
+        parts.append(line("this machine has no GPU: only the host was measured", "dim"))
     if as_json:
         print_json(record)
     else:

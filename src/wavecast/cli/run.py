@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ import wavecast
 from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
 from wavecast.cli.assumptions import AssumeOption, given_values
 from wavecast.cli.predict import By, ByOption, exit_if_incomplete
-from wavecast.cli.screen import counting_ops, print_json, show, width
+from wavecast.cli.screen import counting_ops, print_error, print_json, show, tell, width
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import ALL, named_or_all_gpus
 from wavecast.errors import CaptureError, InvalidInput
@@ -175,13 +174,13 @@ def _pass_on(error: CaptureError) -> None:
     cause = error.__cause__
     if isinstance(cause, SystemExit):
         if isinstance(cause.code, str):
-            sys.stderr.write(f"{cause.code}\n")
-        sys.stderr.write(f"error: {error}\n")
+            tell(cause.code)
+        print_error(str(error))
         raise typer.Exit(cause.code if isinstance(cause.code, int) else 1) from error
     if cause is not None:
         from wavecast.frameworks.pytorch.scripts import own_traceback
 
-        sys.stderr.write("".join(own_traceback(cause)))
+        tell("".join(own_traceback(cause)).rstrip("\n"))
 
 
 def _show_memory(

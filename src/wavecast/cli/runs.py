@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import JsonOption, PrecisionOption, app
+from wavecast.cli.app import Commands, JsonOption, PrecisionOption, app
 from wavecast.cli.screen import counting_items, print_json, print_text, show, warn, width
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.report import records
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wavecast.runs.readers.facts import Given
     from wavecast.runs.store.imports import Imported
 
-runs_app = typer.Typer(
+runs_app = Commands(
     help="Keep past runs: import logs, list and export them; predict the next run from them.",
     no_args_is_help=True,
 )

@@ -1,17 +1,22 @@
 """Printing: results to the terminal or a pipe, progress to the standard error.
 
-Commands print with these functions alone. A plain `print` would go where the prints of the user's
-code go (`standard_output`).
+Commands print with these functions alone. None of them lets a character through that controls a
+terminal, except newlines, tabs and the styles of our own tables. A plain `print` would go where the
+prints of the user's code go (`standard_output`).
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,8 +24,12 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment, Segments
+from rich.text import Text
 
-from wavecast.cli.standard_output import results
+from wavecast.cli.standard_output import results, write_result
+from wavecast.errors import DoubtfulInput
+from wavecast.report.characters import one_line, visible
 
 _PIPE_WIDTH = 10_000
 """The width assumed for a pipe, where nothing is wrapped or left out."""
@@ -30,53 +39,111 @@ _WORTH_A_LINE = 20_000
 
 def width() -> int:
     """The width of the output in characters."""
-    console = Console(file=results())
+    console = _console(results())
     return console.width if console.is_terminal else _PIPE_WIDTH
 
 
 def show(*parts: RenderableType | None) -> None:
     """Print tables and lines; a pipe gets them in full width, without trailing blanks."""
-    console = Console(file=results(), highlight=False)
-    shown = [part for part in parts if part is not None]
+    drawn: list[RenderableType] = [part for part in parts if part is not None]
+    console = _console(results())
     if console.is_terminal:
-        console.print(*shown, sep="\n")
+        with console.capture() as capture:
+            console.print(_safe(console, Group(*drawn)), end="")
+        write_result(capture.get())
         return
-    console = Console(width=_PIPE_WIDTH, highlight=False)
+    console = _console(io.StringIO(), width=_PIPE_WIDTH)
     with console.capture() as capture:
-        console.print(*shown, sep="\n")
+        console.print(_safe(console, Group(*drawn)), end="")
     lines = (line.rstrip() for line in capture.get().splitlines())
-    print_text("\n".join(lines))
+    write_result("\n".join(lines) + "\n")
 
 
-def print_text(text: str) -> None:
-    """Print a text as it is."""
-    print(text, file=results())
+def print_text(line: str) -> None:
+    """Print one line of text; characters that control a terminal are shown as escapes."""
+    write_result(one_line(line) + "\n")
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON."""
-    print_text(json.dumps(value, indent=2, allow_nan=False))
+    """Print a value as JSON, in ASCII. Its strings hold control characters as escapes."""
+    text = json.dumps(value, indent=2, allow_nan=False)
+    write_result(text.replace("\x7f", "\\u007f") + "\n")  # JSON itself lets DEL through
 
 
 def warn(messages: Iterable[str]) -> None:
     """Print warnings to the standard error, one line each."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     for message in messages:
-        console.print(f"warning: {message}", markup=False, style="yellow")
+        tell(one_line(f"warning: {message}"), "yellow")
+
+
+def print_error(message: str) -> None:
+    """Print an error to the standard error, in one line."""
+    tell(one_line(" ".join(f"error: {message}".split())), "red")
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback of an error to the standard error."""
+    tell("".join(traceback.format_exception(error)).rstrip("\n"))
+
+
+def tell(text: str, style: str = "") -> None:
+    """Print lines to the standard error, without what would control a terminal."""
+    console = _console(sys.stderr, soft_wrap=True)
+    with suppress(OSError, ValueError):  # the standard error is full, or was closed
+        console.print(Text(visible(text), style=style))
+
+
+def show_warnings_safely() -> None:
+    """From here on, Python's warnings are printed like ours."""
+
+    def show_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: object = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, DoubtfulInput):
+            warn([str(message)])
+        else:
+            tell(warnings.formatwarning(message, category, filename, lineno, line).rstrip("\n"))
+
+    warnings.showwarning = show_warning
+
+
+def _console(file: IO[str] | None, *, width: int | None = None, soft_wrap: bool = False) -> Console:
+    """A console that takes every text as it is: names may look like markup or emoji."""
+    return Console(
+        file=file or io.StringIO(),
+        width=width,
+        soft_wrap=soft_wrap,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def _safe(console: Console, part: RenderableType) -> Segments:
+    """What a part looks like, in which only rich's own styles control the terminal."""
+    return Segments(
+        segment if segment.control else Segment(visible(segment.text), segment.style)
+        for segment in console.render(part)
+    )
 
 
 @contextmanager
 def counting_ops(doing: str) -> Iterator[Callable[[int], None] | None]:
     """A status line that counts traced ops; a pipe gets none."""
-    console = Console(stderr=True)
+    console = _console(sys.stderr)
     if not console.is_terminal:
         yield None
         return
-    with console.status(doing) as status:
+    with console.status(Text(one_line(doing))) as status:
 
         def update(count: int) -> None:
             if count % 100 == 0:
-                status.update(f"{doing}: {count} ops")
+                status.update(Text(one_line(f"{doing}: {count} ops")))
 
         yield update
 
@@ -84,11 +151,11 @@ def counting_ops(doing: str) -> Iterator[Callable[[int], None] | None]:
 @contextmanager
 def waiting(doing: str) -> Iterator[None]:
     """A status line while something takes long; a pipe gets none."""
-    console = Console(stderr=True)
+    console = _console(sys.stderr)
     if not console.is_terminal:
         yield
         return
-    with console.status(doing):
+    with console.status(Text(one_line(doing))):
         yield
 
 
@@ -98,19 +165,21 @@ def counting_down(doing: str, total: int) -> Iterator[Callable[[int, float], Non
 
     The function that comes back takes the number done and the seconds left.
     """
-    console = Console(stderr=True)
+    console = _console(sys.stderr)
     if not console.is_terminal:
         yield (
             lambda done, remaining_s: (
-                print(f"{doing}: {done} of {total}, {remaining_s:.0f} s left", file=sys.stderr)
+                tell(one_line(f"{doing}: {done} of {total}, {remaining_s:.0f} s left"))
                 if done % max(1, total // 20) == 0
                 else None
             )
         )
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TextColumn("{task.fields[left]}"), console=console) as bar:
-        task = bar.add_task(doing, total=total, left="")
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TextColumn("{task.fields[left]}", markup=False), console=console
+    ) as bar:
+        task = bar.add_task(one_line(doing), total=total, left="")
         yield lambda done, remaining_s: bar.update(
             task, completed=done, left=f"{remaining_s:.0f} s left"
         )
@@ -122,7 +191,7 @@ def counting_items(doing: str) -> Iterator[Callable[[int, int], None]]:
 
     The function that comes back takes the number done and the total.
     """
-    console = Console(stderr=True)
+    console = _console(sys.stderr)
     if not console.is_terminal:
         reported = 0.0
 
@@ -130,22 +199,22 @@ def counting_items(doing: str) -> Iterator[Callable[[int, int], None]]:
             nonlocal reported
             if total >= _WORTH_A_LINE and (done >= total or done >= reported + total / 20):
                 reported = done
-                print(f"{doing}: {done} of {total}", file=sys.stderr)
+                tell(one_line(f"{doing}: {done} of {total}"))
 
         yield say
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(doing, total=None)
+        task = bar.add_task(one_line(doing), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def telling_stages() -> Iterator[Callable[[str], None]]:
     """A status line whose text changes with the stage of the work; a pipe gets all stages."""
-    console = Console(stderr=True)
+    console = _console(sys.stderr)
     if not console.is_terminal:
-        yield lambda line: print(line, file=sys.stderr)
+        yield lambda line: tell(one_line(line))
         return
     with console.status("") as status:
-        yield status.update
+        yield lambda line: status.update(Text(one_line(line)))

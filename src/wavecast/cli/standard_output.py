@@ -25,9 +25,47 @@ _own_process = False
 """Whether this process is the command line's own, so that nothing is ever given back."""
 
 
-def results() -> TextIO:
-    """The stream to which results are written."""
+def results() -> TextIO | None:
+    """The stream to which results are written; None if the standard output was closed."""
     return _results or sys.stdout
+
+
+class UnwrittenResults(Exception):
+    """A result could not be written to the standard output, as on a full disk."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"cannot write the results: {cause.strerror or cause}")
+        self.nobody_reads = isinstance(cause, BrokenPipeError)
+
+
+def write_result(text: str) -> None:
+    """Write a result to the standard output, at once.
+
+    Raises:
+        UnwrittenResults: it cannot be written. Nothing is left to write when Python ends.
+    """
+    stream = results()
+    if stream is None:  # it was closed before Python started
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        abandon(stream)
+        raise UnwrittenResults(error) from None
+
+
+def abandon(stream: TextIO | None) -> None:
+    """Forget what a stream could not write, which Python would try again at its end."""
+    if stream is None:
+        return
+    with suppress(OSError, ValueError):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def keep_for_results() -> None:
@@ -62,8 +100,6 @@ def given_back_at_end() -> Iterator[None]:
     try:
         yield
     finally:
-        if _results is not None:
-            _flush(_results)
         if not _own_process:
             _undo.close()
             _results = None
@@ -73,16 +109,9 @@ def own_process() -> None:
     """Say that this process is the command line's own. What runs at its end prints to stderr."""
     global _own_process
     _own_process = True
-
-
-def _flush(stream: TextIO) -> None:
-    try:
-        stream.flush()
-    except BrokenPipeError:
-        # The reader has stopped. Nothing may be left that Python would write at its end.
-        with suppress(OSError, ValueError):
-            _redirect(stream.fileno())
-        raise
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a narrow encoding is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _is_standard(stream: TextIO) -> bool:

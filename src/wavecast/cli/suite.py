@@ -10,7 +10,7 @@ import typer
 
 import wavecast
 from wavecast import suite as models
-from wavecast.cli.app import JsonOption, app
+from wavecast.cli.app import Commands, JsonOption, app
 from wavecast.cli.screen import counting_down, print_json, show, width
 from wavecast.cli.steps import require_gpu
 from wavecast.errors import WavecastError
@@ -21,7 +21,7 @@ from wavecast.report import suites as report
 if TYPE_CHECKING:
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
 
-suite_app = typer.Typer(
+suite_app = Commands(
     help="List, measure or predict the benchmark suite.",
     no_args_is_help=True,
 )

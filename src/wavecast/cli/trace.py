@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
 import wavecast
 from wavecast.cli.app import (
@@ -30,6 +29,7 @@ from wavecast.frameworks.targets import resolve
 from wavecast.hardware.families import family
 from wavecast.report import records
 from wavecast.report import traces as report
+from wavecast.report.tables import line
 from wavecast.traces.step import Trace
 
 
@@ -157,4 +157,4 @@ def _finish(
     if as_json:
         print_json({"target": name, **records.trace(traced)})
         return
-    show(shown, None if out is None else Text(f"saved as {out}", style="dim"))
+    show(shown, None if out is None else line(f"saved as {out}", "dim"))

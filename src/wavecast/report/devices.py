@@ -14,7 +14,7 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.planning.prices import price
 from wavecast.report.predictions import hourly_price
 from wavecast.report.records import nominal_facts
-from wavecast.report.tables import Column, fitting, remarks, table, titled
+from wavecast.report.tables import Column, fitting, line, remarks, table, titled
 from wavecast.report.units import (
     UNKNOWN,
     count,
@@ -90,7 +90,7 @@ def device_facts(gpu: Device) -> RenderableType:
         host = "" if offer.includes_host else ", the machine around it not included"
         name = " ".join(filter(None, (offer.provider, offer.instance)))
         lines.append(f"{offer.usd_per_hour:.2f} $/h on demand{host} ({name}, {offer.date})")
-    title = Text.assemble((gpu.name, "bold"), f" ({gpu.id})")
+    title = line(gpu.name, "bold") + line(f" ({gpu.id})")
     return Group(title, *remarks(lines), "", table(columns))
 
 
@@ -156,7 +156,7 @@ def _busy_warning(host: HostFile) -> list[Text]:
         f"the machine was busy: other programs used up to {percent(most)} of its CPU, so these "
         "times may be too long; calibrate again when it is as busy as it will be in training"
     )
-    return [Text(warning, style="yellow")]
+    return [line(warning, "yellow")]
 
 
 def saved_host(host: HostFile, path: Path, *, elsewhere: bool) -> Text:
@@ -173,13 +173,13 @@ def saved_host(host: HostFile, path: Path, *, elsewhere: bool) -> Text:
         use = f"predictions for {host.gpu} use it, others with --host {host.name}"
     else:
         use = f"predictions use it with --host {host.name} (or --host mine, on this machine)"
-    return Text(f"saved as {path}; {use}", style="dim")
+    return line(f"saved as {path}; {use}", "dim")
 
 
 def kept_hosts(hosts: Mapping[str, HostFile], width: int) -> RenderableType:
     """One row for each calibrated host, by name."""
     if not hosts:
-        return Text('no host was calibrated yet: run "wavecast calibrate"')
+        return line('no host was calibrated yet: run "wavecast calibrate"')
     rows = list(hosts.values())
     columns = [
         Column("host", list(hosts), left=True),

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from wavecast.footprint.kinds import KINDS, KindTimeline
 from wavecast.footprint.memory import Memory
+from wavecast.report.characters import one_line
 from wavecast.report.memory import BEFORE_THE_STEP
 from wavecast.report.records import MODULE_DEPTH
 from wavecast.report.suites import result_columns
@@ -35,7 +36,7 @@ def memory_page(title: str, step_memory: Memory) -> str:
     return _render(
         "memory.html",
         {
-            "title": html.escape(title),
+            "title": html.escape(one_line(title)),
             "notes": _paragraphs(_memory_notes(step_memory)),
             "key": "".join(
                 f'<span style="background:{color}"></span>{kind}'
@@ -69,7 +70,9 @@ def suite_page(title: str, results: Sequence[SuiteResult]) -> str:
         name = _BARS.get(column.name)
         return getattr(results[row], name) if name else None
 
-    return _render("suite.html", {"title": html.escape(title), "table": _table(columns, share)})
+    return _render(
+        "suite.html", {"title": html.escape(one_line(title)), "table": _table(columns, share)}
+    )
 
 
 def _render(template: str, values: Mapping[str, str]) -> str:
@@ -83,7 +86,7 @@ def _render(template: str, values: Mapping[str, str]) -> str:
 
 
 def _paragraphs(lines: Iterable[str]) -> str:
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    return "".join(f"<p>{html.escape(one_line(line))}</p>" for line in lines)
 
 
 def _table(
@@ -159,7 +162,7 @@ def _chart(step_memory: Memory) -> str:
 def _peak_mark(step_memory: Memory, x: float) -> str:
     """A vertical line at the peak, with the op that runs there."""
     call = step_memory.trace.calls[step_memory.peak_call]
-    label = html.escape(f"peak: {call.op.base} {call.module}".strip())
+    label = html.escape(one_line(f"peak: {call.op.base} {call.module}".strip()))
     anchor = "end" if x > _WIDTH / 2 else "start"
     return (
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" '

@@ -16,6 +16,7 @@ from wavecast.report.tables import (
     Column,
     by_gpu,
     fitting,
+    line,
     listed,
     notes,
     notes_by_gpu,
@@ -223,7 +224,7 @@ def _footnotes(
 
 
 def _warnings(lines: Iterable[str]) -> list[Text]:
-    return [Text(line, style="yellow") for line in lines]
+    return [line(text, "yellow") for text in lines]
 
 
 def _too_small(rows: Sequence[Prediction]) -> list[str]:

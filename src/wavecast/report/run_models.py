@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from wavecast.predictors.base import Estimate
 from wavecast.regression.design import Design
 from wavecast.regression.end_to_end import RunModel
+from wavecast.report.characters import one_line
 from wavecast.report.tables import Column, table, titled
 from wavecast.report.units import long_duration, percent
 
@@ -81,6 +82,7 @@ def scatter_plot(title: str, model: RunModel) -> str:
     high = math.ceil(math.log10(max(max(pair) for pair in pairs)))
     high = max(high, low + 1)
     unit = (_SIDE - 2 * _MARGIN) / (high - low)
+    shown = html.escape(one_line(title))
 
     def place(seconds: float) -> float:
         return _MARGIN + unit * (math.log10(seconds) - low)
@@ -88,9 +90,9 @@ def scatter_plot(title: str, model: RunModel) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIDE} {_SIDE}" '
         'font-family="sans-serif" font-size="12">',
-        f"<title>{html.escape(title)}</title>",
+        f"<title>{shown}</title>",
         f'<rect width="{_SIDE}" height="{_SIDE}" fill="white"/>',
-        f'<text x="{_SIDE / 2}" y="24" text-anchor="middle">{html.escape(title)}: mean error '
+        f'<text x="{_SIDE / 2}" y="24" text-anchor="middle">{shown}: mean error '
         f"{percent(model.mape, 1)}</text>",
         f'<path d="M{_MARGIN} {_SIDE - _MARGIN}L{_SIDE - _MARGIN} {_MARGIN}" stroke="#999"/>',
     ]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
-from wavecast.report.tables import Column, table
+from wavecast.report.tables import Column, line, table
 from wavecast.report.units import count, quantity
 from wavecast.traces.script import ScriptRun
 
 
 def script_run(run: ScriptRun) -> RenderableType:
     """Which step was traced and why, and what ran outside of it."""
-    step = Text(f"{run.script}: {run.summary}", style="bold")
+    step = line(f"{run.script}: {run.summary}", "bold")
     if not run.once:
         return Group(step, "")
     columns = [

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from wavecast.report.characters import one_line
 from wavecast.report.units import UNKNOWN
 
 ANY_WIDTH = 10**6
@@ -32,6 +33,11 @@ class Column:
     """Whether the column is aligned to the left; numbers are aligned to the right."""
     folds: bool = False
     """Whether long cells continue on a second line when the terminal is narrow."""
+
+    def __post_init__(self) -> None:
+        """Make every cell one safe line, before its width is counted."""
+        object.__setattr__(self, "name", one_line(self.name))
+        object.__setattr__(self, "cells", [one_line(cell) for cell in self.cells])
 
 
 def labelled(rows: Sequence[tuple[str, Sequence[str]]], headings: Sequence[str]) -> list[Column]:
@@ -69,7 +75,7 @@ def table(columns: Sequence[Column], styles: Sequence[str] = ()) -> Table:
     rendered = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
         rendered.add_column(
-            column.name,
+            Text(column.name),
             justify="left" if column.left else "right",
             no_wrap=not column.folds,
             overflow="fold" if column.folds else "ellipsis",
@@ -82,12 +88,17 @@ def table(columns: Sequence[Column], styles: Sequence[str] = ()) -> Table:
 
 def titled(title: str, *parts: RenderableType) -> Group:
     """A bold title, an empty line, and what follows."""
-    return Group(Text(title, style="bold"), "", *parts)
+    return Group(line(title, "bold"), "", *parts)
 
 
 def remarks(lines: Iterable[str]) -> list[Text]:
     """Lines under a table, in a dim style."""
-    return [Text(line, style="dim") for line in lines]
+    return [line(text, "dim") for text in lines]
+
+
+def line(text: str, style: str = "") -> Text:
+    """One line of text in a style; what would control the terminal is shown as escapes."""
+    return Text(one_line(text), style=style)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -125,7 +136,7 @@ def notes_by_gpu(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
 
 def notes(texts: Sequence[str]) -> list[Text]:
     """Warnings under a table, one line each; the first five of many."""
-    shown = [Text(f"note: {note}", style="yellow") for note in texts[:_NOTES_SHOWN]]
+    shown = [line(f"note: {note}", "yellow") for note in texts[:_NOTES_SHOWN]]
     if len(texts) > _NOTES_SHOWN:
         shown.append(Text(f"note: and {len(texts) - _NOTES_SHOWN} more (--json lists all)"))
     return shown

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from wavecast import ops
 from wavecast.ops import Kind
 from wavecast.report.predictions import counted_ops, shares
-from wavecast.report.tables import Column, notes, remarks, table, titled
+from wavecast.report.tables import Column, line, notes, remarks, table, titled
 from wavecast.report.units import count, duration, memory, percent, quantity
 from wavecast.steps.prediction import Share
 from wavecast.traces import overlap
@@ -38,7 +37,7 @@ def traced_step(title: str, trace: Trace) -> RenderableType:
     ]
     if totals.unknown:
         lines.append(f"ops without a formula for FLOPs and bytes: {counted_ops(totals.unknown)}")
-    return titled(title, table(columns), "", *map(Text, lines), *notes(trace.notes))
+    return titled(title, table(columns), "", *map(line, lines), *notes(trace.notes))
 
 
 def measured_step(title: str, trace: Trace) -> RenderableType:

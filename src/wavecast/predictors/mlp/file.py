@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.files import write_whole
+from wavecast.files import refusing_unwritable, replacing
 from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
 
 _UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
@@ -57,8 +57,15 @@ def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any]) -> Non
     np.savez_compressed(packed, **arrays)
     weights = packed.getvalue()
     digest = hashlib.sha256(weights).hexdigest()
-    write_whole(path, weights)
-    write_whole(path.with_suffix(".toml"), _toml({**card, "weights_sha256": digest}))
+    beside = path.with_suffix(".toml")
+    with (  # both or none: a card and weights of different fits would be refused
+        refusing_unwritable(path),
+        replacing(path) as draft,
+        refusing_unwritable(beside),
+        replacing(beside) as card_draft,
+    ):
+        draft.write_bytes(weights)
+        card_draft.write_text(_toml({**card, "weights_sha256": digest}), encoding="utf-8")
 
 
 def _toml(card: Mapping[str, Any]) -> str:
