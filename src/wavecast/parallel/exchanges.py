@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wavecast.parallel.strategy import Axis
+from wavecast.parallel.strategy import RankAxis
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
 
 
@@ -10,7 +10,7 @@ def exchange(
     name: str,
     source: TensorSpec,
     result: TensorSpec,
-    axis: Axis,
+    axis: RankAxis,
     stream: int,
     phase: Phase,
     module: str = "",
@@ -20,18 +20,22 @@ def exchange(
     return Call(Op(f"nccl.{name}", (source,), (result,), attrs), phase, module, stream)
 
 
-def all_reduce(tensor: TensorSpec, axis: Axis, stream: int, phase: Phase, module: str = "") -> Call:
+def all_reduce(
+    tensor: TensorSpec, axis: RankAxis, stream: int, phase: Phase, module: str = ""
+) -> Call:
     """The sum of a tensor over all ranks."""
     return exchange("all_reduce", tensor, tensor, axis, stream, phase, module)
 
 
-def all_gather(shard: TensorSpec, axis: Axis, stream: int, phase: Phase, module: str = "") -> Call:
+def all_gather(
+    shard: TensorSpec, axis: RankAxis, stream: int, phase: Phase, module: str = ""
+) -> Call:
     """The shards of all ranks, joined."""
     return exchange("all_gather", shard, scaled(shard, axis.size), axis, stream, phase, module)
 
 
 def reduce_scatter(
-    whole: TensorSpec, axis: Axis, stream: int, phase: Phase, module: str = ""
+    whole: TensorSpec, axis: RankAxis, stream: int, phase: Phase, module: str = ""
 ) -> Call:
     """One shard of the sum of a tensor over all ranks."""
     return exchange("reduce_scatter", whole, shard_of(whole, axis), axis, stream, phase, module)
@@ -42,6 +46,6 @@ def scaled(tensor: TensorSpec, times: int) -> TensorSpec:
     return TensorSpec((tensor.numel * times,), tensor.dtype)
 
 
-def shard_of(tensor: TensorSpec, axis: Axis) -> TensorSpec:
+def shard_of(tensor: TensorSpec, axis: RankAxis) -> TensorSpec:
     """A flat tensor of one rank's share of the elements, rounded up."""
     return TensorSpec((-(-tensor.numel // axis.size),), tensor.dtype)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, Edit, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.gradients import Gradient, buckets, gradients, parameters
-from wavecast.parallel.strategy import Axis, Parallel
+from wavecast.parallel.strategy import RankAxis, Parallel
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
@@ -52,7 +52,7 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     return edit.made()
 
 
-def _reductions(whole: TensorSpec, shard: Axis, replica: Axis, module: str) -> list[Call]:
+def _reductions(whole: TensorSpec, shard: RankAxis, replica: RankAxis, module: str) -> list[Call]:
     calls = [
         wait(REDUCTIONS, COMPUTE, Phase.BACKWARD, module),
         reduce_scatter(whole, shard, REDUCTIONS, Phase.BACKWARD, module),
@@ -119,7 +119,7 @@ def _in(nbytes: int, dtype: str) -> int:
 
 
 def _gather(
-    edit: Edit, unit: _Unit, previous: _Unit | None, shard: Axis, dtype: str, phase: Phase
+    edit: Edit, unit: _Unit, previous: _Unit | None, shard: RankAxis, dtype: str, phase: Phase
 ) -> None:
     """Gather a unit's weights while the previous unit computes, and wait before its own pass."""
     begin = (unit.forward if phase is Phase.FORWARD else unit.backward)[0]

@@ -13,7 +13,7 @@ SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zero-bubble")
 
 
 @dataclass(frozen=True)
-class Axis:
+class RankAxis:
     """The ranks that differ in one axis only: `size` ranks, `stride` apart."""
 
     size: int
@@ -133,7 +133,7 @@ class Parallel:
         return self.shard_group or self.data
 
     @property
-    def axes(self) -> dict[str, Axis]:
+    def axes(self) -> dict[str, RankAxis]:
         """Where the ranks of each axis are.
 
         `shard` and `replica` split the data axis: the ranks that share one copy, and the ranks
@@ -142,13 +142,13 @@ class Parallel:
         context = self.tensor
         data = context * self.context
         return {
-            "tensor": Axis(self.tensor, 1),
-            "context": Axis(self.context, context),
-            "data": Axis(self.data, data),
-            "shard": Axis(self.shards, data),
-            "replica": Axis(self.data // self.shards, data * self.shards),
-            "expert": Axis(self.expert, 1 if self.expert <= self.tensor else data),
-            "pipeline": Axis(self.pipeline, data * self.data),
+            "tensor": RankAxis(self.tensor, 1),
+            "context": RankAxis(self.context, context),
+            "data": RankAxis(self.data, data),
+            "shard": RankAxis(self.shards, data),
+            "replica": RankAxis(self.data // self.shards, data * self.shards),
+            "expert": RankAxis(self.expert, 1 if self.expert <= self.tensor else data),
+            "pipeline": RankAxis(self.pipeline, data * self.data),
         }
 
 
