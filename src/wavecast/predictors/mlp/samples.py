@@ -32,7 +32,7 @@ def small(kind: str, seed: int) -> Iterator[Layer]:
     return (drawn for drawn in sample(kind, seed) if _products(drawn) <= _SMALL_PRODUCTS)
 
 
-_SMALL_PRODUCTS = 50_000_000
+_SMALL_PRODUCTS = 10_000_000
 """The most multiplications in a forward pass of a small layer."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,7 +106,7 @@ def telling(name: str) -> Iterator[None]:
     """A block in which failures of the database become a StoreUnavailable."""
     try:
         yield
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
         why = (str(cause).strip() or type(cause).__name__).split("\n")[0]
         told = reason(cause) or f"{why}; nothing was half-written; try again when it is back"

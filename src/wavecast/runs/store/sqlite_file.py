@@ -95,7 +95,7 @@ def is_writable(path: Path) -> bool:
 
 def reason(error: BaseException) -> str | None:
     """What a failure of SQLite means and what to do; None for other databases."""
-    if not isinstance(error, sqlite3.Error):
+    if not isinstance(error, sqlite3.Error | UnicodeDecodeError):
         return None
     why, code = str(error), getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in _LOCKED:
