@@ -76,7 +76,7 @@ def test_to_write_a_store_that_may_not_be_written_is_refused_at_once(
     def no_reading(*_: object, **__: object) -> None:
         raise AssertionError("the log was read first")
 
-    monkeypatch.setattr(sqlite_file.time, "sleep", no_reading)
+    monkeypatch.setattr("wavecast.runs.store.sqlite_file.time.sleep", no_reading)
     monkeypatch.setattr("wavecast.runs.store.imports.iterate_runs", no_reading)
     with RunStore(read_only) as opened:
         for write in (lambda: opened.add(RUNS), lambda: add_file(opened, Path("a.log"))):
@@ -163,7 +163,7 @@ def test_a_damaged_store_works_or_is_refused_in_one_line(
     def no_waiting(_: float) -> None:
         raise AssertionError("waits for a store that stays damaged")
 
-    monkeypatch.setattr(sqlite_file.time, "sleep", no_waiting)
+    monkeypatch.setattr("wavecast.runs.store.sqlite_file.time.sleep", no_waiting)
     content, draw = store.read_bytes(), random.Random(0)
     messages: list[str] = []
     for _ in range(25):
@@ -273,3 +273,10 @@ def test_an_unknown_kind_of_store_is_one_line(place: str) -> None:
         RunStore(place)
     assert "\n" not in str(refused.value)
     assert "pa'" not in str(refused.value)
+
+
+def test_a_recorder_of_trainings_refuses_a_read_only_store_at_its_start(read_only: Path) -> None:
+    from wavecast.integrations.training_recorder import TrainingRecorder
+
+    with pytest.raises(StoreUnavailable, match="can be read but not written"):
+        TrainingRecorder(read_only, "a training")
