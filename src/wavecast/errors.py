@@ -45,7 +45,7 @@ class MissingExtra(WavecastError):
 
 
 class StoreUnavailable(WavecastError):
-    """A store of runs cannot be reached, read or written. The runs in it are not damaged."""
+    """A store of runs cannot be reached, read or written. Nothing was half-written."""
 
 
 class DoubtfulInput(UserWarning):

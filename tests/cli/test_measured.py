@@ -662,10 +662,40 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path) -> None:
     assert record == {"kind": "bmm", "file": str(out), "rows": 3}
     assert out.read_bytes().startswith(before)
     assert [(row.index, row.gpu, row.seed) for row in read_rows(out)] == [
-        (0, "cpu", "0"),
-        (1, "cpu", "0"),
-        (2, "cpu", "0"),
+        (0, "cpu", "0, small layers"),
+        (1, "cpu", "0, small layers"),
+        (2, "cpu", "0, small layers"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["conv2d", "lstm", "bmm", "linear"])
+def test_a_trial_on_a_cpu_takes_few_and_small_layers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from wavecast.frameworks.pytorch.measurement import layers
+    from wavecast.predictors.mlp.layers import Layer, Lstm, PassTimes
+
+    flops: list[int] = []
+
+    def count(layer: Layer, device: str) -> PassTimes:
+        assert device == "cpu"
+        if isinstance(layer, Lstm):  # torch counts no FLOPs of an LSTM
+            per_row = 8 * layer.hidden * (layer.inputs + layer.hidden)
+            flops.append(layer.batch * layer.sequence * per_row)
+        else:
+            with FlopCounterMode(display=False) as counter:
+                layers._runnable(layer, {"device": "cpu"}).forward()
+            flops.append(counter.get_total_flops())
+        return PassTimes(1e-3, 2e-3)
+
+    monkeypatch.setattr(layers, "time_layer", count)
+    out = tmp_path / "trial.csv"
+    done = run("collect", kind, "--device", "cpu", "-o", out)
+    assert done.out == f"{out} has 20 of 20 {kind} layers\n"
+    assert len(flops) == 20
+    assert max(flops) <= 2e7
 
 
 def test_a_collection_that_is_done_measures_nothing(

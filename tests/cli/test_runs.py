@@ -12,6 +12,8 @@ import run_samples as samples
 from run_samples import LOGS, TABLE
 from shell import run, run_in_terminal, run_process
 
+import wavecast
+
 pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
 
 
@@ -110,6 +112,7 @@ def test_wrong_uses_are_one_clear_line(
     arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    wavecast.RunStore(tmp_path / "runs.sqlite").close()
     done = run("runs", *arguments, env={"WAVECAST_RUNS": str(tmp_path / "runs.sqlite")})
     assert done.code == 1
     assert message in done.err
@@ -140,3 +143,31 @@ def test_a_long_import_shows_how_far_it_is(tmp_path: Path) -> None:
         PYTHONPATH=os.environ.get("PYTHONPATH", ""),
     )
     assert "/25000" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("runs", "list"),
+        ("runs", "export", "out.csv"),
+        ("runs", "predict", "AlexNet", "--from", "runs", "--batch", "8", "--iterations", "9"),
+        ("fit", "--runs", "runs"),
+    ],
+)
+@pytest.mark.parametrize("there", ["nothing", "an empty file"])
+def test_to_read_a_store_that_is_not_there_makes_nothing(
+    arguments: tuple[str, ...], there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "folder" / "runs.sqlite"
+    if there == "an empty file":
+        place.parent.mkdir()
+        place.touch()
+    before = sorted(tmp_path.rglob("*"))
+    done = run(*arguments, env={"WAVECAST_RUNS": str(place)})
+    assert done.code == 1
+    assert "run store" in done.err
+    assert "wavecast runs add" in done.err
+    assert done.err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    assert there == "nothing" or not place.read_bytes()

@@ -361,11 +361,11 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         RunStore("mysql://me@host/runs")
     with pytest.raises(InvalidInput, match="cannot be a run store"):
         RunStore(file / "below.sqlite")
-    with pytest.raises(StoreUnavailable, match="unable to open"):
+    with pytest.raises(InvalidInput, match="it is no regular file"):
         RunStore(tmp_path)
     damaged = tmp_path / "damaged.sqlite"
     damaged.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
-    with pytest.raises(StoreUnavailable, match=r"damaged\.sqlite"):
+    with pytest.raises(InvalidInput, match=r"damaged\.sqlite: is not a run store"):
         RunStore(damaged)
 
 

@@ -17,6 +17,7 @@ KINDS = "conv2d, lstm, bmm or linear"
 _BOTH = "forward+backward"
 PASSES = f"forward, backward or {_BOTH}"
 _WIDTH, _EPOCHS = 1024, 80
+_LAYERS, _TRIAL_LAYERS = 1000, 20
 
 PhaseOption = Annotated[
     str | None, typer.Option("--phase", help="With --runs: training (the default) or testing.")
@@ -41,13 +42,19 @@ def collect(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=f"The kind of layer: {KINDS}.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write or continue.")],
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, help="How many layers to measure.")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            "--count",
+            "-n",
+            min=1,
+            help=f"How many layers to measure; {_LAYERS} by default, {_TRIAL_LAYERS} on a CPU.",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of the sample; use the same on every GPU.")
     ] = 0,
     device: Annotated[
-        str, typer.Option("--device", help='"cuda", or "cpu" to try it out.')
+        str, typer.Option("--device", help='"cuda", or "cpu" to try it out on small layers.')
     ] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
@@ -58,8 +65,10 @@ def collect(
 
     \b
     wavecast collect linear --count 2000 -o linear-h200.csv
+    wavecast collect linear --device cpu -o trial.csv
     """
     from wavecast.campaigns.layer_times import collect as collect_layers
+    from wavecast.predictors.mlp import samples
 
     if device not in ("cuda", "cpu"):
         raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
@@ -68,13 +77,18 @@ def collect(
         from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
     if device == "cuda":
         require_gpu()
+    trial = device == "cpu"
+    count = count or (_TRIAL_LAYERS if trial else _LAYERS)
     with counting_down(f"measuring {kind} layers", count) as update:
         rows = collect_layers(
             kind,
-            seed,
+            # The layers of a trial are others than those of the seed on a GPU: most of those would
+            # take a CPU minutes each.
+            f"{seed}, small layers" if trial else seed,
             count,
             out,
             lambda layer: time_layer(layer, device),
+            layers=samples.small(kind, seed) if trial else None,
             gpu=gpu_id(device),
             software=software(),
             progress=lambda now: update(now.done, now.remaining_s),

@@ -57,10 +57,9 @@ def checked_phase(phase: str | None) -> str | None:
     return phase
 
 
-def _refuse_missing(store: str | None) -> None:
-    """Refuse to read a store that is not there: opening it would make an empty one."""
-    if store is not None and "://" not in store and not Path(store).exists():
-        raise InvalidInput(f"there is no run store {store}; wavecast runs add makes one")
+def _tell(line: str) -> None:
+    """Say at once that the store is locked and that the command waits."""
+    warn([line])
 
 
 @runs_app.command()
@@ -139,8 +138,7 @@ def list_(
     wavecast runs list --model AlexNet --last 50
     """
     checked_phase(phase)
-    _refuse_missing(store)
-    with wavecast.RunStore(store) as opened:
+    with wavecast.RunStore(store, read_only=True, told=_tell) as opened:
         runs = list(opened.runs(model=model, gpu=gpu, phase=phase, last=last))
         total = opened.count(model=model, gpu=gpu, phase=phase)
     if as_json:
@@ -167,8 +165,7 @@ def export(
     wavecast runs export alexnet.csv --model AlexNet
     """
     checked_phase(phase)
-    _refuse_missing(store)
-    with wavecast.RunStore(store) as opened:
+    with wavecast.RunStore(store, read_only=True, told=_tell) as opened:
         from wavecast.runs.store.export import export as write_table
 
         count = write_table(opened.runs(model=model, gpu=gpu, phase=phase), out)
@@ -185,7 +182,7 @@ def _add(
     added: list[Imported] = []
     failed: list[str] = []
     warnings: list[str] = []
-    with wavecast.RunStore(place) as store:
+    with wavecast.RunStore(place, told=_tell) as store:
         from wavecast.runs.store.imports import add_file
 
         for file in files:

@@ -52,8 +52,8 @@ class TrainingRecorder:
         """The runs that were stored last."""
         import wavecast
 
-        with wavecast.RunStore(store):
-            pass
+        with wavecast.RunStore(store) as opened, opened.writing():
+            pass  # a store that cannot be written is refused before hours of training
 
     def begin(self) -> None:
         """Start a new training."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.runs.readers import read_runs
+from wavecast.runs.readers.doubts import warn
 from wavecast.runs.run import Run
 
 OWN_STORE = "runs"
@@ -29,7 +30,8 @@ def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator
     if source == OWN_STORE or "://" in source or _is_store(Path(source)):
         with needing_extra("a run store"):
             from wavecast.runs.store.store import RunStore
-        with RunStore(None if source == OWN_STORE else source) as store:
+        place = None if source == OWN_STORE else source
+        with RunStore(place, read_only=True, told=warn) as store:
             if model is not None and not store.count(model=model):
                 raise InvalidInput(
                     f"{store.name} has no run of {model}; wavecast runs list shows what it has"
@@ -45,7 +47,9 @@ def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator
 
 def _is_store(path: Path) -> bool:
     try:
+        if not path.is_file():  # to open a pipe would wait for somebody to write into it
+            return False
         with path.open("rb") as file:
             return file.read(15) == b"SQLite format 3"
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return False

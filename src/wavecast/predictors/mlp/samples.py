@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from wavecast.predictors.mlp.layers import Conv2d, Layer, layer, layer_type
+from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, Linear, Lstm, layer, layer_type
 
 
 def sample(kind: str, seed: int) -> Iterator[Layer]:
@@ -25,6 +25,32 @@ def sample(kind: str, seed: int) -> Iterator[Layer]:
         if values not in seen and _acceptable(kind, values):
             seen.add(values)
             yield layer(kind, values)
+
+
+def small(kind: str, seed: int) -> Iterator[Layer]:
+    """The layers of a sample that a CPU runs in milliseconds, for a trial without a GPU."""
+    return (drawn for drawn in sample(kind, seed) if _products(drawn) <= _SMALL_PRODUCTS)
+
+
+_SMALL_PRODUCTS = 10_000_000
+"""The most multiplications in a forward pass of a small layer."""
+
+
+def _products(sized: Layer) -> int:
+    """How many multiplications a forward pass has, of weights or of two matrices."""
+    match sized:
+        case Bmm():
+            return sized.batch * sized.left * sized.middle * sized.right
+        case Linear():
+            return sized.batch * sized.in_features * sized.out_features
+        case Conv2d():
+            weights = sized.in_channels * sized.out_channels * sized.kernel**2
+            return sized.batch * sized.out_image**2 * weights
+        case Lstm():
+            directions = 1 + sized.bidirectional
+            inner = directions * sized.hidden
+            inputs = sized.inputs + (sized.layers - 1) * inner + sized.layers * sized.hidden
+            return sized.batch * sized.sequence * directions * 4 * sized.hidden * inputs
 
 
 def _whole(draw: random.Random, low: int, high: int) -> int:

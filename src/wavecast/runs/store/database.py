@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable
 from wavecast.files import data_folder
+from wavecast.runs.store.sqlite_file import FOR_WRITING, WAIT_S, engine_of, is_writable, reason
 
-WAIT_S = 60
-"""How many seconds a writer of SQLite waits for other writers."""
-_FOR_WRITING = "wavecast_writes"
+_FORM = "postgresql://USER:PASSWORD@HOST/DATABASE"
+_CONNECT_S = 10
+"""How many seconds a server has to answer, unless the URL says connect_timeout."""
 _LOCK = 0x77617665  # "wave": the number of the lock that a writer to PostgreSQL holds
 
 
@@ -28,37 +27,67 @@ def default_place() -> Path:
     return data_folder() / "runs.sqlite"
 
 
-def connect(place: str | os.PathLike[str] | None) -> tuple[Engine, str]:
+def connect(
+    place: str | os.PathLike[str] | None,
+    read_only: bool = False,
+    told: Callable[[str], None] = lambda line: None,
+) -> tuple[Engine, str]:
     """An engine for a place, and the name of the place without its password.
+
+    Args:
+        place: a file or a URL; None for the user's own store.
+        read_only: whether nothing will be written. A missing file is refused then, not made.
+        told: takes a line that says for what the process waits.
 
     Raises:
         InvalidInput: the place cannot be a store.
         MissingExtra: the driver of the database is not installed.
     """
     named = os.fspath(place or os.environ.get("WAVECAST_RUNS") or default_place())
-    if re.match(r"postgres(ql)?(\+\w+)?://", named):
+    if "\0" in named:
+        raise InvalidInput("the path of a run store has a NUL character; choose another path")
+    if re.match(r"postgres(ql)?(\+[^:/]*)?://", named):
         return _postgresql(named)
     if "://" in named and not named.startswith("sqlite:///"):
         scheme = named.split("://")[0]
         raise InvalidInput(f"a run store is a file or a postgresql:// URL, not {scheme}://...")
-    path = Path(named.removeprefix("sqlite:///")).expanduser()
-    return _sqlite(path), str(path)
+    path = Path(named.removeprefix("sqlite:///"))
+    try:
+        path = path.expanduser()
+    except RuntimeError as error:  # ~somebody, who is not a user here
+        raise InvalidInput(f"{path}: cannot be a run store ({error})") from None
+    return engine_of(path, read_only, told), str(path)
 
 
 @contextmanager
-def writing(engine: Engine, name: str) -> Iterator[Connection]:
+def writing(
+    engine: Engine, name: str, told: Callable[[str], None] = lambda line: None
+) -> Iterator[Connection]:
     """A transaction that writes everything or nothing, one writer after the other.
 
     Raises:
-        StoreUnavailable: the database failed; nothing was written.
+        StoreUnavailable: the database failed, or cannot be written; nothing was written.
     """
     with telling(name), engine.connect() as plain:
-        connection = plain.execution_options(**{_FOR_WRITING: True})
+        connection = plain.execution_options(**{FOR_WRITING: True})
         with connection.begin():
             if engine.dialect.name == "postgresql":
-                # One writer at a time, as in SQLite: no deadlocks, and runs keep their order.
-                connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+                _wait_for_other_writers(connection, name, told)
             yield connection
+
+
+def _wait_for_other_writers(connection: Connection, name: str, told: Callable[[str], None]) -> None:
+    """One writer to PostgreSQL at a time, as in SQLite: no deadlocks, and runs keep their order."""
+    if connection.execute(text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")).scalar_one():
+        return
+    told(f"another process is writing the run store {name}; waiting up to {WAIT_S:g} s")
+    connection.execute(text(f"SET LOCAL lock_timeout = {round(WAIT_S * 1000)}"))
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+
+
+def can_write(engine: Engine) -> bool:
+    """Whether a store may be written, as far as can be told without trying."""
+    return engine.dialect.name != "sqlite" or is_writable(Path(engine.url.database or ""))
 
 
 @contextmanager
@@ -77,74 +106,33 @@ def telling(name: str) -> Iterator[None]:
     """A block in which failures of the database become a StoreUnavailable."""
     try:
         yield
-    except SQLAlchemyError as error:
-        why = str(getattr(error, "orig", None) or error).strip().split("\n")[0]
-        raise StoreUnavailable(
-            f"the run store {name}: {why}; nothing was half-written; try again when it is back"
-        ) from error
-
-
-def _sqlite(path: Path) -> Engine:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file() and _head(path) not in (b"", b"SQLite format 3\0"):
-            raise InvalidInput(f"{path}: is not a run store: it is no SQLite database")
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be a run store ({error.strerror})") from None
-    engine = create_engine(
-        URL.create("sqlite", database=str(path)), connect_args={"timeout": WAIT_S}
-    )
-
-    def prepare(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # we begin transactions ourselves
-        _log_ahead(connection)
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA cache_size=-65536")
-
-    def begin(connection: Connection) -> None:
-        # A writer locks at once. SQLite refuses to turn a reader into a writer while others write.
-        writes = connection.get_execution_options().get(_FOR_WRITING)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-    event.listen(engine, "connect", prepare)
-    event.listen(engine, "begin", begin)
-    return engine
-
-
-def _log_ahead(connection: Any) -> None:
-    """Switch to write-ahead logging, with which readers do not block a writer.
-
-    If several processes open a new file, SQLite lets one of them switch and tells the others at
-    once that the file is locked, whatever their timeout. So the others try again.
-    """
-    until = time.monotonic() + WAIT_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
-        else:
-            return
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)
+    except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
+        cause = getattr(error, "orig", None) or error
+        why = (str(cause).strip() or type(cause).__name__).split("\n")[0]
+        told = reason(cause) or f"{why}; nothing was half-written; try again when it is back"
+        raise StoreUnavailable(f"the run store {name}: {told}") from error
 
 
 def _postgresql(place: str) -> tuple[Engine, str]:
     try:
         url = make_url(place)
-    except (ArgumentError, ValueError) as error:
-        raise InvalidInput(f"this is not the URL of a database: {error}") from None
-    if url.drivername in ("postgres", "postgresql"):
-        url = url.set(drivername="postgresql+psycopg")
+    except (ArgumentError, ValueError):  # the text of the error may hold parts of a password
+        raise InvalidInput(
+            f"this is not the URL of a database: write {_FORM}, with %40 for an @ in a password "
+            "and %2F for a /"
+        ) from None
+    driver = url.drivername.partition("+")[2] or "psycopg"
+    if driver != "psycopg":
+        raise InvalidInput(
+            f'unknown database driver "{driver}"; a run store uses psycopg: write {_FORM}'
+        )
+    patience = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_S}
     try:
-        engine = create_engine(url, pool_pre_ping=True)
+        engine = create_engine(
+            url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=patience
+        )
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"a run store in PostgreSQL needs {error.name}: pip install 'wavecast[postgres]'"
         ) from error
-    return engine, url.render_as_string(hide_password=True)
+    return engine, engine.url.render_as_string(hide_password=True)

@@ -71,6 +71,8 @@ def add_file(
         InvalidInput: the file cannot be read; the store is unchanged.
         StoreUnavailable: the database failed; import again when it is back.
     """
+    with store.writing():
+        pass  # A store that cannot be written is refused before a long file is read.
     checked = _check(iterate_runs(file, given, format=format, told=told))
     done, complete = _begin(store, file, checked, told)
     if complete:

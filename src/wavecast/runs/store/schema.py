@@ -63,28 +63,58 @@ imports = Table(
 )
 
 
-def migrate(engine: Engine, name: str, to: int | None = None) -> None:
+def migrate(
+    engine: Engine,
+    name: str,
+    to: int | None = None,
+    *,
+    told: Callable[[str], None] = lambda line: None,
+) -> int:
     """Upgrade the tables to a version, by default the newest, in one transaction.
 
+    Args:
+        engine: the database.
+        name: its name in messages.
+        to: the version.
+        told: takes a line that says for what the process waits.
+
+    Returns:
+        The version that the tables have now.
+
     Raises:
-        InvalidInput: the store was made by a newer version of Wavecast.
+        InvalidInput: these are no tables of a run store, or of a newer version of Wavecast.
     """
     newest = len(_STEPS)
     with reading(engine, name) as connection:
-        if version_of(connection) == newest:
-            return
-    with writing(engine, name) as connection:
-        now = version_of(connection)
-        if now > newest:
-            raise InvalidInput(
-                f"the run store {name} has tables of version {now}; this wavecast knows up to "
-                f"{newest}: update it"
-            )
+        if checked_version(connection, name) == newest:
+            return newest
+    with writing(engine, name, told) as connection:
+        now = checked_version(connection, name)
         for step in _STEPS[now : to or newest]:
             step(connection)
         if now < (to or newest):
             connection.execute(versions.delete())
             connection.execute(versions.insert().values(version=to or newest))
+    return to or newest
+
+
+def checked_version(connection: Connection, name: str) -> int:
+    """The version of the tables, which this Wavecast can use. 0 if there are none.
+
+    Raises:
+        InvalidInput: these are no tables of a run store, or of a newer version of Wavecast.
+    """
+    if connection.dialect.name == "sqlite":
+        _refuse_foreign(connection, name)
+    now, newest = version_of(connection), len(_STEPS)
+    if type(now) is not int or now < 0:
+        raise InvalidInput(f"the run store {name} is damaged: its version is {str(now)[:20]!r}")
+    if now > newest:
+        raise InvalidInput(
+            f"the run store {name} has tables of version {now}; this wavecast knows up to "
+            f"{newest}: update it"
+        )
+    return now
 
 
 def version_of(connection: Connection) -> int:
@@ -92,6 +122,33 @@ def version_of(connection: Connection) -> int:
     if not inspect(connection).has_table(versions.name):
         return 0
     return connection.execute(select(versions.c.version)).scalar_one_or_none() or 0
+
+
+def _refuse_foreign(connection: Connection, name: str) -> None:
+    """Refuse a file of SQLite that another program made, or that computes what it should hold.
+
+    A view, a trigger or a generated column can run for as long as its author wants.
+    """
+    things = connection.exec_driver_sql("SELECT type, name, sql FROM sqlite_master").all()
+    tables = {thing.name for thing in things if thing.type == "table"}
+    if tables and versions.name not in tables:
+        raise InvalidInput(
+            f"{name}: is not a run store: it is a SQLite database of another program; choose "
+            "another file"
+        )
+    computed = [t for t in things if t.type in ("view", "trigger") or _is_virtual(t.sql)]
+    for table in (versions, runs, imports):
+        rows = connection.exec_driver_sql(f"PRAGMA table_xinfo({table.name})").all()
+        computed += [row for row in rows if row.hidden]
+    if computed:
+        raise InvalidInput(
+            f'{name}: is not a run store of wavecast: it has "{str(computed[0].name)[:40]}", '
+            "which is computed and not stored; choose another file"
+        )
+
+
+def _is_virtual(statement: object) -> bool:
+    return "".join(str(statement).split()[:2]).upper().startswith("CREATEVIRTUAL")
 
 
 # Each upgrade is written out in SQL, because the tables above are of the newest version only.

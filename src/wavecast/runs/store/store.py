@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -11,13 +11,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, Double, Select, TextClause, func, select, text
+from sqlalchemy import BigInteger, Connection, Double, Select, TextClause, func, null, select, text
 from sqlalchemy.dialects import sqlite
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, StoreUnavailable
 from wavecast.runs.run import COLUMNS, Run, check, identity, record
 from wavecast.runs.store import schema
-from wavecast.runs.store.database import connect, reading, writing
+from wavecast.runs.store.database import can_write, connect, reading, writing
 
 BATCH = 10_000
 """How many runs are written in one transaction, and fetched at once."""
@@ -47,6 +47,9 @@ class RunStore:
     Args:
         place: a file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE. The default is the
             environment variable WAVECAST_RUNS, else a file in the user's data folder.
+        read_only: if true, nothing is made or changed, and a missing store is an error. A file
+            that you may not write can be read either way.
+        told: takes a line when the store is locked, which says for what the process waits.
 
     Raises:
         InvalidInput: the place is not a store, or the store of a newer version of Wavecast.
@@ -54,13 +57,32 @@ class RunStore:
         StoreUnavailable: the database does not answer.
     """
 
-    def __init__(self, place: str | os.PathLike[str] | None = None) -> None:
-        self._engine, self.name = connect(place)
+    def __init__(
+        self,
+        place: str | os.PathLike[str] | None = None,
+        *,
+        read_only: bool = False,
+        told: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._told = told
+        self._engine, self.name = connect(place, read_only, told)
         try:
-            schema.migrate(self._engine, self.name)
+            self._version = self._opened(read_only)
         except BaseException:
             self.close()
             raise
+
+    def _opened(self, read_only: bool) -> int:
+        """The version of the tables, after an upgrade if it is possible."""
+        with reading(self._engine, self.name) as connection:
+            version = schema.checked_version(connection, self.name)
+        if read_only or (version and not can_write(self._engine)):
+            if not version:
+                raise InvalidInput(
+                    f"the run store {self.name} has no runs yet; wavecast runs add adds some"
+                )
+            return version
+        return schema.migrate(self._engine, self.name, told=self._told)
 
     def __enter__(self) -> Self:
         return self
@@ -105,14 +127,14 @@ class RunStore:
             last: only this many runs, those added last.
         """
         table = schema.runs
-        chosen = _where(select(*(table.c[name] for name in COLUMNS)), model, gpu, phase)
+        chosen = _where(select(*map(self._column, COLUMNS)), model, gpu, phase)
         if last is not None:
             numbers = _where(select(table.c.number), model, gpu, phase)
             newest = numbers.order_by(table.c.number.desc()).limit(last)
             chosen = chosen.where(table.c.number.in_(newest))
         for rows in self._fetched(chosen.order_by(table.c.number)):
             for row in rows:
-                yield Run(**dict(zip(COLUMNS, row, strict=True)))
+                yield self._checked(Run(**dict(zip(COLUMNS, row, strict=True))))
 
     def arrays(
         self,
@@ -136,11 +158,14 @@ class RunStore:
                 f"{', '.join(sorted(other))}: not a number of a run; choose {choices}"
             )
         table = schema.runs
-        chosen = _where(select(*(table.c[name] for name in columns)), model, gpu, phase)
-        parts = [
-            np.array([tuple(row) for row in rows], dtype=np.float64)
-            for rows in self._fetched(chosen.order_by(table.c.number))
-        ]
+        chosen = _where(select(*map(self._column, columns)), model, gpu, phase)
+        try:
+            parts = [
+                np.array([tuple(row) for row in rows], dtype=np.float64)
+                for rows in self._fetched(chosen.order_by(table.c.number))
+            ]
+        except (TypeError, ValueError) as error:
+            raise self._damaged(str(error)) from None
         whole = np.concatenate(parts) if parts else np.empty((0, len(columns)))
         return {name: whole[:, index] for index, name in enumerate(columns)}
 
@@ -154,7 +179,25 @@ class RunStore:
 
     def writing(self) -> AbstractContextManager[Connection]:
         """A transaction of this store, written as a whole or not at all."""
-        return writing(self._engine, self.name)
+        return writing(self._engine, self.name, self._told)
+
+    def _column(self, name: str) -> Any:
+        """A column of the runs; unknown in a store of version 1 that cannot be upgraded."""
+        missing = name == "inner_modules" and self._version == 1
+        return null().label(name) if missing else schema.runs.c[name]
+
+    def _checked(self, run: Run) -> Run:
+        """A run as it was stored; a damaged file can hold anything."""
+        try:
+            return check(run)
+        except InvalidInput as error:
+            raise self._damaged(f"a run in it cannot be: {error}") from None
+
+    def _damaged(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the run store {self.name} is damaged ({why}); restore it from a copy, or add its "
+            "logs to a new store"
+        )
 
     def _fetched(self, chosen: Select[Any]) -> Iterator[Sequence[Any]]:
         with reading(self._engine, self.name) as connection:

@@ -1,0 +1,205 @@
+"""Is anything lost or stored twice if commands are killed at random moments?
+
+    python -m lab.score.kills               # 20 kills of each command
+    python -m lab.score.kills --kills 3     # a quick try
+
+`collect`, a campaign of the suite, `runs add` and `runs export` run in processes of their own, are
+killed with SIGKILL and started again. After each kill the file is read: what was there must still
+be there, whole and once. In the end the command runs to its end, and everything must be there
+once. The steps of the campaign are not measured, because that needs a GPU; its file is real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.score.run_store import made
+from wavecast.campaigns.layer_times import read_rows
+from wavecast.errors import InvalidInput
+from wavecast.runs.store.export import export
+from wavecast.runs.store.store import RunStore
+from wavecast.runs.suite_results import read_results
+
+LAYERS, STEPS, RUNS = 400, 2000, 60_000
+_LATEST_S = 0.5
+_ASK_AGAIN_S = 0.005
+_COMMAND = (sys.executable, "-m", "wavecast")
+_CAMPAIGN = """
+import sys, time
+from pathlib import Path
+from wavecast.campaigns.suite_runs import run
+from wavecast.runs.suite_results import SuiteResult, SuiteStep
+
+def measure(step):
+    time.sleep(0.001)
+    return SuiteResult(step.model, step.batch, step.precision, "h200-sxm", "oom", "images")
+
+steps = [SuiteStep("resnet50", 1 + n, "fp32") for n in range(int(sys.argv[2]))]
+run(steps, Path(sys.argv[1]), measure, gpu="h200-sxm")
+"""
+
+
+@dataclass(frozen=True)
+class Killable:
+    """A command that is killed, and what its file holds."""
+
+    name: str
+    command: Sequence[str]
+    file: Path
+    """The file whose growth shows that the command is at work."""
+    content: Callable[[], Sequence[object]]
+    """What is stored now, in order."""
+    whole: int
+    """How many things are stored in the end."""
+    again: Callable[[], None]
+    """Forgets everything, when there is nothing left to do."""
+
+
+@dataclass(frozen=True)
+class Outlived:
+    """What was left after all kills of one command."""
+
+    name: str
+    kills: int
+    stored: int
+    lost: int
+    twice: int
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Kill every command, and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    print("| command | kills | stored in the end | lost | twice |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for tried in killables(Path(folder)):
+            result = outlive(tried, chosen.kills, random.Random(chosen.seed))
+            numbers = (result.kills, result.stored, result.lost, result.twice)
+            print(f"| {result.name} | {' | '.join(map(str, numbers))} |", flush=True)
+
+
+def killables(
+    folder: Path, layers: int = LAYERS, steps: int = STEPS, runs: int = RUNS
+) -> tuple[Killable, ...]:
+    """The commands, with their files in a folder."""
+    rows, results, out = folder / "bmm.csv", folder / "suite.csv", folder / "out.csv"
+    store, full, table = folder / "new.sqlite", folder / "full.sqlite", folder / "runs.csv"
+    export(made(runs), table)
+    with RunStore(full) as filled:
+        filled.add(made(runs))
+    collect = (*_COMMAND, "collect", "bmm", "--device", "cpu", "-n", str(layers), "-o", str(rows))
+    return (
+        Killable("collect", collect, rows, lambda: _rows(rows), layers, rows.unlink),
+        Killable(
+            "campaign of the suite",
+            (sys.executable, "-c", _CAMPAIGN, str(results), str(steps)),
+            results,
+            lambda: read_results(results) if results.exists() else (),
+            steps,
+            results.unlink,
+        ),
+        Killable(
+            "runs add",
+            (*_COMMAND, "runs", "add", str(table), "--store", str(store)),
+            store,
+            lambda: _stored(store),
+            runs,
+            lambda: _remove(store),
+        ),
+        Killable(
+            "runs export",
+            (*_COMMAND, "runs", "export", str(out), "--store", str(full)),
+            out,
+            lambda: out.read_text().splitlines()[1:] if out.exists() else (),
+            runs,
+            lambda: None,  # the next export replaces the file, and must not lose it
+        ),
+    )
+
+
+def outlive(tried: Killable, kills: int, draw: random.Random) -> Outlived:
+    """Kill a command some times, look after each time, then let it end."""
+    done = lost = twice = 0
+    before: Sequence[object] = ()
+    while done < kills:
+        killed = _kill(tried, draw)
+        after = tried.content()
+        done += killed
+        lost += sum(old != new for old, new in zip(before, after, strict=False))
+        lost += max(0, len(before) - len(after))
+        twice += len(after) - len(set(map(repr, after)))
+        before = after
+        if len(after) == tried.whole:
+            tried.again()
+            before = tried.content()
+    subprocess.run(tried.command, check=True, capture_output=True)
+    after = tried.content()
+    lost += tried.whole - len(set(map(repr, after)))
+    return Outlived(tried.name, done, len(after), lost, twice)
+
+
+def _kill(tried: Killable, draw: random.Random) -> bool:
+    """Kill the command while it works; false if it ended before."""
+    began = _state(tried.file)
+    with subprocess.Popen(
+        tried.command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        # Every fourth kill comes at any moment, also while Python starts.
+        if draw.random() < 0.25:
+            time.sleep(draw.random() * 2)
+        else:
+            while process.poll() is None and _state(tried.file) == began:
+                time.sleep(_ASK_AGAIN_S)
+            time.sleep(draw.random() * _LATEST_S)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode == -signal.SIGKILL
+
+
+def _state(file: Path) -> list[tuple[str, int, int]]:
+    """The names, sizes and times of a file and of drafts and logs beside it."""
+    there = []
+    for path in sorted(file.parent.glob(f"*{file.name}*")):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        there.append((path.name, status.st_size, status.st_mtime_ns))
+    return there
+
+
+def _rows(path: Path) -> Sequence[object]:
+    return read_rows(path) if path.exists() else ()
+
+
+def _remove(store: Path) -> None:
+    for path in store.parent.glob(f"{store.name}*"):  # with the log beside it
+        path.unlink()
+
+
+def _stored(place: Path) -> Sequence[object]:
+    """The runs of a store; none if it was killed before it had tables."""
+    try:
+        with RunStore(place, read_only=True) as store:
+            return tuple(store.runs())
+    except InvalidInput:
+        return ()
+
+
+if __name__ == "__main__":
+    main()
