@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from wavecast import files
 from wavecast.errors import InvalidInput
 from wavecast.files import GrowingTable, write_checked, write_whole
 
@@ -131,7 +130,7 @@ def test_a_row_that_finds_no_room_leaves_the_table_as_it_was(
     before = path.read_bytes()
     write = os.write
     with TABLE.growing(path, lambda rows: None) as (_, add):
-        monkeypatch.setattr(files.os, "write", lambda file, line: write(file, line[:2]))
+        monkeypatch.setattr("wavecast.files.os.write", lambda file, line: write(file, line[:2]))
         with pytest.raises(InvalidInput, match="No space left on device"):
             add("two")
     assert path.read_bytes() == before
@@ -140,7 +139,7 @@ def test_a_row_that_finds_no_room_leaves_the_table_as_it_was(
 def test_a_table_that_cannot_begin_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files.os, "write", full)
+    monkeypatch.setattr("wavecast.files.os.write", full)
     with (
         pytest.raises(InvalidInput, match="No space left on device"),
         TABLE.growing(tmp_path / "words.csv", lambda rows: None),

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_file import V100, File
@@ -62,9 +63,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     measured.save(tmp_path / "measured.json.gz")
     unknown_gpu = Measurement(f"GPU {EVIL}", 3e-4, 2e-4, 1e-4)
     replace(measured, measurement=unknown_gpu).save(tmp_path / "other.json.gz")
+    dims: dict[str, Any] = {"Input Dims": [[8, 8]]}
     profile = File(deviceProperties=[V100 | {"name": f"GPU {EVIL}"}])
     with profile.annotation("ProfilerStep#1"):
-        profile.op(f"aten::{EVIL}", f"kernel {EVIL}", **{"Input Dims": [[8, 8]]})
+        profile.op(f"aten::{EVIL}", f"kernel {EVIL}", **dims)
     tmp_path.joinpath("profile.json").write_text(
         json.dumps({**profile.fields, "traceEvents": profile.events})
     )

@@ -72,7 +72,9 @@ class _Group(typer.core.TyperGroup):
                     print_traceback(error)  # Python would exit with 1, which means "no" here
                 raise typer.Exit(_error_code(ctx)) from error
 
-    def main(self, args: Any = None, *, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(  # type: ignore[override]
+        self, args: Any = None, *, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
         """Run the command line, and print what typer has to say without control characters."""
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)

@@ -2,7 +2,7 @@
 
 Each gradient is copied into its bucket when it is ready. A full bucket is reduced on a stream of
 its own, beside the rest of the backward pass. At the end of the backward pass the compute stream
-waits for all reductions, and the gradients are copied back (torch/csrc/distributed/c10d/reducer.cpp).
+waits for all reductions, and the gradients are copied back (torch's `c10d/reducer.cpp`).
 """
 
 from __future__ import annotations

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, Edit, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
-from wavecast.parallel.gradients import Gradient, buckets, gradients, parameters
-from wavecast.parallel.strategy import RankAxis, Parallel
+from wavecast.parallel.gradients import buckets, gradients, parameters
+from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
