@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wavecast.parallel.strategy import Parallel
-from wavecast.traces.step import Trace
+from wavecast.traces.step import TensorSpec, Trace
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the model on one rank: the whole model, or one chunk of a pipeline stage."""
+
+    plain: Trace
+    """One micro-batch whose gradients are only added up: forward and backward pass."""
+    last: Trace
+    """The last micro-batch: its backward pass also reduces gradients, and the optimizer follows."""
+    end: int
+    """The position in `last` where the backward pass ends."""
 
 
 @dataclass(frozen=True)
@@ -16,14 +28,8 @@ class RankGroup:
     """How many ranks are in the group."""
     stage: int
     """Their stage of the pipeline, from 0."""
-    chunks: tuple[Trace, ...]
-    """The forward and backward pass of one micro-batch through each part of the model that the
-    stage has (one, unless `Parallel.virtual`). Gradients are kept, not reduced."""
-    last: tuple[Trace, ...]
-    """The same for the last micro-batch, whose backward pass also reduces gradients. It equals
-    `chunks` where all reduction follows the backward pass."""
-    tail: Trace
-    """What follows the last backward pass: the rest of the reduction, clipping, the optimizer."""
+    parts: tuple[Part, ...]
+    """The parts of the model that the stage has: one, unless `Parallel.virtual`."""
 
 
 @dataclass(frozen=True)
@@ -33,5 +39,7 @@ class ParallelStep:
     strategy: Parallel
     groups: tuple[RankGroup, ...]
     """The distinct groups, one for each pipeline stage, in order of the stages."""
+    boundary: TensorSpec | None = None
+    """The tensor that one stage sends to the next. None without a pipeline."""
     notes: tuple[str, ...] = ()
     """What was assumed: how products were paired, where the model was cut, ..."""

@@ -136,17 +136,18 @@ class Parallel:
     def axes(self) -> dict[str, RankAxis]:
         """Where the ranks of each axis are.
 
-        `shard` and `replica` split the data axis: the ranks that share one copy, and the ranks
-        that hold the same shard.
+        `data` has all ranks that reduce the same gradients, those of the context axis included.
+        `shard` and `replica` split it: the ranks that share one copy, and the ranks that hold the
+        same shard.
         """
-        context = self.tensor
-        data = context * self.context
+        data = self.tensor * self.context
+        shards = self.shards * self.context
         return {
             "tensor": RankAxis(self.tensor, 1),
-            "context": RankAxis(self.context, context),
-            "data": RankAxis(self.data, data),
-            "shard": RankAxis(self.shards, data),
-            "replica": RankAxis(self.data // self.shards, data * self.shards),
+            "context": RankAxis(self.context, self.tensor),
+            "data": RankAxis(self.data * self.context, self.tensor),
+            "shard": RankAxis(shards, self.tensor),
+            "replica": RankAxis(self.data // self.shards, self.tensor * shards),
             "expert": RankAxis(self.expert, 1 if self.expert <= self.tensor else data),
             "pipeline": RankAxis(self.pipeline, data * self.data),
         }

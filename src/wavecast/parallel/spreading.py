@@ -1,0 +1,80 @@
+"""The function that spreads a traced step over several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from wavecast.errors import InvalidInput
+from wavecast.parallel.data import with_reduction
+from wavecast.parallel.pipeline import Cut, cut_model, part_traces
+from wavecast.parallel.ranks import ParallelStep, Part, RankGroup
+from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import Call, Phase, Trace
+
+
+def spread(
+    trace: Trace, strategy: Parallel, seconds: Callable[[Call], float] | None = None
+) -> ParallelStep:
+    """What each distinct group of ranks runs in one optimizer step.
+
+    Args:
+        trace: one micro-batch on one GPU: forward pass, backward pass and optimizer.
+        strategy: how the step is spread.
+        seconds: the time of a call, by which a pipeline is cut into equal parts. FLOPs and bytes
+            would do; without it all blocks count alike.
+
+    Raises:
+        InvalidInput: the step cannot be spread this way. The message says what would fit.
+    """
+    if trace.measurement is not None:
+        raise InvalidInput(
+            "the trace was measured on one GPU; several GPUs are predicted from a traced step "
+            "(wavecast.trace), whose ops can be split"
+        )
+    end = backward_end(trace)
+    parts = strategy.pipeline * strategy.virtual
+    if parts == 1:
+        part = _part(trace, strategy)
+        return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),))
+    cut_at = cut_model(trace, parts, seconds or (lambda _: 1.0))
+    made = [_part(t, strategy) for t in part_traces(trace, cut_at, parts, end)]
+    return _staged(strategy, made, cut_at)
+
+
+def _staged(strategy: Parallel, parts: list[Part], cut_at: Cut) -> ParallelStep:
+    stages = strategy.pipeline
+    groups = tuple(
+        RankGroup(strategy.gpus // stages, stage, tuple(parts[stage::stages]))
+        for stage in range(stages)
+    )
+    return ParallelStep(strategy, groups, cut_at.boundary, cut_at.notes)
+
+
+def backward_end(trace: Trace) -> int:
+    """The position after the last call of the backward pass.
+
+    Raises:
+        InvalidInput: the step has no backward pass.
+    """
+    for position in range(len(trace) - 1, -1, -1):
+        if trace.calls[position].phase is Phase.BACKWARD:
+            return position + 1
+    raise InvalidInput("the step has no backward pass, so it is not a training step to be spread")
+
+
+def _part(trace: Trace, strategy: Parallel) -> Part:
+    end = backward_end(trace)
+    passes = replace(trace, calls=trace.calls[:end], allocations=())
+    if strategy.shard == 3:
+        last = with_sharded_weights(trace, strategy, end)
+        # FSDP gathers and reduces in every micro-batch.
+        plain = replace(last, calls=last.calls[: backward_end(last)], allocations=())
+    elif strategy.shard:
+        last = with_sharded_optimizer(trace, strategy, end)
+        every = strategy.shard == 2  # gradients are sharded, so each micro-batch reduces its own
+        plain = replace(last, calls=last.calls[: backward_end(last)]) if every else passes
+    else:
+        last, plain = with_reduction(trace, strategy, end), passes
+    return Part(plain, last, backward_end(last))
