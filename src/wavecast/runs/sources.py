@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.reading import open_file
 from wavecast.runs.readers import read_runs
 from wavecast.runs.run import Run
 
@@ -45,7 +46,7 @@ def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator
 
 def _is_store(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(15) == b"SQLite format 3"
-    except OSError:
+    except InvalidInput:
         return False
