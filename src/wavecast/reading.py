@@ -172,7 +172,7 @@ class _BoundedFile(io.RawIOBase):
         except OSError as error:
             _refuse_system(error)
         except (EOFError, zlib.error):
-            raise InvalidInput("is truncated or damaged") from None
+            raise InvalidInput("is truncated or damaged; copy it again") from None
         if self._left is not None:
             self._left -= count
             if self._left < 0:

@@ -123,6 +123,9 @@ def _read(name: str, path: Path) -> ModelConfig:
             f"{path} is not the config of a model: it has neither model_type (transformers) nor "
             "_class_name (diffusers)"
         )
+    for name in ("model_type", "_class_name"):
+        if not isinstance(values.get(name, ""), str):
+            raise InvalidInput(f"{path} is not the config of a model: its {name} is not a text")
     if "_diffusers_version" in values and str(values.get("_class_name")).endswith("Pipeline"):
         raise InvalidInput(f"{path} describes a whole pipeline; name the folder of its {_UNET}")
     return ModelConfig(name, str(path), values)
