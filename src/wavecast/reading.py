@@ -28,10 +28,10 @@ from wavecast.errors import InvalidInput
 SMALL_FILE_BYTES = 10_000_000
 """A file up to this size has the budgets below. That of a larger profile grows with its size."""
 
-LARGEST_UNPACKED_BYTES = 1 << 28
+LARGEST_UNPACKED_BYTES = 1 << 27
 """The most bytes that a compressed file may unpack to, and that a text read at once may have."""
 
-LARGEST_VALUES_BYTES = 1 << 29
+LARGEST_VALUES_BYTES = 1 << 28
 """The most memory that the values of a JSON text may need (`values_bytes`)."""
 
 LARGEST_SETTINGS_BYTES = 1 << 18
@@ -268,7 +268,9 @@ def parse_json(
 
 
 def _parsed(text: str | bytes, constants: bool, unique: bool) -> Any:
-    plain: dict[str, Any] = {} if constants else {"parse_constant": _refuse_constant, "parse_float": _finite}
+    plain: dict[str, Any] = (
+        {} if constants else {"parse_constant": _refuse_constant, "parse_float": _finite}
+    )
     try:
         words = _decoded(text) if isinstance(text, bytes) else text
         refuse_many_values(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import math
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -324,7 +323,7 @@ def test_arrays_that_unpack_to_too_much_or_do_not_fit_are_refused(tmp_path: Path
     write_model(path, network("bmm"), card())
     np.savez_compressed(path, mean=np.zeros(1 << 25))  # 256 MiB
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(InvalidInput, match="not a model.*bytes"):
+    with pytest.raises(InvalidInput, match=r"not a model.*bytes"):
         read_model(path)
     np.savez_compressed(path, mean=np.zeros(3), scale=np.zeros(3), matrix0=np.zeros((1, 2)))
     with pytest.raises(InvalidInput, match="not a model"):

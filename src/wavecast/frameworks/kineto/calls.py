@@ -18,10 +18,10 @@ from wavecast.frameworks.kineto.schema import op_of
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Call, Op, Phase
 
-MOST_DIFFERENT_OPS = 30_000
+MOST_DIFFERENT_OPS = 20_000
 """The most different ops of a step: PyTorch is asked about each. Real steps have a few hundred."""
-MOST_TENSORS = 4_000_000
-"""The most tensors of all ops of a step together."""
+MOST_OUTPUTS = 1_000_000
+"""The most tensors that all ops of a step together return."""
 
 
 @dataclass
@@ -88,11 +88,11 @@ def calls_of(
 
 
 class _Costs:
-    """The work for the ops of a file: how many were different, and how many tensors they have."""
+    """The work for the ops of a file: how many are different, and how many outputs they have."""
 
     def __init__(self) -> None:
         self._known = op_of.cache_info().misses
-        self._tensors = 0
+        self._outputs = 0
 
     def add(self, op: Op) -> None:
         """Count an op.
@@ -100,12 +100,12 @@ class _Costs:
         Raises:
             InvalidInput: no real step has so many.
         """
-        self._tensors += len(op.inputs) + len(op.outputs)
+        self._outputs += len(op.outputs)
         different = op_of.cache_info().misses - self._known
-        if different > MOST_DIFFERENT_OPS or self._tensors > MOST_TENSORS:
+        if different > MOST_DIFFERENT_OPS or self._outputs > MOST_OUTPUTS:
             raise InvalidInput(
                 f"a step of this profiler file has more than {MOST_DIFFERENT_OPS} different ops or "
-                f"{MOST_TENSORS} tensors; mark its steps with prof.step(), or record fewer"
+                f"{MOST_OUTPUTS} outputs; mark its steps with prof.step(), or record fewer"
             )
 
 

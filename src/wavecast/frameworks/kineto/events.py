@@ -40,10 +40,10 @@ _WANTED = "give a file that torch.profiler wrote (export_chrome_trace)"
 _CHUNK_CHARACTERS = 1 << 20
 # No event is nearly this long, so a longer value means that the text is not a profile.
 _LONGEST_VALUE = 1 << 22
-MOST_EVENTS = 2_000_000
-"""The most events of a file of up to 10 MB; of a larger one, in proportion. Real ones have half."""
-_MOST_LISTS = 24_000_000
-"""The most lists and objects of such a file, which take the time of reading it."""
+MOST_EVENTS = 1_000_000
+"""The most events of a file of up to 10 MB; of a larger one, in proportion. Real ones have two thirds."""
+_MOST_VALUES = 48_000_000
+"""The most values of such a file, which take the time of reading it."""
 _MOST_OTHER = 1 << 24
 """The most characters of all fields of the file besides its events."""
 # If a window ends within a number, a word or an escape, the error is at most this far from its end.
@@ -92,7 +92,7 @@ def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None)
     except _TooLarge:
         _refuse(path, f"a value in it is longer than {_LONGEST_VALUE >> 20} MiB; {_WANTED}")
     except _TooMany:
-        _refuse(path, "it has too many events or lists for its size; record fewer steps")
+        _refuse(path, "it has too many events or values for its size; record fewer steps")
     except _NotProfile:
         _refuse(path, f"it has no traceEvents; {_WANTED}")
 
@@ -173,7 +173,7 @@ class _Text:
         self.factor = factor
         """How many times the budget of a small file the file has."""
         self._file = file
-        self._left = _MOST_LISTS * factor
+        self._left = _MOST_VALUES * factor
         self._decode = json.JSONDecoder(strict=False).raw_decode
         self._window = ""
         self._at = 0
@@ -184,7 +184,7 @@ class _Text:
     def _extend(self, characters: int) -> None:
         more = self._file.read(characters)
         self._ended = not more
-        self._left -= more.count("[") + more.count("{")
+        self._left -= sum(map(more.count, ",[{"))
         if self._left < 0:
             raise _TooMany
         self._window = self._window[self._at :] + more
@@ -241,7 +241,7 @@ class _Text:
 
 
 def _opened(path: Path) -> TextIO:
-    most_bytes = int(2 * LARGEST_UNPACKED_BYTES * size_factor(path))  # read piece by piece
+    most_bytes = int(3 * LARGEST_UNPACKED_BYTES * size_factor(path))  # read piece by piece
     prefix = f"cannot read the profiler file {path}: it "
     file = open_file(path, packed=None, most_bytes=most_bytes, prefix=prefix)
     # Kernel names are not always valid UTF-8.
