@@ -106,7 +106,7 @@ def _is_packed(file: io.FileIO) -> bool:
 def _opened(path: Path) -> io.FileIO:
     """The file, unbuffered. It is opened without waiting: opening a pipe waits for its writer."""
     try:
-        refuse_irregular(os.stat(path).st_mode)
+        refuse_irregular(path.stat().st_mode)
         number = os.open(path, sum(_FLAGS))
         try:
             refuse_irregular(os.fstat(number).st_mode)  # it may have been replaced meanwhile
@@ -227,7 +227,7 @@ def read_settings(path: Path, *, prefix: str = "") -> str:
 def size_factor(path: Path) -> float:
     """How many times the budget of a small file a file has: 1 up to `SMALL_FILE_BYTES`."""
     try:
-        return max(1.0, os.stat(path).st_size / SMALL_FILE_BYTES)
+        return max(1.0, path.stat().st_size / SMALL_FILE_BYTES)
     except (OSError, ValueError):
         return 1.0  # opening it will say what is wrong
 

@@ -41,7 +41,7 @@ _CHUNK_CHARACTERS = 1 << 20
 # No event is nearly this long, so a longer value means that the text is not a profile.
 _LONGEST_VALUE = 1 << 22
 MOST_EVENTS = 1_000_000
-"""The most events of a file of up to 10 MB; of a larger one, in proportion. Real ones have two thirds."""
+"""The most events of a file of up to 10 MB, a third more than real ones have."""
 _MOST_VALUES = 48_000_000
 """The most values of such a file, which take the time of reading it."""
 _MOST_OTHER = 1 << 24
