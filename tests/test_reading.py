@@ -42,7 +42,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "source": _runs_of,
     "suite": read_results,
     "layers": read_rows,
-    "layer times": lambda path: read_caffe_time(path, Network("n", (), ()), 1),
+    "layer times": lambda path: read_caffe_time(path, Network("n", (3, 8, 8), ()), 1),
     "counters": load,
     "settings": read_toml,
     "config": lambda path: read_config("m", path),

@@ -251,9 +251,9 @@ def _most_returned(given: list[tuple[Any, Argument]]) -> float:
         if isinstance(value, list):
             return len(value) + 1
         if wanted.name in ("chunks", "sections"):
-            return max(value, 0)
+            return float(min(value, 1 << 62))
         if wanted.name == "split_size":
-            return largest / max(value, 1)
+            return float(largest / max(value, 1))
     return largest
 
 
