@@ -25,6 +25,7 @@ LAB = sorted((ROOT / "lab").rglob("*.py"))
 HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast": (
         "errors",
+        "reading",
         "files",
         "traces",
         "ops",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from wavecast.errors import InvalidInput
+from wavecast.reading import read_bytes, read_settings, refuse_irregular
 
 Row = TypeVar("Row")
 
@@ -68,11 +69,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             the caller adds it.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InvalidInput("is not UTF-8 text") from None
+        return tomllib.loads(read_settings(path))
     except (ValueError, RecursionError) as error:  # TOML errors, and numbers of 5000 digits
         raise InvalidInput(f"is not TOML: {error}") from None
 
@@ -173,6 +170,7 @@ def appending(path: Path) -> Iterator[int]:
         is_new = not path.exists()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
+        refuse_irregular(os.fstat(file).st_mode, prefix=f"{path} ")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -236,11 +234,7 @@ class GrowingTable(Generic[Row]):
         Raises:
             InvalidInput: the file cannot be read or has other rows; says which line and why.
         """
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
-        return self._rows(path, content)
+        return self._rows(path, read_bytes(path, prefix=f"cannot read {path}: it "))
 
     def _rows(self, path: Path, content: bytes) -> tuple[Row, ...]:
         # A writer that was killed may have left only a part of the header.
@@ -260,7 +254,7 @@ class GrowingTable(Generic[Row]):
         try:
             values = next(csv.reader([line]), [])
             return self.from_texts(dict(zip(self.columns, values, strict=True)))
-        except (KeyError, ValueError, InvalidInput) as error:
+        except (KeyError, ValueError, csv.Error, InvalidInput) as error:
             raise InvalidInput(f"{where} is not a row of {self.what}: {error}") from None
 
     @contextmanager
@@ -275,7 +269,7 @@ class GrowingTable(Generic[Row]):
                 that is refused is unchanged.
         """
         with appending(path) as file:
-            content = path.read_bytes()
+            content = read_bytes(path, prefix=f"cannot read {path}: it ")
             rows = self._rows(path, content)
             check(rows)
             whole_bytes = content.rfind(b"\n") + 1

@@ -221,12 +221,9 @@ def test_what_is_no_trace_file_is_refused(content: bytes, path: Path) -> None:
     _message_of_refusal(path)
 
 
-def test_a_file_that_unpacks_to_too_much_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file, "LARGEST_JSON_BYTES", 1 << 20)
-    path.write_bytes(gzip.compress(b" " * (1 << 22), mtime=0))
-    assert "larger than 1 MiB" in _message_of_refusal(path)
+def test_a_file_that_unpacks_to_too_much_is_refused(path: Path) -> None:
+    path.write_bytes(gzip.compress(b" " * ((1 << 27) + 1), mtime=0))
+    assert "larger than 128 MiB when unpacked" in _message_of_refusal(path)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

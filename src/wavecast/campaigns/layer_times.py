@@ -26,6 +26,10 @@ from wavecast.predictors.mlp.layers import (
     layer_type,
 )
 from wavecast.predictors.mlp.samples import sample
+from wavecast.reading import open_file
+
+_LONGEST_HEAD = 4096
+"""More bytes than the first line of any such file has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +112,8 @@ def table_of(kind: str) -> GrowingTable[LayerRow]:
 
 def _table_in(path: Path) -> GrowingTable[LayerRow]:
     """The format of a file, by the columns in its first line, which may be incomplete."""
-    try:
-        with path.open("rb") as file:
-            first_line = file.readline()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
+    with open_file(path, prefix=f"cannot read {path}: it ") as file:
+        first_line = file.readline(_LONGEST_HEAD)
     for table in map(table_of, KINDS):
         if csv_line(table.columns).startswith(first_line):
             return table

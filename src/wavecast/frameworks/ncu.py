@@ -23,6 +23,7 @@ from typing import Any
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.files import cache_folder, write_whole
 from wavecast.predictors.wave import kernels_that_matter
+from wavecast.reading import MissingFile, parse_json, read_bytes
 from wavecast.traces.counters import Counted, KernelKey, key_of, with_counters
 from wavecast.traces.kernel_names import function_name, template_words
 from wavecast.traces.step import Kernel, Trace
@@ -181,14 +182,14 @@ def cache_path(gpu: str) -> Path:
 def load(path: Path) -> dict[KernelKey, Counted]:
     """The counts in a file; empty if there is no such file."""
     try:
-        rows = json.loads(path.read_text())
+        rows = parse_json(read_bytes(path, prefix="it "), prefix="it ")
         return {
             (str(name), int(blocks), int(threads)): Counted(float(flops), float(dram_bytes))
             for name, blocks, threads, flops, dram_bytes in rows
         }
-    except FileNotFoundError:
+    except MissingFile:
         return {}
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OverflowError, InvalidInput) as error:
         raise InvalidInput(
             f"cannot read the counters in {path}: {error}; delete it to count again"
         ) from error

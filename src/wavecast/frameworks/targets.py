@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import gzip
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from wavecast.errors import (
 )
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
 from wavecast.traces.step import Trace, load_trace
 
@@ -163,9 +162,9 @@ def _is_profile(path: Path) -> bool:
     if path.suffix == ".json":  # traces of our own are always compressed
         return True
     try:
-        with gzip.open(path) as file:
+        with open_file(path, packed=True) as file:
             beginning = file.read(1 << 16)
-    except (OSError, EOFError, zlib.error):
+    except InvalidInput:
         return False  # load_trace will say what is wrong
     return any(field in beginning for field in _PROFILE_FIELDS)
 

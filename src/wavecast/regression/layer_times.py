@@ -12,6 +12,7 @@ from pathlib import Path
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
 from wavecast.predictors.base import Predictor
+from wavecast.reading import read_bytes
 from wavecast.regression.complexities import Network, NetworkLayer, Pass
 from wavecast.regression.per_layer import LayerTime, LayerWork
 from wavecast.traces.step import Call, Phase, Trace
@@ -134,10 +135,8 @@ def read_caffe_time(path: str | Path, network: Network, batch: int) -> LayerTime
     """
     if batch < 1:
         raise InvalidInput(f"batch must be at least 1, not {batch}")
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}") from error
+    content = read_bytes(Path(path), prefix=f"cannot read {path}: it ")
+    lines = content.decode(errors="replace").splitlines()
     return _matched(network, batch, _caffe_seconds(lines, str(path)))
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.reading import open_file
 from wavecast.runs.readers import read_runs
 from wavecast.runs.readers.doubts import warn
 from wavecast.runs.run import Run
@@ -47,9 +48,7 @@ def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator
 
 def _is_store(path: Path) -> bool:
     try:
-        if not path.is_file():  # to open a pipe would wait for somebody to write into it
-            return False
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(15) == b"SQLite format 3"
-    except (OSError, ValueError):  # ValueError: a NUL in the path
+    except InvalidInput:
         return False

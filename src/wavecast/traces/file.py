@@ -10,13 +10,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
-import zlib
 from pathlib import Path
 from typing import Any, NoReturn
 
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
+from wavecast.reading import MissingFile, parse_json, read_bytes
 from wavecast.traces.encoding import Malformed, decode, encode, short
 from wavecast.traces.step import Trace
 
@@ -25,9 +24,6 @@ VERSION = 2
 
 SUFFIXES = (".json.gz", ".trace")
 """The endings of trace file names."""
-
-LARGEST_JSON_BYTES = 1 << 28
-"""The largest JSON that is read: far beyond any real step, so a larger file is wrong or hostile."""
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -73,44 +69,20 @@ def read(path: Path) -> Trace:
 
 
 def _parse(path: Path) -> Any:
+    prefix = f"{_refusal(path)}it "
     try:
-        with gzip.open(path) as file:
-            text = file.read(LARGEST_JSON_BYTES + 1)
-        if len(text) > LARGEST_JSON_BYTES:
-            _refuse(path, f"it is larger than {LARGEST_JSON_BYTES >> 20} MiB when unpacked")
-        return json.loads(
-            text, parse_constant=_no_constants, parse_float=_finite, object_pairs_hook=_unique
-        )
-    except FileNotFoundError as error:
-        raise InvalidInput(f"there is no trace file {path}") from error
-    except OSError as error:
-        _refuse(path, f"it cannot be read as gzip ({error})")
-    except (EOFError, zlib.error):
-        _refuse(path, "it is truncated or damaged")
-    except (ValueError, RecursionError) as error:
-        _refuse(path, f"it holds no valid JSON ({error})")
-
-
-def _no_constants(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not allowed")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is too large")
-    return number
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a field is given twice")
-    return fields
+        text = read_bytes(path, packed=True, prefix=prefix)
+    except MissingFile:
+        raise InvalidInput(f"there is no trace file {path}") from None
+    return parse_json(text, unique=True, prefix=prefix)
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:
-    raise InvalidInput(f"cannot read the trace {path}: {reason}")
+    raise InvalidInput(f"{_refusal(path)}{reason}")
+
+
+def _refusal(path: Path) -> str:
+    return f"cannot read the trace {path}: "
 
 
 def _digest(body: Any) -> str:

@@ -88,7 +88,7 @@ def test_what_is_no_profiler_file_is_refused(tmp_path: Path, content: str, why: 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="there is no profiler file"):
         list(read_events(tmp_path / "none.json"))
-    with pytest.raises(InvalidInput, match="directory"):
+    with pytest.raises(InvalidInput, match="it is a folder"):
         list(read_events(tmp_path))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
+import json
 import math
 from itertools import islice, pairwise
 from pathlib import Path
@@ -260,8 +260,7 @@ def card(kind: str = "bmm") -> dict[str, Any]:
 def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     path, made = tmp_path / "mlp-bmm.npz", network("bmm")
     write_model(path, made, card())
-    with path.open("rb") as file:
-        loaded = read_model(file, path.with_suffix(".toml").read_text())
+    loaded = read_model(path)
     assert (loaded.kind, loaded.target, loaded.least_s) == ("bmm", "forward", 2e-5)
     assert (loaded.low, loaded.high) == (1.0, 3.0)  # the answer itself is within its range
     assert loaded.ranges == ranges("bmm")
@@ -275,17 +274,59 @@ def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("arrays", "text"),
     [(b"", ""), (b"not a zip", 'kind = "bmm"'), (b"", "= ="), (b"\x80\x04K\x01.", "")],
 )
-def test_files_that_are_not_models_are_refused(arrays: bytes, text: str) -> None:
-    with pytest.raises(InvalidInput, match="not a model"):
-        read_model(io.BytesIO(arrays), text)
+def test_files_that_are_not_models_are_refused(arrays: bytes, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    path.write_bytes(arrays)
+    path.with_suffix(".toml").write_text(text)
+    with pytest.raises(InvalidInput, match=r"not a model|is not TOML"):
+        read_model(path)
 
 
-def test_objects_in_a_file_are_not_loaded() -> None:
-    file = io.BytesIO()
-    np.savez(file, mean=np.array([{"a": 1}], dtype=object))
-    file.seek(0)
+def test_objects_in_a_file_are_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    np.savez(path, mean=np.array([{"a": 1}], dtype=object))
+    path.with_suffix(".toml").write_text("")
     with pytest.raises(InvalidInput, match="not a model"):
-        read_model(file, "")
+        read_model(path)
+
+
+WRONG = [1, "x", [], [[]], {}, float("nan"), float("inf"), True, "9" * 5000]
+
+
+@pytest.mark.parametrize("field", ["kind", "target", "low", "high", "least_s", "vendors", "ranges"])
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:10])
+def test_a_card_with_a_wrong_type_is_refused_or_read(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "mlp-bmm.npz"
+    write_model(path, network("bmm"), card())
+    text = path.with_suffix(".toml").read_text().splitlines()
+    ranges_at = text.index("[ranges]")
+    keep = [row for row in text[: ranges_at - 1] if not row.startswith(f"{field} ")]
+    shown = {"nan": "nan", "inf": "inf", "True": "true"}.get(str(value), json.dumps(value))
+    tail = text[ranges_at:] if field != "ranges" else []
+    wrong = f"{field} = {'{}' if value == {} else shown}"
+    path.with_suffix(".toml").write_text("\n".join([wrong, *keep, *tail]) + "\n")
+    try:
+        model = read_model(path)
+    except InvalidInput:
+        return
+    # A text that is a kind, a number that is a bound.
+    assert isinstance(model.kind, str)
+    assert isinstance(model.low, float)
+    assert math.isfinite(model.high)
+
+
+def test_arrays_that_unpack_to_too_much_or_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mlp-bmm.npz"
+    write_model(path, network("bmm"), card())
+    np.savez_compressed(path, mean=np.zeros(1 << 25))  # 256 MiB
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(InvalidInput, match=r"not a model.*bytes"):
+        read_model(path)
+    np.savez_compressed(path, mean=np.zeros(3), scale=np.zeros(3), matrix0=np.zeros((1, 2)))
+    with pytest.raises(InvalidInput, match="not a model"):
+        read_model(path)
 
 
 def test_shipped_networks_are_small_and_name_their_data() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wavecast.reading import whole_text
 from wavecast.traces.kernel_names import dtype_in
 from wavecast.traces.step import TensorSpec
 
@@ -43,6 +44,8 @@ DTYPES = {
 LISTS = ("TensorList", "GenericList")
 NUMBER = "number"
 """The type we give to a Python number that stands where a tensor is expected, as in x * 0.5."""
+_MOST_DIMENSIONS = 64
+"""The most dimensions of a tensor that PyTorch's kernels take."""
 _ABSENT = ("", "nullptr (uninitialized)")
 
 
@@ -83,10 +86,13 @@ def arguments_in(
     listed = dtype_in(kernels) if any(kind in LISTS for kind in types) else None
     arguments = []
     for kind, shape, steps, value in zip(types, shapes, strides, values, strict=True):
-        tensors = _tensors(str(kind), shape, steps, listed)
+        if not isinstance(kind, str):
+            return None
+        tensors = _tensors(kind, shape, steps, listed)
         if tensors is None and kind in (*LISTS, *DTYPES):
             return None
-        arguments.append(Argument(str(kind), tensors, value if isinstance(value, str) else None))
+        text = whole_text(value) if isinstance(value, str) else None
+        arguments.append(Argument(kind, tensors, text))
     return _with_numbers(arguments)
 
 
@@ -143,7 +149,7 @@ def _tensor(shape: Any, strides: Any, dtype: str) -> TensorSpec | None:
 
 
 def _sizes(value: Any) -> Shape | None:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
         return None
     if not all(isinstance(size, int) and 0 <= size < 1 << 48 for size in value):
         return None

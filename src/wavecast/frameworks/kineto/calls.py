@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import op_names
 from wavecast.frameworks.kineto.event_tree import Node
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
@@ -13,8 +14,14 @@ from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
 from wavecast.frameworks.kineto.op_description import collective, describe
 from wavecast.frameworks.kineto.phases_and_modules import places_of, settle
 from wavecast.frameworks.kineto.recorded_step import KernelRun, ProfileRecording
+from wavecast.frameworks.kineto.schema import op_of
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Call, Op, Phase
+
+MOST_DIFFERENT_OPS = 20_000
+"""The most different ops of a step: PyTorch is asked about each. Real steps have a few hundred."""
+MOST_OUTPUTS = 1_000_000
+"""The most tensors that all ops of a step together return."""
 
 
 @dataclass
@@ -61,10 +68,13 @@ def calls_of(
     if window is not None and order:
         shares[:] = shares_s([node.span.begin_us for node in order], window, waits)
     placed: list[tuple[float, Call]] = []
+    costs = _Costs()
     for node, host_s in zip(order, shares, strict=True):
         draft = drafts[node]
+        op = _op(node, draft.kernels, exchanges.get(node))
+        costs.add(op)
         call = Call(
-            op=_op(node, draft.kernels, exchanges.get(node)),
+            op=op,
             phase=places.phase(node, draft.kernels),
             module=places.module(node),
             stream=streams[draft.runs[0].kernel.stream] if draft.runs else 0,
@@ -75,6 +85,28 @@ def calls_of(
         placed.append((node.span.begin_us, call))
     placed += [(run.begin_us, _orphan(run, streams)) for run in recording.orphans]
     return tuple(settle([call for _, call in sorted(placed, key=lambda pair: pair[0])]))
+
+
+class _Costs:
+    """The work for the ops of a file: how many are different, and how many outputs they have."""
+
+    def __init__(self) -> None:
+        self._known = op_of.cache_info().misses
+        self._outputs = 0
+
+    def add(self, op: Op) -> None:
+        """Count an op.
+
+        Raises:
+            InvalidInput: no real step has so many.
+        """
+        self._outputs += len(op.outputs)
+        different = op_of.cache_info().misses - self._known
+        if different > MOST_DIFFERENT_OPS or self._outputs > MOST_OUTPUTS:
+            raise InvalidInput(
+                f"a step of this profiler file has more than {MOST_DIFFERENT_OPS} different ops or "
+                f"{MOST_OUTPUTS} outputs; mark its steps with prof.step(), or record fewer"
+            )
 
 
 def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:

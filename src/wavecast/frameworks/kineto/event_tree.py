@@ -6,6 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from wavecast.errors import InvalidInput
+
+MOST_ENCLOSING = 10_000_000
+"""The most pairs of an event and one that encloses it: each pair is looked at several times."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -39,9 +44,14 @@ class Node:
             node = node.parent
 
 
-def nest(spans: Iterable[Span]) -> list[Node]:
-    """The nodes of all threads, ordered by their start."""
+def nest(spans: Iterable[Span], most_enclosing: int = MOST_ENCLOSING) -> list[Node]:
+    """The nodes of all threads, ordered by their start.
+
+    Raises:
+        InvalidInput: more than `most_enclosing` events enclose others, counted for each event.
+    """
     nodes: list[Node] = []
+    enclosing = 0
     open_nodes: dict[Any, list[Node]] = {}
     # Of two that start together, the longer one encloses the other. If both are equally long, the
     # file has the outer one first.
@@ -52,6 +62,12 @@ def nest(spans: Iterable[Span]) -> list[Node]:
         node = Node(span, stack[-1] if stack else None)
         stack.append(node)
         nodes.append(node)
+        enclosing += len(stack)
+        if enclosing > most_enclosing:
+            raise InvalidInput(
+                "the events of this profiler file are nested too deeply: no program calls ops "
+                f"within ops {enclosing // len(nodes)} times"
+            )
     return nodes
 
 

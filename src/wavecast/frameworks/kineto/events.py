@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from wavecast.errors import InvalidInput
+from wavecast.reading import (
+    LARGEST_UNPACKED_BYTES,
+    MissingFile,
+    open_file,
+    size_factor,
+    whole_text,
+)
 from wavecast.traces.step import Kernel
 
 Event = dict[str, Any]
@@ -33,8 +38,14 @@ _OLD_CATEGORIES = {
 _WANTED = "give a file that torch.profiler wrote (export_chrome_trace)"
 
 _CHUNK_CHARACTERS = 1 << 20
-# No event is nearly this long, so a longer value means that the text is not JSON.
-_LONGEST_VALUE = 1 << 26
+# No event is nearly this long, so a longer value means that the text is not a profile.
+_LONGEST_VALUE = 1 << 22
+MOST_EVENTS = 1_000_000
+"""The most events of a file of up to 10 MB, a third more than real ones have."""
+_MOST_VALUES = 48_000_000
+"""The most values of such a file, which take the time of reading it."""
+_MOST_OTHER = 1 << 24
+"""The most characters of all fields of the file besides its events."""
 # If a window ends within a number, a word or an escape, the error is at most this far from its end.
 _LONGEST_TOKEN = 32
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
@@ -42,6 +53,14 @@ _BETWEEN = re.compile(r"[ \t\r\n,]*")
 
 class _NotJson(Exception):
     """The text is not a JSON object."""
+
+
+class _TooLarge(Exception):
+    """A value is too long to be one of an event."""
+
+
+class _TooMany(Exception):
+    """There are more events than a file of this size has."""
 
 
 class _NotProfile(Exception):
@@ -62,17 +81,20 @@ def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None)
     path = Path(path)
     try:
         with _opened(path) as file:
-            yield from _events(_Text(file), {} if fields is None else fields)
-    except FileNotFoundError:
+            text = _Text(file, size_factor(path))
+            yield from _events(text, {} if fields is None else fields)
+    except MissingFile:
         raise InvalidInput(f"there is no profiler file {path}") from None
-    except (EOFError, zlib.error):
+    except EOFError:
         _refuse(path, "it is truncated or damaged; copy it again, or record it again")
     except (_NotJson, RecursionError):
         _refuse(path, f"it is not a valid JSON object; {_WANTED}")
+    except _TooLarge:
+        _refuse(path, f"a value in it is longer than {_LONGEST_VALUE >> 20} MiB; {_WANTED}")
+    except _TooMany:
+        _refuse(path, "it has too many events or values for its size; record fewer steps")
     except _NotProfile:
         _refuse(path, f"it has no traceEvents; {_WANTED}")
-    except OSError as error:
-        _refuse(path, f"{error.strerror or error}; {_WANTED}")
 
 
 def category_of(event: Event) -> str:
@@ -81,6 +103,16 @@ def category_of(event: Event) -> str:
     if not isinstance(category, str):
         return ""
     return _OLD_CATEGORIES.get(category, category)
+
+
+def name_of(event: Event) -> str:
+    """The name of an event; "" if it has none."""
+    return text_of(event.get("name"))
+
+
+def text_of(value: Any) -> str:
+    """A value as a text that can be written; "" if it is not a text."""
+    return whole_text(value) if isinstance(value, str) else ""
 
 
 def arguments_of(event: Event) -> dict[str, Any]:
@@ -100,7 +132,7 @@ def kernel_of(event: Event, begin_us: float) -> Kernel:
     """The kernel, copy or fill of a GPU event. Its start is counted from `begin_us`."""
     arguments = arguments_of(event)
     return Kernel(
-        name=str(event.get("name", "")),
+        name=name_of(event),
         seconds=max(number(event.get("dur")), 0.0) / 1e6,
         grid=_triple(arguments.get("grid")),
         block=_triple(arguments.get("block")),
@@ -137,16 +169,24 @@ def _triple(value: Any) -> tuple[int, int, int] | None:
 class _Text:
     """A window on a long JSON text, from which values are taken one by one."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, factor: float) -> None:
+        self.factor = factor
+        """How many times the budget of a small file the file has."""
         self._file = file
+        self._left = _MOST_VALUES * factor
         self._decode = json.JSONDecoder(strict=False).raw_decode
         self._window = ""
         self._at = 0
         self._ended = False
+        self.length = 0
+        """How many characters the last value has."""
 
     def _extend(self, characters: int) -> None:
         more = self._file.read(characters)
         self._ended = not more
+        self._left -= sum(map(more.count, ",[{"))
+        if self._left < 0:
+            raise _TooMany
         self._window = self._window[self._at :] + more
         self._at = 0
 
@@ -175,9 +215,12 @@ class _Text:
                 value, end = self._decode(self._window, self._at)
             except json.JSONDecodeError as error:
                 self._check_cut(error)
+            except ValueError:  # a whole number of thousands of digits
+                raise _NotJson from None
             else:
                 # A number at the end of the window may continue after it.
                 if end < len(self._window) or self._ended:
+                    self.length = end - self._at
                     self._at = end
                     return value
             self._extend(characters)
@@ -189,26 +232,27 @@ class _Text:
         At the end of the file, a text that ends too early is truncated.
         """
         cut = error.pos + _LONGEST_TOKEN > len(self._window) or "Unterminated" in error.msg
-        if not cut or len(self._window) - self._at > _LONGEST_VALUE:
+        if not cut:
             raise _NotJson
+        if len(self._window) - self._at > _LONGEST_VALUE:
+            raise _TooLarge
         if self._ended:
             raise EOFError
 
 
 def _opened(path: Path) -> TextIO:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+    most_bytes = int(3 * LARGEST_UNPACKED_BYTES * size_factor(path))  # read piece by piece
+    prefix = f"cannot read the profiler file {path}: it "
+    file = open_file(path, packed=None, most_bytes=most_bytes, prefix=prefix)
     # Kernel names are not always valid UTF-8.
-    if packed:
-        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8-sig", errors="replace")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
 
 
 def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
     """The events in the file's object. Its other fields are put into `fields`."""
     if not text.take("{"):
         raise _NotJson
-    has_events = False
+    has_events, events, others = False, 0, 0
     while not text.take("}"):
         name = text.value()
         if not isinstance(name, str) or not text.take(":"):
@@ -217,11 +261,17 @@ def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
             has_events = True
             while not text.take("]"):
                 event = text.value()
+                events += 1
+                if events > MOST_EVENTS * text.factor:
+                    raise _TooMany
                 if isinstance(event, dict):
                     yield event
         else:
             text.peek()
             fields[name] = text.value()
+            others += text.length
+            if others > _MOST_OTHER:
+                raise _TooLarge
     if not has_events:
         raise _NotProfile
 

@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from wavecast.frameworks.kineto.events import text_of
 from wavecast.frameworks.kineto.op_names import is_communication
 from wavecast.frameworks.kineto.recorded_step import ProfileRecording
 from wavecast.frameworks.kineto.schema import has_torch
 from wavecast.frameworks.kineto.survey import Survey, named
 from wavecast.traces.step import Call
 
+_LONGEST_VERSION = 100
+
 
 def properties_of(survey: Survey, position: int) -> Mapping[str, Any]:
     """The file's entry (`deviceProperties`) for the GPU that worked longest on a step."""
-    rows = survey.step_of == position
+    rows = survey.rows(position)
     spent = survey.end_us[rows] - survey.begin_us[rows]
     devices, which = np.unique(survey.device[rows], return_inverse=True)
     busiest = int(devices[np.bincount(which, weights=spent).argmax()])
@@ -30,7 +33,7 @@ def properties_of(survey: Survey, position: int) -> Mapping[str, Any]:
 def capability_of(properties: Mapping[str, Any]) -> tuple[int, int] | None:
     """The compute capability. None for AMD, whose fields of that name mean something else."""
     major, minor = properties.get("computeMajor"), properties.get("computeMinor")
-    name = str(properties.get("name", ""))
+    name = text_of(properties.get("name"))
     amd = properties.get("warpSize") == 64 or any(w in name for w in ("AMD", "Radeon", "Instinct"))
     if amd or not isinstance(major, int) or not isinstance(minor, int):
         return None
@@ -49,13 +52,19 @@ def software_in(fields: Mapping[str, Any]) -> str:
         version = fields.get(key)
         if isinstance(version, int) and key.startswith("cuda"):
             named.append(f"{label} {version // 1000}.{version % 1000 // 10}")
-        elif version is not None:
-            named.append(f"{label} {version}")
-    if (cupti := fields.get("cupti_version")) is not None:
+        elif text := _short(version):
+            named.append(f"{label} {text}")
+    if cupti := _short(fields.get("cupti_version")):
         named.append(f"CUPTI {cupti}")
-    if nccl := _distributed(fields).get("nccl_version"):
+    if nccl := _short(_distributed(fields).get("nccl_version")):
         named.append(f"NCCL {nccl}")
     return ", ".join(named)
+
+
+def _short(value: Any) -> str:
+    """A version or a number as text; "" if it is neither."""
+    text = str(value) if isinstance(value, int | float) else text_of(value)
+    return text if len(text) <= _LONGEST_VERSION else ""
 
 
 def _distributed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,10 +79,10 @@ def notes_of(
     yield _which_step(survey, position)
     info = _distributed(survey.fields)
     if isinstance(info.get("world_size"), int):
-        yield f"rank {info.get('rank', '?')} of {info['world_size']}"
+        yield f"rank {_short(info.get('rank')) or '?'} of {info['world_size']}"
     if not properties_of(survey, position).get("name"):
         yield "the file does not name the GPU"
-    devices = set(survey.device[survey.step_of == position].tolist())
+    devices = set(survey.device[survey.rows(position)].tolist())
     if len(devices) > 1:
         yield f"the process used {len(devices)} GPUs; their kernels are counted together"
     exchanged = [k.seconds for call in calls for k in call.kernels if is_communication(k.name)]

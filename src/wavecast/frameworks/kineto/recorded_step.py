@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto.event_tree import Node, Span, nest
 from wavecast.frameworks.kineto.events import (
     GPU_CATEGORIES,
@@ -12,15 +15,27 @@ from wavecast.frameworks.kineto.events import (
     arguments_of,
     category_of,
     kernel_of,
+    name_of,
     number,
     read_events,
 )
 from wavecast.frameworks.kineto.survey import ProfiledStep, Survey, correlation_of
+from wavecast.reading import LARGEST_VALUES_BYTES, size_factor
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Kernel
 
 MODULE = "nn.Module: "
 """The prefix of the events of modules' forwards, in files with Python's stack (with_stack=True)."""
+
+_USED = (
+    *("Input Dims", "Input dims", "Input type", "Input Strides", "Concrete Inputs"),
+    *("Collective name", "Group size", "dtype", "In msg nelems", "Out msg nelems"),
+    *("correlation", "Sequence number", "Module Hierarchy"),
+)
+"""The arguments of the host's events that are used. The others are not kept."""
+
+_EVENT_BYTES, _VALUE_BYTES, _DICTIONARY_BYTES = 700, 80, 250
+"""The memory of a kept event with its node or kernel, of a value, and of a dictionary."""
 
 _HOST_CATEGORIES = RUNTIME_CATEGORIES | {"cpu_op", "user_annotation"}
 
@@ -71,6 +86,7 @@ def record(survey: Survey, position: int) -> ProfileRecording:
     step = survey.steps[position]
     spans: list[Span] = []
     runs: list[KernelRun] = []
+    left_bytes = LARGEST_VALUES_BYTES * size_factor(survey.path)
     belongs = survey.step_of == position
     row = -1
     for event in read_events(survey.path):
@@ -81,10 +97,17 @@ def record(survey: Survey, position: int) -> ProfileRecording:
             row += 1
             if belongs[row]:
                 runs.append(_run(event, step.begin_us))
+                left_bytes -= _EVENT_BYTES + len(runs[-1].kernel.name)
         else:
             span = _span(event, category)
             if span is not None and _is_within(span, step):
                 spans.append(span)
+                left_bytes -= _EVENT_BYTES + len(span.name) + _bytes_of(span.arguments)
+        if left_bytes < 0:
+            raise InvalidInput(
+                f"a step in {survey.path} has too many events to keep them in memory; mark the "
+                "steps with prof.step(), or record fewer"
+            )
     return _joined(nest(spans), runs)
 
 
@@ -96,7 +119,7 @@ def _run(event: Event, step_begin_us: float) -> KernelRun:
 
 
 def _span(event: Event, category: str) -> Span | None:
-    name = str(event.get("name", ""))
+    name = name_of(event)
     if category == "python_function":
         if not name.startswith(MODULE):
             return None
@@ -104,7 +127,28 @@ def _span(event: Event, category: str) -> Span | None:
         return None
     begin = number(event.get("ts"))
     end = begin + max(number(event.get("dur")), 0.0)
-    return Span(name, category, event.get("tid"), begin, end, arguments_of(event))
+    thread = event.get("tid")
+    if not isinstance(thread, int | str):
+        thread = None
+    recorded = arguments_of(event)
+    arguments = {name: recorded[name] for name in _USED if name in recorded}
+    return Span(name, category, thread, begin, end, arguments)
+
+
+def _bytes_of(arguments: Mapping[str, Any]) -> int:
+    """About how much memory the arguments of an event need."""
+    size, rest = 0, list(arguments.values())
+    while rest:
+        value = rest.pop()
+        size += _VALUE_BYTES
+        if isinstance(value, list):
+            rest += value
+        elif isinstance(value, dict):
+            rest += value.values()
+            size += len(value) * _VALUE_BYTES + _DICTIONARY_BYTES
+        elif isinstance(value, str):
+            size += len(value)
+    return size
 
 
 def _is_within(span: Span, step: ProfiledStep) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from wavecast import ops
 from wavecast.frameworks.kineto.arguments import DTYPES, LISTS, NUMBER, Argument
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
@@ -30,6 +31,9 @@ _FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_l
 _NUMBERS = ("number", "int", "float", "bool", "ScalarType", "Layout", "MemoryFormat")
 # Our own traces leave out longer lists, too.
 _LONGEST_LIST = 16
+
+_MOST_OUTPUTS = 4096
+"""The most tensors that an op may return; with more, its outputs are unknown."""
 
 # Arguments on which the outputs do not depend, with the value to pass.
 _IRRELEVANT = {"pin_memory": None, "non_blocking": False}
@@ -198,6 +202,8 @@ def _outputs(overload: Any, given: list[tuple[Any, Argument]]) -> tuple[TensorSp
     written = tuple(
         spec for wanted, argument in given if _is_written(wanted) for spec in argument.tensors or ()
     )
+    if not _is_quick(overload, given):
+        return written
     try:
         values = [(wanted, _stand_in(wanted, argument)) for wanted, argument in given]
         positional = [value for wanted, value in values if not wanted.kwarg_only]
@@ -209,6 +215,46 @@ def _outputs(overload: Any, given: list[tuple[Any, Argument]]) -> tuple[TensorSp
         return written
     taken = {id(t) for wanted, value in values if _is_written(wanted) for t in _tensors_of(value)}
     return (*written, *(_spec(t) for t in _tensors_of(result) if id(t) not in taken))
+
+
+def _is_quick(overload: Any, given: list[tuple[Any, Argument]]) -> bool:
+    """Whether an op can be run without much time and memory, whatever a file gives it."""
+    returned = [str(result.type) for result in overload._schema.returns]
+    if any("Tensor" not in kind for kind in returned):
+        return False  # lists of numbers: with them, aten::mul makes a list of any length
+    # An op that is split into others may loop over a dimension, as aten::lstm does.
+    name = overload._schema.name.replace("::", ".", 1)
+    if overload.has_kernel_for_dispatch_key("CompositeImplicitAutograd") and not _is_known(name):
+        return False
+    return not any("List[" in kind for kind in returned) or _most_returned(given) <= _MOST_OUTPUTS
+
+
+def _is_known(name: str) -> bool:
+    return ops.kind(Op(name, (), ())) is not None
+
+
+def _most_returned(given: list[tuple[Any, Argument]]) -> float:
+    """At most how many tensors an op that returns a list makes.
+
+    There is one for each tensor in a list, or one for each part of a dimension. The parts are
+    counted, have a size or sizes, or are single rows.
+    """
+    if any(argument.type in LISTS for _, argument in given):
+        return sum(len(argument.tensors or ()) for _, argument in given)
+    shapes = [tensor.shape for _, argument in given for tensor in argument.tensors or ()]
+    largest = max((size for shape in shapes for size in shape), default=0)
+    for wanted, argument in given:
+        try:
+            value = _value(_type_of(wanted)[0], argument.value or "")
+        except _Unknown:
+            continue
+        if isinstance(value, list):
+            return len(value) + 1
+        if wanted.name in ("chunks", "sections"):
+            return float(min(value, 1 << 62))
+        if wanted.name == "split_size":
+            return float(largest / max(value, 1))
+    return largest
 
 
 def _is_written(wanted: Any) -> bool:

@@ -5,10 +5,13 @@ Only numbers of each event are kept, so a file of gigabytes needs only megabytes
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,11 +26,15 @@ from wavecast.frameworks.kineto.events import (
     Event,
     arguments_of,
     category_of,
+    name_of,
     number,
     read_events,
 )
 
-_STEP = "ProfilerStep#"
+_STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
+
+_MOST_NAMED = 20
+"""How many numbers of steps a message lists."""
 
 Floats = NDArray[np.float64]
 
@@ -57,18 +64,29 @@ class Survey:
     """Whether the event is a kernel, not a copy or a fill."""
     device: NDArray[np.int64]
 
+    @cached_property
+    def _rows_by_step(self) -> list[NDArray[np.int64]]:
+        # Sorted once: a search for each step would take time with the square of their number.
+        order = np.argsort(self.step_of, kind="stable")
+        ends = np.searchsorted(self.step_of[order], np.arange(len(self.steps) + 1))
+        return [order[begin:end] for begin, end in pairwise(ends)]
+
+    def rows(self, position: int) -> NDArray[np.int64]:
+        """The rows of the GPU events of a step, in file order."""
+        return self._rows_by_step[position]
+
     def busy_s(self, position: int) -> float:
         """The time that the GPU worked on a step."""
-        rows = self.step_of == position
+        rows = self.rows(position)
         return union_us(self.begin_us[rows], self.end_us[rows]) / 1e6
 
     def kernels(self, position: int) -> int:
         """The number of kernels of a step, without copies and fills."""
-        return int(self.is_kernel[self.step_of == position].sum())
+        return int(self.is_kernel[self.rows(position)].sum())
 
     def last_end_us(self, position: int) -> float:
         """When the GPU finished a step."""
-        return float(self.end_us[self.step_of == position].max())
+        return float(self.end_us[self.rows(position)].max())
 
     def periods_s(self) -> dict[int, float]:
         """The time of each step by position: from the GPU's end of the previous step to this one's.
@@ -160,7 +178,7 @@ class _Columns:
             return
         else:
             self.host_events += 1
-            self._add_step(str(event.get("name", "")), begin, end)
+            self._add_step(name_of(event), begin, end)
             if category == "user_annotation":  # it may be longer than the work it encloses
                 return
         self.first_us, self.last_us = min(self.first_us, begin), max(self.last_us, end)
@@ -169,13 +187,19 @@ class _Columns:
         self.gpu_begin.append(begin)
         self.gpu_end.append(end)
         self.correlation.append(correlation_of(arguments))
-        self.device.append(int(number(arguments.get("device"), -1)))
+        self.device.append(device_of(arguments))
         self.is_kernel.append(category == "kernel")
 
     def _add_step(self, name: str, begin: float, end: float) -> None:
-        if name.startswith(_STEP) and name[len(_STEP) :].isdecimal():
-            which = int(name[len(_STEP) :])
+        if match := _STEP.fullmatch(name):
+            which = int(match[1])
             self.steps.setdefault(which, ProfiledStep(which, begin, end))
+
+
+def device_of(arguments: Mapping[str, Any]) -> int:
+    """The number of the GPU of an event; -1 if there is none."""
+    value = number(arguments.get("device"), -1)
+    return int(value) if 0 <= value < 1 << 31 else -1
 
 
 def correlation_of(arguments: Mapping[str, Any]) -> int:
@@ -253,7 +277,8 @@ def named(numbers: list[int]) -> str:
         return f"the step {numbers[0]}"
     if numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"the steps {numbers[0]} to {numbers[-1]}"
-    return f"the steps {', '.join(map(str, numbers))}"
+    rest = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    return f"the steps {', '.join(map(str, numbers[:_MOST_NAMED]))}{rest}"
 
 
 def steady_s(survey: Survey) -> tuple[float, int] | None:

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from wavecast.frameworks.kineto.calls import calls_of
-from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
+from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES, text_of
 from wavecast.frameworks.kineto.host_time import waits
 from wavecast.frameworks.kineto.metadata import capability_of, notes_of, properties_of, software_in
 from wavecast.frameworks.kineto.recorded_step import ProfileRecording, record
@@ -51,7 +51,7 @@ def read_kineto(
     calls = calls_of(recording, window, waited)
     properties = properties_of(survey, position)
     host_s = None if window is None else sum(call.host_s or 0.0 for call in calls)
-    measurement = _measurement(survey, position, recording, str(properties.get("name", "")), host_s)
+    measurement = _measurement(survey, position, recording, text_of(properties.get("name")), host_s)
     return Trace(
         calls=calls,
         framework="torch (profiler file)",

@@ -5,46 +5,89 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.files import refusing_unwritable, replacing
+from wavecast.files import read_toml, refusing_unwritable, replacing
 from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
+from wavecast.reading import read_bytes
 
-_UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
+LARGEST_ARRAYS_BYTES = 1 << 27
+"""The most bytes of a network's arrays, packed and unpacked. The published ones have 40 MB."""
+
+_MOST_ARRAYS = 1000
 
 
-def read_model(arrays: IO[bytes], card: str) -> MlpModel:
-    """The model from an open .npz file and the text of its card.
+def read_model(path: Path) -> MlpModel:
+    """The model in an .npz file, with the card beside it.
 
     Raises:
-        InvalidInput: The two are not what `write_model` wrote.
+        InvalidInput: The two are not what `write_model` wrote; says why, but does not name them.
     """
+    card = read_toml(path.with_suffix(".toml"))
+    packed = read_bytes(path, LARGEST_ARRAYS_BYTES)
     try:
-        table = tomllib.loads(card)
-        with np.load(arrays, allow_pickle=False) as stored:
-            layers = range(sum(name.startswith("matrix") for name in stored.files))
-            pairs = [(stored[f"matrix{i}"], stored[f"bias{i}"]) for i in layers]
-            weights = tuple((m.astype(np.float32), b.astype(np.float32)) for m, b in pairs)
-            network = MlpNetwork(stored["mean"], stored["scale"], weights)
-        return MlpModel(
-            kind=table["kind"],
-            target=table["target"],
-            network=network,
-            low=min(float(table["low"]), 1.0),
-            high=max(float(table["high"]), 1.0),
-            ranges={name: (ends[0], ends[1]) for name, ends in table["ranges"].items()},
-            least_s=float(table["least_s"]),
-            vendors=tuple(table["vendors"]),
-        )
-    except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput(f"not a model written by wavecast: {error}") from None
+        network = _network(packed)
+        model = _model(network, card)
+    # numpy and zipfile raise nearly everything for a damaged file; a card may have any types.
+    except Exception as error:
+        raise InvalidInput(f"not a model written by wavecast: {str(error)[:200]}") from None
+    if reason := _contradiction(model):
+        raise InvalidInput(f"not a model written by wavecast: {reason}")
+    return model
+
+
+def _network(packed: bytes) -> MlpNetwork:
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        sizes = [entry.file_size for entry in archive.infolist()]
+    if sum(sizes) > LARGEST_ARRAYS_BYTES or len(sizes) > _MOST_ARRAYS:
+        raise ValueError(f"its {len(sizes)} arrays have {sum(sizes)} bytes")
+    with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
+        layers = range(sum(name.startswith("matrix") for name in stored.files))
+        pairs = [(stored[f"matrix{i}"], stored[f"bias{i}"]) for i in layers]
+        weights = tuple((m.astype(np.float32), b.astype(np.float32)) for m, b in pairs)
+        mean, scale = (stored[name].astype(np.float64) for name in ("mean", "scale"))
+        return MlpNetwork(mean, scale, weights)
+
+
+def _model(network: MlpNetwork, card: Mapping[str, Any]) -> MlpModel:
+    return MlpModel(
+        kind=card["kind"],
+        target=card["target"],
+        network=network,
+        low=min(float(card["low"]), 1.0),
+        high=max(float(card["high"]), 1.0),
+        ranges={name: (float(low), float(high)) for name, (low, high) in card["ranges"].items()},
+        least_s=float(card["least_s"]),
+        vendors=tuple(card["vendors"]),
+    )
+
+
+def _contradiction(model: MlpModel) -> str | None:
+    """What cannot be in a model; None if nothing."""
+    texts = (model.kind, model.target, *model.vendors)
+    if not all(isinstance(text, str) for text in texts):
+        return "its kind, target and vendors must be texts"
+    numbers = [model.low, model.high, model.least_s, *sum(model.ranges.values(), ())]
+    if not np.isfinite(numbers).all() or model.low < 0 or model.least_s < 0:
+        return "its low, high, least_s and ranges must be finite numbers"
+    network = model.network
+    widths = [len(model.ranges)]
+    for matrix, bias in network.weights:
+        if matrix.ndim != 2 or matrix.shape[1] != widths[-1] or bias.shape != matrix.shape[:1]:
+            return "its arrays do not fit together"
+        widths.append(matrix.shape[0])
+    if any(array.shape != (widths[0],) for array in (network.mean, network.scale)):
+        return "its card and its arrays have different numbers of features"
+    if len(widths) < 2 or widths[-1] != 1:
+        return "its last layer must have one output"
+    arrays = (network.mean, network.scale, *(part for pair in network.weights for part in pair))
+    return None if all(np.isfinite(part).all() for part in arrays) else "its arrays are not finite"
 
 
 def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any]) -> None:

@@ -63,10 +63,7 @@ class Mlp(Predictor):
         models = []
         for path in paths:
             try:
-                with path.open("rb") as arrays:
-                    models.append(read_model(arrays, path.with_suffix(".toml").read_text("utf-8")))
-            except OSError as error:
-                raise InvalidInput(f"cannot read the model {path}: {error}") from error
+                models.append(read_model(path))
             except InvalidInput as error:
                 raise InvalidInput(f"{path}: {error}") from error
         return cls.of(models)
@@ -146,6 +143,5 @@ def _estimate(op: Op, device: Device, model: MlpModel, features: Features) -> Es
 def _shipped() -> Mlp:
     models = []
     for path in sorted(shipped("models").glob("mlp-*.npz")):
-        with path.open("rb") as arrays:
-            models.append(read_model(arrays, path.with_suffix(".toml").read_text("utf-8")))
+        models.append(read_model(path))
     return Mlp.of(models)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_PAIR = re.compile(r"([\w./-]+):\s*(.*?)\s*", re.ASCII)
+_PAIR = re.compile(r"([\w./-]+):(.*)", re.ASCII)
 
 
 def read_flat(lines: Iterable[str]) -> dict[str, str]:
@@ -13,9 +13,9 @@ def read_flat(lines: Iterable[str]) -> dict[str, str]:
     pairs = {}
     for line in lines:
         pair = _PAIR.fullmatch(line)
-        if pair is None or not pair[2] or pair[2][0] in "&*!|>[{#":
+        value = pair[2].strip() if pair else ""
+        if pair is None or not value or value[0] in "&*!|>[{#":
             continue
-        value = pair[2]
         if value[0] in "'\"" and value[-1] == value[0] and len(value) > 1:
             value = value[1:-1]
         pairs[pair[1]] = value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from wavecast import reading
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.doubts import Doubts
 
@@ -49,12 +49,7 @@ def read_lines(path: Path, doubts: Doubts, strict: bool = False) -> Iterator[tup
 
 def read_whole(path: Path, most_bytes: int) -> str:
     """The content of a file of UTF-8 text, which may have `most_bytes` at most."""
-    with open_file(path) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise InvalidInput(
-            f"{path}: is larger than {most_bytes >> 20} MiB, too large for this kind of file"
-        )
+    content = reading.read_bytes(path, most_bytes, prefix=f"{path}: ")
     try:
         return _without_mark(path, content).decode()
     except UnicodeDecodeError as error:
@@ -76,13 +71,7 @@ def parse_json(text: str, place: str) -> Any:
     Raises:
         InvalidInput: the text is not JSON; says where.
     """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f", line {error.lineno} column {error.colno}" if "\n" in text else ""
-        raise InvalidInput(f"{place}{where}: is not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{place}: is not readable JSON: {error}") from None
+    return reading.parse_json(text, constants=True, prefix=f"{place}: ")
 
 
 def whole(text: str) -> int | None:
@@ -122,12 +111,9 @@ def open_file(path: Path) -> BinaryIO:
     """The file, open for reading.
 
     Raises:
-        InvalidInput: the file cannot be opened; says why.
+        InvalidInput: the file cannot be opened; says why. So does reading it.
     """
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from None
+    return reading.open_file(path, prefix=f"{path}: ")
 
 
 def _without_mark(path: Path, content: bytes) -> bytes:

@@ -6,7 +6,6 @@ Nothing is downloaded, and no code of a model repository is run.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ from typing import Any
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.huggingface.presets import preset_of, presets
+from wavecast.reading import parse_json, read_bytes, read_text
 
 CONFIG = "config.json"
 _UNET = "unet"
+_LARGEST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _in_cache(name: str) -> Path | None:
     folders = sorted(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
     main = repository / "refs" / "main"
     if main.is_file():
-        folders.insert(0, snapshots / main.read_text(encoding="utf-8").strip())
+        folders.insert(0, snapshots / read_text(main, _LARGEST_BYTES, prefix=f"{main} ").strip())
     for folder in folders:
         for candidate in (folder / CONFIG, folder / _UNET / CONFIG):
             if candidate.is_file():
@@ -115,17 +116,16 @@ def _in_cache(name: str) -> Path | None:
 
 
 def _read(name: str, path: Path) -> ModelConfig:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not JSON: {error}") from None
+    text = read_bytes(path, _LARGEST_BYTES, prefix=f"cannot read {path}: it ")
+    values = parse_json(text, constants=True, prefix=f"{path} ")
     if not isinstance(values, dict) or not ({"model_type", "_class_name"} & values.keys()):
         raise InvalidInput(
             f"{path} is not the config of a model: it has neither model_type (transformers) nor "
             "_class_name (diffusers)"
         )
+    for name in ("model_type", "_class_name"):
+        if not isinstance(values.get(name, ""), str):
+            raise InvalidInput(f"{path} is not the config of a model: its {name} is not a text")
     if "_diffusers_version" in values and str(values.get("_class_name")).endswith("Pipeline"):
         raise InvalidInput(f"{path} describes a whole pipeline; name the folder of its {_UNET}")
     return ModelConfig(name, str(path), values)
