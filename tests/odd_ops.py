@@ -140,11 +140,16 @@ def odd_trace(chance: random.Random, calls: int = 8, *, measured: bool = False) 
             Call(odd_op(chance), phase, "net", syncs=chance.random() < 0.1, kernels=tuple(runs))
         )
     memory = tuple(
-        Allocation(chance.choice(SIZES[:8]), chance.choice([None, at]), None, chance.choice([*Role]))
+        Allocation(
+            chance.choice(SIZES[:8]), chance.choice([None, at]), None, chance.choice([*Role])
+        )
         for at in range(calls)
     )
     whole = Measurement("Tesla V100-SXM2-16GB", 1e-3, 5e-4, 4e-4) if measured else None
     return Trace(
-        tuple(made), memory, capability=(9, 0), samples=chance.choice([None, 1, 8]),
+        tuple(made),
+        memory,
+        capability=(9, 0),
+        samples=chance.choice([None, 1, 8]),
         measurement=whole,
     )

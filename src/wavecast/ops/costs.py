@@ -84,6 +84,13 @@ def executed_flops(op: Op) -> int | None:
     return None if costs is None else costs.flops
 
 
+def is_readable(op: Op) -> bool:
+    """Whether the formulas of an op can read its tensors. True also if there are none."""
+    if formula_of(op.name) is None or not (op.inputs or op.outputs):
+        return True
+    return cost_of(op) is not None and executed_flops(op) is not None
+
+
 def launches(op: Op) -> bool:
     """Whether an op runs a kernel: not for views, synchronisations and tensors without elements."""
     if kind(op) in (Kind.VIEW, Kind.SYNC):

@@ -11,6 +11,7 @@ from wavecast.frameworks.kineto.events import (
     Event,
     arguments_of,
     category_of,
+    has_possible_time,
     kernel_of,
     number,
     read_events,
@@ -101,6 +102,8 @@ def _span(event: Event, category: str) -> Span | None:
         if not name.startswith(MODULE):
             return None
     elif category not in _HOST_CATEGORIES:
+        return None
+    if not has_possible_time(event):
         return None
     begin = number(event.get("ts"))
     end = begin + max(number(event.get("dur")), 0.0)

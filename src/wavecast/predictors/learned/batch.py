@@ -133,7 +133,7 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
 def _readable_parts(op: Op) -> tuple[Part, ...] | None:
     """The parts of an op; None if its tensors or attributes are not those of such an op."""
     parts = reading(parts_of, None, op)
-    if parts is None or not all(is_possible_work(n) for part in parts for n in part.row):
+    if parts is None or not all(is_possible_work(abs(n)) for part in parts for n in part.row):
         return None
     return parts
 
