@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.predictors.base import refuse_impossible
 from wavecast.regression import least_squares
 from wavecast.regression.complexities import Category, Network, NetworkLayer, Pass
 from wavecast.regression.least_squares import Method
@@ -85,12 +84,6 @@ class NetworkTime:
     """Seconds of all iterations, by category and pass."""
     unpredicted: tuple[str, ...]
     """Layers without a line or a known amount of work, which are not in the sums."""
-
-    def __post_init__(self) -> None:
-        if self.parts:
-            (category, which), _ = max(self.parts.items(), key=lambda part: abs(part[1]))
-            what = f"the time of {self.network} at batch {self.batch} (most: {category} {which})"
-            refuse_impossible(what, self.seconds)
 
     @property
     def forward_s(self) -> float:
