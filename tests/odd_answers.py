@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from rich.console import Console, RenderableType
 
@@ -99,12 +100,12 @@ def check_all(trace: Trace) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "description", lambda: _described(trace)
     for gpu in GPUS:
         for by in (Learned.shipped(), Roofline(), Attainable.shipped(), Mlp.shipped()):
-            yield f"{type(by).__name__}", lambda by=by, gpu=gpu: _predicted(trace, by, gpu)
-        yield "memory", lambda gpu=gpu: _memory(trace, gpu)
+            yield f"{type(by).__name__}", partial(_predicted, trace, by, gpu)
+        yield "memory", partial(_memory, trace, gpu)
         if trace.measurement is not None:
             scalers = Habitat.shipped(), WaveScaling(), MixedPrecision.shipped("bf16")
             for scaler in (*scalers, Habitat(Mlp.shipped())):
-                yield type(scaler).__name__, lambda s=scaler, gpu=gpu: _predicted(trace, s, gpu)
+                yield type(scaler).__name__, partial(_predicted, trace, scaler, gpu)
     yield "memory without a GPU", lambda: _memory(trace, None)
     yield "graphed", lambda: check_prediction(wavecast.predict(trace, GPUS[0], graphed=True))
     if trace.measurement is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from small_models import SMALL
 
@@ -39,7 +39,7 @@ VALUES: tuple[Scalar, ...] = (
 def real_traces() -> tuple[Trace, ...]:
     """The traces of `MODELS`, in small variants."""
     return tuple(
-        wavecast.trace(lambda n=name: benchmark(n).make_step(2, "fp32", **SMALL[n]))
+        wavecast.trace(partial(benchmark(name).make_step, 2, "fp32", **SMALL[name]))
         for name in MODELS
     )
 
@@ -119,7 +119,7 @@ def odd_op(chance: random.Random) -> Op:
 
 def odd_trace(chance: random.Random, calls: int = 8, *, measured: bool = False) -> Trace:
     """A trace of odd ops with memory; with kernels if it was measured."""
-    made = []
+    made: list[Call] = []
     for _ in range(calls):
         runs = []
         for number in range(chance.randint(0, 2) if measured else 0):
