@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast import ops
+from wavecast.ops.reading import has_possible_tensors
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _SUMS = ("aten.add", "aten.add_")
@@ -168,7 +169,7 @@ def _is_copy(trace: Trace, born: int, end: int) -> bool:
 def _spec(allocation: Allocation, op: Op) -> TensorSpec:
     """The tensor of a gradient: the output of its op that has its size."""
     for spec in op.outputs:
-        if spec.nbytes == allocation.nbytes:
+        if has_possible_tensors(op) and spec.nbytes == allocation.nbytes:
             return spec
     return TensorSpec((allocation.nbytes // 4,), "float32")
 
@@ -203,7 +204,14 @@ def _last_use(trace: Trace, born: int, end: int, spec: TensorSpec, made: set[int
         call = trace.calls[position]
         if position in made or call.phase is not Phase.BACKWARD or call.op.base not in _SUMS:
             continue
-        output = call.op.outputs[0]
+        output = _written(call.op)
+        if output is None:
+            continue
         if output.nbytes == spec.nbytes and sorted(output.shape) == shape:
             return position
     return born
+
+
+def _written(op: Op) -> TensorSpec | None:
+    """The tensor that an op writes first; None for an op whose tensors cannot be read."""
+    return op.outputs[0] if op.outputs and has_possible_tensors(op) else None

@@ -67,6 +67,13 @@ class Memory:
     ran: bool = False
     """Whether the step ran on this GPU and its memory was measured."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.peak_bytes <= self.reserved_bytes:
+            raise InvalidInput(
+                f"the step allocates {self.peak_bytes} bytes of {self.reserved_bytes} reserved, "
+                "which cannot be; trace it again, or check the sizes in a hand-made trace"
+            )
+
     @property
     def process_bytes(self) -> int | None:
         """All memory of the process, as nvidia-smi shows it. None when unknown."""

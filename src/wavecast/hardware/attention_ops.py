@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from wavecast.hardware.attention_kernels import CUDNN, EFFICIENT, FLASH, Query
+from wavecast.ops.reading import has_possible_tensors, reading
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 _PREFIX, _SUFFIX = "aten._scaled_dot_product_", "_attention"
@@ -64,7 +65,14 @@ class AttentionRun:
 
 
 def attention_in(op: Op) -> AttentionRun | None:
-    """The attention that an op computes; None if it is no attention kernel of torch's choice."""
+    """The attention that an op computes; None if it is no attention kernel of torch's choice.
+
+    None also for an op of such a name whose tensors are not those of attention.
+    """
+    return reading(_attention_in, None, op) if has_possible_tensors(op) else None
+
+
+def _attention_in(op: Op) -> AttentionRun | None:
     name = op.base.removeprefix(_PREFIX)
     backward = name.endswith("_backward")
     backend = name.removesuffix("_backward").removesuffix(_SUFFIX)
@@ -72,6 +80,8 @@ def attention_in(op: Op) -> AttentionRun | None:
         return None
     gradient = op.inputs[0] if backward else None
     query, key, value, *others = op.inputs[backward:]
+    if any(len(tensor.shape) != 4 for tensor in (query, key, value)):
+        return None
     expected = len(others) - (4 if backward else 0)  # output, sums and two random numbers
     if expected not in (0, 1):
         return None

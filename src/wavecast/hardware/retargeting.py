@@ -26,6 +26,7 @@ from wavecast.hardware.attention_ops import (
 )
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import Family, family, family_of
+from wavecast.ops import reading
 from wavecast.traces.step import Allocation, Call, Op, TensorSpec, Trace
 
 _PADDING_CALLS = 3
@@ -127,9 +128,13 @@ class _Edit:
         """The trace with all kernels replaced; raises _Inexact if one cannot be."""
         for position, attention in enumerate(self._attentions):
             if attention is not None:
-                backend = self._choice(position, attention)
-                if backend != attention.backend:
-                    self._replace(position, attention, backend)
+                try:
+                    backend = self._choice(position, attention)
+                    if backend != attention.backend:
+                        self._replace(position, attention, backend)
+                except reading.ERRORS as error:  # a hand-made op
+                    name = self._trace.calls[position].op.name
+                    raise _Inexact(f"its {name} is not as torch calls it") from error
         if not self._calls:
             return self._trace  # the same object, so that what was computed for it is kept
         calls = []

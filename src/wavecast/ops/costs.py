@@ -35,6 +35,7 @@ from wavecast.ops import (  # noqa: F401  (importing them registers their formul
     spatial,
 )
 from wavecast.ops.kernel_counts import kernel_count
+from wavecast.ops.reading import has_possible_tensors, is_possible_work, reading
 from wavecast.ops.registry import Cost, Kind, counter_of, formula_of, kind_of
 from wavecast.traces.step import Op, Phase, Trace
 
@@ -45,14 +46,27 @@ def kind(op: Op) -> Kind | None:
 
 
 def cost_of(op: Op) -> Cost | None:
-    """The FLOPs and bytes of one run of an op; None without a formula or without shapes."""
+    """The FLOPs and bytes of one run of an op.
+
+    None without a formula, without shapes, and where the formula cannot read the op.
+    """
     formula = formula_of(op.name)
-    return formula(op) if formula and has_shapes(op) else None
+    if formula is None or not has_shapes(op):
+        return None
+    cost = reading(formula, None, op)
+    if cost is None or not all(map(is_possible_work, cost.amounts)):
+        return None
+    return cost
 
 
 def has_shapes(op: Op) -> bool:
-    """Whether the shapes of an op are known. A profiler may have recorded its name only."""
-    return bool(op.inputs or op.outputs) or kind(op) in (Kind.VIEW, Kind.SYNC)
+    """Whether the shapes of an op are known, and such that its tensors could exist.
+
+    A profiler may have recorded its name only. A hand-made trace may hold any shape.
+    """
+    if not (op.inputs or op.outputs):
+        return kind(op) in (Kind.VIEW, Kind.SYNC)
+    return has_possible_tensors(op)
 
 
 def executed_flops(op: Op) -> int | None:
@@ -64,26 +78,43 @@ def executed_flops(op: Op) -> int | None:
     """
     counter = counter_of(op.name)
     if counter and has_shapes(op):
-        return counter(op)
+        flops = reading(counter, None, op)
+        return flops if flops is not None and is_possible_work(flops) else None
     costs = cost_of(op)
     return None if costs is None else costs.flops
+
+
+def is_readable(op: Op) -> bool:
+    """Whether the formulas of an op can read its tensors. True also if there are none."""
+    if formula_of(op.name) is None or not (op.inputs or op.outputs):
+        return True
+    return cost_of(op) is not None and executed_flops(op) is not None
 
 
 def launches(op: Op) -> bool:
     """Whether an op runs a kernel: not for views, synchronisations and tensors without elements."""
     if kind(op) in (Kind.VIEW, Kind.SYNC):
         return False
+    return reading(_has_elements, True, op)
+
+
+def _has_elements(op: Op) -> bool:
     return any(t.device != "cpu" and t.numel for t in (*op.inputs, *op.outputs))
 
 
 def kernels(op: Op) -> int:
     """The least number of kernels that one run of an op launches (`ops/kernel_counts.py`)."""
-    return kernel_count(op) if launches(op) else 0
+    if not launches(op):
+        return 0
+    count = reading(kernel_count, 1, op)
+    return count if is_possible_work(count) else 1
 
 
 def is_depthwise(op: Op) -> bool:
     """Whether an op is a convolution that convolves each channel separately."""
-    return kind(op) is Kind.CONVOLUTION and has_shapes(op) and convolution.depthwise(op)
+    if kind(op) is not Kind.CONVOLUTION or not has_shapes(op):
+        return False
+    return reading(convolution.depthwise, False, op)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,11 @@ class Cost:
         """Bytes read and written."""
         return self.read_bytes + self.written_bytes
 
+    @property
+    def amounts(self) -> tuple[int, int, int]:
+        """FLOPs, bytes read and bytes written."""
+        return self.flops, self.read_bytes, self.written_bytes
+
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.flops + other.flops,

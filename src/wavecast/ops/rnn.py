@@ -11,6 +11,8 @@ from wavecast.traces.step import Op
 # The number of gates by cuDNN's mode: rnn_relu, rnn_tanh, lstm, gru.
 _GATES = (1, 1, 4, 3)
 _LSTM = 2
+MOST_LAYERS = 1 << 16
+"""Far more layers than any network has; without a limit, an attribute could fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def rnn_shape(op: Op) -> RnnShape:
     directions = 2 if op.attr("bidirectional", False) else 1
     output = projected or hidden
     *tokens, features = op.inputs[0].shape
+    if not 0 < layers <= MOST_LAYERS:
+        raise ValueError(f"a recurrent network of {layers} layers")
     return RnnShape(
         tokens=math.prod(tokens),
         layers=layers,

@@ -21,7 +21,7 @@ from itertools import product
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.predictors.base import Estimate
+from wavecast.predictors.base import Estimate, refuse_impossible
 from wavecast.regression import least_squares
 from wavecast.regression.least_squares import Array, LinearFit, Method, mape, rank, signed_errors
 from wavecast.regression.run_table import RunTable, tabulate
@@ -119,12 +119,11 @@ class RunModel:
         )
         seconds = float(self.fit.predict(row)[0])
         low, high = self.fit.ranges(row)
-        return Estimate(
-            seconds=seconds,
-            low_s=min(float(low[0]), seconds),
-            high_s=max(float(high[0]), seconds),
-            source=f"{len(self.table)} runs",
-        )
+        # A line through few runs may have a range that reaches below 0, which no time does.
+        low_s, high_s = max(0.0, min(float(low[0]), seconds)), max(float(high[0]), seconds)
+        source = f"{len(self.table)} runs"
+        refuse_impossible(f"the time from {source}", seconds, low_s, high_s)
+        return Estimate(seconds=seconds, low_s=low_s, high_s=high_s, source=source)
 
     @property
     def predicted(self) -> Array:

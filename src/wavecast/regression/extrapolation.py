@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
-from wavecast.predictors.base import Estimate
+from wavecast.predictors.base import Estimate, refuse_impossible
 from wavecast.regression import least_squares
 from wavecast.regression.laws import (
     LAWS,
@@ -202,12 +202,10 @@ class ScalingModel:
         kept = self.law.columns(settings)[:, list(self.kept)]
         seconds = float(self.fit.predict(kept)[0]) * iterations
         off = seconds * max(_NINETY_OF_MEAN * _error(self.trial), self._spread(kept))
-        return Estimate(
-            seconds=seconds,
-            low_s=max(0.0, seconds - off),
-            high_s=seconds + off,
-            source=f"{len(self.runs)} runs, {self.law.name}",
-        )
+        low_s, high_s = max(0.0, seconds - off), seconds + off
+        source = f"{len(self.runs)} runs, {self.law.name}"
+        refuse_impossible(f"the time from {source}", seconds, low_s, high_s)
+        return Estimate(seconds=seconds, low_s=low_s, high_s=high_s, source=source)
 
     def _spread(self, kept: Array) -> float:
         """Half the width of the fit's 90% range, as a share of the predicted time."""

@@ -36,7 +36,8 @@ from wavecast.report.units import (
     time_range,
 )
 from wavecast.steps.larger_batch import LargerBatch
-from wavecast.steps.prediction import Prediction, Share
+from wavecast.steps.prediction import Prediction
+from wavecast.steps.shares import Share
 from wavecast.steps.unpredicted import TOO_MUCH, WORTH_A_WORD
 
 _SOURCES = {

@@ -9,7 +9,7 @@ from wavecast.ops import Kind
 from wavecast.report.predictions import counted_ops, shares
 from wavecast.report.tables import Column, line, notes, remarks, table, titled
 from wavecast.report.units import count, duration, memory, percent, quantity
-from wavecast.steps.prediction import Share
+from wavecast.steps.shares import Share
 from wavecast.traces import overlap
 from wavecast.traces.step import Measurement, Phase, Role, Trace
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
@@ -74,7 +76,51 @@ def measurement_of(trace: Trace) -> Measurement:
     """The measurement of a trace; raises InvalidInput if it was not measured."""
     if trace.measurement is None:
         raise _nothing_to_scale()
+    refuse_impossible_measurement(trace, trace.measurement)
     return trace.measurement
+
+
+LONGEST_PAUSE_S = 60.0
+"""A step of tiny kernels may still wait this long for its data."""
+MOST_TIMES = 1e4
+"""A measured step takes at most this many times as long as its recorded parts, or they as it."""
+
+
+def refuse_impossible_measurement(trace: Trace, whole: Measurement) -> None:
+    """Raise InvalidInput for a measurement whose parts cannot be; the message names the part."""
+    again = "measure the step again, or read another step of the file"
+    kernels = [(call.op.name, kernel) for call in trace for kernel in call.kernels]
+    if not kernels:
+        raise InvalidInput(
+            f"the trace was measured on {whole.gpu or 'a GPU'} but has no kernels, so there is "
+            f"nothing to scale; {again}"
+        )
+    for name, kernel in kernels:
+        for what, value in (("runs for", kernel.seconds), ("starts at", kernel.start_s or 0.0)):
+            if not 0 <= value < math.inf:
+                raise InvalidInput(
+                    f"a kernel of {name} {what} {value:g} s, which cannot be; {again}"
+                )
+    host = [(f"the host's time for {c.op.name}", c.host_s) for c in trace]
+    fields = ("seconds", "gpu_s", "host_s", "recorded_s", "cpu_s")
+    for what, time_s in (*host, *((name, getattr(whole, name)) for name in fields)):
+        if time_s is not None and not 0 <= time_s < math.inf:
+            raise InvalidInput(f"the measurement says {what} = {time_s:g}; {again}")
+    busy_s = sum(kernel.seconds for _, kernel in kernels)
+    if not 0 < busy_s < math.inf:
+        raise InvalidInput(f"all kernels of the trace together take {busy_s:g} s; {again}")
+    if whole.seconds is not None:
+        _refuse_other_scale(trace, whole.seconds, busy_s, again)
+
+
+def _refuse_other_scale(trace: Trace, seconds: float, busy_s: float, again: str) -> None:
+    """Raise InvalidInput if a step is far longer, or far shorter, than all that happened in it."""
+    parts_s = busy_s + sum(call.host_s or 0.0 for call in trace)
+    if seconds > max(MOST_TIMES * parts_s, LONGEST_PAUSE_S) or busy_s > MOST_TIMES * seconds:
+        raise InvalidInput(
+            f"the step took {seconds:g} s by the clock, but its kernels {busy_s:g} s and all its "
+            f"parts {parts_s:g} s, which cannot both be; {again}"
+        )
 
 
 def _nothing_to_scale() -> InvalidInput:

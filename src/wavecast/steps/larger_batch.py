@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wavecast.errors import InvalidInput
+from wavecast.predictors.base import refuse_impossible
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Trace
 
@@ -44,6 +45,10 @@ class LargerBatch:
     """The line at batch size 0: the part of the step that does not depend on it, in seconds."""
     points: Mapping[int, float]
     """The seconds that the line was fitted to, by batch size."""
+
+    def __post_init__(self) -> None:
+        what = f"the line through the batches {', '.join(map(str, self.points))} at {self.batch}"
+        refuse_impossible(what, self.seconds, self.low_s, self.high_s)
 
     @property
     def throughput(self) -> float:

@@ -6,7 +6,7 @@ host's issue times together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -27,7 +27,13 @@ from wavecast.hardware.hosts import (
 )
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.hardware.retargeting import retarget
-from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
+from wavecast.predictors.base import (
+    Estimate,
+    Familiarity,
+    Predictor,
+    Scaler,
+    refuse_impossible,
+)
 from wavecast.steps.arguments import (
     checked_target,
     measurement_of,
@@ -38,26 +44,16 @@ from wavecast.steps.arguments import (
 from wavecast.steps.op_times import Answers, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
 from wavecast.steps.ranges import Coverage, gpu_powers, held, host_factors, least_modelled
+from wavecast.steps.shares import Share, shares_of
 from wavecast.steps.timeline import StepTime, play
 from wavecast.steps.unpredicted import unpredicted_shares
 from wavecast.steps.work import StepWork, work_of
-from wavecast.traces.arrays import Codes, StepArrays, encode, modules_of
+from wavecast.traces.arrays import StepArrays, encode, modules_of
 from wavecast.traces.step import Op, Phase, Trace
 
 MODELLED = "learned"
 """How the names of answers from fitted op models begin. Ops without a model get the share of the
 roofline that such ops attain ("attainable")."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """One part of a step, such as an op name or a module."""
-
-    name: str
-    calls: int
-    """How many calls of the step belong to it."""
-    gpu_s: float
-    """The GPU time of these calls together, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +94,21 @@ class Prediction:
 
     @cached_property
     def step(self) -> StepTime:
-        """The times of one iteration in the steady state of many."""
-        return self._play()
+        """The times of one iteration in the steady state of many.
+
+        Raises:
+            InvalidInput: the time is 0 or not finite; the message names the part that made it so.
+        """
+        step = self._play()
+        refuse_impossible(f"the step on {self.device.id} ({self._culprit})", step.seconds)
+        return step
+
+    @property
+    def _culprit(self) -> str:
+        """What a reader should look at when the time of the step cannot be."""
+        longest, missing = self.by_op()[0], ", ".join(list(self.unpredicted)[:3])
+        part = f"longest op: {longest.name}" if longest.gpu_s else f"unpredicted: {missing or '-'}"
+        return f"{part}, host: {self.host.name}"
 
     @property
     def seconds(self) -> float:
@@ -194,12 +203,12 @@ class Prediction:
     def by_op(self) -> tuple[Share, ...]:
         """The GPU time by op name, longest first."""
         arrays = self._arrays
-        return _shares(arrays.names, arrays.name[arrays.work], self.call_s)
+        return shares_of(arrays.names, arrays.name[arrays.work], self.call_s)
 
     def by_module(self, depth: int = 2) -> tuple[Share, ...]:
         """The GPU time by module, longest first; paths are cut after `depth` names."""
         names, module = modules_of(self._arrays, depth)
-        return _shares(names, module, self.call_s)
+        return shares_of(names, module, self.call_s)
 
     def by_phase(self) -> Mapping[Phase, float]:
         """The GPU time of each phase, in seconds."""
@@ -209,7 +218,7 @@ class Prediction:
     def sources(self) -> tuple[Share, ...]:
         """The GPU time by the predictor that answered, longest first."""
         names, source = encode([answer.source if answer else "" for answer in self.answers])
-        shares = _shares(names, source[self._arrays.work], self.call_s)
+        shares = shares_of(names, source[self._arrays.work], self.call_s)
         return tuple(share for share in shares if share.name)
 
     @cached_property
@@ -287,6 +296,8 @@ class Prediction:
         least, most = self.gpu_spread
         low = self._play(least**powers.below, factors.low)
         high = self._play(most**powers.above, factors.high)
+        what = f"the range of the step on {self.device.id} ({self._culprit})"
+        refuse_impossible(what, self.seconds, low.seconds, high.seconds)
         return low.seconds, high.seconds
 
 
@@ -387,13 +398,3 @@ def _host_of(pace: Pace, recorded: bool) -> Host | RecordedHost:
     if recorded:
         return RecordedHost(factor=pace.host_factor)
     return REFERENCE_HOST if pace.host_factor == 1 else REFERENCE_HOST.scaled(pace.host_factor)
-
-
-def _shares(names: Sequence[str], codes: Codes, seconds: Seconds) -> tuple[Share, ...]:
-    calls = np.bincount(codes, minlength=len(names)).tolist()
-    times = np.bincount(codes, weights=seconds, minlength=len(names)).tolist()
-    return _longest_first(map(Share, names, calls, times))
-
-
-def _longest_first(shares: Iterable[Share]) -> tuple[Share, ...]:
-    return tuple(sorted(shares, key=lambda share: -share.gpu_s))

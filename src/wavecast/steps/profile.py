@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
 from wavecast.hardware.rates import available
 from wavecast.ops import Unit
+from wavecast.predictors.base import refuse_impossible
 from wavecast.traces import kernel_names
 
 
@@ -88,6 +90,14 @@ class Profile:
     """The number of calls of each op that was not predicted and counts as 0 s, by op name."""
     unpredicted_share: float = 0.0
     """The share of these ops in the step's work, as in `Prediction`."""
+
+    def __post_init__(self) -> None:
+        refuse_impossible(f"the step of {self.name} on {self.device.id}", self.seconds)
+        if not 0 <= self.gpu_s <= self.seconds * (1 + 1e-9):
+            raise InvalidInput(
+                f"the GPU is busy for {self.gpu_s:g} s in a step of {self.seconds:g} s of "
+                f"{self.name} on {self.device.id}, which cannot be; measure the step again"
+            )
 
     @property
     def throughput(self) -> float | None:

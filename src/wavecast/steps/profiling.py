@@ -9,6 +9,7 @@ from wavecast.footprint.kinds import peak_by_tbd_kind
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
 from wavecast.ops import Unit
+from wavecast.steps.arguments import refuse_impossible_measurement
 from wavecast.steps.idle import idle_by_cause
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.profile import Profile, ProfiledWork
@@ -20,6 +21,8 @@ def profile_measured(name: str, trace: Trace, device: Device) -> Profile:
     """The profile of a measured trace; `device` is the GPU on which it was measured."""
     kernels = [kernel for call in trace for kernel in call.kernels]
     whole = trace.measurement
+    if whole is not None:
+        refuse_impossible_measurement(trace, whole)
     busy_s = overlap.busy_s(kernels)
     gpu_s = whole.gpu_s if whole and whole.gpu_s is not None else busy_s
     seconds = whole.seconds if whole and whole.seconds is not None else busy_s

@@ -67,7 +67,9 @@ def _amounts(work: StepWork) -> Amounts:
 
 def _bytes(op: Op) -> float:
     cost = ops.cost_of(op)
-    return float(read((*op.inputs, *op.outputs)) if cost is None else cost.bytes)
+    if cost is not None:
+        return float(cost.bytes)
+    return float(read((*op.inputs, *op.outputs))) if ops.has_shapes(op) else 0.0
 
 
 def _measured_s(call: Call) -> float:

@@ -443,3 +443,34 @@ def test_a_trace_of_a_file_can_be_saved(tmp_path: Path) -> None:
     trace = read(training(3, distributedInfo={"rank": 0, "world_size": 4}), tmp_path)
     trace.save(tmp_path / "trace.gz")
     assert load_trace(tmp_path / "trace.gz") == trace
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    "broken",
+    [{"ts": 0}, {"ts": float("nan")}, {"dur": 1.8e19}, {"dur": -5.0}, {"dur": float("inf")}],
+    ids=str,
+)
+def test_a_kernel_whose_time_cannot_be_is_left_out(
+    tmp_path: Path, broken: dict[str, float], steps: int
+) -> None:
+    file = training(steps)
+    for event in file.events:
+        event["ts"] += 1.7e15  # microseconds since 1970, as the profiler writes them
+    whole = read_kineto(file.write(tmp_path, "whole.json"))
+    kernel = [event for event in file.events if event["cat"] == "kernel"][-1]
+    kernel.update(broken)
+    trace = read_kineto(file.write(tmp_path))
+    assert any(note.startswith("1 GPU event left out") for note in trace.notes)
+    assert whole.measurement
+    assert trace.measurement
+    assert trace.measurement.seconds == pytest.approx(whole.measurement.seconds, rel=0.5)
+
+
+def test_a_file_without_a_possible_kernel_is_refused(tmp_path: Path) -> None:
+    file = training()
+    for event in file.events:
+        if event["cat"] == "kernel":
+            event["dur"] = -1.0
+    with pytest.raises(InvalidInput, match=r"no GPU event in .* has a time that can be"):
+        read_kineto(file.write(tmp_path))

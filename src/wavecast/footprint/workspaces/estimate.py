@@ -13,6 +13,7 @@ from wavecast.footprint.workspaces import convolution, kernels, libraries, recur
 from wavecast.footprint.workspaces.convolution import Convolution, Tree
 from wavecast.footprint.workspaces.workspace import Workspace
 from wavecast.hardware.device import Device
+from wavecast.ops.reading import MOST_BYTES, reading
 from wavecast.traces.step import Allocation, Op, Role, Trace
 
 _SINGLE = {
@@ -105,19 +106,25 @@ def _allocations(trace: Trace, device: Device, constants: Constants) -> tuple[Al
 
 
 def workspaces_of(op: Op, device: Device, constants: Constants) -> tuple[Workspace, ...]:
-    """The workspaces of one run of an op, in the order in which they are allocated."""
+    """The workspaces of one run of an op, in the order in which they are allocated.
+
+    There are none for an op whose shapes are not known or cannot be read.
+    """
     if not ops.has_shapes(op):
         return ()
+    workspaces = reading(_workspaces, (), op, device, constants)
+    return tuple(w for w in workspaces if 0 < w.nbytes <= MOST_BYTES)
+
+
+def _workspaces(op: Op, device: Device, constants: Constants) -> tuple[Workspace, ...]:
     if op.base in convolution.NAMES:
         *earlier, last = _convolution_bytes(op, device, constants)
-        workspaces = (*(Workspace(n, released_early=True) for n in earlier), Workspace(last))
-    elif op.base in recurrent.NAMES:
-        workspaces = recurrent.workspaces_of(op)
-    elif op.base == "aten.embedding_dense_backward":
-        workspaces = kernels.embedding_workspaces(op)
-    else:
-        workspaces = (Workspace(_single_bytes(op, device)),)
-    return tuple(workspace for workspace in workspaces if workspace.nbytes)
+        return (*(Workspace(n, released_early=True) for n in earlier), Workspace(last))
+    if op.base in recurrent.NAMES:
+        return tuple(recurrent.workspaces_of(op))
+    if op.base == "aten.embedding_dense_backward":
+        return tuple(kernels.embedding_workspaces(op))
+    return (Workspace(_single_bytes(op, device)),)
 
 
 def _single_bytes(op: Op, device: Device) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from wavecast.footprint.workspaces.workspace import Workspace
 from wavecast.hardware.device import Device
+from wavecast.ops.reading import has_possible_tensors, reading
 from wavecast.ops.registry import integer, item_bytes
 from wavecast.ops.rnn import rnn_shape
 from wavecast.traces.step import Op, Trace
@@ -89,11 +90,14 @@ def joined_weights(trace: Trace) -> Mapping[int, tuple[int, ...]]:
     torch allocates the weights one by one. It frees them when the layer has been moved to the GPU
     and `torch.nn.RNNBase.flatten_parameters` has joined them. All sizes are in bytes.
     """
-    return {
-        flat_bytes(op): _weights_bytes(op)
-        for op in trace.counts
-        if op.base == FORWARD and _weights_bytes(op)
-    }
+    layers = (op for op in trace.counts if op.base == FORWARD and has_possible_tensors(op))
+    joined = (reading(_joined, None, op) for op in layers)
+    return {flat: weights for flat, weights in filter(None, joined) if weights}
+
+
+def _joined(op: Op) -> tuple[int, tuple[int, ...]]:
+    """The size of the flat tensor of a layer, and those of its weights, in bytes."""
+    return flat_bytes(op), _weights_bytes(op)
 
 
 def noise_position(trace: Trace) -> int | None:

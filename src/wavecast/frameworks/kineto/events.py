@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterator
 from os import PathLike
@@ -34,6 +35,10 @@ _OLD_CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
 }
+
+LONGEST_US = 3600e6
+"""The longest kernel, op or pause of a recording that is believed: an hour. Real ones last seconds,
+and what is longer has a broken clock or counter behind it."""
 
 _WANTED = "give a file that torch.profiler wrote (export_chrome_trace)"
 
@@ -126,6 +131,13 @@ def number(value: Any, default: float = 0.0) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
     return default
+
+
+def has_possible_time(event: Event) -> bool:
+    """Whether an event begins at a number, and lasts from 0 to `LONGEST_US` microseconds."""
+    begin, duration = event.get("ts"), event.get("dur", 0.0)
+    given = number(begin, math.nan), number(duration, math.nan)
+    return math.isfinite(given[0]) and 0 <= given[1] <= LONGEST_US
 
 
 def kernel_of(event: Event, begin_us: float) -> Kernel:

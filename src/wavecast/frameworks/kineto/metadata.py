@@ -80,6 +80,12 @@ def notes_of(
     info = _distributed(survey.fields)
     if isinstance(info.get("world_size"), int):
         yield f"rank {_short(info.get('rank')) or '?'} of {info['world_size']}"
+    if survey.left_out:
+        plural = "" if survey.left_out == 1 else "s"
+        yield (
+            f"{survey.left_out} GPU event{plural} left out: a time that is negative, no number, "
+            "longer than an hour, or more than an hour away from everything else"
+        )
     if not properties_of(survey, position).get("name"):
         yield "the file does not name the GPU"
     devices = set(survey.device[survey.rows(position)].tolist())

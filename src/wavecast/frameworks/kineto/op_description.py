@@ -10,7 +10,7 @@ from typing import Any
 from wavecast.frameworks.kineto.arguments import arguments_in
 from wavecast.frameworks.kineto.op_names import kind_of
 from wavecast.frameworks.kineto.schema import op_of
-from wavecast.ops import Kind, cost_of, executed_flops
+from wavecast.ops import Kind, is_readable
 from wavecast.traces import kernel_names
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
@@ -55,13 +55,8 @@ def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> 
 @lru_cache(maxsize=8192)
 def _whole(op: Op) -> Op:
     """The op; without its tensors if the recorded ones are incomplete."""
-    try:
-        cost_of(op)
-        executed_flops(op)
     # The formulas expect all tensors and attributes that our own traces have.
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        return Op(op.name, (), ())
-    return op
+    return op if is_readable(op) else Op(op.name, (), ())
 
 
 def _placed(op: Op, kernels: Sequence[str]) -> Op:

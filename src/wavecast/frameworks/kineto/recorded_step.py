@@ -14,6 +14,7 @@ from wavecast.frameworks.kineto.events import (
     Event,
     arguments_of,
     category_of,
+    has_possible_time,
     kernel_of,
     name_of,
     number,
@@ -124,6 +125,8 @@ def _span(event: Event, category: str) -> Span | None:
         if not name.startswith(MODULE):
             return None
     elif category not in _HOST_CATEGORIES:
+        return None
+    if not has_possible_time(event):
         return None
     begin = number(event.get("ts"))
     end = begin + max(number(event.get("dur")), 0.0)

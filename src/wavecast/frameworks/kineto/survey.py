@@ -5,6 +5,8 @@ Only numbers of each event are kept, so a file of gigabytes needs only megabytes
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from array import array
 from collections import Counter
@@ -22,10 +24,12 @@ from numpy.typing import NDArray
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto.events import (
     GPU_CATEGORIES,
+    LONGEST_US,
     RUNTIME_CATEGORIES,
     Event,
     arguments_of,
     category_of,
+    has_possible_time,
     name_of,
     number,
     read_events,
@@ -63,6 +67,8 @@ class Survey:
     is_kernel: NDArray[np.int8]
     """Whether the event is a kernel, not a copy or a fill."""
     device: NDArray[np.int64]
+    left_out: int = 0
+    """The number of GPU events whose times cannot be, which belong to no step."""
 
     @cached_property
     def _rows_by_step(self) -> list[NDArray[np.int64]]:
@@ -117,7 +123,7 @@ def survey_of(path: Path) -> Survey:
     """The survey of a profiler file.
 
     Raises:
-        InvalidInput: it is not a profiler file, or has no GPU events.
+        InvalidInput: it is not a profiler file, or has no GPU events, or none whose time can be.
     """
     columns = _Columns()
     for event in read_events(path, columns.fields):
@@ -125,10 +131,17 @@ def survey_of(path: Path) -> Survey:
     if not columns.gpu_begin:
         _refuse_without_gpu(path, columns.host_events)
     begin, end = _floats(columns.gpu_begin), _floats(columns.gpu_end)
-    issued = _issue_times(columns, begin)
+    recorded_us = _recorded(columns)
+    possible = columns.possible & (begin >= recorded_us[0]) & (begin <= recorded_us[1])
+    if not possible.any():
+        raise InvalidInput(
+            f"no GPU event in {path} has a time that can be: each is negative, no number, longer "
+            "than an hour, or more than an hour away from everything else; record it again"
+        )
+    issued = _issue_times(columns, begin, recorded_us)
     marked = sorted(columns.steps.values(), key=lambda step: step.begin_us)
-    steps = tuple(marked) or (ProfiledStep(None, columns.first_us, columns.last_us),)
-    step_of = _positions(steps, issued)
+    steps = tuple(marked) or (ProfiledStep(None, *recorded_us),)
+    step_of = np.where(possible, _positions(steps, issued), -1)
     busy = sorted(set(step_of[step_of >= 0].tolist()))
     if not busy:
         raise InvalidInput(
@@ -147,6 +160,7 @@ def survey_of(path: Path) -> Survey:
         end_us=end,
         is_kernel=np.frombuffer(columns.is_kernel, dtype=np.int8),
         device=np.frombuffer(columns.device, dtype=np.int64),
+        left_out=int((~possible).sum()),
     )
 
 
@@ -158,10 +172,15 @@ class _Columns:
         self.steps: dict[int, ProfiledStep] = {}
         self.gpu_begin, self.gpu_end = array("d"), array("d")
         self.correlation, self.device = array("q"), array("q")
-        self.is_kernel = array("b")
+        self.is_kernel, self.gpu_possible = array("b"), array("b")
+        self.host_begin, self.host_end = array("d"), array("d")
         self.launch_correlation, self.launch_us = array("q"), array("d")
         self.host_events = 0
-        self.first_us, self.last_us = float("inf"), float("-inf")
+
+    @property
+    def possible(self) -> NDArray[np.bool_]:
+        """Whether each GPU event has a time that can be."""
+        return np.frombuffer(self.gpu_possible, dtype=np.int8).astype(bool)
 
     def add(self, event: Event) -> None:
         if event.get("ph") != "X":
@@ -169,9 +188,14 @@ class _Columns:
         category = category_of(event)
         begin = number(event.get("ts"))
         end = begin + max(number(event.get("dur")), 0.0)
+        possible = has_possible_time(event)
         if category in GPU_CATEGORIES:
+            self.gpu_possible.append(possible)
             self._add_gpu(arguments_of(event), category, begin, end)
-        elif category in RUNTIME_CATEGORIES:
+            return
+        if not possible:
+            return
+        if category in RUNTIME_CATEGORIES:
             self.launch_correlation.append(correlation_of(arguments_of(event)))
             self.launch_us.append(begin)
         elif category not in ("cpu_op", "user_annotation"):
@@ -181,7 +205,8 @@ class _Columns:
             self._add_step(name_of(event), begin, end)
             if category == "user_annotation":  # it may be longer than the work it encloses
                 return
-        self.first_us, self.last_us = min(self.first_us, begin), max(self.last_us, end)
+        self.host_begin.append(begin)
+        self.host_end.append(end)
 
     def _add_gpu(self, arguments: dict[str, Any], category: str, begin: float, end: float) -> None:
         self.gpu_begin.append(begin)
@@ -208,13 +233,34 @@ def correlation_of(arguments: Mapping[str, Any]) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else -1
 
 
-def _issue_times(columns: _Columns, begin: Floats) -> Floats:
+def _recorded(columns: _Columns) -> tuple[float, float]:
+    """From the first event to the end of the last, without those that an hour or more lies between.
+
+    One event with a broken clock (`ts` 0 among times since 1970) would make a step of decades. The
+    stretch that has the most events is the recording.
+    """
+    possible = columns.possible
+    begin = np.concatenate([_floats(columns.gpu_begin)[possible], _floats(columns.host_begin)])
+    end = np.concatenate([_floats(columns.gpu_end)[possible], _floats(columns.host_end)])
+    if not len(begin):
+        return math.inf, -math.inf
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    cuts = np.flatnonzero(begin[1:] - end[:-1] > LONGEST_US) + 1
+    edges = [0, *cuts.tolist(), len(begin)]
+    first, stop = max(itertools.pairwise(edges), key=lambda part: part[1] - part[0])
+    return float(begin[first]), float(end[stop - 1])
+
+
+def _issue_times(columns: _Columns, begin: Floats, recorded_us: tuple[float, float]) -> Floats:
     """When the host launched each GPU event; when the event began, if its launch is missing."""
     launched = np.frombuffer(columns.launch_correlation, dtype=np.int64)
     times = _floats(columns.launch_us)
     wanted = np.frombuffer(columns.correlation, dtype=np.int64)
     order = np.argsort(launched, kind="stable")
     launched, times = launched[order], times[order]
+    within = (times >= recorded_us[0]) & (times <= recorded_us[1])
+    launched, times = launched[within], times[within]
     if not len(launched):
         return begin
     at = np.minimum(np.searchsorted(launched, wanted), len(launched) - 1)

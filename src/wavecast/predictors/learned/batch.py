@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wavecast import ops
 from wavecast.ops import Kind, matmul, quantization
+from wavecast.ops.reading import is_possible_work, reading
 from wavecast.predictors.learned.gpus import CODES, Floats, GpuFacts
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics import groups
@@ -28,6 +29,8 @@ MOST_SHARE = 0.95
 """The share of the nominal bandwidth that no kernel exceeds."""
 UNMODELLED = "unmodelled"
 """The entry in `Batch.main` of an op that no model covers."""
+UNREADABLE = "unreadable"
+"""The entry of an op whose formulas cannot read it. It gets no answer."""
 CLASSED = ("product", "grouped", "convolution", "attention", "recurrent")
 """Models whose errors differ between tensor cores and plain cores."""
 
@@ -51,7 +54,7 @@ class Batch:
     """The parts of all ops, by model."""
     main: tuple[str, ...]
     """The model of each op's first part, or the op's kind if it passes over memory; `UNMODELLED`
-    where no model fits."""
+    where no model fits, `UNREADABLE` where no formula can read the op."""
     seen: NDArray[np.bool_]
     """Whether ops of that name were in the fit."""
     unit: NDArray[np.int64]
@@ -99,13 +102,16 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
     added: dict[str, list[float]] = {}
     main: list[str] = []
     for position, op in enumerate(given):
-        op_parts = parts_of(op) if ops.launches(op) else ()
-        for part in op_parts:
+        op_parts = _readable_parts(op) if ops.launches(op) else ()
+        for part in op_parts or ():
             rows.setdefault(part.model, []).append(part.row)
             owners.setdefault(part.model, []).append(position)
             term = families.get(op.base, 0.0) if part.model == "stream" else 0.0
             added.setdefault(part.model, []).append(term)
-        main.append(_main(op, op_parts[0]) if op_parts else UNMODELLED)
+        if op_parts is None:
+            main.append(UNREADABLE)
+        else:
+            main.append(_main(op, op_parts[0]) if op_parts else UNMODELLED)
     parts = {
         model: PartColumns(columns_of(model_rows), np.array(owners[model]), np.array(added[model]))
         for model, model_rows in rows.items()
@@ -122,6 +128,14 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
         gain=np.array([WINOGRAD_GAIN if name == "convolution" else 1.0 for name in main]),
         nbytes=np.array([float(cost.bytes) if cost else 0.0 for cost, _ in costs]),
     )
+
+
+def _readable_parts(op: Op) -> tuple[Part, ...] | None:
+    """The parts of an op; None if its tensors or attributes are not those of such an op."""
+    parts = reading(parts_of, None, op)
+    if parts is None or not all(is_possible_work(abs(n)) for part in parts for n in part.row):
+        return None
+    return parts
 
 
 def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:

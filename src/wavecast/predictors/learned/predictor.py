@@ -124,14 +124,17 @@ class Learned(Predictor):
         gpu: GpuFacts,
         device: Device,
     ) -> Iterator[Estimate | None]:
-        seconds = batch.seconds(self.models, gpu)
-        low, high = self._ranges(batch, gpu)
-        low_s = np.maximum(seconds * low, batch.least_s(gpu))
+        # Sizes of 0 or near 2^63 give no time, or one that is not finite; both become None below.
+        with np.errstate(all="ignore"):
+            seconds = batch.seconds(self.models, gpu)
+            low, high = self._ranges(batch, gpu)
+            low_s = np.maximum(seconds * low, batch.least_s(gpu))
+            high_s = seconds * high
         rows = zip(
             given,
             seconds.tolist(),
             low_s.tolist(),
-            (seconds * high).tolist(),
+            high_s.tolist(),
             batch.seen.tolist(),
             modelled,
             strict=True,
@@ -139,7 +142,7 @@ class Learned(Predictor):
         for op, mid_s, op_low_s, op_high_s, seen, has_model in rows:
             if not has_model:
                 yield self._fallen_back(op, device)
-            elif not 0 < mid_s < np.inf:
+            elif not 0 < op_low_s <= mid_s <= op_high_s < np.inf:
                 yield None
             else:
                 source = "learned" if seen else "learned, op unseen"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
+from wavecast.ops.reading import reading
 from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, Linear, Lstm
 from wavecast.traces.step import Op, TensorSpec
 
@@ -37,7 +38,7 @@ def layer_of(op: Op) -> Layer | None:
     if maker is None or not ops.launches(op):
         return None
     try:
-        return maker(op)
+        return reading(maker, None, op) if ops.has_shapes(op) else None
     except InvalidInput:  # a size of 0, or a filter larger than the image: nothing to run
         return None
 
@@ -45,7 +46,7 @@ def layer_of(op: Op) -> Layer | None:
 def computes_all(op: Op) -> bool:
     """Whether an op computes all that was measured: backward, gradients of input and weights."""
     wanted = op.attr("output_mask")
-    if "backward" not in op.base or not isinstance(wanted, tuple):
+    if "backward" not in op.base or not isinstance(wanted, tuple) or len(wanted) < 2:
         return True
     weights = wanted[1] if "convolution" in op.base else wanted[-1]
     return bool(wanted[0] and weights)
