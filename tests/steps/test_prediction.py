@@ -118,11 +118,11 @@ def test_views_are_not_listed_as_unpredicted_and_never_asked_for() -> None:
     assert set(table.questions) == {mm()}
 
 
-def test_a_step_of_which_nothing_is_known_takes_no_time_but_says_so() -> None:
+def test_a_step_of_which_nothing_is_known_is_refused_by_name() -> None:
     prediction = predicted(trace(call(unknown("a.b")), call(unknown("c.d")), samples=8))
-    assert (prediction.seconds, prediction.low_s, prediction.high_s) == (0, None, None)
-    assert prediction.throughput is None
     assert prediction.unpredicted == {"a.b.default": 1, "c.d.default": 1}
+    with pytest.raises(InvalidInput, match=r"unpredicted: a\.b\.default, c\.d\.default"):
+        _ = prediction.seconds
 
 
 def test_equal_ops_are_predicted_once() -> None:

@@ -148,7 +148,7 @@ def test_what_lies_before_the_first_kernel_is_idle_where_the_gpu_began_idle() ->
 
 def test_memory_is_counted_by_the_kinds_of_the_paper_as_maxima() -> None:
     calls = (
-        Call(relu(8), Phase.FORWARD),
+        Call(relu(8), Phase.FORWARD, kernels=(Kernel("relu", 0.5),)),
         Call(relu(8), Phase.BACKWARD),
         Call(relu(8), Phase.OPTIMIZER),
     )
