@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.steps.schedules import (
+from wavecast.parallel.schedules import (
     BACKWARD,
     FORWARD,
     PartTimes,
