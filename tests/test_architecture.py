@@ -48,7 +48,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
     ),
     "wavecast/predictors": (
         *("", "base", "roofline", "attainable", "mlp", "learned"),
-        *("wave", "habitat", "mixed_precision"),
+        *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": ("", "kineto", "ncu", "pytorch", "tracing", "scripts", "targets"),
     "wavecast/frameworks/pytorch": ("", "capture", "scripts", "measurement", "huggingface"),

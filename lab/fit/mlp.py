@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab import needs
+from lab.fit.mlp_coverage import answered, ranges_by_gpu
 from lab.measured.layer_ops import op_of
 from lab.measured.mlp_data import Table, collected, joined, prepare, public
 from wavecast.hardware.devices import device
@@ -146,18 +147,27 @@ def _round(value: float) -> float:
     return round(float(value), 2)
 
 
-def on_gpu(these: FitProblem, predicted_ms: Floats, gpu: str) -> dict[str, Any]:
-    """The errors on one GPU: predicted directly, and scaled from each other GPU."""
-    here = these.gpu == gpu
+def on_gpu(
+    these: FitProblem, predicted_ms: Floats, gpu: str, here: Array | None = None
+) -> dict[str, Any]:
+    """The errors on one GPU: predicted directly, and scaled from each other GPU.
+
+    Only the rows of the mask `here` are scored; all of this GPU if there is none.
+    """
+    rows = int((these.gpu == gpu).sum())
+    here = these.gpu == gpu if here is None else here
+    if not here.any():
+        return {"rows": rows, "unknown": rows, "from": {}}
     bounded_ms = {"mlp": np.maximum(predicted_ms, these.others_ms["roofline"]), **these.others_ms}
     scores: dict[str, Any] = {
-        "rows": int(here.sum()),
+        "rows": rows,
+        "unknown": rows - int(here.sum()),
         "mlp_raw": error(predicted_ms[here], these.ms[here]),
     }
     scores |= {name: error(ms[here], these.ms[here]) for name, ms in bounded_ms.items()}
     scores["from"] = {}
     for origin in np.unique(these.gpu[these.trainable]).tolist():
-        pairs = _pairs(these, origin, gpu)
+        pairs = _pairs(these, origin, gpu, here)
         if origin == gpu or len(pairs) < LEAST_ROWS:
             continue
         o, d = pairs.T
@@ -169,11 +179,11 @@ def on_gpu(these: FitProblem, predicted_ms: Floats, gpu: str) -> dict[str, Any]:
     return scores
 
 
-def _pairs(these: FitProblem, origin: str, gpu: str) -> NDArray[np.int64]:
+def _pairs(these: FitProblem, origin: str, gpu: str, scored: Array) -> NDArray[np.int64]:
     """The positions of rows with the same configuration on both GPUs, as (origin, gpu) pairs."""
     places: list[dict[tuple[int, ...], int]] = []
     for name in (origin, gpu):
-        rows = np.flatnonzero(these.gpu == name)
+        rows = np.flatnonzero((these.gpu == name) & (scored | (name == origin)))
         sizes = map(tuple, these.layers[rows].tolist())
         places.append(dict(zip(sizes, rows.tolist(), strict=True)))
     common = [key for key in places[0] if key in places[1]]
@@ -195,10 +205,12 @@ def validate(these: FitProblem, fit: Fit) -> tuple[dict[str, Any], list[float]]:
     if len(gpus) > 1:
         for gpu in gpus[counts >= LEAST_ROWS].tolist():
             out = these.gpu == gpu
-            predicted_ms = fit(these.trainable & ~out)
-            scores["left_out"][gpu] = on_gpu(these, predicted_ms, gpu)
+            train = these.trainable & ~out
+            predicted_ms = fit(train)
+            known = out & answered(these.kind, these.features, these.gpu, train)
+            scores["left_out"][gpu] = on_gpu(these, predicted_ms, gpu, known)
             bounded = np.maximum(predicted_ms, these.others_ms["roofline"])
-            ratios.append(these.ms[out] / bounded[out])
+            ratios.append(these.ms[known] / bounded[known])
     spread = np.quantile(np.concatenate(ratios), SPREAD) if ratios else (0.5, 2.0)
     return scores, [round(float(end), 3) for end in spread]
 
@@ -299,7 +311,11 @@ def card(
         "least_s": args.least_ms * 1e-3,
         "low": spread[0],
         "high": spread[1],
-        "left_out": {gpu: errors["mlp"]["mean"] for gpu, errors in scores["left_out"].items()},
+        "left_out": {
+            gpu: errors["mlp"]["mean"] if "mlp" in errors else "unknown"
+            for gpu, errors in scores["left_out"].items()
+        },
+        "by_gpu": ranges_by_gpu(these.kind, features, these.gpu[rows]),
         "ranges": {name: [low, high] for name, low, high in ends},
     }
 
@@ -319,7 +335,8 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
         what = f"{result['kind']} {result['target']} {result['recipe']['width']}"
         lines.append(f"{what + ' configurations':52} {'':6} | {_pair(result['configurations'])}")
         for gpu, scores in result["left_out"].items():
-            alone = " ".join(_pair(scores[name]) for name in COLUMNS)
+            alone = " ".join(_pair(scores[name]) for name in COLUMNS if name in scores)
+            alone = f"{alone} ({scores['unknown']} unknown)"
             origins = list(scores["from"].values())
             means = [
                 np.mean([o[n]["mean"] for o in origins] or [np.nan]) for n in (*COLUMNS, "peak")

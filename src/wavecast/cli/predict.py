@@ -50,9 +50,16 @@ class PredictorName(StrEnum):
     MLP = "mlp"
     HABITAT = "habitat"
     WAVE = "wave"
+    DAYDREAM = "daydream"
 
 
-_SCALERS = (PredictorName.HABITAT, PredictorName.WAVE)
+class SetupName(StrEnum):
+    """The setups as published in a paper."""
+
+    HABITAT = "habitat"
+
+
+_SCALERS = (PredictorName.HABITAT, PredictorName.WAVE, PredictorName.DAYDREAM)
 """Those that need a measured step."""
 
 GpuOption = Annotated[
@@ -64,7 +71,16 @@ PredictorOption = Annotated[
     typer.Option(
         "--predictor",
         help="The predictor of op times (learned, attainable, roofline, mlp), or the method that "
-        "scales a measurement (habitat, wave); the most accurate one by default.",
+        "scales a measurement (habitat, wave, or daydream with --precision); the most accurate "
+        "one by default.",
+    ),
+]
+SetupOption = Annotated[
+    SetupName | None,
+    typer.Option(
+        "--setup",
+        help="Scale a measurement as published: habitat takes its paper's clocks, bandwidths, "
+        "prices and networks (--model), and Daydream's rule for --precision.",
     ),
 ]
 ModelOption = Annotated[
@@ -126,6 +142,7 @@ def predict(
     precision: PrecisionOption = None,
     by: ByOption = None,
     predictor: PredictorOption = None,
+    setup: SetupOption = None,
     model: ModelOption = None,
     origin: OriginOption = None,
     host: HostOption = None,
@@ -149,10 +166,10 @@ def predict(
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
     wanted = assuming(resolve(target, batch, precision, options), assume)
-    refuse_scaling(wanted, origin, predictor)
+    refuse_scaling(wanted, origin, predictor, setup)
     predict_on = partial(
         wavecast.predict,
-        predictor=_predictor(predictor, wanted, precision, model),
+        predictor=_predictor(predictor, wanted, precision, model, setup),
         origin=origin,
         host=host,
         host_factor=host_factor,
@@ -162,18 +179,22 @@ def predict(
     traces = family_traces(wanted, gpus)
     predictions = [predict_on(traces, device) for device in gpus]
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
-    _print(wanted, rows, by, as_json)
+    _print(wanted, rows, by, as_json, setup)
     exit_if_incomplete(rows)
 
 
 def refuse_scaling(
-    target: Target, origin: str | None, predictor: PredictorName | None = None
+    target: Target,
+    origin: str | None,
+    predictor: PredictorName | None = None,
+    setup: SetupName | None = None,
 ) -> None:
     """Refuse options that scale a measurement, if the step of a target was not measured."""
     if is_measured(target):
         return
     scaler = f"--predictor {predictor}" if predictor in _SCALERS else None
-    for option in ("--origin" if origin is not None else None, scaler):
+    given = "--origin" if origin is not None else None, scaler, setup and f"--setup {setup}"
+    for option in given:
         if option is not None:
             raise InvalidInput(
                 f"{option} is for measured steps, and {target.name} was not measured, so there is "
@@ -187,12 +208,14 @@ def exit_if_incomplete(predictions: Iterable[Prediction]) -> None:
         raise typer.Exit(INCOMPLETE)
 
 
-def _print(target: Target, rows: list[Prediction], by: By | None, as_json: bool) -> None:
+def _print(
+    target: Target, rows: list[Prediction], by: By | None, as_json: bool, setup: SetupName | None
+) -> None:
     """Print predictions as JSON, or as a table and, if asked for, breakdowns."""
     if as_json:
-        print_json(records.predictions(target.name, rows, by))
+        print_json(records.predictions(target.name, rows, by, setup))
         return
-    show(report.predictions(target.name, rows, width()))
+    show(report.predictions(target.name, rows, width(), setup))
     for row in rows if by is not None else ():
         parts = row.by_op() if by is By.OP else row.by_module()
         show(report.shares(f"{row.device.id}, by {by}", parts, row.gpu_s))
@@ -252,21 +275,60 @@ def precision_scaler(target: Target, precision: str | None) -> Scaler | None:
     return MixedPrecision.shipped(precision)
 
 
+def _published_scaler(
+    setup: SetupName,
+    name: PredictorName | None,
+    precision: str | None,
+    models: list[Path] | None,
+) -> Scaler:
+    """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
+    from wavecast.predictors.mixed_precision import MixedPrecision
+    from wavecast.predictors.mlp.predictor import Mlp
+    from wavecast.predictors.published import published_setup
+
+    if name is not None:
+        raise InvalidInput(f"--setup {setup} has its own predictor; leave --predictor out")
+    scaler = published_setup(setup).scaler(Mlp.read(models) if models else None)
+    return scaler if precision is None else MixedPrecision.daydream(precision, scaler)
+
+
+def _daydream(precision: str | None) -> Scaler:
+    from wavecast.predictors.mixed_precision import MixedPrecision
+
+    if precision is None:
+        raise InvalidInput(
+            "Daydream's rule takes a float32 measurement to half precision; say which with "
+            "--precision bf16 or fp16"
+        )
+    return MixedPrecision.daydream(precision)
+
+
 def _predictor(
-    name: PredictorName | None, target: Target, precision: str | None, models: list[Path] | None
+    name: PredictorName | None,
+    target: Target,
+    precision: str | None,
+    models: list[Path] | None,
+    setup: SetupName | None = None,
 ) -> Predictor | Scaler | None:
     """The predictor that the options ask for. None to let the library choose."""
+    if setup is not None:
+        return _published_scaler(setup, name, precision, models)
     if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
-        raise InvalidInput("--model is for --predictor mlp or habitat")
+        raise InvalidInput("--model is for --predictor mlp or habitat, or for --setup habitat")
+    if name is PredictorName.DAYDREAM:
+        return _daydream(precision)
     if (scaler := precision_scaler(target, precision)) is not None:
         if name is not None:
             raise InvalidInput(
-                "--precision with a measured trace has its own predictor; leave --predictor out"
+                "--precision with a measured trace has its own predictor; leave --predictor out, "
+                "or take --predictor daydream"
             )
         return scaler
+    return None if name is None else _named_predictor(name, models)
+
+
+def _named_predictor(name: PredictorName, models: list[Path] | None) -> Predictor | Scaler:
     match name:
-        case None:
-            return None
         case PredictorName.LEARNED:
             from wavecast.predictors.learned.predictor import Learned
 

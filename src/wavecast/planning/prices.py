@@ -56,20 +56,29 @@ class Price:
         return per_s * 3600 / self.usd_per_hour
 
 
-def price(device: Device | str) -> Price | None:
+def price(device: Device | str, setup: str | None = None) -> Price | None:
     """The cheapest known offer for a device. None when unknown; a price is never guessed.
 
+    Args:
+        device: the GPU, or its name.
+        setup: "habitat" for the prices of Habitat's paper (table 2); None for today's.
+
     Raises:
-        UnknownName: the name fits no device, or several.
+        UnknownName: the name fits no device, or several; or there is no such setup.
     """
     gpu = device_of_name(device) if isinstance(device, str) else device
-    return prices().get(gpu.id)
+    return prices(setup).get(gpu.id)
 
 
 @functools.cache
-def prices() -> Mapping[str, Price]:
-    """The shipped prices by device id."""
-    return read_prices(shipped("prices.toml"))
+def prices(setup: str | None = None) -> Mapping[str, Price]:
+    """The shipped prices by device id; with a setup, those of its paper."""
+    if setup is None:
+        return read_prices(shipped("prices.toml"))
+    # Imported only here: it needs numpy, and today's prices do not.
+    from wavecast.predictors.published import published_setup
+
+    return read_prices(shipped(f"setups/{published_setup(setup).name}-prices.toml"))
 
 
 def read_prices(path: str | os.PathLike[str]) -> dict[str, Price]:

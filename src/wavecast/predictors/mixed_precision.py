@@ -67,6 +67,20 @@ class MixedPrecision(Scaler):
         habitat = Habitat.shipped()
         return cls(habitat, precision, habitat.learned)
 
+    @classmethod
+    def daydream(cls, precision: str, base: Scaler | None = None) -> MixedPrecision:
+        """Daydream's rule alone, for every op, after scaling to the target in float32.
+
+        Args:
+            precision: "bf16" or "fp16".
+            base: scales to the other GPU in float32. None for the shipped scaler.
+
+        Raises:
+            InvalidInput: The precision is another one.
+        """
+        shipped = cls.shipped(precision)
+        return cls(base or shipped.base, precision)
+
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         """The time of a call on the target under autocast."""
         full = self.base.scale_call(call, origin, target)

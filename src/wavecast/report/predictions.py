@@ -11,6 +11,7 @@ from wavecast.hardware.device import Device
 from wavecast.planning.choice import comparable
 from wavecast.planning.prices import price
 from wavecast.predictors.base import Familiarity
+from wavecast.predictors.published import published_setup
 from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
@@ -50,16 +51,19 @@ _SOURCES = {
 """The predictors by the names under which they answer, with a short explanation."""
 
 
-def predictions(title: str, rows: Sequence[Prediction], width: int) -> RenderableType:
+def predictions(
+    title: str, rows: Sequence[Prediction], width: int, setup: str | None = None
+) -> RenderableType:
     """One row for each GPU; a narrow terminal shows fewer columns.
 
     Args:
         title: what was predicted.
         rows: the predictions, in the order in which they are shown.
         width: columns of the terminal.
+        setup: the published setup, whose prices are shown; None for today's prices.
     """
     groups = _by_predictors(rows)
-    columns = _prediction_columns(rows, _marks(groups))
+    columns = _prediction_columns(rows, _marks(groups), setup)
     if any(_missed_much(row) for row in rows):
         columns.append(Column("not predicted", [_unpredicted(row) for row in rows], left=True))
     if not all(_may_fit(row) for row in rows):
@@ -69,7 +73,7 @@ def predictions(title: str, rows: Sequence[Prediction], width: int) -> Renderabl
         title,
         table(fitting(columns, width), styles),
         "",
-        *_footnotes(rows, groups),
+        *_footnotes(rows, groups, setup),
         *notes(
             [
                 *notes_by_gpu((row.device.id, row.notes) for row in rows),
@@ -79,7 +83,9 @@ def predictions(title: str, rows: Sequence[Prediction], width: int) -> Renderabl
     )
 
 
-def _prediction_columns(rows: Sequence[Prediction], marks: Mapping[int, str]) -> list[Column]:
+def _prediction_columns(
+    rows: Sequence[Prediction], marks: Mapping[int, str], setup: str | None
+) -> list[Column]:
     unit = rows[0].trace.unit
     named = [f"{row.device.id} {marks.get(index, '')}" for index, row in enumerate(rows)]
     return [
@@ -90,8 +96,8 @@ def _prediction_columns(rows: Sequence[Prediction], marks: Mapping[int, str]) ->
         Column("GPU busy", [_share_of_step(row, row.gpu_s) for row in rows], 5),
         Column("host busy", [_share_of_step(row, row.host_s) for row in rows], 6),
         Column("bound by", [row.bound_by for row in rows], 3, left=True),
-        Column("$/h", [hourly_price(row.device) for row in rows], 4),
-        Column(f"{unit}/$", [_per_dollar(row) for row in rows], 2),
+        Column("$/h", [hourly_price(row.device, setup) for row in rows], 4),
+        Column(f"{unit}/$", [_per_dollar(row, setup) for row in rows], 2),
     ]
 
 
@@ -194,9 +200,9 @@ def larger_batches(
     )
 
 
-def hourly_price(device: Device) -> str:
-    """The price of a GPU in USD per hour, or `?`."""
-    offer = price(device)
+def hourly_price(device: Device, setup: str | None = None) -> str:
+    """The price of a GPU in USD per hour, or `?`; with a setup, the price of its paper."""
+    offer = price(device, setup)
     return UNKNOWN if offer is None else f"{offer.usd_per_hour:.2f}"
 
 
@@ -206,22 +212,35 @@ def _may_fit(prediction: Prediction) -> bool:
 
 
 def _footnotes(
-    rows: Sequence[Prediction], groups: Sequence[Mapping[int, Prediction]]
+    rows: Sequence[Prediction],
+    groups: Sequence[Mapping[int, Prediction]],
+    setup: str | None,
 ) -> list[Text]:
     warnings = [*_missing(rows), *_not_ranked(rows), *_too_small(rows)]
     lines = []
     if all(row.trace.samples is None for row in rows):
         lines.append("no throughput: how many samples a step takes is not known (give --batch)")
-    offers = [offer for row in rows if (offer := price(row.device)) is not None]
-    if offers:
+    offers = [offer for row in rows if (offer := price(row.device, setup)) is not None]
+    if offers and setup is None:
         newest = max(offer.date for offer in offers)
         lines.append(f"$/h: cheapest known on-demand offer in USD per GPU, as of {newest}")
+    elif offers:
+        lines.append(f"$/h: USD per GPU ({offers[0].provider})")
     lines += [
+        *([] if setup is None else [_setup(setup, rows)]),
         *_sources(groups),
         f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}",
         *_range_meanings(rows),
     ]
     return [*_warnings(warnings), *remarks(lines)]
+
+
+def _setup(name: str, rows: Sequence[Prediction]) -> str:
+    """The line about a published setup: which GPUs have the numbers of its paper."""
+    gpus = published_setup(name).gpus
+    others = [row.device.id for row in rows if row.device.id not in gpus]
+    line = f"setup: {name}, with the clocks and bandwidths of its paper"
+    return f"{line}; not in the paper: {', '.join(others)}" if others else line
 
 
 def _warnings(lines: Iterable[str]) -> list[Text]:
@@ -345,8 +364,8 @@ def _share_of_step(prediction: Prediction, seconds: float) -> str:
     return percent(seconds / prediction.seconds) if prediction.seconds else UNKNOWN
 
 
-def _per_dollar(prediction: Prediction) -> str:
-    offer, rate = price(prediction.device), _rate(prediction)
+def _per_dollar(prediction: Prediction, setup: str | None) -> str:
+    offer, rate = price(prediction.device, setup), _rate(prediction)
     if offer is None or rate is None:
         return UNKNOWN
     return quantity(offer.per_usd(rate))

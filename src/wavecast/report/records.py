@@ -35,19 +35,26 @@ BREAKDOWNS = ("op", "module")
 """The ways in which the GPU's time of a predicted step is broken down."""
 
 
-def predictions(target: str, rows: Sequence[Prediction], by: str | None = None) -> dict[str, Any]:
+def predictions(
+    target: str, rows: Sequence[Prediction], by: str | None = None, setup: str | None = None
+) -> dict[str, Any]:
     """The predictions of one target on several GPUs, with one breakdown or with all."""
     return {
         "target": target,
         "trace": trace(rows[0].trace),
-        "predictions": [prediction(row, by) for row in rows],
+        "predictions": [prediction(row, by, setup) for row in rows],
         "notes": notes_by_gpu((row.device.id, row.notes) for row in rows),
     }
 
 
-def prediction(step: Prediction, by: str | None = None) -> dict[str, Any]:
-    """The prediction of a step on one GPU; `by` is one of `BREAKDOWNS`, and None for all."""
-    offer, rate = price(step.device), step.throughput
+def prediction(
+    step: Prediction, by: str | None = None, setup: str | None = None
+) -> dict[str, Any]:
+    """The prediction of a step on one GPU; `by` is one of `BREAKDOWNS`, and None for all.
+
+    With a setup, the price is that of its paper.
+    """
+    offer, rate = price(step.device, setup), step.throughput
     left_out = {f"by_{breakdown}" for breakdown in BREAKDOWNS if by not in (None, breakdown)}
     record = {
         "gpu": step.device.id,

@@ -62,9 +62,10 @@ def _model(network: MlpNetwork, card: Mapping[str, Any]) -> MlpModel:
         network=network,
         low=min(float(card["low"]), 1.0),
         high=max(float(card["high"]), 1.0),
-        ranges={name: (float(low), float(high)) for name, (low, high) in card["ranges"].items()},
+        ranges=_ends(card["ranges"]),
         least_s=float(card["least_s"]),
         vendors=tuple(card["vendors"]),
+        by_gpu={gpu: _ends(ranges) for gpu, ranges in card.get("by_gpu", {}).items()},
     )
 
 
@@ -73,7 +74,11 @@ def _contradiction(model: MlpModel) -> str | None:
     texts = (model.kind, model.target, *model.vendors)
     if not all(isinstance(text, str) for text in texts):
         return "its kind, target and vendors must be texts"
-    numbers = [model.low, model.high, model.least_s, *sum(model.ranges.values(), ())]
+    tables = (model.ranges, *model.by_gpu.values())
+    if any(name not in model.ranges for table in tables for name in table):
+        return "its ranges by GPU must be of features that its ranges name"
+    ends = [end for table in tables for pair in table.values() for end in pair]
+    numbers = [model.low, model.high, model.least_s, *ends]
     if not np.isfinite(numbers).all() or model.low < 0 or model.least_s < 0:
         return "its low, high, least_s and ranges must be finite numbers"
     network = model.network
@@ -88,6 +93,10 @@ def _contradiction(model: MlpModel) -> str | None:
         return "its last layer must have one output"
     arrays = (network.mean, network.scale, *(part for pair in network.weights for part in pair))
     return None if all(np.isfinite(part).all() for part in arrays) else "its arrays are not finite"
+
+
+def _ends(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {name: (float(low), float(high)) for name, (low, high) in table.items()}
 
 
 def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any]) -> None:
@@ -116,11 +125,18 @@ def _toml(card: Mapping[str, Any]) -> str:
 
     Strings, numbers and lists are written as in JSON, which TOML reads too.
     """
-    values = [(key, value) for key, value in card.items() if not isinstance(value, Mapping)]
     lines = ["# A network as in Habitat; `data` names what it was fitted on."]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in values]
-    for key, table in card.items():
-        if isinstance(table, Mapping):
-            lines += ["", f"[{key}]"]
-            lines += [f"{json.dumps(name)} = {json.dumps(value)}" for name, value in table.items()]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_entries(card)]) + "\n"
+
+
+def _entries(table: Mapping[str, Any], path: str = "") -> list[str]:
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    lines = [f"{_key(k, path)} = {json.dumps(v)}" for k, v in table.items() if k not in inner]
+    for key, entries in inner.items():
+        whole = f"{path}.{json.dumps(key)}" if path else key
+        lines += ["", f"[{whole}]", *_entries(entries, whole)]
+    return lines
+
+
+def _key(name: str, path: str) -> str:
+    return json.dumps(name) if path else name

@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 DEVICE_MARGIN = 2.0
 """A network answers for GPUs whose numbers lie within its training data, widened by this factor.
 Every new GPU exceeds the training data in some number, but far beyond it an answer is arbitrary."""
+LEAST_GPUS = 2
+"""On how many GPUs such layers must have been measured before a network answers for another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +65,30 @@ class MlpModel:
     least_s: float = 0.0
     """The shortest time in the training data. A shorter answer is discarded."""
     vendors: tuple[str, ...] = ("NVIDIA",)
+    by_gpu: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    """The ranges of the layers that were measured on each GPU; empty if the card has none. A layer
+    that was measured on one GPU only says nothing about the others."""
     _computed: dict[Features, float] = field(default_factory=dict, repr=False)
 
-    def covers(self, features: Features) -> bool:
-        """Whether the network was trained on such layers and such GPUs."""
+    def covers(self, features: Features, gpu: str = "") -> bool:
+        """Whether the network was trained on such layers and such GPUs.
+
+        Where the card has ranges by GPU, such layers must have been measured on this GPU, or on at
+        least two others. Otherwise the network knows nothing of how they differ between GPUs.
+        """
         for value, (name, (low, high)) in zip(features, self.ranges.items(), strict=True):
             margin = DEVICE_MARGIN if name in DEVICE_FEATURES else 1.0
             if not low / margin <= value <= high * margin:
                 return False
-        return True
+        if not self.by_gpu:
+            return True
+        layer = dict(zip(self.ranges, features, strict=True))
+        measured = {
+            name
+            for name, ranges in self.by_gpu.items()
+            if all(low <= layer[size] <= high for size, (low, high) in ranges.items())
+        }
+        return gpu in measured or len(measured) >= LEAST_GPUS
 
     def seconds(self, rows: Sequence[Features]) -> list[float]:
         """The network's raw answers, which may even be negative. Each row is computed once."""

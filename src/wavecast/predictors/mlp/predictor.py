@@ -116,7 +116,7 @@ class Mlp(Predictor):
         if model is None or numbers is None or device.vendor not in model.vendors:
             return None
         features = features_of(layer, numbers)
-        return (model, features) if model.covers(features) else None
+        return (model, features) if model.covers(features, device.id) else None
 
 
 def _pass(op: Op) -> str:

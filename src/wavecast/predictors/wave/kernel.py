@@ -48,6 +48,10 @@ class KernelWork:
     """How far off the estimate may be, as a factor."""
 
 
+UNKNOWN_WORK = KernelWork()
+"""The work of a kernel of which only counters may tell: without them its gamma is 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scaled:
     """The ratio Td / To of a kernel, its range, and where its gamma comes from."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wavecast.hardware.device import Device
 from wavecast.predictors.base import Estimate, Scaler
-from wavecast.predictors.wave.kernel import scale_between, work_of
+from wavecast.predictors.wave.kernel import UNKNOWN_WORK, KernelWork, scale_between, work_of
 from wavecast.predictors.wave.pair import GpuPair, pair_of
 from wavecast.traces.step import Call
 
@@ -21,20 +21,26 @@ class WaveScaling(Scaler):
         >>> WaveScaling().scale_call(call, v100, a100).seconds
     """
 
+    counters_only: bool = False
+    """Take gamma from hardware counters alone, and 1 for a kernel without them, as published
+    (Habitat, section 4.2). By default the op's own FLOPs and bytes stand in for counters."""
+
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         """The target's time for a call; None if no time was measured or a kernel has no answer."""
-        return _scale_call(call, pair_of(origin, target))
+        return _scale_call(call, pair_of(origin, target), self._work(call))
 
     def scale_all(
         self, calls: Sequence[Call], origin: Device, target: Device
     ) -> list[Estimate | None]:
         """The target's time for each call; the two GPUs are compared once."""
         pair = pair_of(origin, target)
-        return [_scale_call(call, pair) for call in calls]
+        return [_scale_call(call, pair, self._work(call)) for call in calls]
+
+    def _work(self, call: Call) -> KernelWork:
+        return UNKNOWN_WORK if self.counters_only else work_of(call.op)
 
 
-def _scale_call(call: Call, pair: GpuPair) -> Estimate | None:
-    work = work_of(call.op)
+def _scale_call(call: Call, pair: GpuPair, work: KernelWork) -> Estimate | None:
     seconds = low_s = high_s = 0.0
     for kernel in call.kernels:
         scaled = scale_between(kernel, pair, work)

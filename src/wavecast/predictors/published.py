@@ -1,0 +1,116 @@
+"""Setups as published: a paper's own numbers of its GPUs, its networks and how it measured.
+
+The default setup is more accurate. A published one serves to compare with its paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from wavecast.errors import UnknownName
+from wavecast.files import shipped_toml
+from wavecast.hardware.device import Device, Fact
+from wavecast.predictors.base import Estimate, Predictor, Scaler
+from wavecast.predictors.habitat import Habitat
+from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.wave import WaveScaling
+from wavecast.traces.step import Call
+
+SETUPS = ("habitat",)
+"""The names of the setups."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedGpu:
+    """The numbers of a GPU that a paper used."""
+
+    clock_hz: float
+    """C, from specifications."""
+    bytes_per_s: float
+    """D, the measured memory bandwidth."""
+    flops: float
+    """P, the measured float32 rate."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The setup of a paper; `published_setup` gives it.
+
+    Example:
+        >>> habitat = published_setup("habitat")
+        >>> wavecast.predict(trace, "v100-pcie-16gb", predictor=habitat.scaler()).seconds
+    """
+
+    name: str
+    source: str
+    gpus: Mapping[str, PublishedGpu]
+    """The paper's GPUs, by the id of the device."""
+    warm_up: int
+    """How often an operation runs before it is timed."""
+    repeats: int
+    """How many runs are timed; their mean counts."""
+    width: int
+    """The neurons of each layer of its networks."""
+    depth: int
+    """The layers from width to width of its networks."""
+
+    def gpu(self, device: Device) -> Device:
+        """A GPU with the paper's clock, bandwidth and rate; itself if the paper did not use it.
+
+        The boost clock is left out, so that a published clock is compared with base clocks only.
+        """
+        numbers = self.gpus.get(device.id)
+        if numbers is None:
+            return device
+        measured = {
+            "memory_bytes_per_s": Fact(numbers.bytes_per_s, self.source),
+            "fp32_flops": Fact(numbers.flops, self.source),
+        }
+        return replace(
+            device, base_clock_hz=numbers.clock_hz, boost_clock_hz=None, measured=measured
+        )
+
+    def scaler(self, networks: Predictor | None = None) -> Scaler:
+        """The paper's method: networks where kernels vary, waves elsewhere.
+
+        Args:
+            networks: the networks, such as full-size ones (`Mlp.read`). None for the shipped ones,
+                which are narrower than published.
+        """
+        waves = WaveScaling(counters_only=True)
+        return PublishedScaler(self, Habitat(networks or Mlp.shipped(), waves))
+
+
+@dataclass(frozen=True)
+class PublishedScaler(Scaler):
+    """Scales between GPUs with the numbers that a paper used for them."""
+
+    setup: Setup
+    base: Scaler
+
+    def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        """The time of a measured call on the target."""
+        return self.base.scale_call(call, self.setup.gpu(origin), self.setup.gpu(target))
+
+    def scale_all(
+        self, calls: Sequence[Call], origin: Device, target: Device
+    ) -> Sequence[Estimate | None]:
+        """The time of each call on the target; all ratios are predicted at once."""
+        return self.base.scale_all(calls, self.setup.gpu(origin), self.setup.gpu(target))
+
+
+@cache
+def published_setup(name: str) -> Setup:
+    """The setup of a paper by its name.
+
+    Raises:
+        UnknownName: there is no such setup.
+    """
+    if name not in SETUPS:
+        listed = " or ".join(f'"{known}"' for known in SETUPS)
+        raise UnknownName(f'unknown setup "{name}"; it is {listed}, or leave it out')
+    table = shipped_toml(f"setups/{name}.toml")
+    gpus = {gpu: PublishedGpu(**numbers) for gpu, numbers in table["gpus"].items()}
+    return Setup(name, table["source"], gpus, **table["measurement"], **table["network"])
