@@ -53,6 +53,13 @@ LEAST_ROWS = 20
 SPREAD = (0.1, 0.9)
 """The quantiles of measured over predicted time on left-out GPUs that make a range."""
 
+EPOCHS = {"lstm": 400}
+"""Epochs where the published 80 are too few: 753 LSTMs make two batches an epoch. With 600 in place
+of 80 the error on new configurations fell from 40 to 30%."""
+UNEVEN = {("lstm", "forward"), ("lstm", "backward")}
+"""Layers measured in variety on the H200 alone: a network has seen most of them on no other GPU.
+Without the H200 it has not seen them at all, and was off by 400 to 600 times."""
+
 gpu_named = cache(device)
 
 
@@ -71,6 +78,11 @@ class FitProblem:
     ms: Floats
     others_ms: dict[str, Floats]
     """Predicted milliseconds of the predictors "roofline" and "attainable"."""
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the card needs ranges by GPU (`UNEVEN`)."""
+        return (self.kind, self.target) in UNEVEN
 
     @property
     def trainable(self) -> Array:
@@ -150,10 +162,7 @@ def _round(value: float) -> float:
 def on_gpu(
     these: FitProblem, predicted_ms: Floats, gpu: str, here: Array | None = None
 ) -> dict[str, Any]:
-    """The errors on one GPU: predicted directly, and scaled from each other GPU.
-
-    Only the rows of the mask `here` are scored; all of this GPU if there is none.
-    """
+    """The errors on one GPU, directly and from each other GPU, of all rows or those of a mask."""
     rows = int((these.gpu == gpu).sum())
     here = these.gpu == gpu if here is None else here
     if not here.any():
@@ -207,7 +216,8 @@ def validate(these: FitProblem, fit: Fit) -> tuple[dict[str, Any], list[float]]:
             out = these.gpu == gpu
             train = these.trainable & ~out
             predicted_ms = fit(train)
-            known = out & answered(these.kind, these.features, these.gpu, train)
+            rows = these.kind, these.features, these.gpu, train
+            known = out & answered(*rows) if these.uneven else out
             scores["left_out"][gpu] = on_gpu(these, predicted_ms, gpu, known)
             bounded = np.maximum(predicted_ms, these.others_ms["roofline"])
             ratios.append(these.ms[known] / bounded[known])
@@ -231,7 +241,7 @@ def fit_all(args: argparse.Namespace) -> None:
             continue
         for width in args.widths:
             print(f"{kind} {target}, width {width}", flush=True)
-            recipe = Recipe(width=width, epochs=args.epochs, late_after=args.epochs // 2)
+            recipe = Recipe.sized(width, args.epochs or EPOCHS.get(kind, 80))
             scores = fit_one(these, recipe, args)
             results.append({"kind": kind, "target": target, "recipe": asdict(recipe), **scores})
             (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -315,7 +325,7 @@ def card(
             gpu: errors["mlp"]["mean"] if "mlp" in errors else "unknown"
             for gpu, errors in scores["left_out"].items()
         },
-        "by_gpu": ranges_by_gpu(these.kind, features, these.gpu[rows]),
+        "by_gpu": ranges_by_gpu(these.kind, features, these.gpu[rows]) if these.uneven else {},
         "ranges": {name: [low, high] for name, low, high in ends},
     }
 
@@ -335,8 +345,8 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
         what = f"{result['kind']} {result['target']} {result['recipe']['width']}"
         lines.append(f"{what + ' configurations':52} {'':6} | {_pair(result['configurations'])}")
         for gpu, scores in result["left_out"].items():
-            alone = " ".join(_pair(scores[name]) for name in COLUMNS if name in scores)
-            alone = f"{alone} ({scores['unknown']} unknown)"
+            known = [_pair(scores[name]) for name in COLUMNS if name in scores]
+            alone = " ".join([*known, f"({scores['unknown']} unknown)"])
             origins = list(scores["from"].values())
             means = [
                 np.mean([o[n]["mean"] for o in origins] or [np.nan]) for n in (*COLUMNS, "peak")
@@ -365,7 +375,7 @@ def arguments() -> argparse.ArgumentParser:
     fitting.add_argument("--out", type=Path, required=True)
     fitting.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS[:2]))
     fitting.add_argument("--widths", nargs="+", type=int, default=[1024, 256])
-    fitting.add_argument("--epochs", type=int, default=80)
+    fitting.add_argument("--epochs", type=int, help="80 as published, but 400 for LSTMs")
     fitting.add_argument("--least-ms", type=float, default=0.02, help="shorter rows are left out")
     fitting.add_argument("--rows", type=int, help="use at most this many, for a quick try")
     fitting.add_argument("--eager", action="store_true", help="no CUDA graph")

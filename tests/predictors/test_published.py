@@ -25,7 +25,9 @@ COMPUTE_BOUND = replace(LARGE, flops=1e30, dram_bytes=1.0)
 
 
 def ratio(kernel: Kernel, origin: Device, target: Device) -> float:
-    answer = HABITAT.scaler().scale_call(Call(relu(), Phase.FORWARD, kernels=(kernel,)), origin, target)
+    answer = HABITAT.scaler().scale_call(
+        Call(relu(), Phase.FORWARD, kernels=(kernel,)), origin, target
+    )
     assert answer is not None
     return answer.seconds / kernel.seconds
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -156,6 +157,13 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+class SetupName(StrEnum):
+    """The setups as published in a paper."""
+
+    HABITAT = "habitat"
+
 
 TargetArgument = Annotated[
     str, typer.Argument(metavar="TARGET", help=f"The training step: {FORMS}.")

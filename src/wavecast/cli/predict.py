@@ -16,6 +16,7 @@ from wavecast.cli.app import (
     BatchOption,
     JsonOption,
     PrecisionOption,
+    SetupName,
     TargetArgument,
     app,
 )
@@ -51,12 +52,6 @@ class PredictorName(StrEnum):
     HABITAT = "habitat"
     WAVE = "wave"
     DAYDREAM = "daydream"
-
-
-class SetupName(StrEnum):
-    """The setups as published in a paper."""
-
-    HABITAT = "habitat"
 
 
 _SCALERS = (PredictorName.HABITAT, PredictorName.WAVE, PredictorName.DAYDREAM)

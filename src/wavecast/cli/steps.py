@@ -102,7 +102,7 @@ def _tracing(target: Target) -> Iterator[Callable[[int], None] | None]:
         yield progress
 
 
-def measured_step(target: Target, **protocol: int) -> Trace:
+def measured_step(target: Target, **protocol: Any) -> Trace:
     """The step of a target, measured on this machine's GPU."""
     if target.make_step is None:
         raise InvalidInput(f"{target.name} is a trace; measure the step itself")

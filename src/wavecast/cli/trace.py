@@ -15,6 +15,7 @@ from wavecast.cli.app import (
     JsonOption,
     OutOption,
     PrecisionOption,
+    SetupName,
     TargetArgument,
     app,
     refuse_unwritable,
@@ -72,10 +73,21 @@ def measure(
     out: OutOption = None,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
-    warm_up: Annotated[int, typer.Option(min=0, help="Iterations to run before measuring.")] = 3,
+    warm_up: Annotated[
+        int | None, typer.Option(min=0, help="Iterations to run before measuring; 3 by default.")
+    ] = None,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Iterations to measure; times are their median.")
-    ] = 10,
+        int | None,
+        typer.Option(min=1, help="Iterations to measure, 10 by default; times are their median."),
+    ] = None,
+    setup: Annotated[
+        SetupName | None,
+        typer.Option(
+            "--setup",
+            help="Measure as published: habitat runs 3 iterations after 3 and takes their mean, "
+            "and times each op by itself in the same way.",
+        ),
+    ] = None,
     counters: Annotated[
         bool, typer.Option("--counters", help="Count FLOPs and bytes of long kernels with ncu.")
     ] = False,
@@ -90,7 +102,7 @@ def measure(
     if out is not None:
         refuse_unwritable(out)
     wanted = resolve(target, batch, precision)
-    measured = measured_step(wanted, warm_up=warm_up, repeats=repeats)
+    measured = measured_step(wanted, warm_up=warm_up, repeats=repeats, setup=setup)
     if counters:
         from wavecast.frameworks import ncu
 

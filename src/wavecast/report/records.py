@@ -47,9 +47,7 @@ def predictions(
     }
 
 
-def prediction(
-    step: Prediction, by: str | None = None, setup: str | None = None
-) -> dict[str, Any]:
+def prediction(step: Prediction, by: str | None = None, setup: str | None = None) -> dict[str, Any]:
     """The prediction of a step on one GPU; `by` is one of `BREAKDOWNS`, and None for all.
 
     With a setup, the price is that of its paper.

@@ -172,6 +172,30 @@ def test_layers_outside_the_training_data_are_not_answered() -> None:
     assert EVERY.predict(op_of(Linear(True, 3501, 64, 64)), V100) is None
 
 
+def test_a_layer_measured_on_one_gpu_is_answered_on_that_gpu_alone() -> None:
+    wide, narrow = {"batch": (1.0, 128.0)}, {"batch": (1.0, 8.0)}
+    boxes = {V100.id: wide, T4.id: narrow, "p4": narrow}
+    mlp = Mlp.of([model("bmm", by_gpu=boxes)])
+    small, large = (op_of(Bmm(batch, 64, 64, 64), "forward") for batch in (8, 64))
+    # On the V100 such layers were measured; elsewhere only where two GPUs were.
+    assert mlp.predict(large, V100) is not None
+    assert mlp.predict(large, T4) is None
+    assert mlp.predict(large, A100) is None
+    assert all(mlp.predict(small, gpu) is not None for gpu in (V100, T4, A100))
+    assert mlp.ratio(large, V100, T4) is None
+    assert Mlp.of([model("bmm")]).predict(large, A100) is not None
+
+
+def test_the_shipped_lstm_networks_are_silent_where_they_were_off_by_hundreds_of_times() -> None:
+    """LSTMs of several layers were measured on the H200 alone."""
+    lstm = Lstm(True, False, 32, 50, 512, 512, 2)
+    mlp = Mlp.shipped()
+    for direction in ("forward", "backward"):
+        op = op_of(lstm, direction)
+        assert mlp.predict(op, device("h200-sxm")) is not None
+        assert [mlp.predict(op, gpu) for gpu in (V100, T4, A100)] == [None] * 3
+
+
 def test_gpus_far_from_the_training_data_are_not_answered() -> None:
     op = op_of(Linear(True, 64, 64, 64))
     assert EVERY.predict(op, A100) is not None  # 1.7 times the bandwidth of the V100
@@ -279,6 +303,21 @@ def test_files_that_are_not_models_are_refused(arrays: bytes, text: str, tmp_pat
     path.write_bytes(arrays)
     path.with_suffix(".toml").write_text(text)
     with pytest.raises(InvalidInput, match=r"not a model|is not TOML"):
+        read_model(path)
+
+
+def test_ranges_by_gpu_are_read_as_they_were_written(tmp_path: Path) -> None:
+    boxes = {"h200-sxm": {"batch": (1.0, 64.0)}, 'a "b"': {"batch": (2.0, 3.0)}}
+    write_model(tmp_path / "bmm.npz", network("bmm"), {**card(), "by_gpu": boxes})
+    (read,) = Mlp.read([tmp_path / "bmm.npz"]).models.values()
+    assert read.by_gpu == boxes
+
+
+@pytest.mark.parametrize("wrong", [{"p4": {"height": [1, 2]}}, {"p4": {"batch": [1]}}, 3])
+def test_wrong_ranges_by_gpu_are_refused(wrong: object, tmp_path: Path) -> None:
+    path = tmp_path / "bmm.npz"
+    write_model(path, network("bmm"), {**card(), "by_gpu": wrong})
+    with pytest.raises(InvalidInput, match="not a model"):
         read_model(path)
 
 

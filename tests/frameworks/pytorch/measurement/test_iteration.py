@@ -204,7 +204,7 @@ def test_a_recording_of_more_or_other_kernels_is_another_step() -> None:
 @pytest.fixture
 def steps_run(a_t4: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine whose clocks always say the same. Returns the iterations that were warm-up."""
-    monkeypatch.setattr(iteration, "_steady_s", lambda step, repeats: (0.5, 0.25))
+    monkeypatch.setattr(iteration, "_steady_s", lambda step, repeats, average: (0.5, 0.25))
     monkeypatch.setattr(iteration, "_issue_s", lambda step, repeats: 0.375)
     monkeypatch.setattr(profiling, "host_times", lambda step: HostTimes(0.125, compiled=False))
     monkeypatch.setattr(profiling, "gpu_activity", lambda step, n: GpuActivity(0.4, Counter("ab")))

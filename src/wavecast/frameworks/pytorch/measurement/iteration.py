@@ -1,7 +1,7 @@
 """One training iteration measured on a real GPU: total time, ops, kernels and memory.
 
 The protocol follows Habitat, section 5.1 (warm up, then repeat), but takes the median where
-Habitat takes the mean:
+Habitat takes the mean, unless `setup` asks for Habitat's own protocol:
 
 1. `warm_up` iterations run and are not counted.
 2. `repeats` iterations run back to back, without any recording, between CUDA events. Their median
@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -33,12 +33,13 @@ from typing import Any
 import torch
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.measurement import profiling
+from wavecast.frameworks.pytorch.measurement import profiling, reruns
 from wavecast.frameworks.pytorch.measurement.memory import record_memory
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.recording_modes import RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.predictors.published import published_setup
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 _BUSY_ITERATIONS = 3
@@ -56,11 +57,12 @@ because sequence lengths and the choice of algorithms may vary a little."""
 def measure(
     step: Callable[[], Any],
     *,
-    warm_up: int = 3,
-    repeats: int = 10,
+    warm_up: int | None = None,
+    repeats: int | None = None,
     recordings: int = 3,
     samples: int | None = None,
     unit: str = "samples",
+    setup: str | None = None,
 ) -> Trace:
     """The trace of a step that runs on this machine's GPU, with its kernels and times.
 
@@ -73,20 +75,26 @@ def measure(
 
     Args:
         step: runs one training iteration on the current CUDA device.
-        warm_up: iterations to run first, which are not counted.
-        repeats: how many iterations to time. The result is their median.
+        warm_up: iterations to run first, which are not counted; 3 by default.
+        repeats: how many iterations to time; 10 by default. The result is their median.
         recordings: how many iterations to record op by op.
         samples: how many samples (or other `unit`) one iteration consumes, for throughput.
         unit: what `samples` counts.
+        setup: "habitat" to measure as published: 3 iterations to warm up, the mean of 3, and each
+            op's time from runs of this op alone, again 3 after 3.
 
     Raises:
         CaptureError: torch sees no GPU here, or the step runs nothing on it.
     """
+    paper = None if setup is None else published_setup(setup)
+    warm_up = (paper.warm_up if paper else 3) if warm_up is None else warm_up
+    repeats = (paper.repeats if paper else 10) if repeats is None else repeats
     _check(step, warm_up=warm_up, repeats=repeats, recordings=recordings)
     slowed = profiling.has_profiled_gpu()  # before this measurement profiles
     for _ in range(warm_up):
         step()
-    seconds, cpu_s = _steady_s(step, repeats)
+    average = statistics.fmean if paper else statistics.median
+    seconds, cpu_s = _steady_s(step, repeats, average)
     issue_s = _issue_s(step, repeats)
     host = profiling.host_times(step)
     activity = profiling.gpu_activity(step, _BUSY_ITERATIONS)
@@ -101,6 +109,8 @@ def measure(
         cores=os.cpu_count(),
     )
     trace = _recorded_trace(step, measurement, activity, host.compiled, recordings, samples, unit)
+    if paper:
+        trace = reruns.timed_alone(trace, step, reruns.timer(paper.warm_up, paper.repeats))
     if slowed and activity.busy_s < _BUSY * seconds:
         trace = replace(trace, notes=(_SLOWED, *trace.notes))
     return trace
@@ -260,7 +270,9 @@ def _check(step: Any, **counts: int) -> None:
             )
 
 
-def _steady_s(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
+def _steady_s(
+    step: Callable[[], Any], repeats: int, average: Callable[[Iterable[float]], float]
+) -> tuple[float, float]:
     """The time of one iteration when they run back to back, and the processor time it uses.
 
     The first is measured by CUDA events.
@@ -275,7 +287,7 @@ def _steady_s(step: Callable[[], Any], repeats: int) -> tuple[float, float]:
     torch.cuda.synchronize()
     cpu_s = (time.process_time() - begin) / repeats
     between = (first.elapsed_time(second) for first, second in pairwise(events))
-    return float(statistics.median(between)) * 1e-3, cpu_s
+    return float(average(between)) * 1e-3, cpu_s
 
 
 def _issue_s(step: Callable[[], Any], repeats: int) -> float:

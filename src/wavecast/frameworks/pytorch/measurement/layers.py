@@ -92,7 +92,7 @@ def _measured(
     layer: Layer, device: torch.device, dtype: str, warmup: int, repeats: int
 ) -> PassTimes:
     run = _runnable(layer, {"device": device, "dtype": getattr(torch, dtype)})
-    timer = _cuda_timer if device.type == "cuda" else _cpu_timer
+    timer = timer_on(device.type)
     first = run.forward()
     gradient = torch.randn_like(first)
     outputs = [first]
@@ -125,6 +125,15 @@ def _measured(
     backward_s = timer(backward, repeats, issue_s[1])
     _release(device.type)
     return PassTimes(forward_s, backward_s)
+
+
+def timer_on(device: str) -> Callable[[Callable[[], Any], int, float], float]:
+    """The timer of "cuda" or "cpu".
+
+    It takes a function, how often to run it, and the host's time to issue one run; it returns the
+    mean seconds of a run.
+    """
+    return _cuda_timer if device == "cuda" else _cpu_timer
 
 
 def _cuda_timer(run: Callable[[], Any], repeats: int, issue_s: float) -> float:
