@@ -53,9 +53,6 @@ LEAST_ROWS = 20
 SPREAD = (0.1, 0.9)
 """The quantiles of measured over predicted time on left-out GPUs that make a range."""
 
-EPOCHS = {"lstm": 400}
-"""Epochs where the published 80 are too few: 753 LSTMs make two batches an epoch. With 600 in place
-of 80 the error on new configurations fell from 40 to 30%."""
 UNEVEN = {("lstm", "forward"), ("lstm", "backward")}
 """Layers measured in variety on the H200 alone: a network has seen most of them on no other GPU.
 Without the H200 it has not seen them at all, and was off by 400 to 600 times."""
@@ -241,7 +238,7 @@ def fit_all(args: argparse.Namespace) -> None:
             continue
         for width in args.widths:
             print(f"{kind} {target}, width {width}", flush=True)
-            recipe = Recipe.sized(width, args.epochs or EPOCHS.get(kind, 80))
+            recipe = Recipe.sized(width, args.epochs)
             scores = fit_one(these, recipe, args)
             results.append({"kind": kind, "target": target, "recipe": asdict(recipe), **scores})
             (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -375,7 +372,7 @@ def arguments() -> argparse.ArgumentParser:
     fitting.add_argument("--out", type=Path, required=True)
     fitting.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS[:2]))
     fitting.add_argument("--widths", nargs="+", type=int, default=[1024, 256])
-    fitting.add_argument("--epochs", type=int, help="80 as published, but 400 for LSTMs")
+    fitting.add_argument("--epochs", type=int, default=80)
     fitting.add_argument("--least-ms", type=float, default=0.02, help="shorter rows are left out")
     fitting.add_argument("--rows", type=int, help="use at most this many, for a quick try")
     fitting.add_argument("--eager", action="store_true", help="no CUDA graph")
