@@ -1,6 +1,7 @@
 """Setups as published: a paper's own numbers of its GPUs, its networks and how it measured.
 
-The default setup is more accurate. A published one serves to compare with its paper.
+A published setup serves to compare with its paper. The default knows more GPUs, and does better on
+those that the paper's networks have not seen.
 """
 
 from __future__ import annotations
