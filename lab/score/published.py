@@ -3,7 +3,7 @@
     python -m lab.score.published --data FOLDER
 
 Needs pandas and the public table neusight (docs/sources.md); prints a table. We have none of
-Habitat's own measurements. NeuSight timed single float32 ops on three of the paper's six GPUs: P100,
+Habitat's own measurements. NeuSight timed single float32 ops on three of the paper's GPUs: P100,
 T4, and a V100 with 32 GB, which gets the published numbers of the one with 16 GB. Every call above
 0.2 ms on both of two GPUs is scaled from each to the other. The error is that of the ratio of its
 times: mean |predicted / measured - 1|.
