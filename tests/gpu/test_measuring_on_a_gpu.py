@@ -81,6 +81,21 @@ def test_habitats_listing_runs_unchanged() -> None:
     assert trace.to_device(wc.Device.V100).run_time_ms > 0
 
 
+def test_each_op_is_timed_alone_as_habitat_does() -> None:
+    net = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+    step = step_of(net, 512, 1024)
+    trace = wc.measure(step, samples=512, setup="habitat")
+    plain = wc.measure(step, samples=512)
+    assert trace.measurement is not None
+    assert trace.measurement.repeats == 3
+    assert not any("iterations differ" in note for note in trace.notes)
+    products = [c for c in trace if c.op.base in ("aten.mm", "aten.addmm")]
+    assert products
+    assert all(kernel.start_s is None for call in products for kernel in call.kernels)
+    alone_s, inside_s = (sum(k.seconds for c in t for k in c.kernels) for t in (trace, plain))
+    assert 0.5 * inside_s < alone_s < 3 * inside_s
+
+
 def test_another_origin_than_this_gpu_is_refused() -> None:
     other = wc.Device.T4 if own_gpu() != wc.Device.T4 else wc.Device.V100
     with (

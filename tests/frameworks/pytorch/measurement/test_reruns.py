@@ -77,7 +77,7 @@ def test_the_runs_for_warm_up_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def made(*kernels: float) -> Call:
-    named = tuple(Kernel(f"k{n}", seconds) for n, seconds in enumerate(kernels))
+    named = tuple(Kernel(f"k{n}", seconds, start_s=n) for n, seconds in enumerate(kernels))
     return Call(mm(), Phase.FORWARD, kernels=named)
 
 
@@ -87,6 +87,7 @@ def test_kernels_share_the_time_of_their_op_alone() -> None:
     alone = (made(8.0), view)
     timed = reruns.with_times_alone(trace, alone)
     assert [[k.seconds for k in call.kernels] for call in timed.calls] == [[2.0, 6.0], [], [1.0]]
+    assert [k.start_s for call in timed.calls for k in call.kernels] == [None, None, 0]
 
 
 def test_times_of_other_ops_are_not_taken() -> None:

@@ -81,7 +81,7 @@ def measure(
         samples: how many samples (or other `unit`) one iteration consumes, for throughput.
         unit: what `samples` counts.
         setup: "habitat" to measure as published: 3 iterations to warm up, the mean of 3, and each
-            op's time from runs of this op alone, again 3 after 3.
+            op's time from runs of this op alone, again 3 after 3 (not for compiled code).
 
     Raises:
         CaptureError: torch sees no GPU here, or the step runs nothing on it.
@@ -109,7 +109,7 @@ def measure(
         cores=os.cpu_count(),
     )
     trace = _recorded_trace(step, measurement, activity, host.compiled, recordings, samples, unit)
-    if paper:
+    if paper and not host.compiled:  # compiled code must not run under a dispatch mode
         trace = reruns.timed_alone(trace, step, reruns.timer(paper.warm_up, paper.repeats))
     if slowed and activity.busy_s < _BUSY * seconds:
         trace = replace(trace, notes=(_SLOWED, *trace.notes))

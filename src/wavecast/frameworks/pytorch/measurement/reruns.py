@@ -126,5 +126,6 @@ def _as_alone(call: Call, alone: Call) -> Call:
     factor = alone.kernels[0].seconds / inside_s
     if not factor:
         return call
-    kernels = tuple(replace(k, seconds=k.seconds * factor) for k in call.kernels)
+    # They have no start: an op that ran alone overlapped with nothing.
+    kernels = tuple(replace(k, seconds=k.seconds * factor, start_s=None) for k in call.kernels)
     return replace(call, kernels=kernels)
