@@ -40,6 +40,8 @@ def test_the_setup_has_the_papers_numbers_and_prices(measured: str) -> None:
     assert "$/h: USD per GPU (Habitat, table 2)" in outcome.out
     assert "setup: habitat" in outcome.out
     assert "not in the paper: l4" in outcome.out
+    assert "narrower than published" in " ".join(outcome.out.split())
+    assert "narrower" not in run(*words[:-2]).out
     record = predicted(measured, "--gpu", "p100-pcie-16gb", "--setup", "habitat")
     assert record["usd_per_hour"] == 1.46
     assert record["gpu_s"] == pytest.approx(0.47705e-3, rel=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,11 @@ class PredictorName(StrEnum):
 
 _SCALERS = (PredictorName.HABITAT, PredictorName.WAVE, PredictorName.DAYDREAM)
 """Those that need a measured step."""
+
+_NARROW = (
+    "the networks are those that ship, narrower than published; wavecast fit makes full ones, for "
+    "--model"
+)
 
 GpuOption = Annotated[
     list[str],
@@ -173,6 +179,8 @@ def predict(
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
     predictions = [predict_on(traces, device) for device in gpus]
+    if setup is not None and not model:
+        predictions = [replace(one, notes=(*one.notes, _NARROW)) for one in predictions]
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
     _print(wanted, rows, by, as_json, setup)
     exit_if_incomplete(rows)
