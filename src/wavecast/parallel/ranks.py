@@ -9,7 +9,7 @@ from wavecast.traces.step import TensorSpec, Trace
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of the model on one rank: the whole model, or one chunk of a pipeline stage."""
 
     plain: Trace
@@ -28,7 +28,7 @@ class RankGroup:
     """How many ranks are in the group."""
     stage: int
     """Their stage of the pipeline, from 0."""
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     """The parts of the model that the stage has: one, unless `Parallel.virtual`."""
 
 

@@ -15,7 +15,7 @@ FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 
 
 @dataclass(frozen=True)
-class Pass:
+class PipelinePass:
     """One pass of a micro-batch through one part of the model."""
 
     kind: str
@@ -51,7 +51,7 @@ class Played:
     """The most micro-batches whose activations each stage held at once, over all its parts."""
 
 
-def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> list[list[Pass]]:
+def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> list[list[PipelinePass]]:
     """The passes of each stage, in order.
 
     Args:
@@ -69,32 +69,32 @@ def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> list[
         warm = [min(stages - stage, microbatches) for stage in range(stages)]
     orders = []
     for stage in range(stages):
-        passes = [Pass(FORWARD, stage, m) for m in range(warm[stage])]
+        passes = [PipelinePass(FORWARD, stage, m) for m in range(warm[stage])]
         for m in range(microbatches):
-            passes.append(Pass(BACKWARD, stage, m))
+            passes.append(PipelinePass(BACKWARD, stage, m))
             if m + warm[stage] < microbatches:
-                passes.append(Pass(FORWARD, stage, m + warm[stage]))
+                passes.append(PipelinePass(FORWARD, stage, m + warm[stage]))
         orders.append(_with_weights(passes, stage) if schedule == "zero-bubble" else passes)
     return orders
 
 
-def _with_weights(passes: list[Pass], stage: int) -> list[Pass]:
+def _with_weights(passes: list[PipelinePass], stage: int) -> list[PipelinePass]:
     """The passes with gradients of weights computed later, in the gaps at the end.
 
     As in ZB-H1, stage s puts them off by s passes, so that memory does not grow.
     """
-    result: list[Pass] = []
-    waiting: list[Pass] = []
+    result: list[PipelinePass] = []
+    waiting: list[PipelinePass] = []
     for item in passes:
         result.append(item)
         if item.kind == BACKWARD:
-            waiting.append(Pass(WEIGHTS, item.part, item.microbatch))
+            waiting.append(PipelinePass(WEIGHTS, item.part, item.microbatch))
             if len(waiting) > stage:
                 result.append(waiting.pop(0))
     return [*result, *waiting]
 
 
-def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list[Pass]:
+def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list[PipelinePass]:
     """The interleaved schedule (Narayanan et al., SC 2021, section 2.2), as Megatron orders it."""
     chunks = parts // stages
     total = microbatches * chunks
@@ -104,13 +104,13 @@ def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list
             f"stages, not {microbatches}"
         )
 
-    def at(index: int, forward: bool) -> Pass:
+    def at(index: int, forward: bool) -> PipelinePass:
         group, inside = divmod(index, stages * chunks)
         chunk = inside // stages
         if not forward:
             chunk = chunks - 1 - chunk
         microbatch = group * stages + inside % stages
-        return Pass(FORWARD if forward else BACKWARD, chunk * stages + stage, microbatch)
+        return PipelinePass(FORWARD if forward else BACKWARD, chunk * stages + stage, microbatch)
 
     warm = min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
     passes = [at(index, True) for index in range(warm)]
@@ -121,7 +121,7 @@ def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list
     return passes
 
 
-def play_schedule(orders: Sequence[Sequence[Pass]], times: Sequence[PartTimes]) -> Played:
+def play_schedule(orders: Sequence[Sequence[PipelinePass]], times: Sequence[PartTimes]) -> Played:
     """The time of a schedule.
 
     Args:
@@ -160,7 +160,10 @@ def play_schedule(orders: Sequence[Sequence[Pass]], times: Sequence[PartTimes]) 
 
 
 def _needed(
-    item: Pass, ready: dict[tuple[str, int, int], float], last: int, times: Sequence[PartTimes]
+    item: PipelinePass,
+    ready: dict[tuple[str, int, int], float],
+    last: int,
+    times: Sequence[PartTimes],
 ) -> float | None:
     """When what a pass needs has arrived; None if it is not known yet."""
     if item.kind == WEIGHTS:
@@ -177,7 +180,7 @@ def _needed(
     return None if sent_s is None else max(own_s, sent_s + times[item.part].transfer_s)
 
 
-def _seconds(item: Pass, times: PartTimes, splits: bool) -> float:
+def _seconds(item: PipelinePass, times: PartTimes, splits: bool) -> float:
     if item.kind == FORWARD:
         return times.forward_s
     if item.kind == WEIGHTS:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from wavecast.errors import InvalidInput
 from wavecast.parallel.data import with_reduction
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
-from wavecast.parallel.ranks import ParallelStep, Part, RankGroup
+from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Call, Phase, Trace
@@ -43,7 +43,7 @@ def spread(
     return _staged(strategy, made, cut_at)
 
 
-def _staged(strategy: Parallel, parts: list[Part], cut_at: Cut) -> ParallelStep:
+def _staged(strategy: Parallel, parts: list[ModelPart], cut_at: Cut) -> ParallelStep:
     stages = strategy.pipeline
     groups = tuple(
         RankGroup(strategy.gpus // stages, stage, tuple(parts[stage::stages]))
@@ -64,7 +64,7 @@ def backward_end(trace: Trace) -> int:
     raise InvalidInput("the step has no backward pass, so it is not a training step to be spread")
 
 
-def _part(trace: Trace, strategy: Parallel) -> Part:
+def _part(trace: Trace, strategy: Parallel) -> ModelPart:
     end = backward_end(trace)
     passes = replace(trace, calls=trace.calls[:end], allocations=())
     if strategy.shard == 3:
@@ -77,4 +77,4 @@ def _part(trace: Trace, strategy: Parallel) -> Part:
         plain = replace(last, calls=last.calls[: backward_end(last)]) if every else passes
     else:
         last, plain = with_reduction(trace, strategy, end), passes
-    return Part(plain, last, backward_end(last))
+    return ModelPart(plain, last, backward_end(last))

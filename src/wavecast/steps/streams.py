@@ -139,8 +139,12 @@ def play_streams(
     both_s = (
         _length(computing) + _length(communicating) - _length(_joined(computing, communicating))
     )
+    # Streams that never wait for each other drift apart, and the slowest sets the pace.
+    busiest_s = max(
+        float(gpu_s[streams == stream].sum()) for stream in {COMPUTE, *streams.tolist()}
+    )
     return StreamTimes(
-        seconds=play.end_s() - before_s,
+        seconds=max(play.end_s() - before_s, busiest_s),
         compute_s=_length(computing),
         communication_s=_length(communicating),
         exposed_s=_length(communicating) - both_s,
