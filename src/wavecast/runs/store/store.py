@@ -11,18 +11,30 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, Double, Select, TextClause, func, null, select, text
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Select,
+    TextClause,
+    bindparam,
+    func,
+    null,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects import sqlite
 
 from wavecast.errors import InvalidInput, StoreUnavailable
-from wavecast.runs.run import COLUMNS, Run, check, identity, record
+from wavecast.runs.run import COLUMNS, TOTALS, Run, check, identity, record
 from wavecast.runs.store import schema
 from wavecast.runs.store.database import can_write, connect, reading, writing
 
 BATCH = 10_000
 """How many runs are written in one transaction, and fetched at once."""
 _Item = TypeVar("_Item")
-NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules")
+NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules", *TOTALS)
 """The fields of a run that are numbers."""
 
 
@@ -37,6 +49,8 @@ class Added:
 
 class RunStore:
     """Past runs in SQLite or PostgreSQL. A run that is added twice is stored once.
+
+    If it was stored without the times of the whole run, and is added with them, they are filled in.
 
     ```python
     with wavecast.RunStore() as store:
@@ -223,7 +237,27 @@ def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
     else:
         statement = sqlite.insert(schema.runs).on_conflict_do_nothing(index_elements=["id"])
         done = connection.execution_options(preserve_rowcount=True).execute(statement, rows)
+    if done.rowcount < len(rows):
+        _fill_in(connection, rows)
     return done.rowcount
+
+
+def _fill_in(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Add the times of whole runs to runs that an older version stored without them."""
+    timed = [row for row in rows if any(row[name] is not None for name in TOTALS)]
+    if not timed:
+        return
+    table = schema.runs
+    unknown = [table.c[name].is_(None) for name in TOTALS]
+    statement = (
+        update(table)
+        .where(table.c.id == bindparam("known"), *unknown)
+        .values({name: bindparam(f"new_{name}") for name in TOTALS})
+    )
+    connection.execute(
+        statement,
+        [{"known": row["id"], **{f"new_{name}": row[name] for name in TOTALS}} for row in timed],
+    )
 
 
 def batches(runs: Iterable[_Item]) -> Iterator[tuple[_Item, ...]]:
