@@ -37,7 +37,10 @@ def test_fit_shows_coefficients_and_errors(table: Path) -> None:
     done = run("fit", "--runs", table, "--model", "made")
     assert done.code == 0
     assert "batch*iterations" in done.out
-    assert "mean error on these 12 runs 0.0%" in done.out
+    assert "relative non-negative         0.0%" in done.out
+    assert "ordinary                      0.0%" in done.out
+    assert "on 12 runs" in done.out
+    assert "time: timed iterations, without start-up" in done.out
     record = json.loads(run("fit", "--runs", table, "--json").out)
     assert [coefficient["value"] for coefficient in record["coefficients"]] == pytest.approx(
         BETA, rel=1e-6
@@ -131,7 +134,10 @@ def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
         (["--batch", 64], "give the iterations to predict for"),
         (["--batch", 64, "--iterations", 0], "at least 1"),
         (["--batch", 64, "--iterations", 10, "--gpus", 4], "every run has gpus 1"),
-        (["--gpus", 4, "--gpu", "l4"], "one of --gpus, --gpu at a time"),
+        (["--gpus", 4, "--gpu", "l4"], "every run has gpus 1: add runs with another"),
+        (["--batch", 64, "--iterations", 10, "--time", "half"], "iterations or total, not"),
+        (["--batch", 64, "--iterations", 10, "--time", "total"], "12 of 12 runs do not say"),
+        (["--batch", 64, "--iterations", 10, "--law", "--time", "total"], "leave --time out"),
         (["--batch", 64, "--iterations", 10, "--method", "best"], "a method is one of"),
         (["--batch", 64, "--iterations", 10, "--phase", "testing"], "no run of testing"),
         (

@@ -19,7 +19,7 @@ from wavecast.runs.readers import make_given
 from wavecast.runs.readers.doubts import Doubts, warn
 from wavecast.runs.readers.facts import Facts
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
-from wavecast.runs.readers.totals import Span
+from wavecast.runs.readers.totals import LogSpan
 from wavecast.runs.run import Run
 
 MOST_MARKS = 100_000
@@ -83,7 +83,7 @@ class TrainingRecorder:
         doubts = Doubts(Path(self._source), warn)
         try:
             timed = trainings(self._marks, doubts)
-            span = Span(self._begin_s, self._clock())
+            span = LogSpan(self._begin_s, self._clock())
             self.runs = tuple(runs_of(timed, facts, self._given, doubts, span))
             with wavecast.RunStore(self._place) as store:
                 store.add(self.runs)

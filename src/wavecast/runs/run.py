@@ -64,9 +64,7 @@ WHOLE = ("batch", "iterations", "gpus", "inner_modules", "total_iterations")
 TOTALS = ("total_iterations", "total_s", "training_s", "testing_s")
 """The fields about the whole run. They add to a run and do not tell it from others, so that a log
 that an older version read without them is still the same run."""
-_IDENTIFYING = tuple(
-    (n, DEFAULTS.get(n, MISSING)) for n in COLUMNS if n not in ("source", *TOTALS)
-)
+_IDENTIFYING = tuple((n, DEFAULTS.get(n, MISSING)) for n in COLUMNS if n not in ("source", *TOTALS))
 TEXTS = ("model", "phase", "gpu", "precision", "framework", "source")
 
 

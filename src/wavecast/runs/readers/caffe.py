@@ -19,7 +19,7 @@ from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, make_run
 from wavecast.runs.readers.text import read_lines, whole
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
-from wavecast.runs.readers.totals import Span
+from wavecast.runs.readers.totals import LogSpan
 from wavecast.runs.run import Run
 
 _LINE = re.compile(
@@ -123,7 +123,7 @@ def _training_runs(training: _Training, given: Given, doubts: Doubts) -> list[Ru
     return runs_of(timed, facts, given, doubts, _span(training))
 
 
-def _span(training: _Training) -> Span | None:
+def _span(training: _Training) -> LogSpan | None:
     if training.begin_s is None:
         return None
     iterations = None
@@ -132,7 +132,7 @@ def _span(training: _Training) -> Span | None:
         # A training that goes on from a snapshot does not begin with iteration 0.
         iterations = training.most if first == 0 else None
     tests = tuple((begin_s, end_s) for _, begin_s, end_s, _ in training.tests)
-    return Span(training.begin_s, training.end_s, tests, iterations)
+    return LogSpan(training.begin_s, training.end_s, tests, iterations)
 
 
 def _testing_runs(training: _Training, given: Given, doubts: Doubts) -> Iterator[Run]:

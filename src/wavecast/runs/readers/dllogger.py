@@ -19,7 +19,7 @@ from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
 from wavecast.runs.readers.text import number_of, parse_json, read_lines, whole_of
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
-from wavecast.runs.readers.totals import Span
+from wavecast.runs.readers.totals import LogSpan
 from wavecast.runs.run import Run
 
 _PREFIX = "DLLL "
@@ -89,7 +89,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     yield from runs_of(timed, facts, given, doubts, _span(clock, marks))
 
 
-def _span(clock: _Clock, marks: list[Mark]) -> Span | None:
+def _span(clock: _Clock, marks: list[Mark]) -> LogSpan | None:
     if clock.first_s is None or not marks:
         return None
     times = sorted(mark.time_s for mark in marks)
@@ -100,7 +100,7 @@ def _span(clock: _Clock, marks: list[Mark]) -> Span | None:
     # Steps are logged after their iteration. If they count from 0, one more was done.
     started = min(mark.iteration for mark in marks) == 0
     done = max(mark.iteration for mark in marks) + 1 if started else None
-    return Span(clock.first_s, clock.last_s, tuple(ends.items()), done)
+    return LogSpan(clock.first_s, clock.last_s, tuple(ends.items()), done)
 
 
 def _entry(place: str, text: str, doubts: Doubts) -> dict[str, Any]:

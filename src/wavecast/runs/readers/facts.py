@@ -8,7 +8,7 @@ from typing import Any
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.text import number_of, whole_of
-from wavecast.runs.readers.totals import Totals
+from wavecast.runs.readers.totals import RunTotals
 from wavecast.runs.run import Run, check
 
 
@@ -51,7 +51,7 @@ def make_run(
     seconds: float,
     place: str,
     phase: str = "training",
-    totals: Totals = Totals(),  # noqa: B008  (frozen)
+    totals: RunTotals = RunTotals(),  # noqa: B008  (frozen)
 ) -> Run:
     """A checked run.
 

@@ -14,7 +14,7 @@ from wavecast.errors import InvalidInput
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, make_run
 from wavecast.runs.readers.text import number_of, parse_json, read_whole, whole_of
-from wavecast.runs.readers.totals import Totals
+from wavecast.runs.readers.totals import RunTotals
 from wavecast.runs.run import Run
 
 _MOST_BYTES = 256 << 20
@@ -71,7 +71,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
         "covers only the last part; wavecast's callback for the Trainer avoids both",
     )
     facts = Facts(_model(path), _batch(entry, state), framework="pytorch")
-    totals = Totals(steps, whole_s, whole_s - tests_s, tests_s)
+    totals = RunTotals(steps, whole_s, whole_s - tests_s, tests_s)
     yield make_run(facts, given, steps, whole_s - tests_s, f"{path}: {where}", totals=totals)
 
 

@@ -12,12 +12,13 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.facts import Given
 from wavecast.runs.readers.timing import Mark
-from wavecast.runs.readers.totals import Span
+from wavecast.runs.readers.totals import LogSpan
 
 _TEST = re.compile(r"(val|valid|validation|eval|evaluation|test|testing)\d*([_\-. ].*)?")
 _EPOCH = re.compile(r"(.*[_\- ])?epoch([_\- ].*)?|hp_metric")
@@ -52,7 +53,7 @@ def test_spans(
         chosen: the times of the metric of training steps.
     """
     steps = sorted(chosen, key=lambda mark: mark.time_s)
-    pairs = [(a, b) for a, b in zip(steps, steps[1:], strict=False) if b.iteration > a.iteration]
+    pairs = [(a, b) for a, b in pairwise(steps) if b.iteration > a.iteration]
     tests = sorted(
         (m for name, its in marks.items() if is_test(name) for m in its), key=lambda m: m.time_s
     )
@@ -83,11 +84,11 @@ def test_spans(
 
 def whole_span(
     times: Sequence[float], marks: Mapping[str, Sequence[Mark]], chosen: Sequence[Mark]
-) -> Span | None:
+) -> LogSpan | None:
     """The first and last of all stamps, with the tests. None if there are no stamps."""
     if not times:
         return None
-    return Span(times[0], max(times), test_spans(marks, chosen))
+    return LogSpan(times[0], max(times), test_spans(marks, chosen))
 
 
 def is_test(name: str) -> bool:

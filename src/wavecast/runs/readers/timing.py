@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, make_run
-from wavecast.runs.readers.totals import Span, Totals, totals_of
+from wavecast.runs.readers.totals import LogSpan, RunTotals, totals_of
 from wavecast.runs.run import Run
 from wavecast.runs.stability import WINDOW, stable_from
 
@@ -92,43 +92,56 @@ def trainings(marks: Iterable[Mark], doubts: Doubts) -> list[Training]:
     Raises:
         InvalidInput: the clock goes back so often that no time can be trusted.
     """
-    done: list[Training] = []
-    stretches: list[Stretch] = []
-    first: Mark | None = None
-    last: Mark | None = None
-    seen = back = back_before = 0
-
-    def close() -> None:
-        if stretches and first and last:
-            done.append(Training(tuple(stretches), first, last, back == back_before))
-
+    parts = [_Part()]
+    seen = 0
     for mark in marks:
         seen += 1
-        if last is None:
-            first = last = mark
-        elif mark.iteration == last.iteration:
-            _tell_twice(mark, last, doubts)
-            last = replace(mark, time_s=max(mark.time_s, last.time_s))
-        elif mark.iteration < last.iteration:
+        last = parts[-1].last
+        if last is not None and mark.iteration < last.iteration:
             _tell_restart(mark, last, doubts)
-            close()
-            stretches, back_before = [], back
-            first = last = mark
-        elif mark.time_s < last.time_s:
-            _tell_clock(mark, last, doubts)
-            back += 1
-            last = mark
-        elif mark.after_break or mark.time_s > last.time_s:
-            if not mark.after_break:
-                stretches.append(_between(last, mark))
-            last = mark
+            parts.append(_Part())
+        parts[-1].take(mark, doubts)
+    back, last = sum(part.back for part in parts), parts[-1].last
     if last is not None and back > max(MOST_SET_BACK, MOST_SET_BACK_SHARE * seen):
         raise InvalidInput(
             f"{doubts.path}: {last.place}: the clock goes back at {back} of {seen} times up to "
             "here, so none of these times can be trusted"
         )
-    close()
-    return done
+    return [training for part in parts if (training := part.training()) is not None]
+
+
+@dataclass
+class _Part:
+    """The marks of one training, as far as they have been read."""
+
+    first: Mark | None = None
+    last: Mark | None = None
+    stretches: list[Stretch] = field(default_factory=list)
+    back: int = 0
+    """How often the clock went back."""
+
+    def take(self, mark: Mark, doubts: Doubts) -> None:
+        """Add a mark, whose iteration is not before the last one."""
+        last = self.last
+        if last is None:
+            self.first = self.last = mark
+        elif mark.iteration == last.iteration:
+            _tell_twice(mark, last, doubts)
+            self.last = replace(mark, time_s=max(mark.time_s, last.time_s))
+        elif mark.time_s < last.time_s:
+            _tell_clock(mark, last, doubts)
+            self.back += 1
+            self.last = mark
+        elif mark.after_break or mark.time_s > last.time_s:
+            if not mark.after_break:
+                self.stretches.append(_between(last, mark))
+            self.last = mark
+
+    def training(self) -> Training | None:
+        """The training. None if nothing in it is timed."""
+        if self.first is None or self.last is None or not self.stretches:
+            return None
+        return Training(tuple(self.stretches), self.first, self.last, self.back == 0)
 
 
 def _between(last: Mark, mark: Mark) -> Stretch:
@@ -171,7 +184,7 @@ def runs_of(
     facts: Facts,
     given: Given,
     doubts: Doubts,
-    span: Span | None = None,
+    span: LogSpan | None = None,
 ) -> list[Run]:
     """One run for each training.
 
@@ -215,8 +228,8 @@ class _TooShort(InvalidInput):
 
 
 def _used(
-    training: Training, span: Span | None, warm_up: int | None, doubts: Doubts
-) -> tuple[Sequence[Stretch], Totals]:
+    training: Training, span: LogSpan | None, warm_up: int | None, doubts: Doubts
+) -> tuple[Sequence[Stretch], RunTotals]:
     """The stretches to time a training by, and the times of the whole run.
 
     A training without a stable part that can be found is used whole, with its warm-up: if it is
@@ -240,13 +253,13 @@ def _used(
         if isinstance(error, _TooShort):
             used = [stretches[0], *_without_pauses(stretches[1:], doubts)]
     if span is None:
-        return used, Totals()
+        return used, RunTotals()
     if len(stretches) < len(training.stretches) or not training.is_sound:
         doubts.tell(
             training.last.place,
             "the time of the whole run is unknown: its step numbers or its clock cannot be trusted",
         )
-        return used, Totals()
+        return used, RunTotals()
     left_out_s = math.fsum(s.seconds for s in _pauses(stretches[1:]))
     return used, totals_of(span, training, left_out_s, doubts)
 

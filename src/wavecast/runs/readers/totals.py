@@ -20,7 +20,7 @@ MOST_PAUSED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LogSpan:
     """The first and last stamp of a run in its log, and the tests in between."""
 
     begin_s: float
@@ -32,7 +32,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class RunTotals:
     """The iterations and times of a whole run. None when unknown."""
 
     total_iterations: int | None = None
@@ -42,11 +42,11 @@ class Totals:
 
     def known(self) -> dict[str, Any]:
         """The known values by name."""
-        values = {name: getattr(self, name) for name in Totals.__slots__}
+        values = {name: getattr(self, name) for name in RunTotals.__slots__}
         return {name: value for name, value in values.items() if value is not None}
 
 
-def totals_of(span: Span, training: Training, paused_s: float, doubts: Doubts) -> Totals:
+def totals_of(span: LogSpan, training: Training, paused_s: float, doubts: Doubts) -> RunTotals:
     """The times of a whole run, told as unknown if its stamps do not agree.
 
     Args:
@@ -65,7 +65,7 @@ def totals_of(span: Span, training: Training, paused_s: float, doubts: Doubts) -
             f"{span.end_s - last.time_s:.6g} s after its last iteration",
             "the time of the whole run is unknown",
         )
-        return Totals()
+        return RunTotals()
     if paused_s > MOST_PAUSED * total_s:
         doubts.tell(
             first.place,
@@ -73,11 +73,11 @@ def totals_of(span: Span, training: Training, paused_s: float, doubts: Doubts) -
             "pauses, or its clock was set",
             "the time of the whole run is unknown",
         )
-        return Totals()
+        return RunTotals()
     iterations = span.iterations or training.iterations
     if span.tests is None:
-        return Totals(iterations, total_s)
+        return RunTotals(iterations, total_s)
     within = (end - begin for begin, end in span.tests if first.time_s <= begin <= last.time_s)
     training_s = last.time_s - first.time_s - math.fsum(within)
     testing_s = math.fsum(end - begin for begin, end in span.tests)
-    return Totals(iterations, total_s, max(0.0, training_s), testing_s)
+    return RunTotals(iterations, total_s, max(0.0, training_s), testing_s)
