@@ -127,10 +127,12 @@ def _span(training: _Training) -> LogSpan | None:
     if training.begin_s is None:
         return None
     iterations = None
-    if training.finished and training.most is not None:
-        first = training.marks[0].iteration
+    if training.finished and training.most is not None and len(training.marks) > 1:
+        first, *_, before, last = [training.marks[0], *training.marks]
+        left = training.most - last.iteration
         # A training that goes on from a snapshot does not begin with iteration 0.
-        iterations = training.most if first == 0 else None
+        if first.iteration == 0 and 0 <= left <= last.iteration - before.iteration:
+            iterations = training.most
     tests = tuple((begin_s, end_s) for _, begin_s, end_s, _ in training.tests)
     return LogSpan(training.begin_s, training.end_s, tests, iterations)
 

@@ -8,7 +8,7 @@ from the first line to the last, and a test from the last training step before i
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +95,7 @@ def _span(clock: _Clock, marks: list[Mark]) -> LogSpan | None:
     times = sorted(mark.time_s for mark in marks)
     ends: dict[float, float] = {}
     for test_s in sorted(clock.tests_s):
-        before = bisect_right(times, test_s) - 1
+        before = bisect_left(times, test_s) - 1
         ends[times[max(0, before)]] = test_s
     # Steps are logged after their iteration. If they count from 0, one more was done.
     started = min(mark.iteration for mark in marks) == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -68,10 +68,8 @@ def test_spans(
     spans: dict[float, tuple[float, float]] = {}
     times = [mark.time_s for mark in steps]
     for test in tests:
-        before = bisect_right(times, test.time_s) - 1
         # At the end of a test, trackers may write a training step with the same time.
-        while before >= 0 and times[before] == test.time_s:
-            before -= 1
+        before = bisect_left(times, test.time_s) - 1
         if before < 0:
             return None
         ahead = test.iteration - steps[before].iteration

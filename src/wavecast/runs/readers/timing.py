@@ -72,6 +72,8 @@ class Training:
     stretches: tuple[Stretch, ...]
     first: Mark
     last: Mark
+    breaks: tuple[Stretch, ...] = ()
+    """The stretches in which something else happened as well, such as a test."""
     is_sound: bool = True
     """Whether the clock never went back."""
 
@@ -117,6 +119,7 @@ class _Part:
     first: Mark | None = None
     last: Mark | None = None
     stretches: list[Stretch] = field(default_factory=list)
+    breaks: list[Stretch] = field(default_factory=list)
     back: int = 0
     """How often the clock went back."""
 
@@ -133,15 +136,16 @@ class _Part:
             self.back += 1
             self.last = mark
         elif mark.after_break or mark.time_s > last.time_s:
-            if not mark.after_break:
-                self.stretches.append(_between(last, mark))
+            kind = self.breaks if mark.after_break else self.stretches
+            kind.append(_between(last, mark))
             self.last = mark
 
     def training(self) -> Training | None:
         """The training. None if nothing in it is timed."""
         if self.first is None or self.last is None or not self.stretches:
             return None
-        return Training(tuple(self.stretches), self.first, self.last, self.back == 0)
+        parts = (tuple(self.stretches), self.first, self.last, tuple(self.breaks))
+        return Training(*parts, is_sound=self.back == 0)
 
 
 def _between(last: Mark, mark: Mark) -> Stretch:
@@ -235,10 +239,11 @@ def _used(
     A training without a stable part that can be found is used whole, with its warm-up: if it is
     short, or if the time of the whole run is known.
     """
-    stretches: Sequence[Stretch] = training.stretches
+    stretches = _without_jumps(training.stretches, doubts)
+    if warm_up is None:
+        _refuse_bursts(stretches)
     try:
-        plausible = stretches = _without_jumps(stretches, doubts)
-        used = stable_part(plausible, warm_up, doubts)
+        used = stable_part(stretches, warm_up, doubts)
     except InvalidInput as error:
         has_total = span is not None and len(stretches) == len(training.stretches)
         enough = isinstance(error, _TooShort) and len(stretches) >= FEWEST
@@ -254,7 +259,11 @@ def _used(
             used = [stretches[0], *_without_pauses(stretches[1:], doubts)]
     if span is None:
         return used, RunTotals()
-    if len(stretches) < len(training.stretches) or not training.is_sound:
+    usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
+    jumps = [b for b in training.breaks if b.seconds * JUMP < usual_s * b.iterations]
+    for jump in jumps:
+        _tell_jump(jump, usual_s, doubts)
+    if jumps or len(stretches) < len(training.stretches) or not training.is_sound:
         doubts.tell(
             training.last.place,
             "the time of the whole run is unknown: its step numbers or its clock cannot be trusted",
@@ -306,14 +315,41 @@ def _without_jumps(stretches: Sequence[Stretch], doubts: Doubts) -> Sequence[Str
             "such a log does not show how long an iteration takes"
         )
     for jump in jumps:
-        doubts.tell(
-            jump.place,
-            f"{jump.iterations:,} iterations in {jump.seconds:.4g} s would be "
-            f"{usual_s / jump.iteration_s:,.0f} times as fast as usual: the step numbers jump, and "
-            "these iterations are left out",
-            "the step numbers jump",
-        )
+        _tell_jump(jump, usual_s, doubts)
     return [stretch for stretch in stretches if stretch not in jumps] if jumps else stretches
+
+
+def _tell_jump(jump: Stretch, usual_s: float, doubts: Doubts) -> None:
+    times = (
+        f"{usual_s * jump.iterations / jump.seconds:,.0f} times" if jump.seconds else "endlessly"
+    )
+    doubts.tell(
+        jump.place,
+        f"{jump.iterations:,} iterations in {jump.seconds:.4g} s would be {times} as fast as "
+        "usual: the step numbers jump, and these iterations are left out",
+        "the step numbers jump",
+    )
+
+
+def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
+    """Refuse a training with many stretches that are far too slow.
+
+    Raises:
+        InvalidInput: it is so. Either the host runs ahead of the GPU and waits now and then, or the
+            step numbers began to count something else.
+    """
+    pauses = _pauses(stretches)
+    lost_s, whole_s = (math.fsum(s.seconds for s in some) for some in (pauses, stretches))
+    many = max(MOST_UNUSUAL, MOST_UNUSUAL_SHARE * len(stretches))
+    if len(pauses) > many:
+        usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
+        raise InvalidInput(
+            f"{len(pauses)} of {len(stretches)} stretches between logged iterations took more than "
+            f"ten times the usual {usual_s:.4g} s an iteration, {lost_s:.4g} of {whole_s:.4g} s in "
+            f"all (the first at {pauses[0].place}); such a log does not show how long an iteration "
+            "takes; use a metric that is logged less often (metric=..., or --metric), or say how "
+            "many iterations are warm-up (warm_up=..., or --warm-up) to leave slow stretches out"
+        )
 
 
 def _pauses(stretches: Sequence[Stretch]) -> list[Stretch]:
@@ -325,24 +361,11 @@ def _pauses(stretches: Sequence[Stretch]) -> list[Stretch]:
 
 
 def _without_pauses(stretches: Sequence[Stretch], doubts: Doubts) -> Sequence[Stretch]:
-    """The stretches without pauses, which are told.
-
-    Raises:
-        InvalidInput: most of the time would be left out.
-    """
+    """The stretches without pauses, which are told."""
     pauses = _pauses(stretches)
     if not pauses:
         return stretches
     usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
-    lost_s, whole_s = (math.fsum(s.seconds for s in some) for some in (pauses, stretches))
-    many = max(MOST_UNUSUAL, MOST_UNUSUAL_SHARE * len(stretches))
-    if len(pauses) > many and 2 * lost_s > whole_s:
-        raise InvalidInput(
-            f"{len(pauses)} of {len(stretches)} stretches between logged iterations took more than "
-            f"ten times the usual {usual_s:.4g} s an iteration, {lost_s:.4g} of {whole_s:.4g} s in "
-            f"all (the first at {pauses[0].place}); such a log does not show how long an iteration "
-            "takes; use a metric that is logged less often: metric=..., or --metric"
-        )
     for pause in pauses:
         doubts.tell(
             pause.place,
