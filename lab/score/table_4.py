@@ -19,7 +19,7 @@ from lab.measured.run_grid import BATCHES, ITERATIONS, NETS
 from lab.score import pages
 from lab.score.run_models import BETAS, SPLITS, TABLE_4
 from wavecast.regression.end_to_end import FULL, rows_of
-from wavecast.regression.least_squares import Array, Method, fit
+from wavecast.regression.least_squares import Array, Method, fit, mape
 
 PAGE = pages.APPENDIX / "runs-whole.md"
 MARK = "begin: python -m lab.score.table_4"
@@ -58,12 +58,11 @@ def errors(net: str, noise: float, count: int | None, method: Method) -> Array:
     if count is not None:
         seen = _short(batch, iterations, count)
         judged = ~_short(batch, iterations, max(SPLITS))
-    return np.array(
-        [
-            np.abs(fit(rows[seen], took[seen], method).predict(rows[judged]) / took[judged] - 1)
-            for took in times(net, noise)
-        ]
-    ).mean(axis=1)
+    shares = [
+        mape(fit(rows[seen], took[seen], method).predict(rows[judged]), took[judged])
+        for took in times(net, noise)
+    ]
+    return np.array(shares)
 
 
 def _short(

@@ -80,11 +80,12 @@ def test_tests_are_part_of_the_whole_and_apart_from_training(tmp_path: Path) -> 
     runs, told = read(file)
     run, *tests = runs
     steps_s = 300 * (LAW[1] + 32 * LAW[2])
-    assert (run.total_iterations, run.testing_s) == (300, pytest.approx(4 * TEST_S))
+    assert run.total_iterations == 300
+    assert run.testing_s == pytest.approx(4 * TEST_S)
     assert run.total_s == pytest.approx(STARTUP_S + steps_s + 4 * TEST_S)
     assert run.training_s == pytest.approx(steps_s)
     assert [test.seconds for test in tests] == pytest.approx([TEST_S] * 3)
-    assert any("15 logged times" in t or "12 logged times" in t for t in told)
+    assert any("12 logged times" in t for t in told)  # three of 15 hold a test
 
 
 def test_a_short_run_is_used_whole_and_said_to_be(tmp_path: Path) -> None:

@@ -144,4 +144,4 @@ def _of_phase(
         total_s, iterations = run.total_s, run.total_iterations
         unknown = total_s is None or iterations is None
         totals = (math.nan, math.nan) if unknown else (iterations, total_s)
-        yield (run.batch, run.iterations, run.seconds, *totals)  # type: ignore[misc]
+        yield (run.batch, run.iterations, run.seconds, *totals)
