@@ -36,6 +36,8 @@ BATCH = 10_000
 _Item = TypeVar("_Item")
 NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules", *TOTALS)
 """The fields of a run that are numbers."""
+_SINCE = {"inner_modules": 2, **dict.fromkeys(TOTALS, 3)}
+"""The version of the tables that added a column, if it was not the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +198,8 @@ class RunStore:
         return writing(self._engine, self.name, self._told)
 
     def _column(self, name: str) -> Any:
-        """A column of the runs; unknown in a store of version 1 that cannot be upgraded."""
-        missing = name == "inner_modules" and self._version == 1
+        """A column of the runs; unknown in a store of an older version that cannot be upgraded."""
+        missing = _SINCE.get(name, 1) > self._version
         return null().label(name) if missing else schema.runs.c[name]
 
     def _checked(self, run: Run) -> Run:
