@@ -104,10 +104,11 @@ WRONG = [
     ),
     # Past runs.
     Wrong(
-        "two ways beyond",
-        f"runs predict made --from runs.csv {RUN} --gpus 4 --gpu l4",
-        ("one of --gpus, --gpu at a time",),
+        "time of a law",
+        f"runs predict made --from runs.csv {RUN} --gpus 4 --time total",
+        ("with --gpus a law", "leave --time out"),
     ),
+    Wrong("time of layers", "fit layers.csv -o m.npz --time total", ("--time is for past runs",)),
     Wrong(
         "method of a law",
         f"runs predict made --from runs.csv {RUN} --gpus 4 --method ordinary",

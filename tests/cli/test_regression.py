@@ -37,7 +37,10 @@ def test_fit_shows_coefficients_and_errors(table: Path) -> None:
     done = run("fit", "--runs", table, "--model", "made")
     assert done.code == 0
     assert "batch*iterations" in done.out
-    assert "mean error on these 12 runs 0.0%" in done.out
+    assert "relative non-negative         0.0%" in done.out
+    assert "ordinary                      0.0%" in done.out
+    assert "on 12 runs" in done.out
+    assert "time: timed iterations, without start-up" in done.out
     record = json.loads(run("fit", "--runs", table, "--json").out)
     assert [coefficient["value"] for coefficient in record["coefficients"]] == pytest.approx(
         BETA, rel=1e-6
@@ -131,7 +134,10 @@ def test_predict_on_a_stronger_gpu(tmp_path: Path) -> None:
         (["--batch", 64], "give the iterations to predict for"),
         (["--batch", 64, "--iterations", 0], "at least 1"),
         (["--batch", 64, "--iterations", 10, "--gpus", 4], "every run has gpus 1"),
-        (["--gpus", 4, "--gpu", "l4"], "one of --gpus, --gpu at a time"),
+        (["--gpus", 4, "--gpu", "l4"], "every run has gpus 1: add runs with another"),
+        (["--batch", 64, "--iterations", 10, "--time", "half"], "iterations or total, not"),
+        (["--batch", 64, "--iterations", 10, "--time", "total"], "12 of 12 runs do not say"),
+        (["--batch", 64, "--iterations", 10, "--law", "--time", "total"], "leave --time out"),
         (["--batch", 64, "--iterations", 10, "--method", "best"], "a method is one of"),
         (["--batch", 64, "--iterations", 10, "--phase", "testing"], "no run of testing"),
         (
@@ -193,3 +199,58 @@ def test_a_design_without_costs_or_budget_is_refused(more: list[str], said: str)
     done = run("design", "--batches", "8,16", "--iterations", "100,200,300", "--budget", 1, *more)
     assert done.code == 1
     assert said in done.err
+
+
+def test_fit_shows_the_papers_fit_beside_the_default(table: Path) -> None:
+    made = json.loads(run("fit", "--runs", table, "--model", "made", "--json").out)
+    (other,) = made["other_fits"]
+    assert (made["method"], other["method"]) == ("relative non-negative", "ordinary")
+    assert (made["time"], other["runs"]) == ("iterations", 12)
+    assert made["longest_mape"] == pytest.approx(0, abs=1e-6)
+    asked = run("fit", "--runs", table, "--model", "made", "--method", "ordinary", "--json")
+    turned = json.loads(asked.out)
+    assert turned["method"] == "ordinary"
+    assert turned["other_fits"][0]["method"] == "relative non-negative"
+
+
+def test_runs_that_say_the_whole_time_are_learned_whole(tmp_path: Path) -> None:
+    lines = ["model,batch,iterations,seconds,total_iterations,total_s"]
+    for batch in (8, 16, 32):
+        for length in (100, 200, 300):
+            step_s = 0.01 + 0.001 * batch
+            lines.append(
+                f"net,{batch},{length},{length * step_s},{length + 50},{7 + (length + 50) * step_s}"
+            )
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join(lines) + "\n")
+    whole = run("runs", "predict", "net", "--from", file, "--batch", 64, "--iterations", 1000)
+    assert "81.0 s, 90% range" in whole.out
+    assert "time: whole runs, with start-up" in whole.out
+    question = ["--from", file, "--batch", 64, "--iterations", 1000, "--json"]
+    seconds = [
+        json.loads(run("runs", "predict", "net", *question, *more).out)["seconds"]
+        for more in ([], ["--time", "iterations"])
+    ]
+    assert seconds == pytest.approx([81, 74])
+
+
+def test_all_four_axes_are_asked_for_at_once(tmp_path: Path) -> None:
+    lines = ["model,batch,iterations,seconds,gpu,gpus,inner_modules"]
+    for name, power in (("t4", 8.1), ("v100-sxm-16gb", 15.7)):
+        for batch in (32, 64, 96):
+            for gpus in (1, 2, 3):
+                for modules in (3, 4, 5):
+                    step_s = 0.01 + 0.04 * batch * modules / (gpus * power)
+                    step_s += 0.02 * (gpus - 1) / gpus
+                    lines.append(f"net,{batch},10,{10 * step_s},{name},{gpus},{modules}")
+    file = tmp_path / "runs.csv"
+    file.write_text("\n".join(lines) + "\n")
+    beyond = ["--batch", 256, "--gpus", 8, "--gpu", "a100-sxm-40gb", "--inner-modules", 9]
+    done = run("runs", "predict", "net", "--from", file, "-n", 10, *beyond, "--json")
+    answer = json.loads(done.out)
+    assert answer["axes"] == ["gpus", "power", "inner_modules", "batch"]
+    truth_s = 10 * (0.01 + 0.04 * 256 * 9 / (8 * 19.5) + 0.02 * 7 / 8)
+    assert answer["seconds"] == pytest.approx(truth_s, rel=0.02)
+    alone = ["--batch", 256, "--gpus", 2, "--gpu", "t4", "--inner-modules", 4]
+    done = run("runs", "predict", "net", "--from", file, "-n", 10, *alone)
+    assert "time: timed iterations" in done.out

@@ -171,3 +171,16 @@ def test_to_read_a_store_that_is_not_there_makes_nothing(
     assert done.err.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
     assert there == "nothing" or not place.read_bytes()
+
+
+def test_many_refused_logs_are_listed_one_per_line(tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(samples.CAFFE_HEAD)
+    (tmp_path / "c.log").write_text(samples.caffe_log())
+    for more in (["--dry-run"], ["--store", tmp_path / "runs.sqlite"]):
+        done = run("runs", "add", *sorted(tmp_path.glob("*.log")), *more)
+        assert done.code == 1
+        refused = [line for line in done.err.splitlines() if line.startswith("refused: ")]
+        assert [line.split(":")[1].strip()[-5:] for line in refused] == ["a.log", "b.log"]
+        assert done.err.splitlines()[-1] == "error: 2 of 3 files were refused"
+        assert "AlexNet" in done.out or "c.log" in done.out  # the other is read

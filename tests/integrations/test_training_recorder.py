@@ -62,10 +62,13 @@ def test_of_a_long_training_fewer_moments_are_kept(
     assert run.iterations > 2000  # of every 128 steps or so, those with an evaluation are out
 
 
-def test_a_training_that_is_too_short_is_not_recorded_and_ends_well(tmp_path: Path) -> None:
-    recorder, _ = record(tmp_path, 20)
-    with pytest.warns(DoubtfulInput, match=r"was not stored: test: .* too few"):
-        assert recorder.end(FACTS) == ()
+def test_a_short_training_is_recorded_whole_and_said_to_be(tmp_path: Path) -> None:
+    recorder, clock = record(tmp_path, 20)
+    clock.now_s += 3  # saving the weights
+    with pytest.warns(DoubtfulInput, match=r"step 2: 19 logged times .* is used whole"):
+        (run,) = recorder.end(FACTS)
+    assert (run.iterations, run.total_iterations) == (19, 20)
+    assert (run.seconds, run.total_s) == pytest.approx((19 * 0.2, 20 * 0.2 + 3))
     recorder, _ = record(tmp_path, 20, warm_up=5)
     assert recorder.end(FACTS)[0].iterations == 14
 

@@ -9,7 +9,8 @@ import pytest
 
 from lab.measured import run_grid
 from lab.places import DOCS, ROOT
-from lab.score import layer_models, pages, run_models
+from lab.score import layer_models, multi_gpu, pages, run_models, table_4
+from wavecast.regression.least_squares import Method
 
 APPENDIX = DOCS / "appendix"
 WHOLE = (APPENDIX / "runs-whole.md").read_text(encoding="utf-8")
@@ -132,3 +133,31 @@ def test_the_example_is_part_of_what_was_measured() -> None:
     assert len(rows) == 20
     for row in rows:
         assert float(row["seconds"]) == runs[int(row["batch"]), int(row["iterations"])]
+
+
+@pytest.mark.parametrize("name", multi_gpu.TABLES)
+def test_the_page_of_gpus_has_the_tables_beside_the_slides(name: str) -> None:
+    assert multi_gpu.TABLES[name]() == pages.section(
+        APPENDIX / "runs-gpus.md", f"{multi_gpu.MARK} '{name}'"
+    )
+
+
+def test_the_short_page_repeats_depth_and_batch() -> None:
+    lines = multi_gpu.beside_the_slides().splitlines()
+    for name, words in (("a deeper network", "0.6% (1.2% at worst)"), ("a larger batch", "4.4% (")):
+        cells = next(line for line in lines if name in line).strip("| ").split(" | ")
+        assert words.startswith(f"{cells[6]} ({cells[8] if 'worst' in words else ''}")
+        assert words in SHORT
+
+
+def test_noise_gives_the_printed_errors_on_all_runs_as_the_page_says() -> None:
+    table = pages.section(table_4.PAGE, table_4.MARK)
+    for net, printed in (("alexnet", 2.94), ("googlenet", 0.97), ("vgg16", 1.53)):
+        noise = float(re.search(rf"\| {net} \| ([\d.]+)% \| 160 \|", table)[1])  # type: ignore[index]
+        error = table_4.errors(net, noise / 100, None, Method.ORDINARY).mean()
+        assert 100 * error == pytest.approx(printed, abs=0.02)
+
+
+def test_independent_noise_does_not_explain_alexnet_from_six_runs() -> None:
+    errors = table_4.errors("alexnet", 0.0364, 6, Method.ORDINARY)
+    assert (errors <= 0.0318).mean() < 0.05

@@ -187,7 +187,7 @@ def test_every_axis_can_be_learned_from_one_set_of_runs() -> None:
     for axis in Axis:
         model = Extrapolation(axis).fit(runs)
         assert len(model.trials) > 1
-        assert model.axis is axis
+        assert model.axes == (axis,)
     assert RING in LAWS
 
 
@@ -199,3 +199,29 @@ def test_features_without_the_speed_of_the_gpu_are_not_used_for_power() -> None:
 
 def test_the_public_name_is_the_model() -> None:
     assert wavecast.Extrapolation is Extrapolation
+
+
+def test_all_four_axes_are_extrapolated_at_once() -> None:
+    runs = made(gpus=(1, 2, 3), modules=(3, 4, 5), names=(WEAK, MIDDLE))
+    model = Extrapolation(("power", "gpus", "inner_modules", "batch")).fit(runs)
+    (truth,) = made(batches=(256,), gpus=(8,), modules=(9,), names=(STRONG,))
+    beyond = {"gpus": 8, "gpu": STRONG, "inner_modules": 9}
+    estimate = model.predict(batch=256, iterations=100, **beyond)  # type: ignore[arg-type]
+    assert estimate.seconds == pytest.approx(truth.seconds)
+    assert model.axes == (Axis.POWER, Axis.GPUS, Axis.MODULES, Axis.BATCH)
+    assert "largest power or gpus or inner_modules or batch" in model.reason
+
+
+def test_runs_at_the_top_of_any_axis_are_left_out_together() -> None:
+    runs = made(gpus=(1, 2, 3))
+    alone = [Extrapolation(axis).fit(runs).trial.left_out for axis in ("gpus", "batch")]
+    joint = Extrapolation(("gpus", "batch")).fit(runs)
+    assert alone == [3, 3]
+    assert joint.trial.left_out == 3 + 3 + 5  # and all with 3 GPUs or batch 96
+
+
+def test_axes_that_are_none_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="name the axes to extrapolate along: power"):
+        Extrapolation(()).fit(made())
+    with pytest.raises(InvalidInput, match=r'an axis is power, .* not "depth"'):
+        Extrapolation(("batch", "depth")).fit(made())

@@ -98,17 +98,18 @@ def test_a_read_only_file_in_a_folder_of_others_gets_nothing_beside_it(
     assert [path.name for path in store.parent.iterdir()] == ["runs.sqlite"]
 
 
-def test_a_read_only_store_of_the_first_version_is_read(
-    folder: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_read_only_store_of_an_older_version_is_read(
+    folder: Path, version: int, request: pytest.FixtureRequest
 ) -> None:
     place = folder / "runs.sqlite"
     engine, name = connect(place)
-    schema.migrate(engine, name, to=1)
+    schema.migrate(engine, name, to=version)
     engine.dispose()
     with closing(sqlite3.connect(place)) as connection, connection:
         connection.execute(
             "INSERT INTO wavecast_runs VALUES (1, 'a', 'AlexNet', 32, 1, 0.5, 'training', '', 1, "
-            "'', '', '')"
+            f"'', '', ''{', NULL' * (version > 1)})"
         )
     place.chmod(0o444)
     folder.chmod(0o555)

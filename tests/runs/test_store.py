@@ -246,8 +246,34 @@ def test_a_store_of_the_first_version_is_brought_up(place: str) -> None:
         assert store.add([RUN, replace(RUN, inner_modules=2)]) == Added(1, 1)  # identities hold
     engine, name = connect(place)
     with reading(engine, name) as connection:
-        assert schema.version_of(connection) == 2
+        assert schema.version_of(connection) == 3
     engine.dispose()
+
+
+def test_a_run_that_was_stored_without_its_whole_time_gets_it(place: str) -> None:
+    whole = replace(RUN, total_iterations=150, total_s=9.5, training_s=6.0, testing_s=0.5)
+    with RunStore(place) as store:
+        assert store.add([RUN]) == Added(1, 0)
+        assert store.add([whole]) == Added(0, 1)
+        assert list(store.runs()) == [whole]
+        assert store.add([RUN, replace(whole, total_s=99.0)]) == Added(0, 2)
+        assert list(store.runs()) == [whole]  # what is known is not overwritten
+        assert store.arrays(("total_s", "total_iterations"))["total_s"].tolist() == [9.5]
+
+
+def test_a_log_that_was_imported_without_its_whole_time_is_imported_again(
+    place: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text("model,batch,iterations,seconds\nAlexNet,32,100,2.5\n")
+    with RunStore(place) as store:
+        assert add_file(store, file).new == 1
+        file.write_text(
+            "model,batch,iterations,seconds,total_iterations,total_s\nAlexNet,32,100,2.5,150,9.5\n"
+        )
+        assert add_file(store, file, told=lambda _: None).new == 0
+        (run,) = store.runs()
+    assert (run.total_iterations, run.total_s, run.testing_s) == (150, 9.5, None)
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(
@@ -291,9 +317,9 @@ def test_a_store_of_a_newer_wavecast_is_refused(place: str) -> None:
     RunStore(place).close()
     engine, _ = connect(place)
     with engine.begin() as connection:
-        connection.execute(schema.versions.update().values(version=3))
+        connection.execute(schema.versions.update().values(version=4))
     engine.dispose()
-    with pytest.raises(InvalidInput, match=r"tables of version 3; this wavecast knows up to 2"):
+    with pytest.raises(InvalidInput, match=r"tables of version 4; this wavecast knows up to 3"):
         RunStore(place)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.run_models import MethodOption, fit_runs
+from wavecast.cli.run_models import MethodOption, TimeOption, fit_runs
 from wavecast.cli.screen import counting_down, print_json, print_text, telling_stages
 from wavecast.errors import InvalidInput, needing_extra
 
@@ -120,6 +120,7 @@ def fit(
     ] = None,
     phase: PhaseOption = None,
     method: MethodOption = None,
+    time: TimeOption = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="With --runs: plot actual against predicted (FILE.svg)."),
@@ -145,11 +146,11 @@ def fit(
             raise InvalidInput("--runs fits past runs: it takes no other files and no --out")
         layers_only = {"target": target, "width": width, "epochs": epochs, "device": device}
         _refuse(layers_only, "is for layer times (FILE...), and --runs fits past runs")
-        fit_runs(runs, model, phase, method, plot, as_json)
+        fit_runs(runs, model, phase, method, time, plot, as_json)
     elif not files or out is None:
         raise typer.BadParameter("say what to fit: FILE... and --out, or --runs")
     else:
-        runs_only = {"model": model, "phase": phase, "method": method, "plot": plot}
+        runs_only = {"model": model, "phase": phase, "method": method, "plot": plot, "time": time}
         _refuse(runs_only, "is for past runs (--runs), and FILE... are layer times")
         _fit_layers(
             *(files, out, target or _BOTH, width or _WIDTH, epochs or _EPOCHS, device or "cpu"),

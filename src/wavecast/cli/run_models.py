@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 
 if TYPE_CHECKING:
-    from wavecast import Estimate
+    from wavecast import Estimate, Run
     from wavecast.regression.end_to_end import RunModel
     from wavecast.regression.extrapolation import ScalingModel
 
@@ -29,7 +29,16 @@ MethodOption = Annotated[
         "default) or proportional non-negative.",
     ),
 ]
+TimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        help="The time to learn: total (whole runs, with start-up and tests; the default if every "
+        "run says it) or iterations (the timed iterations).",
+    ),
+]
 _DEFAULT_METHOD = "relative non-negative"
+_PUBLISHED_METHOD = "ordinary"
 _DEFAULT_PHASE = "training"
 
 
@@ -38,24 +47,28 @@ def fit_runs(
     model: str | None,
     phase: str | None,
     method: str | None,
+    time: str | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Fit an end-to-end model to past runs, and print it."""
+    """Fit an end-to-end model to past runs, and print it beside the fit of the paper."""
     from wavecast.report import records
     from wavecast.report import run_models as report
 
     if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
         raise InvalidInput(f"a plot is saved as FILE.svg in a folder that exists, not {plot}")
     phase = checked_phase(phase) or _DEFAULT_PHASE
-    fitted = _end_to_end(source, model, phase, method)
+    fitted = _end_to_end(source, model, phase, method, time)
+    other = _DEFAULT_METHOD if fitted.fit.method == _PUBLISHED_METHOD else _PUBLISHED_METHOD
+    both = (fitted, fitted.by_method(other))
     title = f"{model or 'runs'} from {source}, {phase}"
     if plot is not None:
         write_whole(plot, report.scatter_plot(title, fitted))
     if as_json:
-        print_json(records.run_model(fitted))
+        beside = [records.run_model(fit) for fit in both[1:]]
+        print_json({**records.run_model(fitted), "other_fits": beside})
     else:
-        show(report.run_model(title, fitted))
+        show(report.run_model(title, both))
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,8 @@ class RunQuestion:
     gpu: str | None
     """The name of the GPU."""
     inner_modules: int | None
+    by_law: bool = False
+    """Whether a law is chosen even if only the batch is new."""
 
     @property
     def axes(self) -> dict[str, str]:
@@ -77,8 +92,15 @@ class RunQuestion:
             "gpus": ("--gpus", self.gpus),
             "power": ("--gpu", self.gpu),
             "inner_modules": ("--inner-modules", self.inner_modules),
+            "batch": ("--law", self.by_law or None),
         }
         return {axis: option for axis, (option, value) in options.items() if value is not None}
+
+    def axes_beyond(self, runs: Sequence[Run]) -> tuple[str, ...]:
+        """The axes along which past runs vary and the question may go beyond them."""
+        sizes = {run.batch for run in runs}
+        larger = self.batch is not None and len(sizes) > 1 and self.batch > max(sizes)
+        return (*self.axes, *(("batch",) if larger and not self.by_law else ()))
 
 
 @runs_app.command()
@@ -110,61 +132,81 @@ def predict(
     inner_modules: Annotated[
         int | None, typer.Option("--inner-modules", help="Another depth, to extrapolate to.")
     ] = None,
+    by_law: Annotated[
+        bool, typer.Option("--law", help="Choose a law even if only the batch is new.")
+    ] = False,
     phase: Annotated[
         str | None, typer.Option("--phase", help="training (the default) or testing.")
     ] = None,
     method: MethodOption = None,
+    time: TimeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the time of a whole run from past runs.
 
-    --gpu, --gpus or --inner-modules, one at a time, ask for a run beyond the past ones; the law
-    that extrapolates to it is then chosen by how well it does on the largest past runs.
+    --gpu, --gpus and --inner-modules, alone or together, ask for a run beyond the past ones; the
+    law that extrapolates to it is then chosen by how well it does on the largest past runs. A
+    batch larger than all past ones is then one more direction.
 
     \b
     wavecast runs predict alexnet --from runs.csv --batch 64 --iterations 90000
     wavecast runs predict resnet50 --batch 1024 --iterations 50000 --gpus 8
+    wavecast runs predict resnet50 --batch 1024 --iterations 50000 --gpus 8 --gpu v100-sxm-32gb
     """
-    question = RunQuestion(batch, iterations, gpus, gpu, inner_modules)
-    _predict_run(source, model, question, checked_phase(phase) or _DEFAULT_PHASE, method, as_json)
+    question = RunQuestion(batch, iterations, gpus, gpu, inner_modules, by_law)
+    learned = PastRuns(source, model, checked_phase(phase) or _DEFAULT_PHASE, method, time)
+    _predict_run(learned, question, as_json)
 
 
-def _predict_run(
-    source: str,
-    model: str | None,
-    question: RunQuestion,
-    phase: str,
-    method: str | None,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class PastRuns:
+    """The past runs to learn from, and how."""
+
+    source: str
+    model: str | None
+    phase: str
+    method: str | None
+    time: str | None
+    """The time to learn."""
+
+
+def _predict_run(learned: PastRuns, question: RunQuestion, as_json: bool) -> None:
     """Predict a run from past ones, and print it. A new GPU, GPU count or depth is extrapolated."""
     from wavecast.report import records
     from wavecast.report import run_models as report
     from wavecast.runs.sources import opened_runs
 
-    axes = question.axes
+    source, model, phase = learned.source, learned.model, learned.phase
     fitted: RunModel | ScalingModel
-    if not axes:
-        fitted = _end_to_end(source, model, phase, method)
-        estimate, notes = fitted.predict(question.batch, question.iterations), []
-    elif len(axes) > 1:
-        raise InvalidInput(f"extrapolate along one of {', '.join(axes.values())} at a time")
-    elif method is not None:
-        [option] = axes.values()
-        raise InvalidInput(
-            f"--method chooses the fit of runs like the past ones; with {option} the law is "
-            "chosen by its errors, so leave --method out"
-        )
+    if not question.axes:
+        fitted = _end_to_end(source, model, phase, learned.method, learned.time)
+        estimate = fitted.predict(question.batch, question.iterations)
+        notes = report.time_lines(fitted)
     else:
-        [axis] = axes
-        with opened_runs(source, model, phase) as runs:
-            fitted = wavecast.Extrapolation(axis, phase).fit(runs)
-        estimate, notes = _extrapolated(fitted, question), [fitted.reason]
+        _refuse_choices(learned, question)
+        with opened_runs(source, model, phase) as past:
+            runs = list(past)
+        fitted = wavecast.Extrapolation(question.axes_beyond(runs), phase).fit(runs)
+        estimate = _extrapolated(fitted, question)
+        notes = [fitted.reason, f"time: {report.ITERATIONS}"]
     if as_json:
         print_json(records.forecast(estimate, fitted))
     else:
         title = f"{model or 'runs'} from {source}, {phase}"
         show(report.forecast(title, estimate, notes))
+
+
+def _refuse_choices(learned: PastRuns, question: RunQuestion) -> None:
+    option = " and ".join(question.axes.values())
+    if learned.method is not None:
+        raise InvalidInput(
+            f"--method chooses the fit of runs like the past ones; with {option} the law is "
+            "chosen by its errors, so leave --method out"
+        )
+    if learned.time not in (None, "iterations"):
+        raise InvalidInput(
+            f"with {option} a law of the time of an iteration is chosen; leave --time out"
+        )
 
 
 def _extrapolated(fitted: ScalingModel, question: RunQuestion) -> Estimate:
@@ -261,7 +303,7 @@ def design(
                     f"--from learns the times from past runs, so {option} would change nothing; "
                     "leave one of them out"
                 )
-        seconds_of = _seconds_of(_end_to_end(source, model, _DEFAULT_PHASE, None))
+        seconds_of = _seconds_of(_end_to_end(source, model, _DEFAULT_PHASE, None, None))
     elif model is not None:
         raise InvalidInput("--model names the model of past runs; give them (--from)")
     elif iteration or sample:
@@ -287,7 +329,9 @@ def _seconds_of(fitted: RunModel) -> Callable[[int, int], float]:
     return lambda batch, iterations: fitted.predict(batch, iterations).seconds
 
 
-def _end_to_end(source: str, model: str | None, phase: str, method: str | None) -> RunModel:
+def _end_to_end(
+    source: str, model: str | None, phase: str, method: str | None, time: str | None
+) -> RunModel:
     from wavecast.regression.least_squares import Method
     from wavecast.runs.sources import opened_runs
 
@@ -295,7 +339,7 @@ def _end_to_end(source: str, model: str | None, phase: str, method: str | None) 
     if method not in list(Method):
         raise InvalidInput(f'a method is one of {", ".join(Method)}, not "{method}"')
     with opened_runs(source, model, phase) as runs:
-        return wavecast.EndToEnd(method, phase).fit(runs)
+        return wavecast.EndToEnd(method, phase, time=time).fit(runs)
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -18,6 +18,7 @@ from wavecast.suite import PRECISIONS
 
 if TYPE_CHECKING:
     from wavecast.runs.readers.facts import Given
+    from wavecast.runs.run import Run
     from wavecast.runs.store.imports import Imported
 
 runs_app = Commands(
@@ -209,21 +210,34 @@ def _add(
         )
     else:
         print_text(report.imported_files(added, store.name))
-    if failed:
-        raise WavecastError("; ".join(failed))
+    _refuse_files(failed, len(files), as_json)
+
+
+def _refuse_files(failed: list[str], count: int, as_json: bool) -> None:
+    """End with an error if files were refused; many are listed, one per line."""
+    if not failed:
+        return
+    if len(failed) == 1:
+        raise WavecastError(failed[0])
+    if not as_json:
+        warn(failed, "refused")
+    raise WavecastError(f"{len(failed)} of {count} files were refused")
 
 
 def _show_read(files: list[Path], given: Given, format: str | None, as_json: bool) -> None:
     from wavecast.runs.readers import iterate_runs
 
     warnings: list[str] = []
-    runs = [
-        run
-        for file in files
-        for run in iterate_runs(file, given, format=format, told=warnings.append)
-    ]
+    failed: list[str] = []
+    runs: list[Run] = []
+    for file in files:
+        try:
+            runs += iterate_runs(file, given, format=format, told=warnings.append)
+        except InvalidInput as error:
+            failed.append(str(error))
     if as_json:
-        print_json({"runs": records.rows(runs), "warnings": warnings})
-        return
-    show(report.past_runs(runs, width()) if runs else None)
-    warn(warnings)
+        print_json({"runs": records.rows(runs), "warnings": warnings, "failed": failed})
+    else:
+        show(report.past_runs(runs, width()) if runs else None)
+        warn(warnings)
+    _refuse_files(failed, len(files), as_json)

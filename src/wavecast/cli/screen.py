@@ -70,10 +70,10 @@ def print_json(value: object) -> None:
     write_result(text.replace("\x7f", "\\u007f") + "\n")  # JSON itself lets DEL through
 
 
-def warn(messages: Iterable[str]) -> None:
-    """Print warnings to the standard error, one line each."""
+def warn(messages: Iterable[str], word: str = "warning") -> None:
+    """Print warnings to the standard error, one line each, after a word that says what they are."""
     for message in messages:
-        tell(one_line(f"warning: {message}"), "yellow")
+        tell(one_line(f"{word}: {message}"), "yellow")
 
 
 def print_error(message: str) -> None:

@@ -19,6 +19,7 @@ from wavecast.runs.readers import make_given
 from wavecast.runs.readers.doubts import Doubts, warn
 from wavecast.runs.readers.facts import Facts
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
+from wavecast.runs.readers.totals import LogSpan
 from wavecast.runs.run import Run
 
 MOST_MARKS = 100_000
@@ -48,6 +49,7 @@ class TrainingRecorder:
         self._marks: list[Mark] = []
         self._broken = False
         self._every = 1
+        self._begin_s = clock()
         self.runs: tuple[Run, ...] = ()
         """The runs that were stored last."""
         import wavecast
@@ -58,6 +60,7 @@ class TrainingRecorder:
     def begin(self) -> None:
         """Start a new training."""
         self._marks, self._broken, self._every, self.runs = [], False, 1, ()
+        self._begin_s = self._clock()
 
     def step(self, number: int) -> None:
         """Record that a step has ended now."""
@@ -80,7 +83,8 @@ class TrainingRecorder:
         doubts = Doubts(Path(self._source), warn)
         try:
             timed = trainings(self._marks, doubts)
-            self.runs = tuple(runs_of(timed, facts, self._given, doubts))
+            span = LogSpan(self._begin_s, self._clock())
+            self.runs = tuple(runs_of(timed, facts, self._given, doubts, span))
             with wavecast.RunStore(self._place) as store:
                 store.add(self.runs)
         except WavecastError as error:

@@ -3,9 +3,10 @@
     wc.EndToEnd().fit(runs).predict(batch=64, iterations=90_000)
 
 The features are 1, b, i and b*i for batch b and iterations i (theorem 3.1). If the runs differ in
-only one of the two, they are 1 and that one. Training and testing have separate models. The paper
-fits by ordinary least squares. The default here minimises relative errors with no coefficient below
-0, which is more accurate on short runs.
+only one of the two, they are 1 and that one. Training and testing have separate models. The time is
+that of the whole run, as in the paper, if the runs say it, and else that of their iterations. The
+paper fits by ordinary least squares. The default here minimises relative errors with no coefficient
+below 0, which is more accurate on short runs.
 
 If the time of an iteration is not linear in the batch, its predicted time can replace the batch in
 all features (`work`). This is our extension; it needs the network's code or a trace of it.
@@ -14,7 +15,7 @@ all features (`work`). This is our extension; it needs the network's code or a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
@@ -24,7 +25,7 @@ from wavecast.errors import InvalidInput
 from wavecast.predictors.base import Estimate, refuse_impossible
 from wavecast.regression import least_squares
 from wavecast.regression.least_squares import Array, LinearFit, Method, mape, rank, signed_errors
-from wavecast.regression.run_table import RunTable, tabulate
+from wavecast.regression.run_table import RunTable, RunTime, tabulate
 from wavecast.runs.run import Run
 
 FULL = ("1", "batch", "iterations", "batch*iterations")
@@ -56,6 +57,8 @@ class EndToEnd:
         phase: "training" or "testing", which have separate models.
         features: One of `FEATURES`; by default those of the dimensions in which the runs vary.
         work: Replaces the batch in all features by `work(batch)`.
+        time: "total" to learn the time of whole runs, or "iterations" for that of the timed
+            iterations. By default "total" if every run says it.
 
     Example:
         >>> model = EndToEnd().fit(wavecast.read_runs("runs.csv"))
@@ -66,6 +69,7 @@ class EndToEnd:
     phase: str = "training"
     features: tuple[str, ...] | None = None
     work: BatchWork | None = None
+    time: RunTime | str | None = None
 
     def fit(self, runs: Iterable[Run]) -> RunModel:
         """The model fitted on the runs of the phase.
@@ -74,7 +78,7 @@ class EndToEnd:
             InvalidInput: The runs are of different networks or machines, or do not determine the
                 coefficients; the message says which run to add.
         """
-        table = tabulate(runs, self.phase)
+        table = tabulate(runs, self.phase, self.time)
         table.require_one("model", "gpu", "gpus", "precision", "framework", "inner_modules")
         features = self.features or _varying(table)
         if features not in FEATURES:
@@ -140,9 +144,31 @@ class RunModel:
         """The mean absolute relative error on the runs of the fit; 0.03 is 3%."""
         return mape(self.predicted, self.table.seconds)
 
+    def by_method(self, method: Method | str) -> RunModel:
+        """The same model fitted on the same runs by another method."""
+        rows = self._rows(self.table.batch, self.table.iterations)
+        return replace(self, fit=least_squares.fit(rows, self.table.seconds, Method(method)))
+
+    @property
+    def longest_mape(self) -> float | None:
+        """The mean absolute relative error on the longest fifth of the runs, fitted without them.
+
+        None if the other runs do not determine the coefficients.
+        """
+        order = np.argsort(self.table.seconds, kind="stable")
+        count = len(order) // 5
+        if not count:
+            return None
+        rows = self._rows(self.table.batch, self.table.iterations)
+        shorter, longest = order[:-count], order[-count:]
+        if rank(rows[shorter]) < len(self.features):
+            return None
+        fitted = least_squares.fit(rows[shorter], self.table.seconds[shorter], self.fit.method)
+        return mape(fitted.predict(rows[longest]), self.table.seconds[longest])
+
     def errors_on(self, runs: Iterable[Run]) -> Array:
         """The signed relative errors on other runs of the same phase."""
-        table = tabulate(runs, self.table.phase)
+        table = tabulate(runs, self.table.phase, self.table.time)
         for name in ("batch", "iterations"):
             for value in np.unique(getattr(table, name)):
                 self._value(name, int(value))

@@ -3,12 +3,14 @@
     model = Extrapolation("gpus").fit(runs)  # with 1, 2 and 3 GPUs
     model.predict(batch=256, iterations=10_000, gpus=4)
     model.reason  # why this law
+    Extrapolation(("gpus", "power", "batch")).fit(runs)  # along several axes at once
 
 Laws (`wavecast.regression.laws`) are fitted by least relative errors, with no coefficient below 0.
 To choose a law, the runs closest to the extrapolation are left out: those on the strongest GPU, on
 the most GPUs, and so on. Each law is fitted to the other runs and judged by its error on those left
-out. Among the laws within one standard error of the least error, the simplest is taken (Breiman's
-rule), because so small a difference may be chance.
+out. Along several axes at once, the largest runs of each axis are left out one axis after the
+other, and then all of them together. Among the laws within one standard error of the least error,
+the simplest is taken (Breiman's rule), because so small a difference may be chance.
 """
 
 from __future__ import annotations
@@ -70,10 +72,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """The model that extrapolates from runs of one network along an axis; `fit` it on the runs.
+    """The model that extrapolates from runs of one network along axes; `fit` it on the runs.
 
     Args:
-        axis: One of `Axis`: "power", "gpus", "inner_modules" or "batch".
+        axis: One of `Axis`: "power", "gpus", "inner_modules" or "batch"; or several of them.
         phase: "training" or "testing".
         laws: The laws to choose from.
 
@@ -82,7 +84,7 @@ class Extrapolation:
         >>> model.predict(batch=256, iterations=10_000, gpus=4).seconds
     """
 
-    axis: Axis | str
+    axis: Axis | str | Sequence[Axis | str]
     phase: str = "training"
     laws: tuple[Law, ...] = LAWS
 
@@ -94,21 +96,21 @@ class Extrapolation:
                 message says what to add.
             UnknownName: The runs are on several GPUs, and one of them is not known.
         """
-        axis = _axis(self.axis)
+        axes = _axes(self.axis)
         checked = [check_run(number, run) for number, run in enumerate(runs, 1)]
         chosen = [run for run in checked if run.phase == self.phase]
-        _check_comparable(chosen, self.phase, axis)
+        _check_comparable(chosen, self.phase, axes)
         one_gpu = len({run.gpu for run in chosen}) == 1
         settings = settings_of(chosen, one_gpu)
         times = np.array([run.seconds / run.iterations for run in chosen])
-        splits = _splits(_levels(axis, chosen, settings))
-        laws = _distinct(_laws_for(axis, self.laws, settings), settings)
+        splits = _joint_splits([_levels(axis, chosen, settings) for axis in axes])
+        laws = _distinct(_laws_for(axes, self.laws, settings), settings)
         trials = tuple(_try(law, settings, times, splits) for law in laws)
         law = _best(trials)
         columns = law.columns(settings)
         kept = independent(columns)
         return ScalingModel(
-            axis=axis,
+            axes=axes,
             law=law,
             kept=tuple(kept),
             fit=least_squares.fit(columns[:, kept], times, _METHOD),
@@ -122,7 +124,7 @@ class Extrapolation:
 class ScalingModel:
     """A fitted law."""
 
-    axis: Axis
+    axes: tuple[Axis, ...]
     law: Law
     kept: tuple[int, ...]
     """The positions of the law's features that the runs can separate."""
@@ -148,7 +150,7 @@ class ScalingModel:
         tried = [trial for trial in self.trials if trial.error is not None]
         text = (
             f"{self.law.name} ({', '.join(self.features)}) was off by {own.error:.1%} on "
-            f"{own.left_out} runs with the largest {self.axis}, fitted without them"
+            f"{own.left_out} runs with the largest {' or '.join(self.axes)}, fitted without them"
         )
         if len(tried) == 1:
             return f"{text}; no other law is different on these runs"
@@ -228,23 +230,29 @@ class ScalingModel:
         return value
 
 
-def _axis(name: Axis | str) -> Axis:
-    try:
-        return Axis(name)
-    except ValueError:
-        raise InvalidInput(f'an axis is {", ".join(Axis)}, not "{name}"') from None
+def _axes(names: Axis | str | Sequence[Axis | str]) -> tuple[Axis, ...]:
+    axes = []
+    for name in (names,) if isinstance(names, str) else names:
+        try:
+            axes.append(Axis(name))
+        except ValueError:
+            raise InvalidInput(f'an axis is {", ".join(Axis)}, not "{name}"') from None
+    if not axes:
+        raise InvalidInput(f"name the axes to extrapolate along: {', '.join(Axis)}")
+    return tuple(dict.fromkeys(axes))
 
 
-def _check_comparable(runs: Sequence[Run], phase: str, axis: Axis) -> None:
+def _check_comparable(runs: Sequence[Run], phase: str, axes: Sequence[Axis]) -> None:
     if not runs:
         raise InvalidInput(f"no run of {phase} to learn from")
     # Networks of different depths have different names.
-    alike = {"model", "precision", "framework"} - ({"model"} if axis is Axis.MODULES else set())
+    deeper = Axis.MODULES in axes
+    alike = {"model", "precision", "framework"} - ({"model"} if deeper else set())
     for name in sorted(alike):
         if len(values := {getattr(run, name) for run in runs}) > 1:
             shown = ", ".join(sorted(str(value) or "(unknown)" for value in values)[:5])
             raise InvalidInput(f"these runs differ in {name}: {shown}; choose runs with one value")
-    if axis is Axis.MODULES and any(run.inner_modules is None for run in runs):
+    if deeper and any(run.inner_modules is None for run in runs):
         raise InvalidInput("some runs do not say how many inner modules their network has")
 
 
@@ -274,9 +282,19 @@ def _splits(levels: Array) -> list[tuple[Mask, Mask]]:
     return [(levels < cut, levels >= cut) for cut in cuts]
 
 
-def _laws_for(axis: Axis, laws: Sequence[Law], settings: Settings) -> list[Law]:
-    """The laws that make sense for the axis, and for networks of one depth or several."""
-    useless = set(POWERLESS) if axis is Axis.POWER else set()
+def _joint_splits(levels: Sequence[Array]) -> list[tuple[Mask, Mask]]:
+    """The splits along each axis; with several, also the largest runs of all of them together."""
+    splits = [split for along_axis in levels for split in _splits(along_axis)]
+    if len(levels) > 1:
+        below = np.logical_and.reduce([along_axis < along_axis.max() for along_axis in levels])
+        if below.any():
+            splits.append((below, ~below))
+    return splits
+
+
+def _laws_for(axes: Sequence[Axis], laws: Sequence[Law], settings: Settings) -> list[Law]:
+    """The laws that make sense for the axes, and for networks of one depth or several."""
+    useless = set(POWERLESS) if Axis.POWER in axes else set()
     if (settings.modules == settings.modules[0]).all():
         useless.add("M")
     return [law for law in laws if not useless & {*law.features}]

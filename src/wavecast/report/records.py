@@ -269,10 +269,12 @@ def run_model(model: RunModel) -> dict[str, Any]:
         "features": list(model.features),
         "method": str(model.fit.method),
         "phase": model.table.phase,
+        "time": str(model.table.time),
         "runs": len(model.table),
         "coefficients": [asdict(coefficient) for coefficient in model.coefficients],
         "mape": model.mape,
         "errors": [float(error) for error in model.errors],
+        "longest_mape": model.longest_mape,
     }
 
 
@@ -282,6 +284,8 @@ def forecast(estimate: Estimate, model: RunModel | ScalingModel) -> dict[str, An
 
     record = asdict(estimate)
     if isinstance(model, ScalingModel):
+        record["axes"] = [str(axis) for axis in model.axes]
+        record["time"] = "iterations"
         record["law"] = model.law.name
         record["reason"] = model.reason
         record["laws"] = [
@@ -290,6 +294,7 @@ def forecast(estimate: Estimate, model: RunModel | ScalingModel) -> dict[str, An
         ]
     else:
         record["mape"] = model.mape
+        record["time"] = str(model.table.time)
     return record
 
 

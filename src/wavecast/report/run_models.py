@@ -12,31 +12,59 @@ from rich.console import Group, RenderableType
 from wavecast.predictors.base import Estimate
 from wavecast.regression.design import Design
 from wavecast.regression.end_to_end import RunModel
+from wavecast.regression.run_table import RunTime
 from wavecast.report.characters import one_line
 from wavecast.report.tables import Column, table, titled
 from wavecast.report.units import long_duration, percent
 
 _SIDE, _MARGIN = 480, 56
 _MOST_POINTS = 2000
+ITERATIONS = RunTime.ITERATIONS.words
+"""The time that laws of other GPUs, GPU counts, depths and batches predict."""
 
 
-def run_model(title: str, model: RunModel) -> RenderableType:
-    """The coefficients of a model with their ranges, and its errors on the fitted runs."""
-    coefficients = model.coefficients
-    columns = [
-        Column("feature", [c.feature for c in coefficients], left=True),
-        Column("seconds per unit", [f"{c.value:.4g}" for c in coefficients]),
-        Column("90% range", [f"{c.low:.3g} to {c.high:.3g}" for c in coefficients]),
+def run_model(title: str, models: Sequence[RunModel]) -> RenderableType:
+    """The coefficients of fits with their ranges, and the errors of each, side by side.
+
+    Args:
+        title: the title.
+        models: the same model, fitted on the same runs by several methods.
+    """
+    coefficients = [model.coefficients for model in models]
+    columns = [Column("seconds per", [c.feature for c in coefficients[0]], left=True)]
+    for model, values in zip(models, coefficients, strict=True):
+        columns.append(Column(str(model.fit.method), [f"{c.value:.4g}" for c in values]))
+        columns.append(Column("90% range", [f"{c.low:.3g} to {c.high:.3g}" for c in values]))
+    worst = [model.errors[np.argmax(np.abs(model.errors))] for model in models]
+    unseen = [model.longest_mape for model in models]
+    count = len(models[0].table)
+    errors = [
+        Column("fit", [str(model.fit.method) for model in models], left=True),
+        Column("mean error", [percent(model.mape, 1) for model in models]),
+        Column("largest", [f"{error:+.1%}" for error in worst]),
+        Column(
+            "mean error on the longest fifth, left out",
+            ["unknown" if error is None else percent(error, 1) for error in unseen],
+        ),
     ]
-    errors = model.errors
-    worst = errors[np.argmax(np.abs(errors))]
     return titled(
         title,
         table(columns),
         "",
-        f"mean error on these {len(errors)} runs {percent(model.mape, 1)}, largest error "
-        f"{worst:+.1%} (positive: predicted longer than it took)",
+        table(errors),
+        "",
+        f"on {count} runs; a positive error means predicted longer than it took",
+        *time_lines(models[0]),
     )
+
+
+def time_lines(model: RunModel) -> list[str]:
+    """Which time a model learned, and why."""
+    runs = model.table
+    lines = [f"time: {runs.time.words}"]
+    if runs.time is RunTime.ITERATIONS and 0 < runs.whole < len(runs):
+        lines.append(f"only {runs.whole} of {len(runs)} runs say the time of the whole run")
+    return lines
 
 
 def forecast(title: str, estimate: Estimate, notes: Sequence[str] = ()) -> RenderableType:

@@ -26,12 +26,28 @@ def past_runs(rows: Sequence[Run], width: int) -> RenderableType:
         Column("precision", [run.precision for run in rows], 5, left=True),
         Column("inner modules", [_or_empty(run.inner_modules) for run in rows], 7),
         Column("iterations", [count(run.iterations) for run in rows]),
-        Column("total time", [duration(run.seconds) for run in rows], 2),
+        Column("timed", [duration(run.seconds) for run in rows], 2),
         Column("per iteration", [duration(run.seconds / run.iterations) for run in rows]),
+        *_wholes(rows),
         Column("framework", [run.framework for run in rows], 8, left=True),
         Column("read from", [run.source for run in rows], 6, left=True),
     ]
     return table(fitting(columns, width))
+
+
+def _wholes(rows: Sequence[Run]) -> list[Column]:
+    """The columns about whole runs, if any run says something about it."""
+    if not any(run.total_s is not None for run in rows):
+        return []
+    return [
+        Column("all iterations", [_or_empty(run.total_iterations) for run in rows], 4),
+        Column("whole run", [_time(run.total_s) for run in rows], 2),
+        Column("in tests", [_time(run.testing_s) for run in rows], 4),
+    ]
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else "0 s" if seconds == 0 else duration(seconds)
 
 
 def imported_file(imported: Imported) -> str:

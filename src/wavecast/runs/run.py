@@ -2,6 +2,10 @@
 
 Runs come from logs (`readers/`) and the run store (`store/`), and regression models are fitted to
 them. Two runs with the same values are the same run.
+
+A log tells of two times. `seconds` and `iterations` are those of the iterations that were timed:
+after warm-up, without tests, checkpoints and pauses. `total_s` and `total_iterations` are those of
+the whole run, from its first to its last stamp, with all of these (Gianniti et al., section 4.1).
 """
 
 from __future__ import annotations
@@ -44,12 +48,23 @@ class Run:
     """How many inner modules a CNN repeats: its depth within its family. None when unknown."""
     source: str = ""
     """The file and line that the run was read from."""
+    total_iterations: int | None = None
+    """All iterations of the run, with those of its warm-up. None when unknown."""
+    total_s: float | None = None
+    """The whole run: start-up, all iterations, tests and checkpoints. None when unknown."""
+    training_s: float | None = None
+    """The part of `total_s` from the first iteration on, without tests. None when unknown."""
+    testing_s: float | None = None
+    """The part of `total_s` in tests; 0 if there was none. None when unknown."""
 
 
 COLUMNS = tuple(field.name for field in fields(Run))
 DEFAULTS = {field.name: field.default for field in fields(Run) if field.default is not MISSING}
-WHOLE = ("batch", "iterations", "gpus", "inner_modules")
-_IDENTIFYING = tuple((n, DEFAULTS.get(n, MISSING)) for n in COLUMNS if n != "source")
+WHOLE = ("batch", "iterations", "gpus", "inner_modules", "total_iterations")
+TOTALS = ("total_iterations", "total_s", "training_s", "testing_s")
+"""The fields about the whole run. They add to a run and do not tell it from others, so that a log
+that an older version read without them is still the same run."""
+_IDENTIFYING = tuple((n, DEFAULTS.get(n, MISSING)) for n in COLUMNS if n not in ("source", *TOTALS))
 TEXTS = ("model", "phase", "gpu", "precision", "framework", "source")
 
 
@@ -61,7 +76,7 @@ def check(run: Run) -> Run:
     """
     for name in WHOLE:
         value = getattr(run, name)
-        if value is None and name == "inner_modules":
+        if value is None and name in ("inner_modules", "total_iterations"):
             continue
         if type(value) is not int or not 1 <= value <= _LARGEST:
             raise InvalidInput(
@@ -69,6 +84,7 @@ def check(run: Run) -> Run:
             )
     if type(run.seconds) not in (int, float) or not 0 < run.seconds < math.inf:
         raise InvalidInput(f"seconds is {_shown(run.seconds)}, but must be a finite number above 0")
+    _check_totals(run)
     for name in TEXTS:
         _check_text(name, getattr(run, name))
     if not run.model.strip():
@@ -79,7 +95,7 @@ def check(run: Run) -> Run:
 
 
 def identity(run: Run) -> str:
-    """A hash of the run's values, apart from its source. Equal runs have equal hashes.
+    """A hash of the run's values, apart from its source and totals. Equal runs have equal hashes.
 
     Values equal to their default are left out, so that a field added later changes no identity.
     """
@@ -98,6 +114,25 @@ def identity(run: Run) -> str:
 def record(run: Run) -> dict[str, Any]:
     """The run as a flat dictionary."""
     return {name: getattr(run, name) for name in COLUMNS}
+
+
+def _check_totals(run: Run) -> None:
+    for name in ("total_s", "training_s", "testing_s"):
+        value = getattr(run, name)
+        if value is None:
+            continue
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise InvalidInput(f"{name} is {_shown(value)}, but must be a finite number from 0 on")
+    if run.total_s is None:
+        return
+    if run.total_s <= 0 or run.total_iterations is None:
+        raise InvalidInput("total_s must be above 0, and total_iterations given with it")
+    parts_s = (run.training_s or 0) + (run.testing_s or 0)
+    if parts_s > run.total_s * (1 + 1e-9) + 1e-6:
+        raise InvalidInput(
+            f"training_s and testing_s, {parts_s:.6g} s together, are more than total_s, "
+            f"{run.total_s:.6g} s"
+        )
 
 
 def _check_text(name: str, value: object) -> None:

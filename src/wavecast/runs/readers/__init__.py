@@ -72,11 +72,20 @@ def read_runs(
         UnknownName: there is no such format.
     """
     facts = make_given(given)
-    return tuple(
-        run
-        for file in find_files(Path(path), format)
-        for run in iterate_runs(file, facts, format=format, told=told)
-    )
+    runs: list[Run] = []
+    refused: list[str] = []
+    files = find_files(Path(path), format)
+    for file in files:
+        try:
+            runs += iterate_runs(file, facts, format=format, told=told)
+        except InvalidInput as error:
+            refused.append(str(error))
+    if len(refused) > 1:
+        listed = "\n".join(refused)
+        raise InvalidInput(f"{len(refused)} of {len(files)} files were refused:\n{listed}")
+    if refused:
+        raise InvalidInput(refused[0])
+    return tuple(runs)
 
 
 def iterate_runs(

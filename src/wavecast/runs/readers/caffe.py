@@ -2,7 +2,8 @@
 
 Caffe logs with glog: `I1102 10:12:11.123456  1234 solver.cpp:228] Iteration 20, loss = 6.9`.
 Between such lines it prints the definitions of the solver and the nets. A stretch between two
-iterations is not timed if a test or a snapshot happened in it.
+iterations is not timed if a test or a snapshot happened in it. The whole run lasts from the first
+line of its process to the last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, make_run
 from wavecast.runs.readers.text import read_lines, whole
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
+from wavecast.runs.readers.totals import LogSpan
 from wavecast.runs.run import Run
 
 _LINE = re.compile(
@@ -61,11 +63,19 @@ class _Training:
     """The batch of one GPU, by phase."""
     accumulated: int = 1
     """How many batches are accumulated in one iteration."""
+    most: int | None = None
+    """The iterations after which the training ends (`max_iter`)."""
     tested: list[int] = field(default_factory=list)
     """The number of iterations of a test, for each test net."""
     marks: list[Mark] = field(default_factory=list)
-    tests: list[tuple[int, float, str]] = field(default_factory=list)
-    """The net, seconds and place of each test."""
+    begin_s: float | None = None
+    """The first stamp of this training."""
+    end_s: float = 0.0
+    """The last stamp so far."""
+    finished: bool = False
+    """Whether the log says that the training ended as planned."""
+    tests: list[tuple[int, float, float, str]] = field(default_factory=list)
+    """The net, begin, end and place of each test."""
     testing: tuple[int, float] | None = None
     """The net of the running test, and when it began. None when no test is running."""
     broken: bool = False
@@ -75,18 +85,23 @@ class _Training:
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """The runs of a Caffe log: its trainings, and their tests except the first, which warms up.
 
+    An only test is used, with a warning.
+
     Raises:
         InvalidInput: the log has no times, or does not say the model or batch; says where.
     """
     trainings_read = [_Training(Facts(framework="caffe"))]
     for entry in _entries(read_lines(path, doubts), doubts):
         if (
-            entry.message.startswith("Initializing solver from parameters")
+            entry.message.startswith(("Using GPUs", "Use CPU", "Initializing solver from param"))
             and trainings_read[-1].marks
         ):
             facts = replace(trainings_read[-1].facts, model=None, batch=None)
             trainings_read.append(_Training(facts))
-        _take(entry, trainings_read[-1], doubts)
+        now = trainings_read[-1]
+        now.begin_s = entry.time_s if now.begin_s is None else now.begin_s
+        now.end_s = entry.time_s
+        _take(entry, now, doubts)
     timed = [training for training in trainings_read if training.marks]
     if not timed:
         raise InvalidInput(
@@ -104,26 +119,40 @@ def _training_runs(training: _Training, given: Given, doubts: Doubts) -> list[Ru
     if batch is not None:  # in Caffe, batch_size is the batch of each GPU
         batch *= training.accumulated * gpus
     facts = replace(training.facts, batch=batch)
-    return runs_of(trainings(training.marks, doubts), facts, given, doubts)
+    timed = trainings(training.marks, doubts)
+    return runs_of(timed, facts, given, doubts, _span(training))
+
+
+def _span(training: _Training) -> LogSpan | None:
+    if training.begin_s is None:
+        return None
+    iterations = None
+    if training.finished and training.most is not None and len(training.marks) > 1:
+        first, *_, before, last = [training.marks[0], *training.marks]
+        left = training.most - last.iteration
+        # A training that goes on from a snapshot does not begin with iteration 0.
+        if first.iteration == 0 and 0 <= left <= last.iteration - before.iteration:
+            iterations = training.most
+    tests = tuple((begin_s, end_s) for _, begin_s, end_s, _ in training.tests)
+    return LogSpan(training.begin_s, training.end_s, tests, iterations)
 
 
 def _testing_runs(training: _Training, given: Given, doubts: Doubts) -> Iterator[Run]:
     if training.tests and not (training.tested and "TEST" in training.batches):
         doubts.tell(
-            training.tests[0][2],
+            training.tests[0][3],
             "the tests are left out: the log does not say their test_iter or batch_size",
         )
         return
+    tests = training.tests[1:] or training.tests
     if len(training.tests) == 1:
-        doubts.tell(
-            training.tests[0][2], "the only test is left out: the first test includes warm-up"
-        )
+        doubts.tell(tests[0][3], "the only test is used, with its warm-up")
     # The user gives the batch of the training. Tests run on one GPU and have their own batch.
     facts = replace(training.facts.corrected(given), batch=training.batches.get("TEST"), gpus=1)
-    for net, seconds, place in training.tests[1:]:
+    for net, begin_s, end_s, place in tests:
         iterations = training.tested[net] if net < len(training.tested) else training.tested[-1]
         yield make_run(
-            facts, Given(), iterations, seconds, f"{doubts.path}: {place}", phase="testing"
+            facts, Given(), iterations, end_s - begin_s, f"{doubts.path}: {place}", phase="testing"
         )
 
 
@@ -131,6 +160,13 @@ def _take(entry: _Entry, to: _Training, doubts: Doubts) -> None:
     message = entry.message
     place = f"line {entry.line}"
     if match := _TRAINED.match(message):
+        if to.most is not None and int(match[1]) > to.most:
+            doubts.tell(
+                place,
+                f"iteration {match[1]} is beyond the max_iter of {to.most}; left out",
+                "an iteration is beyond max_iter",
+            )
+            return
         to.marks.append(Mark(int(match[1]), entry.time_s, place, to.broken))
         to.broken = False
     elif match := _TESTING.match(message):
@@ -142,7 +178,9 @@ def _take(entry: _Entry, to: _Training, doubts: Doubts) -> None:
         if entry.time_s <= since_s:
             doubts.tell(place, "the clock went back during the test; the test is left out")
         else:
-            to.tests.append((net, entry.time_s - since_s, place))
+            to.tests.append((net, since_s, entry.time_s, place))
+    elif message.startswith("Optimization Done"):
+        to.finished = True
     elif message.startswith(("Snapshotting", "Restoring")):
         to.broken = True
     else:
@@ -154,9 +192,9 @@ def _take_settings(entry: _Entry, to: _Training) -> None:
     if message.startswith("Initializing solver from parameters"):
         settings = [match for line in entry.text if (match := _SETTING.fullmatch(line))]
         to.tested = [int(s[2]) for s in settings if s[1] == "test_iter" and whole(s[2])]
-        to.accumulated = next(
-            (int(s[2]) for s in settings if s[1] == "iter_size" and whole(s[2])), 1
-        )
+        wholes = {s[1]: int(s[2]) for s in settings if whole(s[2])}
+        to.accumulated = wholes.get("iter_size", 1)
+        to.most = wholes.get("max_iter")
     elif message.startswith("Initializing net from parameters"):
         _take_net(entry.text, to)
     elif match := _GPUS.match(message):

@@ -2,13 +2,15 @@
 
 Each line has a time, a step and data. The step is [epoch, iteration] (in some scripts followed by
 the number of all iterations) or [iteration]; "PARAMETER" for settings; [] or [epoch] for summaries.
-The stretch between two epochs is not timed, because other work happens there.
+The stretch between two epochs is not timed, because other work happens there. The whole run lasts
+from the first line to the last, and a test from the last training step before it to its last line.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
 from wavecast.runs.readers.text import number_of, parse_json, read_lines, whole_of
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
+from wavecast.runs.readers.totals import LogSpan
 from wavecast.runs.run import Run
 
 _PREFIX = "DLLL "
@@ -35,6 +38,29 @@ class _Step:
     numbers: tuple[int, ...]
 
 
+@dataclass
+class _Clock:
+    """The stamps of a log, as far as it has been read."""
+
+    name: str = ""
+    """The field with the time: the same for the whole file, because the two clocks differ."""
+    first_s: float | None = None
+    last_s: float = 0.0
+    tests_s: list[float] = field(default_factory=list)
+    """The times of lines about tests."""
+
+    def read(self, entry: dict[str, Any]) -> None:
+        """Take the time of a line."""
+        self.name = self.name or ("timestamp" if "timestamp" in entry else "elapsedtime")
+        time_s = number_of(entry.get(self.name))
+        if time_s is None or time_s < 0:
+            return
+        self.first_s = time_s if self.first_s is None else self.first_s
+        self.last_s = max(time_s, self.last_s)
+        if _is_test(entry["data"]):
+            self.tests_s.append(time_s)
+
+
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """The training of a dllogger file.
 
@@ -43,7 +69,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """
     settings: dict[str, object] = {}
     steps: list[_Step | None] = []  # None for a line about something other than training
-    clock = ""  # the same field for the whole file, because the two clocks differ
+    clock = _Clock()
     for number, line in read_lines(path, doubts):
         if not line.startswith(_PREFIX):
             continue  # other output of the script
@@ -51,13 +77,30 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
         data = entry.get("data")
         if not isinstance(data, dict):
             continue
+        if {"timestamp", "elapsedtime"} & entry.keys():
+            clock.read(entry)
         if entry.get("step") == "PARAMETER":
             settings |= data
             continue
-        clock = clock or ("timestamp" if "timestamp" in entry else "elapsedtime")
-        steps.append(_step(number, entry, clock, doubts))
+        steps.append(_step(number, entry, clock.name or "elapsedtime", doubts))
     facts = find_facts(settings, given, None)
-    yield from runs_of(trainings(_marks(steps), doubts), facts, given, doubts)
+    marks = list(_marks(steps))
+    timed = trainings(marks, doubts)
+    yield from runs_of(timed, facts, given, doubts, _span(clock, marks))
+
+
+def _span(clock: _Clock, marks: list[Mark]) -> LogSpan | None:
+    if clock.first_s is None or not marks:
+        return None
+    times = sorted(mark.time_s for mark in marks)
+    ends: dict[float, float] = {}
+    for test_s in sorted(clock.tests_s):
+        before = bisect_left(times, test_s) - 1
+        ends[times[max(0, before)]] = test_s
+    # Steps are logged after their iteration. If they count from 0, one more was done.
+    started = min(mark.iteration for mark in marks) == 0
+    done = max(mark.iteration for mark in marks) + 1 if started else None
+    return LogSpan(clock.first_s, clock.last_s, tuple(ends.items()), done)
 
 
 def _entry(place: str, text: str, doubts: Doubts) -> dict[str, Any]:

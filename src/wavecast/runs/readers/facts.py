@@ -8,6 +8,7 @@ from typing import Any
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.text import number_of, whole_of
+from wavecast.runs.readers.totals import RunTotals
 from wavecast.runs.run import Run, check
 
 
@@ -44,7 +45,13 @@ class Given(Facts):
 
 
 def make_run(
-    facts: Facts, given: Given, iterations: int, seconds: float, place: str, phase: str = "training"
+    facts: Facts,
+    given: Given,
+    iterations: int,
+    seconds: float,
+    place: str,
+    phase: str = "training",
+    totals: RunTotals = RunTotals(),  # noqa: B008  (frozen)
 ) -> Run:
     """A checked run.
 
@@ -66,6 +73,7 @@ def make_run(
                 phase=phase,
                 source=place,
                 **corrected.known(),
+                **totals.known(),
             )
         )
     except InvalidInput as error:

@@ -14,6 +14,7 @@ from wavecast.errors import InvalidInput
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, make_run
 from wavecast.runs.readers.text import number_of, parse_json, read_whole, whole_of
+from wavecast.runs.readers.totals import RunTotals
 from wavecast.runs.run import Run
 
 _MOST_BYTES = 256 << 20
@@ -58,13 +59,20 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
             f"{path}: {where}: {entry.get('step')} steps in {entry.get('train_runtime')} s, less "
             f"{tests_s} s of evaluations, is impossible"
         )
+    rate = number_of(entry.get("train_steps_per_second"))
+    if rate is not None and steps > 1.1 * (rate + 0.0005) * whole_s + 1:
+        raise InvalidInput(
+            f"{path}: {where}: {steps} steps in {whole_s:.6g} s contradict its "
+            f"train_steps_per_second of {rate:g}; one of these numbers is wrong"
+        )
     doubts.tell(
         where,
         "has no times of single steps, so the time includes warm-up, and after a resumed training "
         "covers only the last part; wavecast's callback for the Trainer avoids both",
     )
     facts = Facts(_model(path), _batch(entry, state), framework="pytorch")
-    yield make_run(facts, given, steps, whole_s - tests_s, f"{path}: {where}")
+    totals = RunTotals(steps, whole_s, whole_s - tests_s, tests_s)
+    yield make_run(facts, given, steps, whole_s - tests_s, f"{path}: {where}", totals=totals)
 
 
 def _tests_s(history: list[Any]) -> float | None:

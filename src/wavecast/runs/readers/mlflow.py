@@ -12,9 +12,10 @@ from wavecast.errors import InvalidInput
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
 from wavecast.runs.readers.flat_yaml import read_flat
-from wavecast.runs.readers.metrics import training_marks
+from wavecast.runs.readers.metrics import test_spans, training_marks
 from wavecast.runs.readers.text import read_lines, read_whole, whole
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
+from wavecast.runs.readers.totals import LogSpan
 from wavecast.runs.run import Run
 
 _MOST_BYTES = 1 << 20
@@ -47,7 +48,11 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
         raise InvalidInput(f"{path}: the run has no metrics, so its speed is unknown")
     facts = find_facts(_parameters(folder / "params"), given, None)
     chosen = training_marks(folder / "metrics", marks, given)
-    yield from runs_of(trainings(chosen, doubts), facts, given, doubts)
+    begin_ms, end_ms = (whole(str(meta.get(name, ""))) for name in ("start_time", "end_time"))
+    span = None
+    if begin_ms is not None and end_ms is not None:  # a run that did not finish has no end
+        span = LogSpan(begin_ms / 1000, end_ms / 1000, test_spans(marks, chosen))
+    yield from runs_of(trainings(chosen, doubts), facts, given, doubts, span)
 
 
 def _marks(file: Path, doubts: Doubts) -> Iterator[Mark]:

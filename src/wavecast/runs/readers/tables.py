@@ -29,6 +29,7 @@ ALIASES = {
         "duration_s": "seconds",
         "runtime_s": "seconds",
     },
+    **{"total_seconds": "total_s", "overall_s": "total_s", "all_iterations": "total_iterations"},
     **{"gpu_name": "gpu", "device": "gpu", "n_gpus": "gpus", "num_gpus": "gpus"},
 }
 REQUIRED = ("model", "batch", "iterations", "seconds")

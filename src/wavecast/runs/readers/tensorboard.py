@@ -15,7 +15,7 @@ from pathlib import Path
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
-from wavecast.runs.readers.metrics import training_marks
+from wavecast.runs.readers.metrics import training_marks, whole_span
 from wavecast.runs.readers.text import parse_json
 from wavecast.runs.readers.tfrecord import Value, masked_crc32c, message, records
 from wavecast.runs.readers.timing import Mark, runs_of, trainings
@@ -37,6 +37,8 @@ class _Events:
     marks: dict[str, list[Mark]] = field(default_factory=dict)
     """The steps and times of each scalar."""
     settings: dict[str, object] = field(default_factory=dict)
+    first_s: float | None = None
+    """When the file was begun, which is before the first step."""
 
 
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
@@ -53,7 +55,9 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
             raise InvalidInput(f"{path}: byte {start}: is not an event: {error}") from None
     marks = training_marks(path, events.marks, given)
     facts = find_facts(events.settings, given, None)
-    yield from runs_of(trainings(marks, doubts), facts, given, doubts)
+    ends = [mark.time_s for each_marks in events.marks.values() for mark in each_marks]
+    span = whole_span([events.first_s, *ends], events.marks, marks) if events.first_s else None
+    yield from runs_of(trainings(marks, doubts), facts, given, doubts, span)
 
 
 def _take(data: bytes, place: str, events: _Events, doubts: Doubts) -> None:
@@ -67,6 +71,8 @@ def _take(data: bytes, place: str, events: _Events, doubts: Doubts) -> None:
             step = value - (1 << 64) if value >= 1 << 63 else value
         elif number == 5:
             values += [_bytes(item) for n, item in message(_bytes(value)) if n == 1]
+    if events.first_s is None and not values and math.isfinite(time_s) and time_s > 0:
+        events.first_s = time_s
     for encoded in values:
         tag, scalar = _take_value(encoded, events)
         if not scalar:

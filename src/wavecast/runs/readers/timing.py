@@ -1,15 +1,22 @@
-"""Timed runs from the times in a log, without wrong times, warm-up and pauses."""
+"""Timed runs from the times in a log, without wrong times, warm-up and pauses.
+
+A stretch is the time between two logged iterations. One whose iterations took a tenth of the usual
+time is a jump in the step numbers, one whose iterations took ten times as long is a pause. Both are
+told and left out. A log that has stamps before and after its iterations also gives the time of the
+whole run (`totals`).
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Facts, Given, make_run
+from wavecast.runs.readers.totals import LogSpan, RunTotals, totals_of
 from wavecast.runs.run import Run
 from wavecast.runs.stability import WINDOW, stable_from
 
@@ -18,6 +25,14 @@ SMALLEST_WINDOW = 5
 PAUSE = 10.0
 """A stretch this many times as long as the median holds something else: a checkpoint, a test, a
 suspended machine, or a clock that was set."""
+JUMP = 10.0
+"""A stretch whose iterations took less than the median by this factor holds fewer iterations than
+its step numbers say: the numbers jumped."""
+FEWEST = 3
+"""The fewest stretches of which one can be called unusual."""
+MOST_UNUSUAL, MOST_UNUSUAL_SHARE = 3, 0.05
+"""How many stretches may be unusual. If there are more, times come in bursts: the host runs ahead
+of the GPU and then waits for it."""
 
 MOST_SET_BACK, MOST_SET_BACK_SHARE = 3, 0.02
 """How often a clock may go back, in number and as a share of all times. The end of summer time and
@@ -50,8 +65,27 @@ class Stretch:
         return self.seconds / self.iterations
 
 
-def trainings(marks: Iterable[Mark], doubts: Doubts) -> list[list[Stretch]]:
-    """The stretches between marks, as one list for each training.
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One training in a log: what lies between its marks."""
+
+    stretches: tuple[Stretch, ...]
+    first: Mark
+    last: Mark
+    breaks: tuple[Stretch, ...] = ()
+    """The stretches in which something else happened as well, such as a test."""
+    is_sound: bool = True
+    """Whether the clock never went back."""
+
+    @property
+    def iterations(self) -> int:
+        """All iterations up to the last mark. Those before the first mark are as many as usual."""
+        usual = round(statistics.median(stretch.iterations for stretch in self.stretches))
+        return self.last.iteration - self.first.iteration + min(self.first.iteration, usual)
+
+
+def trainings(marks: Iterable[Mark], doubts: Doubts) -> list[Training]:
+    """The trainings that the marks tell of, with the stretches between them.
 
     When the iterations start again, another training begins. Repeated marks, and stretches in
     which the clock went back, are left out with a warning. A mark with the same time as the one
@@ -60,34 +94,58 @@ def trainings(marks: Iterable[Mark], doubts: Doubts) -> list[list[Stretch]]:
     Raises:
         InvalidInput: the clock goes back so often that no time can be trusted.
     """
-    stretches: list[list[Stretch]] = [[]]
-    last: Mark | None = None
-    seen = back = 0
+    parts = [_Part()]
+    seen = 0
     for mark in marks:
         seen += 1
-        if last is None:
-            last = mark
-        elif mark.iteration == last.iteration:
-            _tell_twice(mark, last, doubts)
-            last = replace(mark, time_s=max(mark.time_s, last.time_s))
-        elif mark.iteration < last.iteration:
+        last = parts[-1].last
+        if last is not None and mark.iteration < last.iteration:
             _tell_restart(mark, last, doubts)
-            stretches.append([])
-            last = mark
-        elif mark.time_s < last.time_s:
-            _tell_clock(mark, last, doubts)
-            back += 1
-            last = mark
-        elif mark.after_break or mark.time_s > last.time_s:
-            if not mark.after_break:
-                stretches[-1].append(_between(last, mark))
-            last = mark
+            parts.append(_Part())
+        parts[-1].take(mark, doubts)
+    back, last = sum(part.back for part in parts), parts[-1].last
     if last is not None and back > max(MOST_SET_BACK, MOST_SET_BACK_SHARE * seen):
         raise InvalidInput(
             f"{doubts.path}: {last.place}: the clock goes back at {back} of {seen} times up to "
             "here, so none of these times can be trusted"
         )
-    return [training for training in stretches if training]
+    return [training for part in parts if (training := part.training()) is not None]
+
+
+@dataclass
+class _Part:
+    """The marks of one training, as far as they have been read."""
+
+    first: Mark | None = None
+    last: Mark | None = None
+    stretches: list[Stretch] = field(default_factory=list)
+    breaks: list[Stretch] = field(default_factory=list)
+    back: int = 0
+    """How often the clock went back."""
+
+    def take(self, mark: Mark, doubts: Doubts) -> None:
+        """Add a mark, whose iteration is not before the last one."""
+        last = self.last
+        if last is None:
+            self.first = self.last = mark
+        elif mark.iteration == last.iteration:
+            _tell_twice(mark, last, doubts)
+            self.last = replace(mark, time_s=max(mark.time_s, last.time_s))
+        elif mark.time_s < last.time_s:
+            _tell_clock(mark, last, doubts)
+            self.back += 1
+            self.last = mark
+        elif mark.after_break or mark.time_s > last.time_s:
+            kind = self.breaks if mark.after_break else self.stretches
+            kind.append(_between(last, mark))
+            self.last = mark
+
+    def training(self) -> Training | None:
+        """The training. None if nothing in it is timed."""
+        if self.first is None or self.last is None or not self.stretches:
+            return None
+        parts = (tuple(self.stretches), self.first, self.last, tuple(self.breaks))
+        return Training(*parts, is_sound=self.back == 0)
 
 
 def _between(last: Mark, mark: Mark) -> Stretch:
@@ -126,37 +184,39 @@ def _tell_clock(mark: Mark, last: Mark, doubts: Doubts) -> None:
 
 
 def runs_of(
-    timed: Sequence[Sequence[Stretch]], facts: Facts, given: Given, doubts: Doubts
+    timed: Sequence[Training],
+    facts: Facts,
+    given: Given,
+    doubts: Doubts,
+    span: LogSpan | None = None,
 ) -> list[Run]:
-    """One run for each training that is long enough.
+    """One run for each training.
 
     Args:
-        timed: the stretches of each training.
+        timed: the trainings.
         facts: what the log says about the runs.
         given: what the user says about them.
         doubts: takes warnings about trainings that are left out.
+        span: the first and last stamp of the log, if there are such. They belong to a run if the
+            log has only one training.
 
     Raises:
-        InvalidInput: no training is long enough; says why the first is not.
+        InvalidInput: no training can be used; says why the first cannot.
     """
     runs: list[Run] = []
     refused: list[tuple[str, str]] = []
-    for stretches in timed:
-        where = stretches[0].place
+    for training in timed:
+        where = training.stretches[0].place
+        alone = span if len(timed) == 1 else None
         try:
-            stable = stable_part(stretches, given.warm_up, doubts)
+            used, totals = _used(training, alone, given.warm_up, doubts)
         except InvalidInput as error:
             refused.append((where, str(error)))
             continue
-        runs.append(
-            make_run(
-                facts,
-                given,
-                sum(stretch.iterations for stretch in stable),
-                math.fsum(stretch.seconds for stretch in stable),
-                f"{doubts.path}: {where}",
-            )
-        )
+        iterations = sum(stretch.iterations for stretch in used)
+        seconds = math.fsum(stretch.seconds for stretch in used)
+        place = f"{doubts.path}: {where}"
+        runs.append(make_run(facts, given, iterations, seconds, place, totals=totals))
     if not runs:
         if not refused:
             raise InvalidInput(f"{doubts.path}: does not give the times of two iterations")
@@ -165,6 +225,52 @@ def runs_of(
     for where, why in refused:
         doubts.tell(where, f"the training that begins here is left out: {why}")
     return runs
+
+
+class _TooShort(InvalidInput):
+    """The end of warm-up cannot be found, because a training has too few times."""
+
+
+def _used(
+    training: Training, span: LogSpan | None, warm_up: int | None, doubts: Doubts
+) -> tuple[Sequence[Stretch], RunTotals]:
+    """The stretches to time a training by, and the times of the whole run.
+
+    A training without a stable part that can be found is used whole, with its warm-up: if it is
+    short, or if the time of the whole run is known.
+    """
+    stretches = _without_jumps(training.stretches, doubts)
+    if warm_up is None:
+        _refuse_bursts(stretches)
+    try:
+        used = stable_part(stretches, warm_up, doubts)
+    except InvalidInput as error:
+        has_total = span is not None and len(stretches) == len(training.stretches)
+        enough = isinstance(error, _TooShort) and len(stretches) >= FEWEST
+        if warm_up is not None or not (has_total or enough):
+            raise
+        doubts.tell(
+            stretches[0].place,
+            f"{error}. The run is used whole, with its warm-up",
+            "a run is used whole, with its warm-up",
+        )
+        used = stretches
+        if isinstance(error, _TooShort):
+            used = [stretches[0], *_without_pauses(stretches[1:], doubts)]
+    if span is None:
+        return used, RunTotals()
+    usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
+    jumps = [b for b in training.breaks if b.seconds * JUMP < usual_s * b.iterations]
+    for jump in jumps:
+        _tell_jump(jump, usual_s, doubts)
+    if jumps or len(stretches) < len(training.stretches) or not training.is_sound:
+        doubts.tell(
+            training.last.place,
+            "the time of the whole run is unknown: its step numbers or its clock cannot be trusted",
+        )
+        return used, RunTotals()
+    left_out_s = math.fsum(s.seconds for s in _pauses(stretches[1:]))
+    return used, totals_of(span, training, left_out_s, doubts)
 
 
 def stable_part(
@@ -180,35 +286,94 @@ def stable_part(
     Raises:
         InvalidInput: the end of warm-up cannot be found, or nothing follows it.
     """
-    if warm_up is None:
-        # A window has 50 iterations; a stretch is already the mean of several.
-        usual = statistics.median(stretch.iterations for stretch in stretches)
-        window = max(SMALLEST_WINDOW, min(math.ceil(WINDOW / usual), len(stretches) // 6))
-        if len(stretches) < 6 * window:
-            raise InvalidInput(
-                f"{len(stretches)} logged times are too few to find the end of warm-up; "
-                f"{6 * window} are needed; give the number of warm-up iterations yourself: "
-                "warm_up=..., or --warm-up on the command line"
-            )
-        # A median misses a warm-up shorter than half a window, so one window is always dropped.
-        begin = max(window, stable_from([s.iteration_s for s in stretches], window))
-        stable = stretches[begin:]
-    else:
-        stable = _after(stretches, warm_up)
-    usual_s = statistics.median(stretch.iteration_s for stretch in stable)
-    kept = []
-    for stretch in stable:
-        if stretch.iteration_s > PAUSE * usual_s:
-            usually_s = usual_s * stretch.iterations
-            doubts.tell(
-                stretch.place,
-                f"took {stretch.seconds:.4g} s instead of the usual {usually_s:.4g} s: a pause, "
-                "left out",
-                "a pause, left out",
-            )
-        else:
-            kept.append(stretch)
-    return kept
+    if warm_up is not None:
+        return _without_pauses(_after(stretches, warm_up), doubts)
+    # A window has 50 iterations; a stretch is already the mean of several.
+    usual = statistics.median(stretch.iterations for stretch in stretches)
+    window = max(SMALLEST_WINDOW, min(math.ceil(WINDOW / usual), len(stretches) // 6))
+    if len(stretches) < 6 * window:
+        raise _TooShort(
+            f"{len(stretches)} logged times are too few to find the end of warm-up; "
+            f"{6 * window} are needed; give the number of warm-up iterations yourself: "
+            "warm_up=..., or --warm-up on the command line"
+        )
+    # A median misses a warm-up shorter than half a window, so one window is always dropped.
+    begin = max(window, stable_from([s.iteration_s for s in stretches], window))
+    return _without_pauses(stretches[begin:], doubts)
+
+
+def _without_jumps(stretches: Sequence[Stretch], doubts: Doubts) -> Sequence[Stretch]:
+    """The stretches without those over which the step numbers jumped."""
+    if len(stretches) < FEWEST:
+        return stretches
+    usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
+    jumps = [stretch for stretch in stretches if stretch.iteration_s * JUMP < usual_s]
+    if len(jumps) > max(MOST_UNUSUAL, MOST_UNUSUAL_SHARE * len(stretches)):
+        raise InvalidInput(
+            f"{len(jumps)} of {len(stretches)} stretches between logged iterations took less than "
+            f"a tenth of the usual {usual_s:.4g} s an iteration (the first at {jumps[0].place}); "
+            "such a log does not show how long an iteration takes"
+        )
+    for jump in jumps:
+        _tell_jump(jump, usual_s, doubts)
+    return [stretch for stretch in stretches if stretch not in jumps] if jumps else stretches
+
+
+def _tell_jump(jump: Stretch, usual_s: float, doubts: Doubts) -> None:
+    times = (
+        f"{usual_s * jump.iterations / jump.seconds:,.0f} times" if jump.seconds else "endlessly"
+    )
+    doubts.tell(
+        jump.place,
+        f"{jump.iterations:,} iterations in {jump.seconds:.4g} s would be {times} as fast as "
+        "usual: the step numbers jump, and these iterations are left out",
+        "the step numbers jump",
+    )
+
+
+def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
+    """Refuse a training with many stretches that are far too slow.
+
+    Raises:
+        InvalidInput: it is so. Either the host runs ahead of the GPU and waits now and then, or the
+            step numbers began to count something else.
+    """
+    pauses = _pauses(stretches)
+    lost_s, whole_s = (math.fsum(s.seconds for s in some) for some in (pauses, stretches))
+    many = max(MOST_UNUSUAL, MOST_UNUSUAL_SHARE * len(stretches))
+    if len(pauses) > many:
+        usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
+        raise InvalidInput(
+            f"{len(pauses)} of {len(stretches)} stretches between logged iterations took more than "
+            f"ten times the usual {usual_s:.4g} s an iteration, {lost_s:.4g} of {whole_s:.4g} s in "
+            f"all (the first at {pauses[0].place}); such a log does not show how long an iteration "
+            "takes; use a metric that is logged less often (metric=..., or --metric), or say how "
+            "many iterations are warm-up (warm_up=..., or --warm-up) to leave slow stretches out"
+        )
+
+
+def _pauses(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """The stretches that took so long that something else must have happened in them."""
+    if not stretches:
+        return []
+    usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
+    return [stretch for stretch in stretches if stretch.iteration_s > PAUSE * usual_s]
+
+
+def _without_pauses(stretches: Sequence[Stretch], doubts: Doubts) -> Sequence[Stretch]:
+    """The stretches without pauses, which are told."""
+    pauses = _pauses(stretches)
+    if not pauses:
+        return stretches
+    usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
+    for pause in pauses:
+        doubts.tell(
+            pause.place,
+            f"took {pause.seconds:.4g} s instead of the usual {usual_s * pause.iterations:.4g} s: "
+            "a pause, left out",
+            "a pause, left out",
+        )
+    return [stretch for stretch in stretches if stretch not in pauses]
 
 
 def _after(stretches: Sequence[Stretch], warm_up: int) -> Sequence[Stretch]:

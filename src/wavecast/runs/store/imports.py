@@ -19,7 +19,7 @@ from wavecast.errors import InvalidInput
 from wavecast.runs.readers import iterate_runs
 from wavecast.runs.readers.doubts import warn
 from wavecast.runs.readers.facts import Given
-from wavecast.runs.run import Run, identity
+from wavecast.runs.run import TOTALS, Run, identity
 from wavecast.runs.store.schema import imports
 from wavecast.runs.store.store import BATCH, RunStore, batches, insert
 
@@ -97,7 +97,7 @@ def _check(runs: Iterable[Run]) -> _Checked:
     digest, count = hashlib.sha256(), 0
     kept: list[Run] | None = []
     for run in runs:
-        digest.update(identity(run).encode())
+        digest.update(_content(run, identity(run)))
         count += 1
         if kept is not None:
             kept.append(run)
@@ -106,12 +106,18 @@ def _check(runs: Iterable[Run]) -> _Checked:
     return _Checked(digest.hexdigest(), count, None if kept is None else tuple(kept))
 
 
+def _content(run: Run, key: str) -> bytes:
+    """What an import adds of a run: a file that now gives whole times is imported again."""
+    totals = [repr(value) for name in TOTALS if (value := getattr(run, name)) is not None]
+    return " ".join([key, *totals]).encode()
+
+
 def _same(runs: Iterable[Run], checked: _Checked, file: Path) -> Iterator[tuple[str, Run]]:
     """The runs with their identities; an error if they are not those that were checked."""
     digest, count = hashlib.sha256(), 0
     for run in runs:
         key = identity(run)
-        digest.update(key.encode())
+        digest.update(_content(run, key))
         count += 1
         if count == checked.count and digest.hexdigest() != checked.key:
             break

@@ -2,6 +2,7 @@
 
 Version 1: runs.
 Version 2: the inner modules of a run; imports, so that an interrupted one continues.
+Version 3: the iterations and times of the whole run.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ runs = Table(
     Column("framework", Text, nullable=False),
     Column("source", Text, nullable=False),
     Column("inner_modules", BigInteger),
+    Column("total_iterations", BigInteger),
+    Column("total_s", Double),
+    Column("training_s", Double),
+    Column("testing_s", Double),
     Index("wavecast_runs_by_model", "model", "gpu"),
 )
 
@@ -181,4 +186,10 @@ def _add_imports(connection: Connection) -> None:
     )
 
 
-_STEPS: tuple[Callable[[Connection], None], ...] = (_make, _add_imports)
+def _add_totals(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE wavecast_runs ADD COLUMN total_iterations BIGINT"))
+    for name in ("total_s", "training_s", "testing_s"):
+        connection.execute(text(f"ALTER TABLE wavecast_runs ADD COLUMN {name} DOUBLE PRECISION"))
+
+
+_STEPS: tuple[Callable[[Connection], None], ...] = (_make, _add_imports, _add_totals)

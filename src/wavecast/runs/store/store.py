@@ -11,19 +11,33 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, Connection, Double, Select, TextClause, func, null, select, text
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Select,
+    TextClause,
+    bindparam,
+    func,
+    null,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects import sqlite
 
 from wavecast.errors import InvalidInput, StoreUnavailable
-from wavecast.runs.run import COLUMNS, Run, check, identity, record
+from wavecast.runs.run import COLUMNS, TOTALS, Run, check, identity, record
 from wavecast.runs.store import schema
 from wavecast.runs.store.database import can_write, connect, reading, writing
 
 BATCH = 10_000
 """How many runs are written in one transaction, and fetched at once."""
 _Item = TypeVar("_Item")
-NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules")
+NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules", *TOTALS)
 """The fields of a run that are numbers."""
+_SINCE = {"inner_modules": 2, **dict.fromkeys(TOTALS, 3)}
+"""The version of the tables that added a column, if it was not the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,8 @@ class Added:
 
 class RunStore:
     """Past runs in SQLite or PostgreSQL. A run that is added twice is stored once.
+
+    If it was stored without the times of the whole run, and is added with them, they are filled in.
 
     ```python
     with wavecast.RunStore() as store:
@@ -182,8 +198,8 @@ class RunStore:
         return writing(self._engine, self.name, self._told)
 
     def _column(self, name: str) -> Any:
-        """A column of the runs; unknown in a store of version 1 that cannot be upgraded."""
-        missing = name == "inner_modules" and self._version == 1
+        """A column of the runs; unknown in a store of an older version that cannot be upgraded."""
+        missing = _SINCE.get(name, 1) > self._version
         return null().label(name) if missing else schema.runs.c[name]
 
     def _checked(self, run: Run) -> Run:
@@ -223,7 +239,27 @@ def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
     else:
         statement = sqlite.insert(schema.runs).on_conflict_do_nothing(index_elements=["id"])
         done = connection.execution_options(preserve_rowcount=True).execute(statement, rows)
+    if done.rowcount < len(rows):
+        _fill_in(connection, rows)
     return done.rowcount
+
+
+def _fill_in(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Add the times of whole runs to runs that an older version stored without them."""
+    timed = [row for row in rows if any(row[name] is not None for name in TOTALS)]
+    if not timed:
+        return
+    table = schema.runs
+    unknown = [table.c[name].is_(None) for name in TOTALS]
+    statement = (
+        update(table)
+        .where(table.c.id == bindparam("known"), *unknown)
+        .values({name: bindparam(f"new_{name}") for name in TOTALS})
+    )
+    connection.execute(
+        statement,
+        [{"known": row["id"], **{f"new_{name}": row[name] for name in TOTALS}} for row in timed],
+    )
 
 
 def batches(runs: Iterable[_Item]) -> Iterator[tuple[_Item, ...]]:
