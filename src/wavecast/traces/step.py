@@ -64,6 +64,8 @@ class Role(StrEnum):
     INTERMEDIATE = "intermediate"
     WORKSPACE = "workspace"
     """Scratch memory of libraries and kernels, which no traced tensor shows."""
+    WEIGHT_COPY = "weight_copy"
+    """A parameter in a narrower type, as autocast makes it in each step."""
 
 
 @dataclass(frozen=True, slots=True)
