@@ -50,7 +50,9 @@ PageOption = Annotated[
 def list_(as_json: JsonOption = False) -> None:
     """List the models of the suite."""
     if as_json:
-        print_json(records.rows(models.benchmarks()))
+        rows = records.rows(models.benchmarks())
+        tags = records.rows(model.tags for model in models.benchmarks())
+        print_json([row | more for row, more in zip(rows, tags, strict=True)])
     else:
         show(report.suite(models.benchmarks(), width()))
 
@@ -62,12 +64,20 @@ def run(
     precision: PrecisionsOption = None,
     scale: ScaleOption = None,
     seconds: Annotated[float, typer.Option(help="How long to measure each step.")] = 20.0,
+    iterations: Annotated[
+        int,
+        typer.Option(
+            help="Measure at least so many iterations of each step; TBD: hundreds.", min=0
+        ),
+    ] = 0,
     traces: Annotated[
         Path | None, typer.Option("--traces", help="A folder for the measured traces.")
     ] = None,
     again: Annotated[
         bool,
-        typer.Option("--again", help="Measure steps with too few stable iterations once more."),
+        typer.Option(
+            "--again", help="Measure steps once more that did not settle, or not for long."
+        ),
     ] = False,
     page: PageOption = None,
     as_json: JsonOption = False,
@@ -78,6 +88,7 @@ def run(
 
     \b
     wavecast suite run -o suite-h200.csv --html suite-h200.html
+    wavecast suite run -o faster.csv --model faster-rcnn --iterations 3000
     """
     from wavecast.campaigns import suite_runs
 
@@ -89,10 +100,10 @@ def run(
     failures: list[str] = []
 
     def measure_apart(step: SuiteStep) -> SuiteResult:
-        return suite_runs.run_apart(suite_runs.measure_here, step, gpu, seconds, traces)
+        return suite_runs.run_apart(suite_runs.measure_here, step, gpu, seconds, traces, iterations)
 
     def measure_again_apart(row: SuiteResult) -> SuiteResult:
-        return suite_runs.run_apart(suite_runs.time_again, row, seconds)
+        return suite_runs.run_apart(suite_runs.time_again, row, seconds, iterations)
 
     with counting_down("measuring the suite", len(steps)) as update:
         results = suite_runs.run(

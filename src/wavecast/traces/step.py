@@ -218,7 +218,7 @@ class Measurement:
     software: str = ""
     """The versions of driver and libraries."""
     cpu_s: float | None = None
-    """The CPU seconds of one iteration, of all threads together."""
+    """The CPU seconds of one iteration, of all threads and worker processes together."""
     cores: int | None = None
     """The number of CPU cores of the host."""
 

@@ -134,11 +134,7 @@ class OpRecorder:
             self.on_op(func, args, returned)
         if not self._records():
             return seen_op
-        if func is _ADD:
-            self._notice_sum(args[0], out)
-        elif func in _CASTS:
-            source, target = _CASTS[func]
-            self._notice_cast(args[source], out if target is None else args[target])
+        self._notice(func, args, out)
         if seen_op is not None and not on_host(seen_op):
             self._append(with_switches(seen_op), host=False, reads=())
             return seen_op
@@ -255,6 +251,14 @@ class OpRecorder:
             for memory in self._memories
         )
         return Recording(calls, allocations)
+
+    def _notice(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Remember what an op says about the content of memory."""
+        if func is _ADD:
+            self._notice_sum(args[0], out)
+        elif func in _CASTS:
+            source, target = _CASTS[func]
+            self._notice_cast(args[source], out if target is None else args[target])
 
     def _notice_sum(self, first: Any, result: Any) -> None:
         if self.structure.place()[0] is Phase.BACKWARD and called_by_autograd():
