@@ -1,10 +1,10 @@
-"""`wavecast suite`: the benchmark suite, listed, measured and predicted."""
+"""`wavecast suite`: the benchmark suite, listed, measured, predicted and trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,16 +13,17 @@ from wavecast import suite as models
 from wavecast.cli.app import Commands, JsonOption, app
 from wavecast.cli.screen import counting_down, print_json, show, width
 from wavecast.cli.steps import require_gpu
-from wavecast.errors import WavecastError
+from wavecast.errors import UnknownName, WavecastError
 from wavecast.files import write_whole
 from wavecast.report import records
 from wavecast.report import suites as report
 
 if TYPE_CHECKING:
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
+    from wavecast.suite.demonstrations import Training
 
 suite_app = Commands(
-    help="List, measure or predict the benchmark suite.",
+    help="List, measure, predict or train the benchmark suite.",
     no_args_is_help=True,
 )
 app.add_typer(suite_app, name="suite")
@@ -166,6 +167,50 @@ def predict(
             update(number, 0.0)
     title = f"the suite on {device.name}, predicted; host: {find_host(None, device).name}"
     _finish(title, results, page, as_json)
+
+
+@suite_app.command()
+def train(
+    domain: Annotated[
+        list[str] | None,
+        typer.Option("--domain", "-d", help="A domain; repeat for more. Default: all six."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of weights and data.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small model of each domain on the CPU until it has learned its task.
+
+    The tasks are made up, and take seconds each. The command fails if a model does not reach the
+    quality that its task asks for.
+
+    \b
+    wavecast suite train
+    wavecast suite train --domain "machine translation"
+    """
+    from wavecast.suite.demonstrations import DEMONSTRATIONS
+    from wavecast.suite.demonstrations import train as train_one
+
+    known = [demonstration.domain for demonstration in DEMONSTRATIONS]
+    if unknown := sorted(set(domain or ()) - set(known)):
+        raise UnknownName(
+            f"the suite trains nothing for {', '.join(unknown)}; known domains: {', '.join(known)}"
+        )
+    chosen = [one for one in DEMONSTRATIONS if one.domain in (domain or known)]
+    trainings = []
+    with counting_down("training the suite", len(chosen)) as update:
+        for number, demonstration in enumerate(chosen, start=1):
+            trainings.append(train_one(demonstration, seed=seed))
+            update(number, 0.0)
+    if as_json:
+        print_json([row | {"learned": t.learned} for row, t in _trained(trainings)])
+    else:
+        show(report.trainings(trainings, width()))
+    if failed := [training.domain for training in trainings if not training.learned]:
+        raise WavecastError(f"did not reach the needed quality: {', '.join(failed)}")
+
+
+def _trained(trainings: Sequence[Training]) -> Iterator[tuple[dict[str, Any], Training]]:
+    return zip(records.rows(trainings), trainings, strict=True)
 
 
 def _steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
@@ -10,6 +11,9 @@ from wavecast.report.tables import Column, fitting, remarks, table, titled
 from wavecast.report.units import UNKNOWN, count, duration, memory, or_unknown, percent, quantity
 from wavecast.runs.suite_results import SuiteResult
 from wavecast.suite import Benchmark
+
+if TYPE_CHECKING:
+    from wavecast.suite.demonstrations import Training
 
 
 def suite(models: Sequence[Benchmark], width: int) -> RenderableType:
@@ -41,6 +45,27 @@ def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> Ren
             "the median of the last two thirds; measure longer (--again, --iterations)"
         )
     return titled(title, table(fitting(result_columns(results), width)), "", *remarks(lines))
+
+
+def trainings(rows: Sequence[Training], width: int) -> RenderableType:
+    """One row for each small training: what it learned, and how well."""
+    columns = [
+        Column("domain", [row.domain for row in rows], left=True),
+        Column("model", [row.model for row in rows], left=True),
+        Column("task", [row.task for row in rows], 3, left=True),
+        Column("steps", [str(row.steps) for row in rows], 2),
+        Column("quality", [row.measure for row in rows], 1, left=True),
+        Column("before", [f"{row.before:.2f}" for row in rows]),
+        Column("after", [f"{row.reached:.2f}" for row in rows]),
+        Column("needed", [f"{row.needed:.2f}" for row in rows]),
+        Column("learned", ["yes" if row.learned else "no" for row in rows], left=True),
+    ]
+    lines = ["quality: measured on data that was not trained on; 1 is the best"]
+    return titled(
+        "small models of the suite, trained on made-up tasks on the CPU",
+        *(table(fitting(columns, width)), ""),
+        *remarks(lines),
+    )
 
 
 def result_columns(rows: Sequence[SuiteResult]) -> list[Column]:
