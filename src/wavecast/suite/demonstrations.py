@@ -8,7 +8,8 @@ that counts as solved, which is measured on data that was not trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +82,7 @@ def train(
         learning_rate: None for the demonstration's own; 0 shows what it reaches without learning.
         seed: of weights and data. The state of torch's generator is the same afterwards.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
         learner = demonstration.make(learning_rate)
         before = learner.quality()
@@ -96,6 +97,17 @@ def train(
         reached=reached,
         needed=made.needed,
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: models this small only wait for several, and results repeat."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _fill(held: Sequence[Tensor], fresh: Inputs) -> None:
