@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lab.measured import campaigns
 from lab.places import H200
@@ -21,7 +22,9 @@ from wavecast.runs.suite_results import TABLE, SuiteResult, read_results
 
 def renewed(row: SuiteResult, trace: Trace) -> SuiteResult:
     """The row with memory by kind and throughput as they are counted today."""
-    kinds = {f"{kind.replace(' ', '_')}_bytes": n for kind, n in peak_by_tbd_kind(trace).items()}
+    kinds: dict[str, Any] = {
+        f"{kind.replace(' ', '_')}_bytes": n for kind, n in peak_by_tbd_kind(trace).items()
+    }
     benchmark = suite.benchmark(row.model)
     assert row.seconds is not None
     tokens = benchmark.tags.tokens_per_sample

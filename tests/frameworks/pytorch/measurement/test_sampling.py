@@ -26,7 +26,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
     monkeypatch.setattr(sampling, "_now", lambda: Now(len(done)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(sampling.time, "perf_counter", lambda: float(len(done)))
+    clock = "wavecast.frameworks.pytorch.measurement.sampling.time.perf_counter"
+    monkeypatch.setattr(clock, lambda: float(len(done)))
     return done
 
 
