@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,7 +120,7 @@ def _fill(held: Sequence[Tensor], fresh: Inputs) -> None:
         tensor.copy_(values)
 
 
-def _made(name: str, batch: int, rate: float | None, usual: float, **sizes: object) -> TrainingStep:
+def _made(name: str, batch: int, rate: float | None, usual: float, **sizes: Any) -> TrainingStep:
     learning_rate = usual if rate is None else rate
     return benchmark(name).make_step(batch, device="cpu", learning_rate=learning_rate, **sizes)
 
@@ -207,7 +208,7 @@ def _detector(rate: float | None) -> Learner:
         for _ in range(5):
             images, boxes, _labels = refill()
             with torch.no_grad():
-                proposals, _ = model.select(*model.propose(model.body(images)), images)  # type: ignore[operator]
+                proposals, _ = model.select(*model.propose(model.body(images)), images)
             overlaps.append(overlap(proposals[:, :1], boxes[:, :1]).mean())
         return float(torch.stack(overlaps).mean())
 
@@ -254,7 +255,7 @@ def _painter(rate: float | None) -> Learner:
 
     def quality() -> float:
         with torch.no_grad():
-            made = step.model["generator"](torch.randn(64, 8))  # type: ignore[index]
+            made = step.model["generator"](torch.randn(64, 8))
         return 1 - float((made - 0.6).abs().mean())
 
     return Learner(step, refill, quality)
