@@ -42,6 +42,14 @@ ScaleOption = Annotated[
         "--scale", help="A share of the default batch; repeat for more. Default: 0.25, 0.5, 1."
     ),
 ]
+IterationsOption = Annotated[
+    int,
+    typer.Option(help="Measure at least so many iterations of each step; TBD: hundreds.", min=0),
+]
+AgainOption = Annotated[
+    bool,
+    typer.Option("--again", help="Measure steps once more that did not settle, or not for long."),
+]
 PageOption = Annotated[
     Path | None, typer.Option("--html", help="Also write the results as a page of HTML.")
 ]
@@ -65,21 +73,11 @@ def run(
     precision: PrecisionsOption = None,
     scale: ScaleOption = None,
     seconds: Annotated[float, typer.Option(help="How long to measure each step.")] = 20.0,
-    iterations: Annotated[
-        int,
-        typer.Option(
-            help="Measure at least so many iterations of each step; TBD: hundreds.", min=0
-        ),
-    ] = 0,
+    iterations: IterationsOption = 0,
     traces: Annotated[
         Path | None, typer.Option("--traces", help="A folder for the measured traces.")
     ] = None,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Measure steps once more that did not settle, or not for long."
-        ),
-    ] = False,
+    again: AgainOption = False,
     page: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
