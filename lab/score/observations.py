@@ -33,6 +33,9 @@ SATURATED = 1.10
 """A GPU is saturated if doubling the batch multiplies the throughput by less than this.
 
 TBD calls Inception-v3 saturated, which is below it."""
+EQUAL = 0.02
+"""Bytes per sample that differ by less than this are equal: the largest part of the difference is
+padding, since sentences and utterances are padded to the longest of their batch."""
 LOW = 0.8
 """GPU utilisation below this is low in TBD; its models that are not recurrent reach 0.95."""
 
@@ -131,19 +134,17 @@ def _last_above(limit: float) -> Callable[[Sequence[SuiteResult]], bool]:
 
 def _feature_maps_dominate(sweep: Sequence[SuiteResult]) -> bool:
     row = sweep[-1]
-    kinds = (row.weights_bytes, row.weight_gradients_bytes, row.dynamic_bytes)
+    kinds = (
+        *(row.weights_bytes, row.weight_gradients_bytes),
+        *(row.workspace_bytes, row.dynamic_bytes),
+    )
     return (row.feature_maps_bytes or 0) > sum(kind or 0 for kind in kinds)
 
 
 def _proportional(sweep: Sequence[SuiteResult]) -> bool:
-    """Whether all batches lie within a tenth of a line through the first and the last one."""
-    first, last = sweep[0], sweep[-1]
-    low, high = first.feature_maps_bytes or 0, last.feature_maps_bytes or 0
-    slope = (high - low) / (last.batch - first.batch)
-    return slope > 0 and all(
-        abs((row.feature_maps_bytes or 0) / (low + slope * (row.batch - first.batch)) - 1) < 0.1
-        for row in sweep
-    )
+    """Whether each sample takes as many bytes in every batch as in the largest one."""
+    per_sample = [(row.feature_maps_bytes or 0) / row.batch for row in sweep]
+    return all(abs(nbytes / per_sample[-1] - 1) < EQUAL for nbytes in per_sample if per_sample[-1])
 
 
 def _seventh(sweeps: Sequence[Sequence[SuiteResult]]) -> Observation:

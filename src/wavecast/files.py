@@ -227,6 +227,8 @@ class GrowingTable(Generic[Row]):
     """A function that turns a row into texts by column."""
     from_texts: Callable[[Mapping[str, str]], Row]
     """The inverse function. It raises ValueError, KeyError or InvalidInput for wrong texts."""
+    earlier: tuple[tuple[str, ...], ...] = ()
+    """The columns of files of earlier versions: still read, but not continued."""
 
     def read(self, path: Path) -> tuple[Row, ...]:
         """The rows of a file, in the order in which they were written.
@@ -238,7 +240,10 @@ class GrowingTable(Generic[Row]):
 
     def _rows(self, path: Path, content: bytes) -> tuple[Row, ...]:
         # A writer that was killed may have left only a part of the header.
-        header = csv_line(self.columns)
+        header, columns = csv_line(self.columns), self.columns
+        for names in self.earlier:
+            if content.startswith(csv_line(names)):
+                header, columns = csv_line(names), names
         if not content.startswith(header) and not header.startswith(content):
             raise InvalidInput(
                 f"{path} has no {self.what}: its first line does not name their columns; "
@@ -248,12 +253,14 @@ class GrowingTable(Generic[Row]):
         whole = content[: content.rfind(b"\n") + 1].decode(errors="replace")
         # No value contains a line end, so a damaged line does not affect the others.
         lines = whole.split("\n")[:-1]
-        return tuple(self._row(line, f"{path}: line {n}") for n, line in enumerate(lines[1:], 2))
+        return tuple(
+            self._row(line, columns, f"{path}: line {n}") for n, line in enumerate(lines[1:], 2)
+        )
 
-    def _row(self, line: str, where: str) -> Row:
+    def _row(self, line: str, columns: tuple[str, ...], where: str) -> Row:
         try:
             values = next(csv.reader([line]), [])
-            return self.from_texts(dict(zip(self.columns, values, strict=True)))
+            return self.from_texts(dict(zip(columns, values, strict=True)))
         except (KeyError, ValueError, csv.Error, InvalidInput) as error:
             raise InvalidInput(f"{where} is not a row of {self.what}: {error}") from None
 
@@ -271,6 +278,11 @@ class GrowingTable(Generic[Row]):
         with appending(path) as file:
             content = read_bytes(path, prefix=f"cannot read {path}: it ")
             rows = self._rows(path, content)
+            if any(content.startswith(csv_line(names)) for names in self.earlier):
+                raise InvalidInput(
+                    f"{path} is from an earlier wavecast, whose {self.what} have fewer columns; it "
+                    "can be read, but not continued: choose another file"
+                )
             check(rows)
             whole_bytes = content.rfind(b"\n") + 1
             with refusing_unwritable(path):

@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console, RenderableType
 
 from wavecast import device
 from wavecast.campaigns.progress import Progress
-from wavecast.campaigns.suite_runs import configurations, predict_there, run, run_apart, time_again
+from wavecast.campaigns.suite_runs import (
+    _timed,
+    configurations,
+    predict_there,
+    run,
+    run_apart,
+    time_again,
+)
 from wavecast.errors import InvalidInput, UnknownName
+from wavecast.report.suites import suite_results
 from wavecast.runs.suite_results import COLUMNS, SuiteResult, SuiteStep, read_results
 from wavecast.suite import benchmark, benchmarks
 
@@ -33,6 +42,13 @@ def measured(step: SuiteStep) -> SuiteResult:
         peak_bytes=1 << 30,
         software="torch, CUDA",
     )
+
+
+def text(shown: RenderableType) -> str:
+    console = Console(width=250)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get()
 
 
 def test_every_model_is_run_at_parts_of_its_batch_in_each_precision() -> None:
@@ -158,6 +174,51 @@ def test_steps_of_too_few_stable_iterations_are_timed_again(tmp_path: Path) -> N
     assert rows == read_results(path)
     assert run(WANTED, path, sampled, gpu="t4", again=longer) == rows
     assert timed == [8, 32]
+
+
+def test_a_row_says_whether_its_run_settled(tmp_path: Path) -> None:
+    row = measured(WANTED[0])
+    calm = _timed(row, [0.1] * 300, 1, 1)
+    assert (calm.settled, calm.warm_up, calm.iterations) == (True, 0, 300)
+    drifting = _timed(row, [0.1 + 0.001 * index for index in range(300)], 1, 1)
+    assert (drifting.settled, drifting.warm_up, drifting.iterations) == (False, 100, 200)
+    path = tmp_path / "suite.csv"
+    run(WANTED[:1], path, lambda _: drifting, gpu="t4")
+    assert [row.settled for row in read_results(path)] == [False]
+    shown = text(suite_results("measured", [drifting], 200))
+    assert "not settled" in shown
+    assert "resnet50 b8 fp32" in shown
+    assert "not settled" not in text(suite_results("measured", [calm], 200))
+
+
+def test_a_row_that_did_not_settle_is_timed_again(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    restless = replace(measured(WANTED[0]), iterations=200, settled=False)
+    run(WANTED[:1], path, lambda _: restless, gpu="t4")
+    longer = replace(restless, seconds=0.5, settled=True)
+    assert run(WANTED[:1], path, measured, gpu="t4", again=lambda _: longer) == (longer,)
+
+
+def test_files_of_earlier_versions_are_read_and_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    names = COLUMNS[: COLUMNS.index("settled")]
+    values = ["resnet50", "8", "fp32", "t4", "ok", "samples", "0.08", "100"]
+    values += [""] * (len(names) - len(values))
+    content = f"{','.join(names)}\n{','.join(values)}\n"
+    path.write_text(content)
+    [row] = read_results(path)
+    assert (row.configuration, row.seconds, row.settled) == (WANTED[0], 0.08, None)
+    with pytest.raises(InvalidInput, match="from an earlier wavecast"):
+        run(WANTED, path, measured, gpu="t4")
+    assert path.read_text() == content
+
+
+def test_translation_counts_samples_and_tokens_beside() -> None:
+    row = _timed(replace(measured(WANTED[0]), model="transformer"), [0.5] * 60, 1, 1)
+    assert (row.throughput_per_s, row.tokens_per_s) == (8 / 0.5, 8 * 50 / 0.5)
+    assert benchmark("transformer").unit == benchmark("gnmt").unit == "samples"
+    assert "800" in text(suite_results("measured", [row], 250))
+    assert "tokens" not in text(suite_results("measured", [measured(WANTED[0])], 250))
 
 
 def test_a_step_in_a_process_of_its_own_gives_the_same() -> None:

@@ -59,6 +59,7 @@ def test_the_peak_is_told_by_kind_module_and_moment() -> None:
         "inputs": 2 * MIB,
         "workspace": None,
         "temporary": 0,
+        "weight copies": 0,
     }
     assert memory.by_module() == {"Net.blocks": 330 * MIB, "(no module)": 2 * MIB}
     assert memory.by_module(3)["Net.blocks.1"] == 120 * MIB

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.stability import is_enough, settled_from, stable_from
+from wavecast.runs.stability import is_enough, settled_from, settles, stable_from
 
 
 def run(seed: int, noise: float, iterations: int = 1200) -> tuple[list[float], int]:
@@ -96,3 +96,9 @@ def test_of_a_run_too_noisy_to_tell_the_last_two_thirds_count() -> None:
     assert settled_from(noisy) == 20
     assert not is_enough(noisy)
     assert is_enough([1.0, 1.5] * 38)
+
+
+def test_a_run_settles_if_the_end_of_its_warm_up_is_found() -> None:
+    assert settles([5.0] + [1.0] * 40)
+    assert not settles([0.1 + 0.001 * index for index in range(600)])  # it drifts to the end
+    assert not settles([1.0, 1.5] * 30)  # and this one scatters

@@ -19,6 +19,7 @@ import wavecast  # noqa: E402
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName  # noqa: E402
 from wavecast.ops import cost_of  # noqa: E402
 from wavecast.suite import PRECISIONS, Benchmark, benchmark, benchmarks  # noqa: E402
+from wavecast.suite.tags import TAGS  # noqa: E402
 from wavecast.suite.training import Minimizer, float32_products  # noqa: E402
 from wavecast.suite.translation import sinusoids  # noqa: E402
 
@@ -36,6 +37,14 @@ def test_listing_the_suite_does_not_import_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_tbds_eight_models_have_its_names_data_sets_and_layers() -> None:
+    tbds = {model.tags.tbd: model.tags for model in benchmarks() if model.tags.tbd}
+    assert len(tbds) == 8
+    assert all(tags.dataset and tags.layers for tags in tbds.values())
+    assert (tbds["WGAN"].dataset, tbds["WGAN"].layers) == ("Downsampled ImageNet", "14 + 14")
+    assert set(TAGS) == {model.name for model in benchmarks()}
 
 
 def test_names_are_unique_and_found() -> None:
@@ -111,6 +120,10 @@ def test_its_tokens_are_those_of_its_default_sequence(model: Benchmark) -> None:
         assert step.inputs[0].numel() == model.units_per_sample
     elif model.unit == "samples":
         assert model.units_per_sample == 1
+    if model.tags.tokens_per_sample and model.name != "nmt":  # its sentences have 20 to 30 words
+        with torch.device("meta"):
+            step = model.make_step(batch=1, device="meta")
+        assert step.inputs[0].shape[1] == model.tags.tokens_per_sample
 
 
 @every_benchmark

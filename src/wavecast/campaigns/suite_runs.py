@@ -23,7 +23,7 @@ from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
-from wavecast.runs.stability import ENOUGH, is_enough, settled_from
+from wavecast.runs.stability import ENOUGH, is_enough, settled_from, settles
 from wavecast.runs.suite_results import TABLE, SuiteResult, SuiteStep, read_results
 from wavecast.steps.prediction import predict
 from wavecast.steps.profile import Profile
@@ -76,8 +76,8 @@ def run(
         path: the CSV file. It is created if missing, and continued if it is of the same GPU.
         measure: measures one step.
         gpu: the id of the GPU that measures.
-        again: samples a step once more whose row has fewer than `ENOUGH` stable iterations. The
-            new row replaces the old one.
+        again: samples a step once more whose row has fewer than `ENOUGH` stable iterations, or
+            whose run did not settle. The new row replaces the old one.
         progress: called after each step.
         failed: called with a step that could not be measured, and the error. The step gets no row,
             so the next run tries it again. If None, the error ends the run.
@@ -100,7 +100,11 @@ def run(
 
 
 def measure_here(
-    step: SuiteStep, device: Device, limit_s: float = 20.0, traces: Path | None = None
+    step: SuiteStep,
+    device: Device,
+    limit_s: float = 20.0,
+    traces: Path | None = None,
+    iterations: int = 0,
 ) -> SuiteResult:
     """Measure a step of the suite on this machine's GPU.
 
@@ -109,6 +113,8 @@ def measure_here(
         device: the data sheet of this machine's GPU.
         limit_s: stop sampling iterations after this many seconds.
         traces: a folder in which to save the measured traces. None to save none.
+        iterations: sample at least this many iterations, however long they take. TBD runs some
+            hundreds, and thousands of Faster R-CNN.
     """
     from wavecast.frameworks.pytorch.measurement import sampling
 
@@ -118,6 +124,7 @@ def measure_here(
             lambda: benchmark.make_step(step.batch, step.precision),
             is_enough,
             limit_s,
+            least=iterations,
             samples=round(step.batch * benchmark.units_per_sample),
             unit=benchmark.unit,
         )
@@ -157,7 +164,7 @@ def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
         return pool.submit(work, *arguments).result()
 
 
-def time_again(row: SuiteResult, limit_s: float = 20.0) -> SuiteResult:
+def time_again(row: SuiteResult, limit_s: float = 20.0, iterations: int = 0) -> SuiteResult:
     """Sample the iterations of a step once more, and keep the profile of its kernels.
 
     As in TBD, a short profile shows what a step consists of, and a longer sample how fast it
@@ -168,7 +175,11 @@ def time_again(row: SuiteResult, limit_s: float = 20.0) -> SuiteResult:
     benchmark = suite.benchmark(row.model)
     try:
         sample = sampling.sample(
-            lambda: benchmark.make_step(row.batch, row.precision), is_enough, limit_s, record=False
+            lambda: benchmark.make_step(row.batch, row.precision),
+            is_enough,
+            limit_s,
+            least=iterations,
+            record=False,
         )
     except sampling.OutOfMemory:
         return row  # it fitted before, so something else fills the GPU's memory now
@@ -184,6 +195,7 @@ def predict_there(step: SuiteStep, device: Device) -> SuiteResult:
         lambda: benchmark.make_step(step.batch, step.precision), capability=family(device)
     )
     profile = profile_predicted(step.model, predict(trace, device))
+    tokens = benchmark.tags.tokens_per_sample
     return SuiteResult(
         **asdict(step),
         gpu=device.id,
@@ -191,6 +203,7 @@ def predict_there(step: SuiteStep, device: Device) -> SuiteResult:
         unit=benchmark.unit,
         seconds=profile.seconds,
         throughput_per_s=step.batch * benchmark.units_per_sample / profile.seconds,
+        tokens_per_s=tokens and step.batch * tokens / profile.seconds,
         gpu_utilisation=profile.gpu_utilisation,
         fp32_utilisation=profile.utilisation["fp32"],
         tensor_utilisation=profile.utilisation["tensor"],
@@ -213,17 +226,22 @@ def _timed(
     """The row with the times and the memory of a sample of iterations filled in."""
     start = settled_from(seconds)
     median_s = statistics.median(seconds[start:])
+    benchmark = suite.benchmark(row.model)
+    tokens = benchmark.tags.tokens_per_sample
     return replace(
         row,
         seconds=median_s,
-        throughput_per_s=row.batch * suite.benchmark(row.model).units_per_sample / median_s,
+        throughput_per_s=row.batch * benchmark.units_per_sample / median_s,
+        tokens_per_s=tokens and row.batch * tokens / median_s,
         gpu_utilisation=min(1.0, row.gpu_s / median_s) if row.gpu_s is not None else None,
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
         warm_up=start,
         iterations=len(seconds) - start,
+        settled=settles(seconds),
     )
 
 
 def _is_short(row: SuiteResult) -> bool:
-    return row.status == "ok" and (row.iterations or 0) < ENOUGH
+    short = (row.iterations or 0) < ENOUGH or row.settled is False
+    return row.status == "ok" and short

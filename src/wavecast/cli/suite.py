@@ -1,10 +1,10 @@
-"""`wavecast suite`: the benchmark suite, listed, measured and predicted."""
+"""`wavecast suite`: the benchmark suite, listed, measured, predicted and trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,16 +13,17 @@ from wavecast import suite as models
 from wavecast.cli.app import Commands, JsonOption, app
 from wavecast.cli.screen import counting_down, print_json, show, width
 from wavecast.cli.steps import require_gpu
-from wavecast.errors import WavecastError
+from wavecast.errors import UnknownName, WavecastError
 from wavecast.files import write_whole
 from wavecast.report import records
 from wavecast.report import suites as report
 
 if TYPE_CHECKING:
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
+    from wavecast.suite.demonstrations import Training
 
 suite_app = Commands(
-    help="List, measure or predict the benchmark suite.",
+    help="List, measure, predict or train the benchmark suite.",
     no_args_is_help=True,
 )
 app.add_typer(suite_app, name="suite")
@@ -41,6 +42,14 @@ ScaleOption = Annotated[
         "--scale", help="A share of the default batch; repeat for more. Default: 0.25, 0.5, 1."
     ),
 ]
+IterationsOption = Annotated[
+    int,
+    typer.Option(help="Measure at least so many iterations of each step; TBD: hundreds.", min=0),
+]
+AgainOption = Annotated[
+    bool,
+    typer.Option("--again", help="Measure steps once more that did not settle, or not for long."),
+]
 PageOption = Annotated[
     Path | None, typer.Option("--html", help="Also write the results as a page of HTML.")
 ]
@@ -50,7 +59,9 @@ PageOption = Annotated[
 def list_(as_json: JsonOption = False) -> None:
     """List the models of the suite."""
     if as_json:
-        print_json(records.rows(models.benchmarks()))
+        rows = records.rows(models.benchmarks())
+        tags = records.rows(model.tags for model in models.benchmarks())
+        print_json([row | more for row, more in zip(rows, tags, strict=True)])
     else:
         show(report.suite(models.benchmarks(), width()))
 
@@ -62,13 +73,11 @@ def run(
     precision: PrecisionsOption = None,
     scale: ScaleOption = None,
     seconds: Annotated[float, typer.Option(help="How long to measure each step.")] = 20.0,
+    iterations: IterationsOption = 0,
     traces: Annotated[
         Path | None, typer.Option("--traces", help="A folder for the measured traces.")
     ] = None,
-    again: Annotated[
-        bool,
-        typer.Option("--again", help="Measure steps with too few stable iterations once more."),
-    ] = False,
+    again: AgainOption = False,
     page: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,6 +87,7 @@ def run(
 
     \b
     wavecast suite run -o suite-h200.csv --html suite-h200.html
+    wavecast suite run -o faster.csv --model faster-rcnn --iterations 3000
     """
     from wavecast.campaigns import suite_runs
 
@@ -89,10 +99,10 @@ def run(
     failures: list[str] = []
 
     def measure_apart(step: SuiteStep) -> SuiteResult:
-        return suite_runs.run_apart(suite_runs.measure_here, step, gpu, seconds, traces)
+        return suite_runs.run_apart(suite_runs.measure_here, step, gpu, seconds, traces, iterations)
 
     def measure_again_apart(row: SuiteResult) -> SuiteResult:
-        return suite_runs.run_apart(suite_runs.time_again, row, seconds)
+        return suite_runs.run_apart(suite_runs.time_again, row, seconds, iterations)
 
     with counting_down("measuring the suite", len(steps)) as update:
         results = suite_runs.run(
@@ -155,6 +165,50 @@ def predict(
             update(number, 0.0)
     title = f"the suite on {device.name}, predicted; host: {find_host(None, device).name}"
     _finish(title, results, page, as_json)
+
+
+@suite_app.command()
+def train(
+    domain: Annotated[
+        list[str] | None,
+        typer.Option("--domain", "-d", help="A domain; repeat for more. Default: all six."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of weights and data.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small model of each domain on the CPU until it has learned its task.
+
+    The tasks are made up, and take seconds each. The command fails if a model does not reach the
+    quality that its task asks for.
+
+    \b
+    wavecast suite train
+    wavecast suite train --domain "machine translation"
+    """
+    from wavecast.suite.demonstrations import DEMONSTRATIONS
+    from wavecast.suite.demonstrations import train as train_one
+
+    known = [demonstration.domain for demonstration in DEMONSTRATIONS]
+    if unknown := sorted(set(domain or ()) - set(known)):
+        raise UnknownName(
+            f"the suite trains nothing for {', '.join(unknown)}; known domains: {', '.join(known)}"
+        )
+    chosen = [one for one in DEMONSTRATIONS if one.domain in (domain or known)]
+    trainings = []
+    with counting_down("training the suite", len(chosen)) as update:
+        for number, demonstration in enumerate(chosen, start=1):
+            trainings.append(train_one(demonstration, seed=seed))
+            update(number, 0.0)
+    if as_json:
+        print_json([row | {"learned": t.learned} for row, t in _trained(trainings)])
+    else:
+        show(report.trainings(trainings, width()))
+    if failed := [training.domain for training in trainings if not training.learned]:
+        raise WavecastError(f"did not reach the needed quality: {', '.join(failed)}")
+
+
+def _trained(trainings: Sequence[Training]) -> Iterator[tuple[dict[str, Any], Training]]:
+    return zip(records.rows(trainings), trainings, strict=True)
 
 
 def _steps(

@@ -20,6 +20,7 @@ _QUANTIZED_FROM_BYTES = 4096 * 4
 _VALUES_PER_SCALE = 256
 """Quantized values that share one scale (Dettmers et al., "8-bit optimizers via block-wise
 quantization", ICLR 2022, as implemented in bitsandbytes)."""
+_MADE_IN_A_STEP = (Role.INTERMEDIATE, Role.WEIGHT_COPY)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _spans(trace: Trace, blocks: Sequence[str]) -> dict[str, tuple[int, int]]:
 def _maker(allocation: Allocation, trace: Trace, blocks: Sequence[str]) -> str:
     """The block whose forward pass made an allocation; empty if none did."""
     born = allocation.born
-    if allocation.role is not Role.INTERMEDIATE or born is None or born >= len(trace):
+    if allocation.role not in _MADE_IN_A_STEP or born is None or born >= len(trace):
         return ""
     return blocks[born] if trace.calls[born].phase is Phase.FORWARD else ""
 
@@ -120,7 +121,7 @@ def fuse_optimizer(trace: Trace) -> Trace:
 
     def is_temporary(allocation: Allocation) -> bool:
         born = allocation.born
-        if allocation.role is not Role.INTERMEDIATE or born is None or born >= len(trace):
+        if allocation.role not in _MADE_IN_A_STEP or born is None or born >= len(trace):
             return False
         return trace.calls[born].phase is Phase.OPTIMIZER and allocation.freed is not None
 

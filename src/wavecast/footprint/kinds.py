@@ -7,22 +7,28 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 
+from wavecast.footprint.weight_copies import weight_copy_calls
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
 KINDS = (
     *("weights", "gradients", "optimizer state", "activations", "inputs"),
-    *("workspace", "temporary"),
+    *("workspace", "temporary", "weight copies"),
 )
-"""The kinds of memory. "activations" are tensors that the forward pass keeps for the backward."""
+"""The kinds of memory. "activations" are tensors that the forward pass keeps for the backward.
+
+"weight copies" are weights in half precision, which autocast makes in each step: their size does
+not depend on the batch."""
 
 TBD_KINDS: Mapping[str, tuple[str, ...]] = {
     "weights": ("weights",),
     "weight gradients": ("gradients",),
     "feature maps": ("activations", "inputs"),
     "workspace": ("workspace",),
-    "dynamic": ("optimizer state", "temporary"),
+    "dynamic": ("optimizer state", "temporary", "weight copies"),
 }
-"""TBD's five kinds (Zhu et al., IISWC 2018, section III-D3), and which of `KINDS` each holds."""
+"""TBD's five kinds (Zhu et al., IISWC 2018, section III-D3), and which of `KINDS` each holds.
+
+Weight copies are dynamic, which the paper defines as what is allocated during the iterations."""
 
 _ROLES = {
     Role.PARAMETER: "weights",
@@ -31,6 +37,7 @@ _ROLES = {
     Role.OPTIMIZER_STATE: "optimizer state",
     Role.INPUT: "inputs",
     Role.WORKSPACE: "workspace",
+    Role.WEIGHT_COPY: "weight copies",
 }
 
 
@@ -44,6 +51,7 @@ class KindFinder:
     def __init__(self, trace: Trace) -> None:
         self._backward = [i for i, call in enumerate(trace) if call.phase is Phase.BACKWARD]
         self._forward = [call.phase is Phase.FORWARD for call in trace]
+        self._copying = weight_copy_calls(trace)
 
     def of(self, allocation: Allocation) -> str:
         """The kind of an allocation, one of `KINDS`."""
@@ -51,6 +59,8 @@ class KindFinder:
         if kind is not None:
             return kind
         born = allocation.born or 0
+        if allocation.born in self._copying:
+            return "weight copies"
         if born >= len(self._forward) or not self._forward[born]:
             return "temporary"
         following = bisect.bisect_left(self._backward, born)

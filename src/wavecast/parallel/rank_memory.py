@@ -62,7 +62,7 @@ def _kept_bytes(trace: Trace) -> int:
     return sum(
         a.nbytes
         for a in trace.allocations
-        if a.role in (Role.INTERMEDIATE, Role.INPUT)
+        if a.role in (Role.INTERMEDIATE, Role.INPUT, Role.WEIGHT_COPY)
         and a.born is not None
         and a.born < turn
         and (a.freed is None or a.freed > turn)

@@ -73,7 +73,12 @@ def _gpu_notes(memories: Sequence[Memory]) -> list[str]:
 
 
 def _rows(columns: Sequence[Memory]) -> list[tuple[str, list[str]]]:
-    rows = [(kind, [or_unknown(m.by_kind[kind], memory) for m in columns]) for kind in KINDS]
+    rows = [
+        (kind, [or_unknown(m.by_kind[kind], memory) for m in columns])
+        for kind in KINDS
+        # Only autocast copies weights, so that most steps have none.
+        if kind != "weight copies" or any(m.by_kind[kind] for m in columns)
+    ]
     rows.append(("allocated at the peak", [memory(m.peak_bytes) for m in columns]))
     rows.append(("reserved by the allocator", [memory(m.reserved_bytes) for m in columns]))
     if any(m.device for m in columns):

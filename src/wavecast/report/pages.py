@@ -17,7 +17,10 @@ from wavecast.report.tables import ANY_WIDTH, Column, fitting
 from wavecast.report.units import memory
 from wavecast.runs.suite_results import SuiteResult
 
-_COLORS = ("#4269d0", "#efb118", "#9c6b4e", "#3ca951", "#97bbf5", "#a463f2", "#ff725c")
+_COLORS = (
+    *("#4269d0", "#efb118", "#9c6b4e", "#3ca951", "#97bbf5", "#a463f2", "#ff725c"),
+    "#6cc5b0",
+)
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 380, 70, 24, 26
 _MOST_POINTS = 700
 _ROWS = 25

@@ -133,7 +133,7 @@ def _explanations(columns: Sequence[Profile]) -> Iterable[str]:
     if any(first.memory_bytes.values()):
         unseen = "" if first.memory_bytes["workspace"] else "; workspaces are not known"
         yield f"memory: the peak of each kind, which may be at different times{unseen}"
-        yield "dynamic memory: optimizer state and temporary tensors"
+        yield "dynamic memory: optimizer state, temporary tensors, half-precision weight copies"
 
 
 def _kernel_tables(profile: Profile, limit: int, width: int) -> RenderableType:

@@ -76,6 +76,16 @@ def settled_from(seconds: Sequence[float]) -> int:
         return len(seconds) // 3
 
 
+def settles(seconds: Sequence[float]) -> bool:
+    """Whether the end of warm-up can be found, so that `settled_from` does not assume it."""
+    window = max(5, min(WINDOW, len(seconds) // 6))
+    try:
+        stable_from(seconds, window)
+    except InvalidInput:
+        return False
+    return True
+
+
 def is_enough(seconds: Sequence[float]) -> bool:
     """Whether a run has at least `ENOUGH` stable iterations."""
     return len(seconds) - settled_from(seconds) >= ENOUGH

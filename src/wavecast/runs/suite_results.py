@@ -50,10 +50,14 @@ class SuiteResult:
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
     warm_up: int | None = None
-    """How many iterations came before the stable phase."""
+    """How many iterations came before the stable phase; a third of them if it was not found."""
     iterations: int | None = None
     """How many iterations the stable phase has."""
     software: str = ""
+    settled: bool | None = None
+    """Whether the stable phase was found. None when unknown, as in files of earlier versions."""
+    tokens_per_s: float | None = None
+    """The tokens of a second, beside the throughput in `unit`. None for models without tokens."""
 
     @property
     def configuration(self) -> SuiteStep:
@@ -65,6 +69,9 @@ COLUMNS = tuple(field.name for field in fields(SuiteResult))
 
 _WHOLE = {"batch", "warm_up", "iterations"} | {n for n in COLUMNS if n.endswith("_bytes")}
 _TEXTS = {"model", "precision", "gpu", "status", "unit", "software"}
+_ANSWERS = {True: "yes", False: "no"}
+_EARLIER = (COLUMNS[: COLUMNS.index("settled")],)
+"""The columns of files that earlier versions wrote."""
 
 
 def read_results(path: Path) -> tuple[SuiteResult, ...]:
@@ -79,9 +86,15 @@ def read_results(path: Path) -> tuple[SuiteResult, ...]:
 def _to_texts(result: SuiteResult) -> dict[str, str]:
     values = {name: getattr(result, name) for name in COLUMNS}
     return {
-        name: "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        name: _ANSWERS[value] if isinstance(value, bool) else _text(value)
         for name, value in values.items()
     }
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _from_texts(texts: Mapping[str, str]) -> SuiteResult:
@@ -93,7 +106,9 @@ def _value(name: str, text: str) -> Any:
         return text
     if not text:
         return None
+    if name == "settled":
+        return {answer: value for value, answer in _ANSWERS.items()}[text]
     return int(text) if name in _WHOLE else float(text)
 
 
-TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts)
+TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts, _EARLIER)

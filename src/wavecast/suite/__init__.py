@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
+from wavecast.suite.tags import TAGS, Tags
 
 if TYPE_CHECKING:
     from wavecast.suite.training import TrainingStep
@@ -45,11 +46,18 @@ class Benchmark:
     model's docstring."""
     default_batch: int
     unit: str
-    """The unit of its throughput: "samples", "tokens", "seconds of audio" ..."""
+    """The unit of its throughput: "samples", "tokens", "seconds of audio" ...
+
+    For TBD's models it is the paper's: seconds of audio for speech, samples for the others."""
     units_per_sample: float = 1
     """How many units one sample has on average, with the default options."""
     smallest_batch: int = 1
     """The smallest batch with which it can train."""
+
+    @property
+    def tags(self) -> Tags:
+        """Its data set, layers, tokens and name in TBD."""
+        return TAGS.get(self.name, Tags())
 
     def make_step(
         self, batch: int | None = None, precision: str = "fp32", **options: object
@@ -209,8 +217,7 @@ _BENCHMARKS = (
         reference="Wu et al., Google's Neural Machine Translation System, arXiv:1609.08144, 2016",
         published_parameters=160_014_592,
         default_batch=128,
-        unit="tokens",
-        units_per_sample=50,
+        unit="samples",
     ),
     Benchmark(
         name="transformer",
@@ -220,8 +227,7 @@ _BENCHMARKS = (
         reference="Vaswani et al., Attention Is All You Need, NeurIPS 2017",
         published_parameters=63_045_632,
         default_batch=64,
-        unit="tokens",
-        units_per_sample=50,
+        unit="samples",
     ),
     Benchmark(
         name="dcgan",

@@ -23,10 +23,11 @@ def resnet50(
     classes: int = 1000,
     layers: Sequence[int] = (3, 4, 6, 3),
     width: int = 64,
+    learning_rate: float = 0.1,
 ) -> TrainingStep:
     """ResNet-50 on ImageNet: SGD with momentum, as in section 3.4 of He et al."""
-    model = ResNet(layers, width, classes)
-    return classifier_step(model, (batch, 3, image, image), precision, device, classes)
+    model, shape = ResNet(layers, width, classes), (batch, 3, image, image)
+    return classifier_step(model, shape, precision, device, classes, learning_rate=learning_rate)
 
 
 def vit(

@@ -64,6 +64,8 @@ class Role(StrEnum):
     INTERMEDIATE = "intermediate"
     WORKSPACE = "workspace"
     """Scratch memory of libraries and kernels, which no traced tensor shows."""
+    WEIGHT_COPY = "weight_copy"
+    """A parameter in a narrower type, as autocast makes it in each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ class Measurement:
     software: str = ""
     """The versions of driver and libraries."""
     cpu_s: float | None = None
-    """The CPU seconds of one iteration, of all threads together."""
+    """The CPU seconds of one iteration, of all threads and worker processes together."""
     cores: int | None = None
     """The number of CPU cores of the host."""
 

@@ -60,6 +60,8 @@ class Recording:
 
 _OURS = __name__.rpartition(".")[0]
 _ADD = torch.ops.aten.add.Tensor
+_CASTS = {torch.ops.aten._to_copy.default: (0, None), torch.ops.aten.copy_.default: (1, 0)}
+"""Ops that may cast a weight: the arguments that are the source and, if it exists, the target."""
 
 
 def called_by_autograd() -> bool:
@@ -99,6 +101,8 @@ class OpRecorder:
         self._memories: list[_Memory] = []
         self._sums: list[tuple[int, _Memory, _Memory]] = []
         """Sums of gradients made by autograd: position, memory of the first term and the result."""
+        self._casts: list[tuple[_Memory, _Memory]] = []
+        """Memory that holds another memory's values in a narrower type: the source and the copy."""
         self._live: dict[int, tuple[_Memory, weakref.ref[Any]]] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
         self._ops: dict[Op, Op] = {}
@@ -130,8 +134,7 @@ class OpRecorder:
             self.on_op(func, args, returned)
         if not self._records():
             return seen_op
-        if func is _ADD:
-            self._notice_sum(args[0], out)
+        self._notice(func, args, out)
         if seen_op is not None and not on_host(seen_op):
             self._append(with_switches(seen_op), host=False, reads=())
             return seen_op
@@ -202,6 +205,7 @@ class OpRecorder:
         """Record the ops that run inside the block, as one training step."""
         self._entries.clear()
         self._sums.clear()
+        self._casts.clear()
         self._host_writers.clear()
         self._memories = [memory for memory, _ in self._live.values()]
         for memory in self._memories:
@@ -229,6 +233,7 @@ class OpRecorder:
             host_s: the host's measured time for each op, keyed in the same way.
         """
         self._join_sums()
+        self._mark_weight_copies()
         kept = [i for i, entry in enumerate(self._entries) if not entry.host]
         # position[i] is the number of kept calls before entry i.
         position = [0] * (len(self._entries) + 1)
@@ -247,11 +252,32 @@ class OpRecorder:
         )
         return Recording(calls, allocations)
 
+    def _notice(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Remember what an op says about the content of memory."""
+        if func is _ADD:
+            self._notice_sum(args[0], out)
+        elif func in _CASTS:
+            source, target = _CASTS[func]
+            self._notice_cast(args[source], out if target is None else args[target])
+
     def _notice_sum(self, first: Any, result: Any) -> None:
         if self.structure.place()[0] is Phase.BACKWARD and called_by_autograd():
             term, total = (self._live.get(key_of(tensor)) for tensor in (first, result))
             if term is not None and total is not None:
                 self._sums.append((len(self._entries), term[0], total[0]))
+
+    def _notice_cast(self, source: Any, copy: Any) -> None:
+        if copy.element_size() < source.element_size():
+            wide, narrow = (self._live.get(key_of(tensor)) for tensor in (source, copy))
+            if wide is not None and narrow is not None:
+                self._casts.append((wide[0], narrow[0]))
+
+    def _mark_weight_copies(self) -> None:
+        """Give its role to memory into which weights were cast during the step."""
+        for source, copy in self._casts:
+            is_new = copy.born >= 0 and copy.role is Role.INTERMEDIATE
+            if source.role is Role.PARAMETER and is_new:
+                copy.role = Role.WEIGHT_COPY
 
     def _join_sums(self) -> None:
         """Let a sum of gradients reuse the memory of its first term, if nothing else holds that.

@@ -35,6 +35,7 @@ import torch
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.measurement import profiling, reruns
 from wavecast.frameworks.pytorch.measurement.memory import record_memory
+from wavecast.frameworks.pytorch.measurement.processor_time import processor_s
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.recording_modes import RecordingMode
@@ -275,17 +276,17 @@ def _steady_s(
 ) -> tuple[float, float]:
     """The time of one iteration when they run back to back, and the processor time it uses.
 
-    The first is measured by CUDA events.
+    The first is measured by CUDA events. The second includes worker processes.
     """
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
-    begin = time.process_time()
+    begin = processor_s()
     for event in events[1:]:
         step()
         event.record()
     torch.cuda.synchronize()
-    cpu_s = (time.process_time() - begin) / repeats
+    cpu_s = max(0.0, processor_s() - begin) / repeats
     between = (first.elapsed_time(second) for first, second in pairwise(events))
     return float(average(between)) * 1e-3, cpu_s
 

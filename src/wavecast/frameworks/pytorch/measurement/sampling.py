@@ -15,7 +15,7 @@ from wavecast.frameworks.pytorch.measurement.iteration import measure, require_g
 from wavecast.traces.step import Trace
 
 MOST = 1000
-"""The most iterations to run."""
+"""The most iterations to run, unless more are asked for."""
 _BETWEEN_CHECKS = 10
 """After this many iterations the host waits for the GPU and checks the time. If it ran further
 ahead, the GPU would work on long after the limit."""
@@ -43,6 +43,7 @@ def sample(
     enough: Callable[[Sequence[float]], bool],
     limit_s: float,
     *,
+    least: int = 0,
     record: bool = True,
     samples: int | None = None,
     unit: str = "samples",
@@ -54,6 +55,7 @@ def sample(
         enough: says whether the sample may end, given the seconds of the iterations so far.
         limit_s: run for this many seconds; for longer if that is not `enough` yet, but for no
             more than `MOST` iterations.
+        least: run at least this many iterations, however long they take.
         record: whether to record one iteration.
         samples: how many samples (or other `unit`) one iteration consumes.
         unit: what `samples` counts.
@@ -63,7 +65,7 @@ def sample(
     """
     require_gpu()
     try:
-        return _sample(make_step, enough, limit_s, record, samples, unit)
+        return _sample(make_step, enough, (limit_s, least), record, samples, unit)
     except torch.OutOfMemoryError:
         pass  # raised below, outside of this handler, because its traceback keeps tensors alive
     finally:
@@ -75,14 +77,14 @@ def sample(
 def _sample(
     make_step: Callable[[], Callable[[], Any]],
     enough: Callable[[Sequence[float]], bool],
-    limit_s: float,
+    limits: tuple[float, int],
     record: bool,
     samples: int | None,
     unit: str,
 ) -> Sample:
     torch.cuda.reset_peak_memory_stats()
     step = make_step()
-    seconds = _iterations(step, enough, limit_s)
+    seconds = _iterations(step, enough, *limits)
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     trace = None
     if record:
@@ -91,20 +93,21 @@ def _sample(
 
 
 def _iterations(
-    step: Callable[[], Any], enough: Callable[[Sequence[float]], bool], limit_s: float
+    step: Callable[[], Any], enough: Callable[[Sequence[float]], bool], limit_s: float, least: int
 ) -> tuple[float, ...]:
     """The seconds of each iteration, from the first on."""
     events = [_now()]
     until = time.perf_counter() + limit_s
+    most = max(MOST, least)
     while True:
         for _ in range(_BETWEEN_CHECKS):
             step()
             events.append(_now())
         torch.cuda.synchronize()
-        late = time.perf_counter() > until
-        if late or len(events) > MOST:
+        late = time.perf_counter() > until and len(events) > least
+        if late or len(events) > most:
             seconds = tuple(a.elapsed_time(b) * 1e-3 for a, b in pairwise(events))
-            if enough(seconds) or len(events) > MOST:
+            if enough(seconds) or len(events) > most:
                 return seconds
 
 

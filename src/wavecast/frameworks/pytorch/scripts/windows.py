@@ -5,6 +5,8 @@ from __future__ import annotations
 from wavecast.frameworks.pytorch.recorder import Recording
 from wavecast.traces.step import Allocation, Role
 
+_MADE_IN_A_STEP = (Role.INTERMEDIATE, Role.WEIGHT_COPY)
+
 
 def window(recording: Recording, begin: int, end: int) -> Recording:
     """The calls from `begin` to before `end`, and the memory that exists while they run."""
@@ -25,6 +27,6 @@ def _cut(memory: Allocation, begin: int, end: int) -> Allocation | None:
         nbytes=memory.nbytes,
         born=None if before else born - begin,
         freed=None if outlives or memory.freed is None else memory.freed - begin,
-        role=Role.INPUT if before and memory.role is Role.INTERMEDIATE else memory.role,
+        role=Role.INPUT if before and memory.role in _MADE_IN_A_STEP else memory.role,
         module=memory.module,
     )

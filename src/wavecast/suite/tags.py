@@ -1,0 +1,55 @@
+"""Facts about the models of the suite: data set, depth, tokens of a sample, and TBD's name.
+
+TBD's names, data sets and layers are those of its tables II and III (Zhu et al., IISWC 2018). For
+the other models they are those of the model's paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tags:
+    """What a model of the suite is trained on and what it consists of."""
+
+    dataset: str = ""
+    """The data set of its paper. The suite's own inputs are random, with that data set's shapes."""
+    layers: str = ""
+    """The number of layers, as TBD or the model's paper counts them."""
+    tbd: str = ""
+    """Its name in TBD; empty if it is not one of TBD's eight models."""
+    tokens_per_sample: float | None = None
+    """The mean number of tokens of a sample, padding not counted. None if it has no tokens."""
+
+
+_IMAGENET = "ImageNet1K"
+_BOOKS = "BooksCorpus and Wikipedia"
+
+TAGS: Mapping[str, Tags] = {
+    "resnet50": Tags(_IMAGENET, "50", "ResNet-50"),
+    "inception-v3": Tags(_IMAGENET, "42", "Inception-v3"),
+    "nmt": Tags("IWSLT15", "5", "Seq2Seq (NMT, Sockeye)", 25),
+    "transformer": Tags("WMT-14", "12", "Transformer", 50),
+    "faster-rcnn": Tags("Pascal VOC 2007", "101", "Faster R-CNN"),
+    "deep-speech-2": Tags("LibriSpeech", "9", "Deep Speech 2"),
+    "wgan-gp": Tags("Downsampled ImageNet", "14 + 14", "WGAN"),
+    "a3c": Tags("Atari 2600", "4", "A3C"),
+    "alexnet": Tags(_IMAGENET, "8"),
+    "googlenet": Tags(_IMAGENET, "22"),
+    "vgg16": Tags(_IMAGENET, "16"),
+    "vgg19": Tags(_IMAGENET, "19"),
+    "vit": Tags(_IMAGENET, "12"),
+    "bert-base": Tags(_BOOKS, "12", tokens_per_sample=128),
+    "bert-large": Tags(_BOOKS, "24", tokens_per_sample=128),
+    "gpt2": Tags("WebText", "12", tokens_per_sample=1024),
+    "gpt2-medium": Tags("WebText", "24", tokens_per_sample=1024),
+    "llama-1b": Tags("", "16", tokens_per_sample=2048),
+    "gnmt": Tags("WMT-14", "4 + 4", tokens_per_sample=50),
+    "dcgan": Tags("LSUN", "5 + 5"),
+    "latent-diffusion": Tags("LAION"),
+    "dlrm": Tags("Criteo Kaggle"),
+    "graphsage": Tags("ogbn-arxiv"),
+}
+"""The tags of each model, by its name."""
