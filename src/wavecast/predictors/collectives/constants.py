@@ -1,0 +1,86 @@
+"""The fitted constants of collectives: latencies, efficiencies and protocols."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from wavecast.files import shipped_toml
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What is not in a cluster's facts. Efficiencies are shares of a link's nominal speed."""
+
+    launch_s: float = 6e-6
+    """Starting a collective and ending it, on all its GPUs."""
+    nvlink_hop_s: float = 1.0e-6
+    """Handing a short message to the next GPU over NVLink."""
+    pcie_hop_s: float = 1.4e-6
+    """The same over PCIe, from GPU to GPU."""
+    host_hop_s: float = 4e-6
+    """The same over PCIe through the host's memory."""
+    network_hops: float = 4.0
+    """How many times the network's latency one step of NCCL between machines takes."""
+    exchange_hop: float = 0.3
+    """The latency of each further peer of an all-to-all, in hops."""
+    nvlink_efficiency: float = 0.78
+    pcie_efficiency: float = 0.75
+    host_efficiency: float = 0.2
+    socket_efficiency: float = 0.7
+    """Of the PCIe speed, when a ring crosses from one processor to the other."""
+    network_efficiency: float = 0.85
+    nvls_efficiency: float = 0.6
+    """Of the NVLink speed, when switches add up."""
+    nvls_hops: float = 6.0
+    """The latency of an all-reduce in the switches, in hops."""
+    exchange_efficiency: float = 0.95
+    """Of an all-to-all's speed, compared with a ring."""
+    own_share: float = 0.43
+    """The time of copying a rank's own part, compared with sending as much."""
+    fill_s: float = 1.6e-5
+    """How long the pipeline of chunks takes to fill over NVLink."""
+    network_fill_s: float = 1e-4
+    """The same over a network."""
+    ll_share: float = 0.25
+    """The share of the bandwidth that the protocol LL attains."""
+    ll128_share: float = 0.55
+    """The same for LL128."""
+    ll128_latency: float = 1.2
+    """The latency of a hop with LL128, compared with LL."""
+    simple_latency: float = 1.5
+    """The latency of a hop with the simple protocol, compared with LL."""
+    generations: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    """Factors on constants by link ("nvlink4"), where its GPUs were measured."""
+    spread: float = 1.6
+    """Nine in ten measured times are within this factor, on one machine."""
+    network_spread: float = 2.5
+    """The same on several machines."""
+
+    def of(self, name: str, generation: str) -> float:
+        """A constant, for the GPUs of one generation of links."""
+        value: float = getattr(self, name)
+        return value * self.generations.get(generation, {}).get(name, 1.0)
+
+
+NUMBERS = tuple(one.name for one in fields(Constants) if one.name != "generations")
+"""The names of all constants that are one number."""
+
+LATENCY_S: Mapping[str, float] = {
+    "infiniband": 2e-6,
+    "omnipath": 2e-6,
+    "roce": 3e-6,
+    "efa": 1.5e-5,
+    "tcpx": 2e-5,
+    "ethernet": 3e-5,
+}
+"""The usual time of a short message between two machines by kind of network, where the cluster's
+file has none. These are round figures, not measurements."""
+
+
+@functools.cache
+def shipped_constants() -> Constants:
+    """The constants that were fitted to measured collectives."""
+    table = shipped_toml("models/collectives.toml")
+    return Constants(**table["constants"], generations=table.get("generations", {}))
