@@ -1,4 +1,4 @@
-"""The facts about one kind of machine with several GPUs, and the network that joins such machines."""
+"""The facts about machines with several GPUs, and the network that joins such machines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.links import Network, NodeLinks
+from wavecast.hardware.links import NodeNetwork, NodeLinks
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Placement:
     """How the ranks of one group lie on machines."""
 
     ranks: int
@@ -32,7 +32,7 @@ class Cluster:
     id: str
     name: str
     node: NodeLinks
-    network: Network | None = None
+    network: NodeNetwork | None = None
     """None if it is a single machine, or if its network is unknown."""
     gpu: str | None = None
     """The id of its GPU. None if it takes several kinds."""
@@ -66,13 +66,13 @@ class Cluster:
             )
         return replace(self, node=replace(self.node, gpus=gpus))
 
-    def spread(self, ranks: int, stride: int = 1) -> Spread:
+    def placement(self, ranks: int, stride: int = 1) -> Placement:
         """On how many machines a group of ranks lies: `ranks` of them, `stride` apart.
 
         An NVLink domain of several machines counts as one, since no message in it uses the network.
         """
         per_node = min(ranks, max(1, -(-self.domain_gpus // stride)))
-        return Spread(ranks, -(-ranks // per_node), per_node)
+        return Placement(ranks, -(-ranks // per_node), per_node)
 
     def __str__(self) -> str:
         return self.name

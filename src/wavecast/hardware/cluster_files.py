@@ -14,7 +14,7 @@ from wavecast.errors import InvalidInput
 from wavecast.files import config_folder, read_toml
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.fact_files import (
-    Unit,
+    NumberRange,
     names_of,
     number_of,
     refuse_unknown,
@@ -23,7 +23,7 @@ from wavecast.hardware.fact_files import (
     text_of,
     value_and_source,
 )
-from wavecast.hardware.links import LinkKind, Network, NetworkKind, NodeLinks
+from wavecast.hardware.links import LinkKind, NodeNetwork, NetworkKind, NodeLinks
 
 
 def own_clusters_folder() -> Path:
@@ -49,9 +49,9 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 _WHAT = "a cluster"
 _KEYS = ("name", "gpu", "aliases", "usual_for", "node", "network")
 # The slowest link that is believed is 10 Mb/s, so that Gb/s written as a bare number are refused.
-_BYTES_PER_S = Unit("bytes/s", 1e6, 1e14)
-_COUNT = Unit("a count", 1, 1e5, whole=True)
-_UNITS: Mapping[str, Unit] = {
+_BYTES_PER_S = NumberRange("bytes/s", 1e6, 1e14)
+_COUNT = NumberRange("a count", 1, 1e5, whole=True)
+_UNITS: Mapping[str, NumberRange] = {
     "node.gpus": _COUNT,
     "node.link_bytes_per_s": _BYTES_PER_S,
     "node.peer_bytes_per_s": _BYTES_PER_S,
@@ -61,7 +61,7 @@ _UNITS: Mapping[str, Unit] = {
     "node.domain_nodes": _COUNT,
     "network.bytes_per_s": _BYTES_PER_S,
     "network.nics": _COUNT,
-    "network.latency_s": Unit("s", 1e-8, 1.0),
+    "network.latency_s": NumberRange("s", 1e-8, 1.0),
 }
 _KINDS: Mapping[str, type[StrEnum]] = {"node.link": LinkKind, "network.kind": NetworkKind}
 _NEEDED = {
@@ -78,7 +78,7 @@ def _read(path: Path, *, need_sources: bool) -> Cluster:
         node = _facts(table, "node", NodeLinks, sources, need_sources)
         network = None
         if "network" in table:
-            network = Network(**_facts(table, "network", Network, sources, need_sources))
+            network = NodeNetwork(**_facts(table, "network", NodeNetwork, sources, need_sources))
         return Cluster(
             id=slug(path.stem, "cluster"),
             name=text_of(table, "name"),
@@ -96,7 +96,7 @@ def _read(path: Path, *, need_sources: bool) -> Cluster:
 def _facts(
     table: Mapping[str, Any],
     part: str,
-    kind: type[NodeLinks] | type[Network],
+    kind: type[NodeLinks] | type[NodeNetwork],
     sources: dict[str, str],
     need_sources: bool,
 ) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from wavecast.errors import InvalidInput
 from wavecast.files import config_folder, read_toml, write_checked
 from wavecast.hardware.device import RATE_UNITS, Device, Fact
 from wavecast.hardware.fact_files import (
-    Unit,
+    NumberRange,
     names_of,
     number_of,
     quoted,
@@ -50,26 +50,26 @@ def read_device(path: str | os.PathLike[str]) -> Device:
 
 
 # The ranges catch values in a wrong unit (MHz, GB, TFLOPS), the most common mistake.
-_CLOCK = Unit("Hz", 1e8, 1e10)
-_BYTES = Unit("bytes", 1e8, 1e14, whole=True)
-_BYTES_PER_S = Unit("bytes/s", 1e8, 1e15)
-_FLOPS = Unit("FLOP/s", 1e9, 1e18)
-_NUMBERS: Mapping[str, Unit] = {
-    "sm_count": Unit("a count", 1, 1e5, whole=True),
+_CLOCK = NumberRange("Hz", 1e8, 1e10)
+_BYTES = NumberRange("bytes", 1e8, 1e14, whole=True)
+_BYTES_PER_S = NumberRange("bytes/s", 1e8, 1e15)
+_FLOPS = NumberRange("FLOP/s", 1e9, 1e18)
+_NUMBERS: Mapping[str, NumberRange] = {
+    "sm_count": NumberRange("a count", 1, 1e5, whole=True),
     "base_clock_hz": _CLOCK,
     "boost_clock_hz": _CLOCK,
     "memory_bytes": _BYTES,
     "memory_bytes_per_s": _BYTES_PER_S,
-    "l2_bytes": Unit("bytes", 1e4, 1e11, whole=True),
+    "l2_bytes": NumberRange("bytes", 1e4, 1e11, whole=True),
     **{f"{unit}_flops": _FLOPS for unit in RATE_UNITS},
-    "shared_bytes_per_sm": Unit("bytes", 1e3, 1e8, whole=True),
-    "shared_bytes_per_block_optin": Unit("bytes", 1e3, 1e8, whole=True),
-    "registers_per_sm": Unit("a count", 1e3, 1e8, whole=True),
-    "max_threads_per_sm": Unit("a count", 1, 1e5, whole=True),
-    "max_blocks_per_sm": Unit("a count", 1, 1e5, whole=True),
+    "shared_bytes_per_sm": NumberRange("bytes", 1e3, 1e8, whole=True),
+    "shared_bytes_per_block_optin": NumberRange("bytes", 1e3, 1e8, whole=True),
+    "registers_per_sm": NumberRange("a count", 1e3, 1e8, whole=True),
+    "max_threads_per_sm": NumberRange("a count", 1, 1e5, whole=True),
+    "max_blocks_per_sm": NumberRange("a count", 1, 1e5, whole=True),
     "nvlink_bytes_per_s": _BYTES_PER_S,
     "pcie_bytes_per_s": _BYTES_PER_S,
-    "tdp_w": Unit("W", 1, 1e5),
+    "tdp_w": NumberRange("W", 1, 1e5),
 }
 _WHAT = "a device"
 _TEXTS = ("name", "vendor", "architecture")

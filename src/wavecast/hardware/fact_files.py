@@ -13,7 +13,7 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.device_names import words_of
 
 
-class Unit(NamedTuple):
+class NumberRange(NamedTuple):
     """The unit of a number, and the range in which it must lie.
 
     The range catches values in a wrong unit (MHz, GB, Gb/s), the most common mistake.
@@ -78,7 +78,7 @@ def value_and_source(raw: object, where: str, what: str, need_source: bool) -> t
     return raw["value"], source
 
 
-def number_of(value: object, unit: Unit, where: str) -> float:
+def number_of(value: object, unit: NumberRange, where: str) -> float:
     """A number that lies in the range of its unit; an int where the unit is a count."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"{where} must be a number, not {value!r}")

@@ -60,7 +60,7 @@ class NodeLinks:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NodeNetwork:
     """The network between machines."""
 
     kind: NetworkKind

@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.cluster import Cluster, Spread
+from wavecast.hardware.cluster import Cluster, Placement
 from wavecast.hardware.clusters import with_device
 from wavecast.hardware.device import Device
 from wavecast.predictors.base import Estimate
-from wavecast.predictors.collectives.constants import Constants, shipped_constants
-from wavecast.predictors.collectives.paths import Path, path_of
+from wavecast.predictors.collectives.constants import LinkConstants, shipped_constants
+from wavecast.predictors.collectives.paths import RankPath, path_of
 from wavecast.traces.step import Op
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Algorithm:
     """One algorithm: its latency, and the time of its transfers at full bandwidth."""
 
     name: str
@@ -51,7 +51,7 @@ class Collectives:
     True
     """
 
-    constants: Constants
+    constants: LinkConstants
 
     @classmethod
     def shipped(cls) -> Collectives:
@@ -85,33 +85,33 @@ class Collectives:
         if not isinstance(ranks, int) or ranks < 1:
             return None
         cluster = with_device(cluster, device)
-        spread = _spread(cluster, ranks, stride if isinstance(stride, int) else 1, nodes)
-        return self.estimate(kind, size, cluster, device, spread)
+        placement = _placement(cluster, ranks, stride if isinstance(stride, int) else 1, nodes)
+        return self.estimate(kind, size, cluster, device, placement)
 
     def estimate(
-        self, kind: str, size: float, cluster: Cluster, device: Device, spread: Spread
+        self, kind: str, size: float, cluster: Cluster, device: Device, placement: Placement
     ) -> Estimate | None:
         """The time of a collective of `size` bytes ("all_reduce") among ranks that lie so."""
-        path = path_of(cluster, device, spread, self.constants)
-        if path is None or kind not in _WAYS:
+        path = path_of(cluster, device, placement, self.constants)
+        if path is None or kind not in _ALGORITHMS:
             return None
         seconds, name = self._fastest(kind, size, path)
-        several = spread.nodes > 1
-        factor = self.constants.network_spread if several else self.constants.spread
+        several = placement.nodes > 1
+        factor = self.constants.network_range if several else self.constants.node_range
         return Estimate(seconds, seconds / factor, seconds * factor, f"collectives: {name}")
 
-    def _fastest(self, kind: str, size: float, path: Path) -> tuple[float, str]:
+    def _fastest(self, kind: str, size: float, path: RankPath) -> tuple[float, str]:
         constants = self.constants
         launch_s = constants.of("launch_s", path.generation)
-        if path.spread.ranks == 1:  # NCCL copies the data, or does nothing in place
+        if path.placement.ranks == 1:  # NCCL copies the data, or does nothing in place
             return launch_s, "one rank"
         times = []
-        for way in _WAYS[kind](kind, size, path, constants):
-            for protocol, latency, share, fill in _protocols(way, constants):
-                transfer_s = way.transfer_s / share
+        for algorithm in _ALGORITHMS[kind](kind, size, path, constants):
+            for protocol, latency, share, fill in _protocols(algorithm, constants):
+                transfer_s = algorithm.transfer_s / share
                 filling_s = 2 * math.sqrt(fill * transfer_s)
-                seconds = launch_s + latency * way.latency_s + transfer_s + filling_s
-                times.append((seconds, f"{way.name}, {protocol}"))
+                seconds = launch_s + latency * algorithm.latency_s + transfer_s + filling_s
+                times.append((seconds, f"{algorithm.name}, {protocol}"))
         return min(times)
 
 
@@ -127,97 +127,111 @@ def message_bytes(op: Op) -> float | None:
     return float(max(sizes)) if sizes else None
 
 
-def _spread(cluster: Cluster, ranks: int, stride: int, nodes: int | None) -> Spread:
-    spread = cluster.spread(ranks, stride)
-    if nodes is None or nodes == spread.nodes:
-        return spread
-    if nodes < spread.nodes or nodes > ranks:
+def _placement(cluster: Cluster, ranks: int, stride: int, nodes: int | None) -> Placement:
+    placement = cluster.placement(ranks, stride)
+    if nodes is None or nodes == placement.nodes:
+        return placement
+    if nodes < placement.nodes or nodes > ranks:
         raise InvalidInput(
             f"{ranks} ranks, {stride} apart, cannot lie on {nodes} machines of {cluster.id}; "
-            f"{spread.nodes} to {ranks} are possible"
+            f"{placement.nodes} to {ranks} are possible"
         )
-    return Spread(ranks, nodes, -(-ranks // nodes))
+    return Placement(ranks, nodes, -(-ranks // nodes))
 
 
-def _protocols(way: Way, constants: Constants) -> Iterator[tuple[str, float, float, float]]:
+def _protocols(
+    algorithm: Algorithm, constants: LinkConstants
+) -> Iterator[tuple[str, float, float, float]]:
     """The protocols of an algorithm: name, latency factor, share of bandwidth, time to fill."""
-    if way.name != "switches":
+    if algorithm.name != "switches":
         yield "LL", 1.0, constants.ll_share, 0.0
         yield "LL128", constants.ll128_latency, constants.ll128_share, 0.0
-    yield "simple", constants.simple_latency, 1.0, way.fill_s
+    yield "simple", constants.simple_latency, 1.0, algorithm.fill_s
 
 
-def _fill_s(path: Path, constants: Constants) -> float:
-    if path.spread.nodes > 1:
+def _fill_s(path: RankPath, constants: LinkConstants) -> float:
+    if path.placement.nodes > 1:
         return constants.network_fill_s
     return constants.of("fill_s", path.generation)
 
 
-def _slower(path: Path, inside_bytes: float, outside_bytes: float) -> float:
+def _slower(path: RankPath, inside_bytes: float, outside_bytes: float) -> float:
     """The time of a transfer whose parts inside and between machines run at the same time."""
     return max(inside_bytes / path.bytes_per_s, outside_bytes / path.network_bytes_per_s)
 
 
-def _rings(kind: str, size: float, path: Path, constants: Constants) -> Iterator[Way]:
+def _rings(kind: str, size: float, path: RankPath, constants: LinkConstants) -> Iterator[Algorithm]:
     """The bytes of all ranks go round, once or (all-reduce) twice."""
-    ranks = path.spread.ranks
+    ranks = path.placement.ranks
     rounds = 2 if kind == "all_reduce" else 1
     sent = rounds * size * (ranks - 1) / ranks
     own = constants.own_share * size / ranks
     steps = rounds * (ranks - 1)
     step_s = max(path.hop_s, path.network_hop_s)
-    yield Way("ring", steps * step_s, _slower(path, sent + own, sent), _fill_s(path, constants))
+    yield Algorithm(
+        "ring", steps * step_s, _slower(path, sent + own, sent), _fill_s(path, constants)
+    )
 
 
-def _reductions(kind: str, size: float, path: Path, constants: Constants) -> Iterator[Way]:
+def _reductions(
+    kind: str, size: float, path: RankPath, constants: LinkConstants
+) -> Iterator[Algorithm]:
     """An all-reduce: rings, trees between machines, and switches that add up."""
     yield from _rings(kind, size, path, constants)
-    spread = path.spread
+    placement = path.placement
     # Between two machines, each of the two trees sends half of the bytes there and back.
-    outside = 0.0 if spread.nodes == 1 else size if path.sharp or spread.nodes == 2 else 2 * size
-    climb_s = 2 * math.ceil(math.log2(spread.nodes)) * path.network_hop_s
+    outside = (
+        0.0 if placement.nodes == 1 else size if path.sharp or placement.nodes == 2 else 2 * size
+    )
+    climb_s = 2 * math.ceil(math.log2(placement.nodes)) * path.network_hop_s
     fill_s = _fill_s(path, constants)
-    inside = 2 * size * (spread.per_node - 1) / spread.per_node
-    inside += constants.own_share * size / spread.per_node
-    if spread.nodes > 1:
-        chain_s = 2 * (spread.per_node - 1) * path.hop_s
-        yield Way("tree", chain_s + climb_s, _slower(path, inside, outside), fill_s)
+    inside = 2 * size * (placement.per_node - 1) / placement.per_node
+    inside += constants.own_share * size / placement.per_node
+    if placement.nodes > 1:
+        chain_s = 2 * (placement.per_node - 1) * path.hop_s
+        yield Algorithm("tree", chain_s + climb_s, _slower(path, inside, outside), fill_s)
     if path.nvls_bytes_per_s is not None:
-        added_s = size * (1 + 1 / spread.per_node) / path.nvls_bytes_per_s
+        added_s = size * (1 + 1 / placement.per_node) / path.nvls_bytes_per_s
         transfer_s = max(added_s, outside / path.network_bytes_per_s)
         latency_s = constants.nvls_hops * path.hop_s + climb_s
-        yield Way("switches", latency_s, transfer_s, fill_s)
+        yield Algorithm("switches", latency_s, transfer_s, fill_s)
 
 
-def _exchanges(kind: str, size: float, path: Path, constants: Constants) -> Iterator[Way]:
+def _exchanges(
+    kind: str, size: float, path: RankPath, constants: LinkConstants
+) -> Iterator[Algorithm]:
     """An all-to-all: each rank sends a part to each other one."""
-    spread = path.spread
-    part = size / spread.ranks
-    inside = part * (spread.per_node - 1) + constants.own_share * part
+    placement = path.placement
+    part = size / placement.ranks
+    inside = part * (placement.per_node - 1) + constants.own_share * part
     # The network's speed is that of all ranks of the machine, and each of them sends.
-    outside = part * (spread.ranks - spread.per_node) * spread.per_node
+    outside = part * (placement.ranks - placement.per_node) * placement.per_node
     transfer_s = _slower(path, inside, outside) / constants.exchange_efficiency
-    peers_s = constants.exchange_hop * (spread.ranks - 2) * path.hop_s
+    peers_s = constants.exchange_hop * (placement.ranks - 2) * path.hop_s
     latency_s = max(path.hop_s, path.network_hop_s) + peers_s
-    yield Way("all pairs", latency_s, transfer_s, _fill_s(path, constants))
+    yield Algorithm("all pairs", latency_s, transfer_s, _fill_s(path, constants))
 
 
-def _messages(kind: str, size: float, path: Path, constants: Constants) -> Iterator[Way]:
+def _messages(
+    kind: str, size: float, path: RankPath, constants: LinkConstants
+) -> Iterator[Algorithm]:
     """One message from one rank to the next."""
     hop_s = max(path.hop_s, path.network_hop_s)
-    outside = size if path.spread.nodes > 1 else 0.0
-    inside = 0.0 if path.spread.nodes > 1 else size
-    yield Way("one pair", hop_s, _slower(path, inside, outside), _fill_s(path, constants))
+    outside = size if path.placement.nodes > 1 else 0.0
+    inside = 0.0 if path.placement.nodes > 1 else size
+    yield Algorithm("one pair", hop_s, _slower(path, inside, outside), _fill_s(path, constants))
 
 
-def _broadcasts(kind: str, size: float, path: Path, constants: Constants) -> Iterator[Way]:
+def _broadcasts(
+    kind: str, size: float, path: RankPath, constants: LinkConstants
+) -> Iterator[Algorithm]:
     """The bytes of one rank go along a chain."""
     step_s = max(path.hop_s, path.network_hop_s)
-    steps = path.spread.ranks - 1
-    yield Way("ring", steps * step_s, _slower(path, size, size), _fill_s(path, constants))
+    steps = path.placement.ranks - 1
+    yield Algorithm("ring", steps * step_s, _slower(path, size, size), _fill_s(path, constants))
 
 
-_WAYS = {
+_ALGORITHMS = {
     "all_reduce": _reductions,
     "all_gather": _rings,
     "reduce_scatter": _rings,

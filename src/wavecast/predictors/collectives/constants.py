@@ -10,7 +10,7 @@ from wavecast.files import shipped_toml
 
 
 @dataclass(frozen=True, slots=True)
-class Constants:
+class LinkConstants:
     """What is not in a cluster's facts. Efficiencies are shares of a link's nominal speed."""
 
     launch_s: float = 6e-6
@@ -53,9 +53,9 @@ class Constants:
     """The latency of a hop with the simple protocol, compared with LL."""
     generations: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     """Factors on constants by link ("nvlink4"), where its GPUs were measured."""
-    spread: float = 1.6
+    node_range: float = 1.6
     """Nine in ten measured times are within this factor, on one machine."""
-    network_spread: float = 2.5
+    network_range: float = 2.5
     """The same on several machines."""
 
     def of(self, name: str, generation: str) -> float:
@@ -64,7 +64,7 @@ class Constants:
         return value * self.generations.get(generation, {}).get(name, 1.0)
 
 
-NUMBERS = tuple(one.name for one in fields(Constants) if one.name != "generations")
+NUMBERS = tuple(one.name for one in fields(LinkConstants) if one.name != "generations")
 """The names of all constants that are one number."""
 
 LATENCY_S: Mapping[str, float] = {
@@ -80,7 +80,7 @@ file has none. These are round figures, not measurements."""
 
 
 @functools.cache
-def shipped_constants() -> Constants:
+def shipped_constants() -> LinkConstants:
     """The constants that were fitted to measured collectives."""
     table = shipped_toml("models/collectives.toml")
-    return Constants(**table["constants"], generations=table.get("generations", {}))
+    return LinkConstants(**table["constants"], generations=table.get("generations", {}))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wavecast.hardware.cluster import Cluster, Spread
+from wavecast.hardware.cluster import Cluster, Placement
 from wavecast.hardware.device import Device
 from wavecast.hardware.links import LinkKind
-from wavecast.predictors.collectives.constants import LATENCY_S, Constants
+from wavecast.predictors.collectives.constants import LATENCY_S, LinkConstants
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class RankPath:
     """The links that the ranks of one group use. Speeds are what NCCL attains at most."""
 
-    spread: Spread
+    placement: Placement
     hop_s: float
     """A short message to the next GPU in the same machine."""
     bytes_per_s: float
@@ -42,32 +42,34 @@ def generation_of(cluster: Cluster, device: Device) -> str:
     return "pcie" if cluster.node.peer_to_peer else "host"
 
 
-def path_of(cluster: Cluster, device: Device, spread: Spread, constants: Constants) -> Path | None:
+def path_of(
+    cluster: Cluster, device: Device, placement: Placement, constants: LinkConstants
+) -> RankPath | None:
     """The links of a group of ranks. None if it needs a network and the cluster has none."""
     network = cluster.network
-    if spread.nodes > 1 and network is None:
+    if placement.nodes > 1 and network is None:
         return None
     generation = generation_of(cluster, device)
-    hop, share, speed = _inside(cluster, spread.per_node)
-    if spread.per_node == 1 and spread.nodes > 1:
+    hop, share, speed = _inside(cluster, placement.per_node)
+    if placement.per_node == 1 and placement.nodes > 1:
         speed = float("inf")  # nothing is sent inside a machine
     if hop != "nvlink":
         generation = hop
     hop_s = constants.of(f"{hop}_hop_s", generation)
     efficiency = constants.of(f"{share}_efficiency", generation)
     nvls = None
-    if cluster.node.nvls and spread.per_node > 2:
+    if cluster.node.nvls and placement.per_node > 2:
         nvls = cluster.node.link_bytes_per_s * constants.of("nvls_efficiency", generation)
-    if network is None or spread.nodes == 1:
+    if network is None or placement.nodes == 1:
         outside = (0.0, float("inf"), False)
     else:
         latency_s = network.latency_s or LATENCY_S[network.kind]
         # All GPUs of a machine use the network at the same time, each for its own group.
         per_gpu = network.bytes_per_s / cluster.gpus_per_node
         per_gpu = min(per_gpu, device.pcie_bytes_per_s or per_gpu)
-        speed_out = per_gpu * spread.per_node * constants.network_efficiency
+        speed_out = per_gpu * placement.per_node * constants.network_efficiency
         outside = (constants.network_hops * latency_s, speed_out, network.sharp)
-    return Path(spread, hop_s, speed * efficiency, nvls, *outside, generation)
+    return RankPath(placement, hop_s, speed * efficiency, nvls, *outside, generation)
 
 
 def _inside(cluster: Cluster, ranks: int) -> tuple[str, str, float]:
