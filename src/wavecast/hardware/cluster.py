@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.links import NodeNetwork, NodeLinks
+from wavecast.hardware.links import NodeLinks, NodeNetwork
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RankPlacement:
     """How the ranks of one group lie on machines."""
 
     ranks: int
@@ -66,13 +66,13 @@ class Cluster:
             )
         return replace(self, node=replace(self.node, gpus=gpus))
 
-    def placement(self, ranks: int, stride: int = 1) -> Placement:
+    def placement(self, ranks: int, stride: int = 1) -> RankPlacement:
         """On how many machines a group of ranks lies: `ranks` of them, `stride` apart.
 
         An NVLink domain of several machines counts as one, since no message in it uses the network.
         """
         per_node = min(ranks, max(1, -(-self.domain_gpus // stride)))
-        return Placement(ranks, -(-ranks // per_node), per_node)
+        return RankPlacement(ranks, -(-ranks // per_node), per_node)
 
     def __str__(self) -> str:
         return self.name

@@ -23,7 +23,7 @@ from wavecast.hardware.fact_files import (
     text_of,
     value_and_source,
 )
-from wavecast.hardware.links import LinkKind, NodeNetwork, NetworkKind, NodeLinks
+from wavecast.hardware.links import LinkKind, NetworkKind, NodeLinks, NodeNetwork
 
 
 def own_clusters_folder() -> Path:

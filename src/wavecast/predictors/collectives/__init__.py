@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.cluster import Cluster, Placement
+from wavecast.hardware.cluster import Cluster, RankPlacement
 from wavecast.hardware.clusters import with_device
 from wavecast.hardware.device import Device
 from wavecast.predictors.base import Estimate
@@ -35,6 +35,10 @@ class Algorithm:
     latency_s: float
     transfer_s: float
     fill_s: float
+    pairs: bool = False
+    """Whether ranks send to each other in pairs, for which there is no LL128."""
+    start_s: float = 0.0
+    """What the simple protocol takes longer than LL to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Collectives:
         return self.estimate(kind, size, cluster, device, placement)
 
     def estimate(
-        self, kind: str, size: float, cluster: Cluster, device: Device, placement: Placement
+        self, kind: str, size: float, cluster: Cluster, device: Device, placement: RankPlacement
     ) -> Estimate | None:
         """The time of a collective of `size` bytes ("all_reduce") among ranks that lie so."""
         path = path_of(cluster, device, placement, self.constants)
@@ -105,14 +109,13 @@ class Collectives:
         launch_s = constants.of("launch_s", path.generation)
         if path.placement.ranks == 1:  # NCCL copies the data, or does nothing in place
             return launch_s, "one rank"
-        times = []
-        for algorithm in _ALGORITHMS[kind](kind, size, path, constants):
-            for protocol, latency, share, fill in _protocols(algorithm, constants):
-                transfer_s = algorithm.transfer_s / share
-                filling_s = 2 * math.sqrt(fill * transfer_s)
-                seconds = launch_s + latency * algorithm.latency_s + transfer_s + filling_s
-                times.append((seconds, f"{algorithm.name}, {protocol}"))
-        return min(times)
+        times = [
+            time
+            for algorithm in _ALGORITHMS[kind](kind, size, path, constants)
+            for time in _times(algorithm, constants)
+        ]
+        seconds, name = min(times)
+        return launch_s + seconds, name
 
 
 def message_bytes(op: Op) -> float | None:
@@ -127,7 +130,7 @@ def message_bytes(op: Op) -> float | None:
     return float(max(sizes)) if sizes else None
 
 
-def _placement(cluster: Cluster, ranks: int, stride: int, nodes: int | None) -> Placement:
+def _placement(cluster: Cluster, ranks: int, stride: int, nodes: int | None) -> RankPlacement:
     placement = cluster.placement(ranks, stride)
     if nodes is None or nodes == placement.nodes:
         return placement
@@ -136,17 +139,20 @@ def _placement(cluster: Cluster, ranks: int, stride: int, nodes: int | None) -> 
             f"{ranks} ranks, {stride} apart, cannot lie on {nodes} machines of {cluster.id}; "
             f"{placement.nodes} to {ranks} are possible"
         )
-    return Placement(ranks, nodes, -(-ranks // nodes))
+    return RankPlacement(ranks, nodes, -(-ranks // nodes))
 
 
-def _protocols(
-    algorithm: Algorithm, constants: LinkConstants
-) -> Iterator[tuple[str, float, float, float]]:
-    """The protocols of an algorithm: name, latency factor, share of bandwidth, time to fill."""
+def _times(algorithm: Algorithm, constants: LinkConstants) -> Iterator[tuple[float, str]]:
+    """The time with each protocol of an algorithm, without the launch."""
+    latency_s, transfer_s = algorithm.latency_s, algorithm.transfer_s
     if algorithm.name != "switches":
-        yield "LL", 1.0, constants.ll_share, 0.0
-        yield "LL128", constants.ll128_latency, constants.ll128_share, 0.0
-    yield "simple", constants.simple_latency, 1.0, algorithm.fill_s
+        yield latency_s + transfer_s / constants.ll_share, f"{algorithm.name}, LL"
+        if not algorithm.pairs:
+            slower_s = constants.ll128_latency * latency_s
+            yield slower_s + transfer_s / constants.ll128_share, f"{algorithm.name}, LL128"
+    filling_s = 2 * math.sqrt(algorithm.fill_s * transfer_s) + algorithm.start_s
+    slowest_s = constants.simple_latency * latency_s
+    yield slowest_s + transfer_s + filling_s, f"{algorithm.name}, simple"
 
 
 def _fill_s(path: RankPath, constants: LinkConstants) -> float:
@@ -167,7 +173,7 @@ def _rings(kind: str, size: float, path: RankPath, constants: LinkConstants) -> 
     sent = rounds * size * (ranks - 1) / ranks
     own = constants.own_share * size / ranks
     steps = rounds * (ranks - 1)
-    step_s = max(path.hop_s, path.network_hop_s)
+    step_s = max(path.hop_s, constants.network_step * path.network_hop_s)
     yield Algorithm(
         "ring", steps * step_s, _slower(path, sent + own, sent), _fill_s(path, constants)
     )
@@ -209,17 +215,20 @@ def _exchanges(
     transfer_s = _slower(path, inside, outside) / constants.exchange_efficiency
     peers_s = constants.exchange_hop * (placement.ranks - 2) * path.hop_s
     latency_s = max(path.hop_s, path.network_hop_s) + peers_s
-    yield Algorithm("all pairs", latency_s, transfer_s, _fill_s(path, constants))
+    fill_s = constants.network_fill_s if placement.nodes > 1 else constants.exchange_fill_s
+    start_s = constants.exchange_start_s
+    yield Algorithm("all pairs", latency_s, transfer_s, fill_s, True, start_s)
 
 
 def _messages(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
     """One message from one rank to the next."""
-    hop_s = max(path.hop_s, path.network_hop_s)
-    outside = size if path.placement.nodes > 1 else 0.0
-    inside = 0.0 if path.placement.nodes > 1 else size
-    yield Algorithm("one pair", hop_s, _slower(path, inside, outside), _fill_s(path, constants))
+    several = path.placement.nodes > 1
+    hop_s = path.network_hop_s if several else path.hop_s
+    transfer_s = size / (path.network_bytes_per_s if several else path.bytes_per_s)
+    transfer_s /= constants.message_efficiency
+    yield Algorithm("one pair", hop_s, transfer_s, 0.0, True, constants.exchange_start_s)
 
 
 def _broadcasts(

@@ -22,27 +22,25 @@ class LinkConstants:
     host_hop_s: float = 4e-6
     """The same over PCIe through the host's memory."""
     network_hops: float = 4.0
-    """How many times the network's latency one step of NCCL between machines takes."""
-    exchange_hop: float = 0.3
-    """The latency of each further peer of an all-to-all, in hops."""
-    nvlink_efficiency: float = 0.78
+    """How many times the network's latency one message of NCCL between machines takes."""
+    network_step: float = 0.6
+    """The latency of one step of a ring over machines, compared with such a message."""
+    nvlink_efficiency: float = 0.8
     pcie_efficiency: float = 0.75
     host_efficiency: float = 0.2
-    socket_efficiency: float = 0.7
+    socket_efficiency: float = 0.6
     """Of the PCIe speed, when a ring crosses from one processor to the other."""
     network_efficiency: float = 0.85
-    nvls_efficiency: float = 0.6
+    nvls_efficiency: float = 0.62
     """Of the NVLink speed, when switches add up."""
-    nvls_hops: float = 6.0
+    nvls_hops: float = 12.0
     """The latency of an all-reduce in the switches, in hops."""
-    exchange_efficiency: float = 0.95
-    """Of an all-to-all's speed, compared with a ring."""
     own_share: float = 0.43
     """The time of copying a rank's own part, compared with sending as much."""
-    fill_s: float = 1.6e-5
-    """How long the pipeline of chunks takes to fill over NVLink."""
+    fill_s: float = 1e-5
+    """How long the pipeline of chunks takes to fill inside a machine."""
     network_fill_s: float = 1e-4
-    """The same over a network."""
+    """The same between machines."""
     ll_share: float = 0.25
     """The share of the bandwidth that the protocol LL attains."""
     ll128_share: float = 0.55
@@ -51,6 +49,16 @@ class LinkConstants:
     """The latency of a hop with LL128, compared with LL."""
     simple_latency: float = 1.5
     """The latency of a hop with the simple protocol, compared with LL."""
+    exchange_hop: float = 0.3
+    """The latency of each further peer of an all-to-all, in hops."""
+    exchange_efficiency: float = 1.0
+    """The speed of an all-to-all, compared with a ring."""
+    exchange_fill_s: float = 1e-5
+    """How long the pipeline of an all-to-all takes to fill."""
+    exchange_start_s: float = 5e-6
+    """What the simple protocol takes longer than LL to start an all-to-all."""
+    message_efficiency: float = 1.1
+    """The speed of a single message, compared with a ring."""
     generations: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     """Factors on constants by link ("nvlink4"), where its GPUs were measured."""
     node_range: float = 1.6

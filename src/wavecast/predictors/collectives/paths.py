@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wavecast.hardware.cluster import Cluster, Placement
+from wavecast.hardware.cluster import Cluster, RankPlacement
 from wavecast.hardware.device import Device
 from wavecast.hardware.links import LinkKind
 from wavecast.predictors.collectives.constants import LATENCY_S, LinkConstants
@@ -14,7 +14,7 @@ from wavecast.predictors.collectives.constants import LATENCY_S, LinkConstants
 class RankPath:
     """The links that the ranks of one group use. Speeds are what NCCL attains at most."""
 
-    placement: Placement
+    placement: RankPlacement
     hop_s: float
     """A short message to the next GPU in the same machine."""
     bytes_per_s: float
@@ -43,7 +43,7 @@ def generation_of(cluster: Cluster, device: Device) -> str:
 
 
 def path_of(
-    cluster: Cluster, device: Device, placement: Placement, constants: LinkConstants
+    cluster: Cluster, device: Device, placement: RankPlacement, constants: LinkConstants
 ) -> RankPath | None:
     """The links of a group of ranks. None if it needs a network and the cluster has none."""
     network = cluster.network
