@@ -100,9 +100,15 @@ class Collectives:
         if path is None or kind not in _ALGORITHMS:
             return None
         seconds, name = self._fastest(kind, size, path)
-        several = placement.nodes > 1
-        factor = self.constants.network_range if several else self.constants.node_range
+        factor = self._range(path)
         return Estimate(seconds, seconds / factor, seconds * factor, f"collectives: {name}")
+
+    def _range(self, path: RankPath) -> float:
+        """The factor within which about nine in ten real times lie."""
+        if path.placement.nodes > 1:
+            return self.constants.network_range
+        seen = path.generation in self.constants.generations
+        return self.constants.node_range if seen else self.constants.unseen_range
 
     def _fastest(self, kind: str, size: float, path: RankPath) -> tuple[float, str]:
         constants = self.constants
@@ -148,10 +154,10 @@ def _times(algorithm: Algorithm, constants: LinkConstants) -> Iterator[tuple[flo
     if algorithm.name != "switches":
         yield latency_s + transfer_s / constants.ll_share, f"{algorithm.name}, LL"
         if not algorithm.pairs:
-            slower_s = constants.ll128_latency * latency_s
+            slower_s = (1 + constants.ll128_extra) * latency_s
             yield slower_s + transfer_s / constants.ll128_share, f"{algorithm.name}, LL128"
     filling_s = 2 * math.sqrt(algorithm.fill_s * transfer_s) + algorithm.start_s
-    slowest_s = constants.simple_latency * latency_s
+    slowest_s = (1 + constants.ll128_extra + constants.simple_extra) * latency_s
     yield slowest_s + transfer_s + filling_s, f"{algorithm.name}, simple"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from wavecast.files import shipped_toml
 
@@ -45,10 +45,10 @@ class LinkConstants:
     """The share of the bandwidth that the protocol LL attains."""
     ll128_share: float = 0.55
     """The same for LL128."""
-    ll128_latency: float = 1.2
-    """The latency of a hop with LL128, compared with LL."""
-    simple_latency: float = 1.5
-    """The latency of a hop with the simple protocol, compared with LL."""
+    ll128_extra: float = 0.2
+    """What a hop with LL128 takes longer than one with LL, as a share of it."""
+    simple_extra: float = 0.3
+    """What a hop with the simple protocol takes longer than one with LL128, in the same unit."""
     exchange_hop: float = 0.3
     """The latency of each further peer of an all-to-all, in hops."""
     exchange_efficiency: float = 1.0
@@ -62,9 +62,11 @@ class LinkConstants:
     generations: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
     """Factors on constants by link ("nvlink4"), where its GPUs were measured."""
     node_range: float = 1.6
-    """Nine in ten measured times are within this factor, on one machine."""
+    """Nine in ten measured times are within this factor, on one machine of a measured kind."""
+    unseen_range: float = 2.0
+    """The same for links of which no GPU was measured."""
     network_range: float = 2.5
-    """The same on several machines."""
+    """The same for several machines."""
 
     def of(self, name: str, generation: str) -> float:
         """A constant, for the GPUs of one generation of links."""
@@ -72,13 +74,10 @@ class LinkConstants:
         return value * self.generations.get(generation, {}).get(name, 1.0)
 
 
-NUMBERS = tuple(one.name for one in fields(LinkConstants) if one.name != "generations")
-"""The names of all constants that are one number."""
-
 LATENCY_S: Mapping[str, float] = {
     "infiniband": 2e-6,
     "omnipath": 2e-6,
-    "roce": 3e-6,
+    "roce": 2e-6,
     "efa": 1.5e-5,
     "tcpx": 2e-5,
     "ethernet": 3e-5,
