@@ -2,11 +2,12 @@
 
     python -m lab.fit.collectives --data FOLDER
 
-Needs scipy, pandas and the public tables kernels and distributed (docs/sources.md); takes five minutes.
-Writes src/wavecast/data/models/collectives.toml. The constants are fitted in logarithms, by least
-squares of the logarithm of predicted over measured time, with a loss that outliers do not rule.
-Each is held near a physically sensible value, so that those without data keep it. GPUs that were
-measured get factors on a few constants by the generation of their NVLink.
+Needs scipy, pandas and the public tables kernels and distributed (docs/sources.md); takes five
+minutes. Writes src/wavecast/data/models/collectives.toml. The constants are fitted in logarithms,
+by least squares of the logarithm of predicted over measured time, with a loss that outliers do not
+rule. Each is held near a physically sensible value, so that those without data keep it. Links that
+were measured get factors on a few constants, by the generation of NVLink. The ranges are those of
+rows that were left out of the fit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from wavecast.predictors.collectives.constants import LinkConstants
 from wavecast.predictors.collectives.paths import generation_of
 
 OUT = shipped("models/collectives.toml")
-NOT_FITTED = ("host_hop_s", "host_efficiency", "socket_efficiency")
+NOT_FITTED = ("host_hop_s", "host_efficiency", "socket_efficiency", "pcie_range")
 """No usable table has boxes without peer-to-peer or with a ring across processors."""
 RANGES = ("node_range", "unseen_range", "network_range")
 FITTED = tuple(
@@ -42,6 +43,8 @@ PRIOR = 1.0
 """The standard deviation of a constant's logarithm around its first value."""
 GENERATION_PRIOR = 0.3
 """The same for the factor of a generation."""
+FEWEST_ROWS = 50
+"""A kind of link with fewer rows gets no factors of its own."""
 OUTLIER = 0.2
 """From this error of the logarithm on, a row counts as an outlier."""
 SHORTEST_VIDUR = 1 << 20
@@ -82,9 +85,9 @@ def log_errors(constants: LinkConstants, rows: Sequence[MeasuredCollective]) -> 
 
 
 def generations(rows: Sequence[MeasuredCollective]) -> list[str]:
-    """The generations of NVLink that enough rows have."""
+    """The kinds of links inside a machine that enough rows have: "nvlink3", "pcie"."""
     counts = Counter(generation_of(row.cluster, row.device) for row in rows)
-    return sorted(name for name, n in counts.items() if name.startswith("nvlink") and n > 50)
+    return sorted(name for name, count in counts.items() if count > FEWEST_ROWS)
 
 
 def fit(rows: Sequence[MeasuredCollective], near: LinkConstants | None = None) -> LinkConstants:
@@ -97,7 +100,11 @@ def fit(rows: Sequence[MeasuredCollective], near: LinkConstants | None = None) -
     from scipy.optimize import least_squares
 
     start, names = LinkConstants(), generations(rows)
-    slots = [(name, factor) for name in names for factor in BY_GENERATION]
+    slots = [
+        (name, factor)
+        for name in names
+        for factor in (BY_GENERATION if name.startswith("nvlink") else BY_GENERATION[:1])
+    ]
     build = _builder(start, slots)
     weights = _weights(rows)
     spread = np.array([PRIOR] * len(FITTED) + [GENERATION_PRIOR] * len(slots))

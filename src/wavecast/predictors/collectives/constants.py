@@ -28,7 +28,7 @@ class LinkConstants:
     nvlink_efficiency: float = 0.8
     pcie_efficiency: float = 0.75
     host_efficiency: float = 0.2
-    socket_efficiency: float = 0.6
+    socket_efficiency: float = 0.5
     """Of the PCIe speed, when a ring crosses from one processor to the other."""
     network_efficiency: float = 0.85
     nvls_efficiency: float = 0.62
@@ -42,7 +42,7 @@ class LinkConstants:
     network_fill_s: float = 1e-4
     """The same between machines."""
     ll_share: float = 0.25
-    """The share of the bandwidth that the protocol LL attains."""
+    """The share of the bandwidth that the protocol LL attains, which uses few channels."""
     ll128_share: float = 0.55
     """The same for LL128."""
     ll128_extra: float = 0.2
@@ -65,6 +65,8 @@ class LinkConstants:
     """Nine in ten measured times are within this factor, on one machine of a measured kind."""
     unseen_range: float = 2.0
     """The same for links of which no GPU was measured."""
+    pcie_range: float = 3.0
+    """The same for PCIe: an assumption, since boxes differ and few were measured."""
     network_range: float = 2.5
     """The same for several machines."""
 
