@@ -14,9 +14,11 @@ from pathlib import Path
 SOURCES = "docs/sources.md"
 FILES: dict[str, tuple[str, ...]] = {
     "deepbench": ("ops.parquet",),
+    "distributed": ("collectives.csv",),
     "kernels": (
         *("gemm.parquet", "gemm_replicate.parquet", "attention.parquet"),
         *("vidur_gemm.parquet", "vidur_ops.parquet"),
+        *("collectives.parquet", "vidur_collectives.parquet"),
     ),
     "kineto": ("resnet50_ddp_v100_32gb_rank0.ns_resolution.json.gz",),
     "lambda": ("lambda_throughput.csv", "lambda_scaling.csv"),

@@ -47,7 +47,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "__main__",
     ),
     "wavecast/predictors": (
-        *("", "base", "roofline", "attainable", "mlp", "learned"),
+        *("", "base", "collectives", "roofline", "attainable", "mlp", "learned"),
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": ("", "kineto", "ncu", "pytorch", "tracing", "scripts", "targets"),

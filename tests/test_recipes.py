@@ -114,6 +114,7 @@ def follow(page: Path, project: Path) -> str:
 
 PRINTED = {
     "add-a-benchmark": ["lenet, batch 256, bf16", "passed"],
+    "add-a-cluster": ["acme-box", "Acme box datasheet", "passed"],
     "add-a-framework": ["step.ops", "aten.mm", "passed"],
     "add-a-gpu": ["acme-1 ", "Acme 1 datasheet", "passed"],
     "add-a-log-reader": ["gpt2 ", "train.nano: line", "passed"],

@@ -30,7 +30,7 @@ from wavecast.traces.file import SUFFIXES
 
 _ORDER = (
     *("run", "predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
-    *("trace", "measure", "import", "devices", "calibrate", "suite"),
+    *("trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
     *("runs", "design", "collect", "fit"),
 )
 """The order of the commands in the help: the most used ones first."""

@@ -16,8 +16,9 @@ from pathlib import Path
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.files import shipped
 from wavecast.hardware.device import Device
-from wavecast.hardware.device_files import own_devices_folder, read_device, read_shipped, slug
+from wavecast.hardware.device_files import own_devices_folder, read_device, read_shipped
 from wavecast.hardware.device_names import fitting, nearest
+from wavecast.hardware.fact_files import slug
 
 
 def devices() -> tuple[Device, ...]:

@@ -1,0 +1,188 @@
+"""The search for the best way to spread a training step over a number of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from wavecast.errors import InvalidInput
+from wavecast.footprint.memory import Memory
+from wavecast.footprint.parallel_memory import fullest_rank
+from wavecast.hardware.hosts import HostModel
+from wavecast.parallel.gradients import parameters
+from wavecast.parallel.spreading import spread
+from wavecast.parallel.strategy import Parallel
+from wavecast.steps.parallel_prediction import (
+    ClusterPredictor,
+    ParallelPrediction,
+    predict_parallel,
+)
+from wavecast.traces.blocks import blocks_of
+from wavecast.traces.step import Role, Trace
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to spread the step, and what became of it."""
+
+    strategy: Parallel
+    micro_batch: int
+    """Samples of one micro-batch on one replica."""
+    memory: Memory | None = None
+    """The memory of the fullest rank. None when it was clear before that it cannot fit."""
+    prediction: ParallelPrediction | None = None
+    """None when it does not fit or cannot be done."""
+    reason: str = ""
+    """Why it cannot be used, or what it loses time with."""
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of one optimizer step; None when it cannot be used."""
+        return None if self.prediction is None else self.prediction.seconds
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is looked for."""
+
+    gpus: int
+    global_batch: int
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    most_tensor: int | None = None
+    """The largest tensor size to try. None for the GPUs that are linked without a network."""
+
+
+def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[Parallel, int]]:
+    """The strategies to try, each with its micro-batch."""
+    most_tensor = search.most_tensor or domain_gpus
+    for tensor in _powers(search.gpus, most_tensor):
+        for pipeline in _powers(search.gpus // tensor, max(blocks, 1)):
+            data = search.gpus // (tensor * pipeline)
+            if search.global_batch % data:
+                continue
+            for micro in search.micro_batches:
+                count, rest = divmod(search.global_batch // data, micro)
+                if rest or not count:
+                    continue
+                yield from _variants(data, tensor, pipeline, count, blocks, micro)
+
+
+def _variants(
+    data: int, tensor: int, pipeline: int, count: int, blocks: int, micro: int
+) -> Iterator[tuple[Parallel, int]]:
+    shards = (0, 1, 3) if data > 1 and pipeline == 1 else (0, 1) if data > 1 else (0,)
+    depths = [1]
+    if pipeline > 1 and count % pipeline == 0 and blocks >= 2 * pipeline:
+        depths.append(2)
+    for shard in shards:
+        for virtual in depths:
+            strategy = Parallel(
+                data=data,
+                tensor=tensor,
+                sequence=tensor > 1,
+                pipeline=pipeline,
+                virtual=virtual,
+                shard=shard,
+                microbatches=count,
+            )
+            yield strategy, micro
+
+
+def _powers(total: int, most: int) -> list[int]:
+    """The powers of two that divide a number, up to the largest allowed."""
+    powers = [1]
+    while total % (2 * powers[-1]) == 0 and 2 * powers[-1] <= most:
+        powers.append(2 * powers[-1])
+    return powers
+
+
+def search_layouts(
+    search: Search,
+    trace_of: Callable[[int], Trace],
+    predictor: ClusterPredictor,
+    host: HostModel,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Layout]:
+    """All strategies for a number of GPUs: those that fit, fastest first, then the others.
+
+    Args:
+        search: the number of GPUs and the global batch.
+        trace_of: gives the trace of one micro-batch of so many samples.
+        predictor: predicts ops on the GPU and its cluster.
+        host: the host that issues the ops.
+        progress: called with the number of strategies that were tried, and of all.
+
+    Raises:
+        InvalidInput: the global batch cannot be divided among the GPUs.
+    """
+    smallest = trace_of(min(search.micro_batches))
+    blocks = len({block for block in blocks_of(smallest) if block})
+    todo = list(candidates(search, predictor.cluster.domain_gpus, blocks))
+    if not todo:
+        raise InvalidInput(
+            f"a global batch of {search.global_batch} cannot be divided among {search.gpus} GPUs; "
+            "use a multiple of the number of GPUs, or fewer GPUs"
+        )
+    layouts = []
+    for index, (strategy, micro) in enumerate(todo):
+        layouts.append(_tried(strategy, micro, trace_of, predictor, host))
+        if progress is not None:
+            progress(index + 1, len(todo))
+    return ranked(layouts)
+
+
+def ranked(layouts: Sequence[Layout]) -> list[Layout]:
+    """Layouts that work, fastest first, then the others."""
+    working = [layout for layout in layouts if layout.seconds is not None]
+    failed = [layout for layout in layouts if layout.seconds is None]
+    return [*sorted(working, key=lambda layout: layout.seconds or 0.0), *failed]
+
+
+def _tried(
+    strategy: Parallel,
+    micro: int,
+    trace_of: Callable[[int], Trace],
+    predictor: ClusterPredictor,
+    host: HostModel,
+) -> Layout:
+    trace, device = trace_of(micro), predictor.device
+    least = _least_bytes(trace, strategy)
+    if least > device.memory_bytes:
+        needed = f"weights, gradients and optimizer alone need {least / 1e9:.0f} GB"
+        return Layout(strategy, micro, reason=f"does not fit: {needed}")
+    try:
+        needed_memory = fullest_rank(spread(trace, strategy), device)
+        if not needed_memory.fits:
+            needed = f"it needs {needed_memory.needed_bytes / 1e9:.0f} GB"
+            return Layout(strategy, micro, needed_memory, reason=f"does not fit: {needed}")
+        prediction = predict_parallel(trace, strategy, predictor, host)
+    except InvalidInput as error:
+        return Layout(strategy, micro, reason=str(error))
+    return Layout(strategy, micro, needed_memory, prediction, _losses(prediction))
+
+
+def _least_bytes(trace: Trace, strategy: Parallel) -> float:
+    """The memory of weights, gradients and optimizer states of one rank."""
+    states = sum(a.nbytes for a in trace.allocations if a.role is Role.OPTIMIZER_STATE)
+    weights = sum(a.nbytes for a in parameters(trace))
+    split = strategy.tensor * strategy.pipeline
+    shards = strategy.shards
+    return (
+        states / (shards if strategy.shard >= 1 else 1)
+        + weights / (shards if strategy.shard >= 2 else 1)
+        + weights / (shards if strategy.shard >= 3 else 1)
+    ) / split
+
+
+def _losses(prediction: ParallelPrediction) -> str:
+    """What a strategy loses time with."""
+    parts = {
+        "waiting for other stages": prediction.idle_s,
+        "exposed communication": prediction.exposed_s,
+    }
+    shares = [
+        f"{name} {seconds / prediction.seconds:.0%}"
+        for name, seconds in parts.items()
+        if seconds > 0.005 * prediction.seconds
+    ]
+    return ", ".join(shares)

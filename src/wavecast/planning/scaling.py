@@ -1,0 +1,96 @@
+"""How the speed of a training grows with the number of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from wavecast.errors import InvalidInput
+from wavecast.hardware.hosts import HostModel
+from wavecast.parallel.strategy import Parallel
+from wavecast.steps.parallel_prediction import (
+    ClusterPredictor,
+    ParallelPrediction,
+    predict_parallel,
+)
+from wavecast.traces.step import Trace
+
+KNEE = 0.8
+"""Below this efficiency, relative to the fewest GPUs, more GPUs are said not to pay."""
+
+
+@dataclass(frozen=True)
+class ScalePoint:
+    """One number of GPUs."""
+
+    gpus: int
+    prediction: ParallelPrediction
+    relative: float
+    """The speed per GPU, divided by that of the fewest GPUs."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The speed of a training over the number of GPUs."""
+
+    points: tuple[ScalePoint, ...]
+    is_strong: bool
+    """Whether the samples of one optimizer step stay the same (strong), or grow (weak)."""
+
+    @property
+    def knee(self) -> int | None:
+        """The most GPUs that still have `KNEE` of the speed of the fewest. None if all have."""
+        good = [point.gpus for point in self.points if point.relative >= KNEE]
+        return None if len(good) == len(self.points) else max(good, default=None)
+
+
+def scale(
+    trace: Trace,
+    strategy: Parallel,
+    counts: Sequence[int],
+    predictor: ClusterPredictor,
+    host: HostModel,
+    *,
+    strong: bool = False,
+) -> Scaling:
+    """The predicted speed for several numbers of GPUs.
+
+    The data axis grows, the other axes stay. Weak scaling keeps the work of each GPU. Strong
+    scaling keeps the samples of one optimizer step, so that each GPU runs fewer micro-batches.
+
+    Raises:
+        InvalidInput: a number of GPUs does not fit the strategy.
+    """
+    inner = strategy.gpus // strategy.data
+    whole = strategy.microbatches * strategy.data
+    points: list[ScalePoint] = []
+    for gpus in counts:
+        data, rest = divmod(gpus, inner)
+        if rest or not data:
+            raise InvalidInput(
+                f"{gpus} GPUs cannot hold replicas of {inner} GPUs each; use a multiple of {inner}"
+            )
+        microbatches = strategy.microbatches
+        if strong:
+            microbatches, rest = divmod(whole, data)
+            if rest or not microbatches:
+                continue
+        chosen = replace(strategy, data=data, microbatches=microbatches, shard_group=None)
+        prediction = predict_parallel(trace, chosen, predictor, host)
+        points.append(ScalePoint(gpus, prediction, 1.0))
+    if not points:
+        raise InvalidInput(
+            f"none of the numbers of GPUs divides the {whole} micro-batches of a step; "
+            "use weak scaling, or more micro-batches"
+        )
+    return Scaling(tuple(_relative(points)), strong)
+
+
+def _relative(points: Sequence[ScalePoint]) -> list[ScalePoint]:
+    def speed(point: ScalePoint) -> float:
+        strategy = point.prediction.strategy
+        samples = strategy.microbatches * strategy.data
+        return samples / point.prediction.seconds / point.gpus
+
+    first = speed(points[0])
+    return [replace(point, relative=speed(point) / first) for point in points]

@@ -1,0 +1,95 @@
+"""The fitted constants of collectives: latencies, efficiencies and protocols."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wavecast.files import shipped_toml
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConstants:
+    """What is not in a cluster's facts. Efficiencies are shares of a link's nominal speed."""
+
+    launch_s: float = 6e-6
+    """Starting a collective and ending it, on all its GPUs."""
+    nvlink_hop_s: float = 1.0e-6
+    """Handing a short message to the next GPU over NVLink."""
+    pcie_hop_s: float = 1.4e-6
+    """The same over PCIe, from GPU to GPU."""
+    host_hop_s: float = 4e-6
+    """The same over PCIe through the host's memory."""
+    network_hops: float = 4.0
+    """How many times the network's latency one message of NCCL between machines takes."""
+    network_step: float = 0.6
+    """The latency of one step of a ring over machines, compared with such a message."""
+    nvlink_efficiency: float = 0.8
+    pcie_efficiency: float = 0.75
+    host_efficiency: float = 0.2
+    socket_efficiency: float = 0.5
+    """Of the PCIe speed, when a ring crosses from one processor to the other."""
+    network_efficiency: float = 0.85
+    nvls_efficiency: float = 0.62
+    """Of the NVLink speed, when switches add up."""
+    nvls_hops: float = 12.0
+    """The latency of an all-reduce in the switches, in hops."""
+    own_share: float = 0.43
+    """The time of copying a rank's own part, compared with sending as much."""
+    fill_s: float = 1e-5
+    """How long the pipeline of chunks takes to fill inside a machine."""
+    network_fill_s: float = 1e-4
+    """The same between machines."""
+    ll_share: float = 0.25
+    """The share of the bandwidth that the protocol LL attains, which uses few channels."""
+    ll128_share: float = 0.55
+    """The same for LL128."""
+    ll128_extra: float = 0.2
+    """What a hop with LL128 takes longer than one with LL, as a share of it."""
+    simple_extra: float = 0.3
+    """What a hop with the simple protocol takes longer than one with LL128, in the same unit."""
+    exchange_hop: float = 0.3
+    """The latency of each further peer of an all-to-all, in hops."""
+    exchange_efficiency: float = 1.0
+    """The speed of an all-to-all, compared with a ring."""
+    exchange_fill_s: float = 1e-5
+    """How long the pipeline of an all-to-all takes to fill."""
+    exchange_start_s: float = 5e-6
+    """What the simple protocol takes longer than LL to start an all-to-all."""
+    message_efficiency: float = 1.1
+    """The speed of a single message, compared with a ring."""
+    generations: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    """Factors on constants by link ("nvlink4"), where its GPUs were measured."""
+    node_range: float = 1.6
+    """Nine in ten measured times are within this factor, on one machine of a measured kind."""
+    unseen_range: float = 2.0
+    """The same for links of which no GPU was measured."""
+    pcie_range: float = 3.0
+    """The same for PCIe: an assumption, since boxes differ and few were measured."""
+    network_range: float = 2.5
+    """The same for several machines."""
+
+    def of(self, name: str, generation: str) -> float:
+        """A constant, for the GPUs of one generation of links."""
+        value: float = getattr(self, name)
+        return value * self.generations.get(generation, {}).get(name, 1.0)
+
+
+LATENCY_S: Mapping[str, float] = {
+    "infiniband": 2e-6,
+    "omnipath": 2e-6,
+    "roce": 2e-6,
+    "efa": 1.5e-5,
+    "tcpx": 2e-5,
+    "ethernet": 3e-5,
+}
+"""The usual time of a short message between two machines by kind of network, where the cluster's
+file has none. These are round figures, not measurements."""
+
+
+@functools.cache
+def shipped_constants() -> LinkConstants:
+    """The constants that were fitted to measured collectives."""
+    table = shipped_toml("models/collectives.toml")
+    return LinkConstants(**table["constants"], generations=table.get("generations", {}))

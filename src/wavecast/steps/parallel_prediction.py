@@ -1,0 +1,349 @@
+"""The predicted time of one optimizer step that is spread over several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wavecast import ops
+from wavecast.hardware.cluster import Cluster
+from wavecast.hardware.device import Device
+from wavecast.hardware.hosts import HostModel, Seconds
+from wavecast.ops import Kind
+from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
+from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
+from wavecast.parallel.spreading import spread
+from wavecast.parallel.strategy import Parallel, RankAxis
+from wavecast.predictors.base import Estimate, Predictor, refuse_impossible
+from wavecast.predictors.collectives import Collectives
+from wavecast.steps.shares import Share
+from wavecast.steps.streams import StreamTimes, play_streams
+from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+
+SLOWDOWN = 0.1
+"""How much longer kernels take while a collective runs beside them."""
+
+
+class ClusterPredictor:
+    """The times of ops on one GPU of a cluster: kernels by a predictor, collectives by the links.
+
+    Answers are kept, since the same ops come back with every strategy.
+    """
+
+    def __init__(
+        self, kernels: Predictor, collectives: Collectives, device: Device, cluster: Cluster
+    ) -> None:
+        self.device = device
+        self.cluster = cluster
+        self._kernels = kernels
+        self._collectives = collectives
+        self._answers: dict[Op, Estimate | None] = {}
+
+    def learn(self, wanted: Sequence[Op]) -> None:
+        """Ask for all ops at once, which is much faster than one by one."""
+        new = [op for op in dict.fromkeys(wanted) if op not in self._answers]
+        computed = []
+        for op in new:
+            if ops.kind(op) is Kind.COLLECTIVE:
+                self._answers[op] = self._collectives.predict(op, self.cluster, self.device)
+            elif ops.launches(op):
+                computed.append(op)
+            else:
+                self._answers[op] = None
+        predicted = self._kernels.predict_all(computed, self.device)
+        self._answers.update(zip(computed, predicted, strict=True))
+
+    def answers(self, wanted: Sequence[Op]) -> list[Estimate | None]:
+        """The estimate for each op; None where nobody could answer, or no kernel runs."""
+        self.learn(wanted)
+        return [self._answers[op] for op in wanted]
+
+    def seconds(self, calls: Sequence[Call]) -> Seconds:
+        """The GPU time of each call; 0 where nobody could answer."""
+        answers = self.answers([call.op for call in calls])
+        return np.array([0.0 if answer is None else answer.seconds for answer in answers])
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """The times of one pipeline stage, or of all ranks without a pipeline, in seconds."""
+
+    stage: int
+    ranks: int
+    forward_s: float
+    """The forward pass of one micro-batch."""
+    backward_s: float
+    """Its backward pass."""
+    last_s: float
+    """What the last micro-batch adds to that: reductions, clipping, the optimizer."""
+    communication_s: float
+    """The time of collectives in the whole step, hidden or not."""
+    exposed_s: float
+    """The part of it in which the rank computes nothing."""
+    idle_s: float
+    """The time in which the stage waits for other stages: the bubble of the pipeline."""
+
+
+@dataclass(frozen=True)
+class ParallelPrediction:
+    """The predicted time of one optimizer step on several GPUs.
+
+    ```python
+    prediction = wavecast.predict(trace, "h100-sxm-80gb", parallel=wavecast.Parallel(data=8))
+    prediction.seconds, prediction.throughput, prediction.efficiency
+    ```
+    """
+
+    trace: Trace
+    """One micro-batch on one GPU."""
+    device: Device
+    cluster: Cluster
+    step: ParallelStep
+    """What each group of ranks runs."""
+    seconds: float
+    """The wall-clock time of one optimizer step."""
+    low_s: float
+    high_s: float
+    stages: tuple[StageTime, ...]
+    single_s: float
+    """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
+    unpredicted: tuple[Share, ...] = ()
+    """Ops that nobody could predict. Their time is counted as 0."""
+
+    def __post_init__(self) -> None:
+        what = f"the step on {self.gpus} x {self.device.id}"
+        refuse_impossible(what, self.seconds, self.low_s, self.high_s)
+
+    @property
+    def strategy(self) -> Parallel:
+        """How the step is spread."""
+        return self.step.strategy
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return self.strategy.gpus
+
+    @property
+    def samples(self) -> int | None:
+        """Samples (the trace's `unit`) of one optimizer step of all GPUs; None when unknown."""
+        if self.trace.samples is None:
+            return None
+        return self.trace.samples * self.strategy.microbatches * self.strategy.data
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples per second of all GPUs together; None when the trace has no sample count."""
+        return None if self.samples is None else self.samples / self.seconds
+
+    @property
+    def efficiency(self) -> float:
+        """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone."""
+        strategy = self.strategy
+        alone_s = self.single_s * strategy.microbatches * strategy.data / self.gpus
+        return alone_s / self.seconds
+
+    @property
+    def exposed_s(self) -> float:
+        """The time in which the slowest stage only communicates."""
+        return max(stage.exposed_s for stage in self.stages)
+
+    @property
+    def idle_s(self) -> float:
+        """The time in which the busiest stage waits for other stages."""
+        return min(stage.idle_s for stage in self.stages)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed."""
+        return self.step.notes
+
+
+def predict_parallel(
+    trace: Trace, strategy: Parallel, predictor: ClusterPredictor, host: HostModel
+) -> ParallelPrediction:
+    """The time of one optimizer step that is spread over the GPUs of a cluster.
+
+    Raises:
+        InvalidInput: the step cannot be spread this way. The message says what would fit.
+    """
+    predictor.learn([call.op for call in trace])
+    step = spread(trace, strategy, lambda call: float(predictor.seconds([call])[0]))
+    player = _Player(predictor, host)
+    if strategy.pipeline == 1:
+        seconds, stages = _without_pipeline(step.groups[0], strategy, player)
+    else:
+        seconds, stages = _with_pipeline(step, player)
+    single = player.play(trace)
+    below, above = _spread_of(step, predictor)
+    return ParallelPrediction(
+        trace=trace,
+        device=predictor.device,
+        cluster=predictor.cluster,
+        step=step,
+        seconds=seconds,
+        low_s=seconds * below,
+        high_s=seconds * above,
+        stages=stages,
+        single_s=single.seconds,
+        unpredicted=_unpredicted(step, predictor),
+    )
+
+
+class _Player:
+    """Plays traces on the GPU and host that were asked for."""
+
+    def __init__(self, predictor: ClusterPredictor, host: HostModel) -> None:
+        self._predictor = predictor
+        self._host = host
+
+    def play(self, trace: Trace, begin: int = 0, end: int | None = None) -> StreamTimes:
+        """The times of some calls of a trace, repeated as in a training."""
+        calls = trace.calls[begin:end]
+        return play_streams(
+            calls,
+            self._host.issue_times(calls),
+            self._predictor.seconds(calls),
+            slowdown=SLOWDOWN,
+            sync_s=self._host.trip_s,
+        )
+
+    def transfer_s(self, tensor: TensorSpec, strategy: Parallel) -> float:
+        """The time to send a tensor to the next stage."""
+        axis = RankAxis(2, strategy.axes["pipeline"].stride)
+        attrs = (("ranks", axis.size), ("stride", axis.stride))
+        answer = self._predictor.answers([Op("nccl.send", (tensor,), (tensor,), attrs)])[0]
+        return 0.0 if answer is None else answer.seconds
+
+
+def _turn(trace: Trace) -> int:
+    """The position where the backward pass begins."""
+    return next(
+        (i for i, call in enumerate(trace.calls) if call.phase is Phase.BACKWARD), len(trace)
+    )
+
+
+def _without_pipeline(
+    group: RankGroup, strategy: Parallel, player: _Player
+) -> tuple[float, tuple[StageTime, ...]]:
+    part = group.parts[0]
+    last = player.play(part.last)
+    repeated = strategy.microbatches - 1
+    plain = player.play(part.plain) if repeated else last
+    forward = player.play(part.plain, 0, _turn(part.plain))
+    backward_s = max(plain.seconds - forward.seconds, 0.0)
+    stage = StageTime(
+        stage=0,
+        ranks=group.ranks,
+        forward_s=forward.seconds,
+        backward_s=backward_s,
+        last_s=last.seconds - plain.seconds,
+        communication_s=repeated * plain.communication_s + last.communication_s,
+        exposed_s=repeated * plain.exposed_s + last.exposed_s,
+        idle_s=0.0,
+    )
+    return repeated * plain.seconds + last.seconds, (stage,)
+
+
+@dataclass(frozen=True)
+class _PartPlay:
+    forward: StreamTimes
+    backward: StreamTimes
+    last: StreamTimes
+    """The backward pass of the last micro-batch, and what follows."""
+
+    @property
+    def extra_s(self) -> float:
+        return max(self.last.seconds - self.backward.seconds, 0.0)
+
+
+def _play_part(part: ModelPart, player: _Player) -> _PartPlay:
+    turn, last_turn = _turn(part.plain), _turn(part.last)
+    return _PartPlay(
+        player.play(part.plain, 0, turn),
+        player.play(part.plain, turn),
+        player.play(part.last, last_turn),
+    )
+
+
+def _with_pipeline(step: ParallelStep, player: _Player) -> tuple[float, tuple[StageTime, ...]]:
+    strategy = step.strategy
+    stages, parts = strategy.pipeline, strategy.pipeline * strategy.virtual
+    assert step.boundary is not None
+    transfer_s = player.transfer_s(step.boundary, strategy)
+    plays = [[_play_part(part, player) for part in group.parts] for group in step.groups]
+    times = [
+        PartTimes(
+            play.forward.seconds,
+            play.backward.seconds,
+            play.backward.seconds / 2,
+            transfer_s,
+        )
+        for play in (plays[index % stages][index // stages] for index in range(parts))
+    ]
+    orders = order_of(strategy.schedule, stages, parts, strategy.microbatches)
+    played = play_schedule(orders, times)
+    made, ends = [], []
+    for group, own in zip(step.groups, plays, strict=True):
+        extra_s = sum(play.extra_s for play in own)
+        ends.append(played.ends_s[group.stage] + extra_s)
+        count = strategy.microbatches
+        made.append(
+            StageTime(
+                stage=group.stage,
+                ranks=group.ranks,
+                forward_s=sum(play.forward.seconds for play in own),
+                backward_s=sum(play.backward.seconds for play in own),
+                last_s=extra_s,
+                communication_s=_total(own, count, "communication_s"),
+                exposed_s=_total(own, count, "exposed_s"),
+                idle_s=played.seconds - played.busy_s[group.stage],
+            )
+        )
+    return max(ends), tuple(made)
+
+
+def _total(plays: Sequence[_PartPlay], count: int, name: str) -> float:
+    """The sum of a time over all micro-batches of a step."""
+    times = [
+        count * getattr(play.forward, name)
+        + (count - 1) * getattr(play.backward, name)
+        + getattr(play.last, name)
+        for play in plays
+    ]
+    return float(sum(times))
+
+
+def _spread_of(step: ParallelStep, predictor: ClusterPredictor) -> tuple[float, float]:
+    """Low and high end of the step's time, relative to it, from the ranges of its ops.
+
+    Errors of ops of one kind are taken as fully correlated, those of different kinds as
+    independent.
+    """
+    kinds: dict[object, list[float]] = {}
+    for group in step.groups:
+        for part in group.parts:
+            calls = [call.op for call in part.last]
+            for op, answer in zip(calls, predictor.answers(calls), strict=True):
+                if answer is not None:
+                    sums = kinds.setdefault(ops.kind(op), [0.0, 0.0, 0.0])
+                    sums[0] += answer.seconds
+                    sums[1] += answer.seconds - answer.low_s
+                    sums[2] += answer.high_s - answer.seconds
+    table = np.array(list(kinds.values())) if kinds else np.zeros((1, 3))
+    total = float(table[:, 0].sum()) or 1.0
+    below, above = np.linalg.norm(table[:, 1]), np.linalg.norm(table[:, 2])
+    return max(1 - float(below) / total, 0.0), 1 + float(above) / total
+
+
+def _unpredicted(step: ParallelStep, predictor: ClusterPredictor) -> tuple[Share, ...]:
+    counts: dict[str, int] = {}
+    for group in step.groups:
+        for part in group.parts:
+            calls = [call.op for call in part.last]
+            for op, answer in zip(calls, predictor.answers(calls), strict=True):
+                if answer is None and ops.launches(op):
+                    counts[op.name] = counts.get(op.name, 0) + 1
+    return tuple(Share(name, calls, 0.0) for name, calls in counts.items())
