@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,7 +235,7 @@ def with_ranges(
     machines: Sequence[LeftOut],
 ) -> LinkConstants:
     """The constants with ranges that hold nine in ten of the rows that were left out."""
-    ranges = {}
+    ranges: dict[str, Any] = {}
     for name, parts in zip(RANGES, (counts, chips, machines), strict=True):
         errors = np.abs(np.concatenate([part.log_errors for part in parts]))
         kept = [row.source != "vidur" for part in parts for row in part.rows]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wavecast.frameworks.tracing import max_batch, trace
     from wavecast.hardware.family_traces import FamilyTraces
     from wavecast.hardware.hosts import Host
+    from wavecast.parallel.strategy import Parallel
     from wavecast.predictors.base import Estimate, Predictor, Scaler
     from wavecast.regression.end_to_end import EndToEnd
     from wavecast.regression.extrapolation import Extrapolation
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from wavecast.runs.readers import read_runs
     from wavecast.runs.store.store import RunStore
     from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
-    from wavecast.steps.prediction import Prediction, predict
+    from wavecast.steps.parallel_prediction import ParallelPrediction
+    from wavecast.steps.predicting import predict
+    from wavecast.steps.prediction import Prediction
     from wavecast.traces.script import ScriptPart, ScriptRun
 
 __version__ = "0.1.0"
@@ -66,6 +69,8 @@ __all__ = [
     "Memory",
     "MissingExtra",
     "OperationTracker",
+    "Parallel",
+    "ParallelPrediction",
     "PerLayer",
     "Prediction",
     "Predictor",
@@ -106,6 +111,8 @@ _LAZY = {
     "LargestBatch": "wavecast.footprint.largest_batch",
     "Memory": "wavecast.footprint.memory",
     "OperationTracker": "wavecast.frameworks.pytorch.measurement.tracker",
+    "Parallel": "wavecast.parallel.strategy",
+    "ParallelPrediction": "wavecast.steps.parallel_prediction",
     "PerLayer": "wavecast.regression.per_layer",
     "Prediction": "wavecast.steps.prediction",
     "Predictor": "wavecast.predictors.base",
@@ -118,7 +125,7 @@ _LAZY = {
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
     "memory": "wavecast.footprint.memory",
     "network_of": "wavecast.frameworks.pytorch.networks",
-    "predict": "wavecast.steps.prediction",
+    "predict": "wavecast.steps.predicting",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
     "run_script": "wavecast.frameworks.scripts",

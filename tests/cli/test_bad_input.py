@@ -196,8 +196,8 @@ LIBRARY: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ("a step of None", lambda: wavecast.trace(lambda: None), CaptureError, "NoneType"),  # type: ignore[arg-type,return-value]
     ("unknown GPU", lambda: wavecast.predict(step(), "zx81"), UnknownName, "wavecast devices"),
     ("traced for an unknown GPU", lambda: wavecast.trace(dict, gpu="zx81"), UnknownName, "zx81"),  # type: ignore[arg-type]
-    ("no GPU", lambda: wavecast.predict(step(), []), InvalidInput, "one GPU"),  # type: ignore[arg-type]
-    ("no trace", lambda: wavecast.predict(None, "l4"), InvalidInput, "takes a Trace"),  # type: ignore[arg-type]
+    ("no GPU", lambda: wavecast.predict(step(), []), InvalidInput, "one GPU"),  # type: ignore[call-overload]
+    ("no trace", lambda: wavecast.predict(None, "l4"), InvalidInput, "takes a Trace"),  # type: ignore[call-overload]
     ("empty trace", lambda: wavecast.predict(trace(), "l4"), InvalidInput, "no ops"),
     ("no such file", lambda: wavecast.load_trace("gone.json.gz"), InvalidInput, "gone.json.gz"),
     ("a folder", lambda: wavecast.load_trace("/"), InvalidInput, "cannot read the trace /"),

@@ -7,7 +7,8 @@ import dataclasses
 from made import step
 
 from wavecast.planning.choice import comparable, fastest_first, fitting_first
-from wavecast.steps.prediction import Prediction, predict
+from wavecast.steps.predicting import predict
+from wavecast.steps.prediction import Prediction
 
 LARGE = step(state_bytes=100 << 20)
 """A step that needs 20 GiB."""

@@ -15,7 +15,8 @@ from wavecast.predictors.base import Estimate
 from wavecast.predictors.roofline import Roofline
 from wavecast.report import predictions as report
 from wavecast.report import records
-from wavecast.steps.prediction import Prediction, predict
+from wavecast.steps.predicting import predict
+from wavecast.steps.prediction import Prediction
 from wavecast.steps.shares import Share
 from wavecast.traces.step import Op, Trace
 

@@ -7,7 +7,7 @@ from made import step
 from shell import WIDTHS, shown
 
 from wavecast.report import profiles as report
-from wavecast.steps.prediction import predict
+from wavecast.steps.predicting import predict
 from wavecast.steps.profiling import profile_predicted
 
 

@@ -19,7 +19,7 @@ from wavecast.hardware.hosts import GRAPH_GAP_S, REFERENCE_HOST, RecordedHost
 from wavecast.predictors.base import Estimate, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.roofline import Roofline
-from wavecast.steps.prediction import default_scaler
+from wavecast.steps.predicting import default_scaler
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 T4, L4, A100 = device("t4"), device("l4"), device("a100-sxm-80gb")

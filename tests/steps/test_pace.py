@@ -17,7 +17,8 @@ from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import RecordedHost
 from wavecast.predictors.base import Estimate, Scaler
 from wavecast.steps.pace import Pace, pace_of
-from wavecast.steps.prediction import Prediction, predict
+from wavecast.steps.predicting import predict
+from wavecast.steps.prediction import Prediction
 from wavecast.steps.timeline import play
 from wavecast.traces.overlap import busy_s
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace

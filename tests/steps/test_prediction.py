@@ -24,7 +24,8 @@ from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.roofline import Roofline
-from wavecast.steps.prediction import Prediction, default_predictor, predict
+from wavecast.steps.predicting import default_predictor, predict
+from wavecast.steps.prediction import Prediction
 from wavecast.steps.ranges import gpu_powers, host_factors
 from wavecast.traces.step import Allocation, Op, Phase, Role, Trace
 
@@ -59,7 +60,8 @@ TABLE = {"aten.mm": 2.0, "aten.relu": 0.5, "aten._to_copy": 0.25}
 def predicted(step: Trace, **options: Any) -> Prediction:
     options.setdefault("predictor", Table(TABLE))
     options.setdefault("host", FREE_HOST)
-    return predict(step, L4, **options)
+    prediction: Prediction = predict(step, L4, **options)
+    return prediction
 
 
 def test_the_gpu_is_busy_for_the_sum_of_its_ops() -> None:
@@ -257,7 +259,7 @@ def test_what_is_no_gpu_is_refused(gpu: Any) -> None:
 
 def test_what_is_no_trace_is_refused() -> None:
     with pytest.raises(InvalidInput, match="takes a Trace, not str"):
-        predict("gpt2.json.gz", L4)  # type: ignore[arg-type]
+        predict("gpt2.json.gz", L4)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.ops import Unit
 from wavecast.steps.idle import CAUSES
-from wavecast.steps.prediction import predict
+from wavecast.steps.predicting import predict
 from wavecast.steps.profile import Profile, ProfiledWork
 from wavecast.steps.profiling import profile_measured, profile_predicted
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Op, Phase, Role, Trace

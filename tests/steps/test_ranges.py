@@ -29,7 +29,7 @@ from lab.score.ranges import (
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
 from wavecast.steps import ranges
-from wavecast.steps.prediction import predict
+from wavecast.steps.predicting import predict
 from wavecast.steps.ranges import gpu_powers, held, host_factors
 
 ratios = st.lists(st.floats(0.2, 5.0), min_size=40, max_size=200)

@@ -25,7 +25,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.runs.stability import ENOUGH, is_enough, settled_from, settles
 from wavecast.runs.suite_results import TABLE, SuiteResult, SuiteStep, read_results
-from wavecast.steps.prediction import predict
+from wavecast.steps.predicting import predict
 from wavecast.steps.profile import Profile
 from wavecast.steps.profiling import profile_measured, profile_predicted
 

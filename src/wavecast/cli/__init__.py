@@ -8,6 +8,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     devices,
     fit,
     memory,
+    parallel,
     predict,
     profile,
     run,

@@ -30,6 +30,7 @@ from wavecast.traces.file import SUFFIXES
 
 _ORDER = (
     *("run", "predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
+    *("parallelize", "scale"),
     *("trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
     *("runs", "design", "collect", "fit"),
 )

@@ -14,6 +14,7 @@ import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.parallel_options import ParallelOption, parse_parallel
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import (
@@ -66,6 +67,7 @@ def memory(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
+    parallel: ParallelOption = None,
     assume: AssumeOption = None,
     advice: Annotated[
         bool, typer.Option("--advice", help="Also compute changes that would save memory.")
@@ -90,8 +92,11 @@ def memory(
     from wavecast.footprint.advice import advise
 
     refuse_all(gpu, "memory", f"fits {target}")
+    strategy = None if parallel is None else parse_parallel(parallel)
     if measure:
         _refuse_beside_measuring(gpu, expandable_segments)
+    if strategy is not None and (measure or advice):
+        raise InvalidInput("--parallel cannot be used with --measure or --advice; leave out one")
     wanted = unchanged(resolve(target, batch, precision, options), batch, precision)
     wanted = assuming(wanted, assume)
     headings: list[str] = []
@@ -101,7 +106,9 @@ def memory(
         devices = named_gpus(gpu or [])
         traces = family_traces(wanted, devices) if devices else trace_of(wanted, None)
         memories = [
-            wavecast.memory(traces, device, expandable_segments=expandable_segments)
+            wavecast.memory(
+                traces, device, expandable_segments=expandable_segments, parallel=strategy
+            )
             for device in devices or (None,)
         ]
     advised: tuple[Advice, ...] = ()
@@ -141,6 +148,7 @@ def fits(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
+    parallel: ParallelOption = None,
     assume: AssumeOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
@@ -159,8 +167,10 @@ def fits(
     wanted = assuming(wanted, assume)
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
+    strategy = None if parallel is None else parse_parallel(parallel)
     memories = [
-        wavecast.memory(traces, device, expandable_segments=expandable_segments) for device in gpus
+        wavecast.memory(traces, device, expandable_segments=expandable_segments, parallel=strategy)
+        for device in gpus
     ]
     if as_json:
         print_json([records.fit_in_memory(step_memory) for step_memory in memories])

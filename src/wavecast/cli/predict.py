@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -23,6 +23,8 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.parallel import show_parallel
+from wavecast.cli.parallel_options import ParallelOption
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import ALL, family_traces, is_measured, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
@@ -149,6 +151,7 @@ def predict(
     host: HostOption = None,
     host_factor: FactorOption = 1.0,
     cuda_graph: GraphOption = False,
+    parallel: ParallelOption = None,
     assume: AssumeOption = None,
     moved: MovedOption = None,
     as_json: JsonOption = False,
@@ -168,6 +171,12 @@ def predict(
     """
     wanted = assuming(resolve(target, batch, precision, options), assume)
     refuse_scaling(wanted, origin, predictor, setup)
+    if parallel is not None:
+        given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
+        _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})
+        issuing = host, host_factor
+        show_parallel(wanted, named_or_all_gpus(gpu), parallel, issuing, as_json)
+        return
     predict_on = partial(
         wavecast.predict,
         predictor=_predictor(predictor, wanted, precision, model, setup),
@@ -184,6 +193,12 @@ def predict(
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
     _print(wanted, rows, by, as_json, setup)
     exit_if_incomplete(rows)
+
+
+def _refuse_beside_parallel(given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise InvalidInput(f"{option} cannot be used with --parallel; leave out one of them")
 
 
 def refuse_scaling(

@@ -21,6 +21,8 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.family_traces import FamilyTraces, trace_on
 from wavecast.hardware.retargeting import Retargeted, retarget
+from wavecast.parallel.spreading import spread
+from wavecast.parallel.strategy import Parallel
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Allocation, Call, Role, Trace
 
@@ -156,11 +158,13 @@ def memory(
     gpu: Device | str | None = None,
     *,
     expandable_segments: bool = False,
+    parallel: Parallel | None = None,
 ) -> Memory:
     """The GPU memory of one training step.
 
     ```python
     wavecast.memory(trace, "l4").fits
+    wavecast.memory(trace, "l4", parallel=wavecast.Parallel(data=8, shard=3)).fits
     ```
 
     Args:
@@ -170,9 +174,10 @@ def memory(
         gpu: the GPU to run on. It decides the workspaces of libraries and whether the step fits.
             With None, workspaces are left out unless they were measured.
         expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
+        parallel: how the step is spread over several GPUs. The memory is that of the fullest one.
 
     Raises:
-        InvalidInput: the trace has no allocations.
+        InvalidInput: the trace has no allocations, or cannot be spread that way.
         UnknownName: the GPU is not known.
     """
     target = device(gpu) if isinstance(gpu, str) else gpu
@@ -183,6 +188,10 @@ def memory(
         )
     if target is not None:
         trace, notes = retarget(trace, target)
+    if parallel is not None:
+        from wavecast.footprint.parallel_memory import fullest_rank
+
+        return fullest_rank(spread(trace, parallel), target, expandable_segments)
     roomy = _unlimited(trace, target, expandable_segments, notes)
     if target is None or roomy.fits:
         return roomy

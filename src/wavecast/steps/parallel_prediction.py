@@ -116,6 +116,10 @@ class ParallelPrediction:
         what = f"the step on {self.gpus} x {self.device.id}"
         refuse_impossible(what, self.seconds, self.low_s, self.high_s)
 
+    def __repr__(self) -> str:
+        times = f"seconds={self.seconds:.4g}, low_s={self.low_s:.4g}, high_s={self.high_s:.4g}"
+        return f"ParallelPrediction({self.gpus} x {self.device.id!r}, {times})"
+
     @property
     def strategy(self) -> Parallel:
         """How the step is spread."""

@@ -15,34 +15,18 @@ from numpy.typing import NDArray
 
 from wavecast.footprint.memory import Memory, memory
 from wavecast.hardware.device import Device
-from wavecast.hardware.family_traces import FamilyTraces, trace_on
 from wavecast.hardware.hosts import (
-    REFERENCE_HOST,
     GraphedHost,
-    Host,
     HostModel,
-    RecordedHost,
     Seconds,
-    refuse_waits,
 )
-from wavecast.hardware.kept_hosts import find_host
-from wavecast.hardware.retargeting import retarget
 from wavecast.predictors.base import (
     Estimate,
     Familiarity,
-    Predictor,
-    Scaler,
     refuse_impossible,
 )
-from wavecast.steps.arguments import (
-    checked_target,
-    measurement_of,
-    origin_of,
-    refuse_origin,
-    refuse_other_predictors,
-)
-from wavecast.steps.op_times import Answers, predict_ops, scale_ops
-from wavecast.steps.pace import Pace, pace_of
+from wavecast.steps.op_times import Answers
+from wavecast.steps.pace import Pace
 from wavecast.steps.ranges import Coverage, gpu_powers, held, host_factors, least_modelled
 from wavecast.steps.shares import Share, shares_of
 from wavecast.steps.timeline import StepTime, play
@@ -248,7 +232,7 @@ class Prediction:
         return seconds if self.pace is None else seconds * self.pace.exposure
 
     def _play(self, gpu_factor: float = 1.0, host_factor: float = 1.0) -> StepTime:
-        issue_s = _issue_s(self._arrays, self.host) * host_factor
+        issue_s = issue_times(self._arrays, self.host) * host_factor
         gpu_s = self.call_s * gpu_factor + self._gap_s
         waits = self.pace is None or self.pace.waits
         return play(issue_s, gpu_s, self._arrays.syncs if waits else (), self.host.trip_s)
@@ -301,100 +285,7 @@ class Prediction:
         return low.seconds, high.seconds
 
 
-def predict(
-    trace: Trace | FamilyTraces,
-    gpu: Device | str,
-    *,
-    predictor: Predictor | Scaler | None = None,
-    origin: Device | str | None = None,
-    host: Host | str | None = None,
-    host_factor: float = 1.0,
-    graphed: bool = False,
-) -> Prediction:
-    """The time of one step on a GPU.
-
-    The ops of a traced step are predicted; the calls of a measured step are scaled to the GPU.
-
-    ```python
-    wavecast.predict(trace, "h100-sxm-80gb").seconds
-    wavecast.predict(trace, "l4", host="reference", host_factor=2, graphed=False)
-    ```
-
-    Args:
-        trace: the step, from `wavecast.trace`, `wavecast.measure` or a file. If its attention
-            kernels are for other GPUs, they are chosen again, or `notes` says that they are not.
-        gpu: a device, or a name that `wavecast.device` knows.
-        predictor: a Predictor, which predicts each op, or a Scaler, which scales each measured
-            call. The most accurate shipped one by default. A Predictor ignores what was measured.
-        origin: the GPU on which the trace was measured. Needed only when its name in the trace
-            does not identify one GPU.
-        host: the host that issues the ops: a Host, "reference", "mine", the name of a calibrated
-            one (`wavecast calibrate`) or a path to a host file. By default a measured step keeps
-            its own host; others use one that was calibrated with this GPU, else the reference.
-        host_factor: the host's times are multiplied by this.
-        graphed: whether the whole step is captured as one CUDA graph and replayed.
-
-    Raises:
-        InvalidInput: the trace is empty, or the arguments contradict each other.
-        UnknownName: the GPU, its origin or the host is not known.
-    """
-    target = checked_target(trace, gpu)
-    trace, notes = retarget(trace_on(trace, target), target)
-    refuse_other_predictors(predictor)
-    chosen_host = find_host(host, target)
-    issuing: Host | RecordedHost = chosen_host
-    pace, familiarity = None, None
-    if isinstance(predictor, Predictor) or (predictor is None and trace.measurement is None):
-        refuse_origin(trace, predictor, origin)
-        op_predictor = predictor or default_predictor()
-        answers = predict_ops(trace, target, op_predictor)
-        familiarity = op_predictor.familiarity(target)
-    else:
-        measured = measurement_of(trace)
-        answers = scale_ops(trace, target, predictor or default_scaler(), origin_of(trace, origin))
-        pace = _pace(trace.arrays, measured.host_s is not None, measured.seconds)
-        if host is None and not graphed:
-            issuing = _host_of(pace, measured.host_s is not None)
-    if host_factor != 1:
-        issuing = issuing.scaled(host_factor)
-    model = _graphed(trace, issuing) if graphed else issuing
-    return Prediction(trace, target, answers, model, pace, familiarity, notes)
-
-
-def _graphed(trace: Trace, host: Host | RecordedHost) -> HostModel:
-    """The host when it replays the whole step as one CUDA graph."""
-    assert isinstance(host, Host)  # the times of a recorded one are those of single calls
-    refuse_waits(trace.calls)
-    return host.graphed()
-
-
-def default_scaler() -> Scaler:
-    """The most accurate shipped scaler, which takes a measurement to another GPU."""
-    from wavecast.predictors.habitat import Habitat
-
-    return Habitat.shipped()
-
-
-def default_predictor() -> Predictor:
-    """The most accurate shipped predictor, which needs no measurement."""
-    from wavecast.predictors.learned.predictor import Learned
-
-    return Learned.shipped()
-
-
 @lru_cache(maxsize=16)
-def _issue_s(arrays: StepArrays, host: HostModel) -> Seconds:
+def issue_times(arrays: StepArrays, host: HostModel) -> Seconds:
+    """The host's time for each call of a step, waiting not included."""
     return host.issue_times(arrays.calls)
-
-
-@lru_cache(maxsize=16)
-def _pace(arrays: StepArrays, recorded: bool, measured_s: float | None) -> Pace:
-    host: Host | RecordedHost = RecordedHost() if recorded else REFERENCE_HOST
-    return pace_of(arrays.calls, _issue_s(arrays, host), measured_s, host.trip_s)
-
-
-def _host_of(pace: Pace, recorded: bool) -> Host | RecordedHost:
-    """The host with which a measured step takes its measured time."""
-    if recorded:
-        return RecordedHost(factor=pace.host_factor)
-    return REFERENCE_HOST if pace.host_factor == 1 else REFERENCE_HOST.scaled(pace.host_factor)

@@ -288,7 +288,7 @@ class Trace:
 
     def to_device(self, gpu: Device | str) -> Prediction:
         """The prediction for a GPU: `wavecast.predict` under the name that Habitat gives it."""
-        from wavecast.steps.prediction import predict
+        from wavecast.steps.predicting import predict
 
         return predict(self, gpu)
 

@@ -1,0 +1,176 @@
+"""`wavecast parallelize` and `wavecast scale`: training steps on many GPUs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated
+
+import typer
+
+import wavecast
+from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.parallel_options import ParallelOption, parse_parallel
+from wavecast.cli.screen import print_json, show, width
+from wavecast.cli.steps import family_traces, trace_of
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import family
+from wavecast.hardware.kept_hosts import find_host
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import Trace
+
+OneGpuOption = Annotated[str, typer.Option("--gpu", "-g", help="The model of the GPUs.")]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="The cluster; the GPU's usual machine by default.")
+]
+HostNameOption = Annotated[
+    str | None, typer.Option("--host", help="The host that issues the ops, as for predict.")
+]
+
+
+@app.command()
+@model_options
+def parallelize(
+    target: TargetArgument,
+    gpu: OneGpuOption,
+    gpus: Annotated[int, typer.Option("--gpus", help="How many GPUs there are.")],
+    global_batch: Annotated[
+        int, typer.Option("--global-batch", help="Samples of one optimizer step of all GPUs.")
+    ],
+    micro_batch: Annotated[
+        list[int] | None,
+        typer.Option("--micro-batch", help="Samples of a micro-batch to try; repeat for more."),
+    ] = None,
+    precision: PrecisionOption = None,
+    cluster: ClusterOption = None,
+    host: HostNameOption = None,
+    show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 10,
+    as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
+) -> None:
+    """Find the fastest way to spread a training step over a number of GPUs.
+
+    \b
+    wavecast parallelize gpt2 --gpu h100-sxm-80gb --gpus 16 --global-batch 512 --precision bf16
+
+    Data, sharded, tensor and pipeline parallel strategies are tried. Those that do not fit in
+    memory are listed with the reason.
+    """
+    from wavecast.planning.layouts import Search, search_layouts
+    from wavecast.report import parallel as report
+    from wavecast.steps.predicting import on_cluster
+
+    for name, value in (("--gpus", gpus), ("--global-batch", global_batch), ("--show", show_best)):
+        if value < 1:
+            raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
+    device = wavecast.device(gpu)
+    predictor = on_cluster(device, Parallel(cluster=cluster))
+    traced = resolve(target, None, precision, options)
+    sizes = _micro_batches(traced.trace, micro_batch)
+
+    @cache
+    def trace_for(batch: int) -> Trace:
+        if traced.trace is not None:
+            return traced.trace
+        return trace_of(resolve(target, batch, precision, options), family(device))
+
+    search = Search(gpus, global_batch, sizes)
+    found = search_layouts(search, trace_for, predictor, find_host(host, device))
+    if as_json:
+        print_json([report.layout_record(layout) for layout in found])
+        return
+    title = f"{traced.name}: {gpus} x {device.id}, {global_batch} samples in a step"
+    show(report.layouts(title, found, width(), show_best))
+
+
+def _micro_batches(trace: Trace | None, given: list[int] | None) -> tuple[int, ...]:
+    """The micro-batches to try: those given, that of a saved trace, or powers of two."""
+    if trace is None:
+        return tuple(sorted(set(given))) if given else (1, 2, 4, 8)
+    if given:
+        raise InvalidInput("a trace has one micro-batch only; leave out --micro-batch")
+    if trace.samples is None:
+        raise InvalidInput(
+            "the trace does not say how many samples it has; trace the step again with samples="
+        )
+    return (trace.samples,)
+
+
+@app.command()
+@model_options
+def scale(
+    target: TargetArgument,
+    gpu: OneGpuOption,
+    up_to: Annotated[int, typer.Option("--up-to", help="The largest number of GPUs.")] = 64,
+    parallel: ParallelOption = None,
+    strong: Annotated[
+        bool, typer.Option("--strong", help="Keep the samples of one optimizer step.")
+    ] = False,
+    batch: BatchOption = None,
+    precision: PrecisionOption = None,
+    cluster: ClusterOption = None,
+    host: HostNameOption = None,
+    as_json: JsonOption = False,
+    options: ModelOptions = NO_OPTIONS,
+) -> None:
+    """Predict how the speed of a training grows with the number of GPUs.
+
+    \b
+    wavecast scale resnet50 --gpu a100-sxm-80gb --up-to 256 --batch 64
+    wavecast scale gpt2 --gpu h100-sxm-80gb --parallel shard=3 --up-to 512 --precision bf16
+
+    --parallel gives the strategy; its data axis grows.
+    """
+    from wavecast.planning import scaling
+    from wavecast.report import parallel as report
+    from wavecast.steps.predicting import on_cluster
+
+    strategy = parse_parallel(parallel or "")
+    device = wavecast.device(gpu)
+    predictor = on_cluster(device, Parallel(cluster=cluster or strategy.cluster))
+    traced = resolve(target, batch, precision, options)
+    step = trace_of(traced, family(device))
+    counts = _counts(strategy, up_to)
+    curve = scaling.scale(step, strategy, counts, predictor, find_host(host, device), strong=strong)
+    if as_json:
+        print_json({"target": traced.name, **report.scaling_record(curve)})
+        return
+    show(report.scaling(f"{traced.name} on {device.id}", curve, width()))
+
+
+def _counts(strategy: Parallel, up_to: int) -> list[int]:
+    """The numbers of GPUs: one replica, and its doubles."""
+    smallest = strategy.gpus // strategy.data
+    if up_to < smallest:
+        raise InvalidInput(f"--up-to {up_to} is less than one replica, which has {smallest} GPUs")
+    counts = [smallest]
+    while counts[-1] * 2 <= up_to:
+        counts.append(counts[-1] * 2)
+    return counts
+
+
+def show_parallel(
+    target: Target,
+    gpus: list[Device],
+    text: str,
+    issuing: tuple[str | None, float],
+    as_json: bool,
+) -> None:
+    """Print the prediction of a step that is spread as the option `--parallel` says."""
+    from wavecast.footprint.parallel_memory import fullest_rank
+    from wavecast.report import parallel as report
+
+    strategy = parse_parallel(text)
+    host, factor = issuing
+    traces = family_traces(target, gpus)
+    rows = []
+    for gpu in gpus:
+        step = wavecast.predict(traces, gpu, parallel=strategy, host=host, host_factor=factor)
+        needed = fullest_rank(step.step, gpu) if step.trace.allocations else None
+        rows.append((step, needed))
+    if as_json:
+        print_json({"target": target.name, "predictions": [report.record(*row) for row in rows]})
+    else:
+        show(report.predictions(target.name, rows, width()))

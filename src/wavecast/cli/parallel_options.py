@@ -1,0 +1,61 @@
+"""The option `--parallel`, a strategy in one word: `data=8,shard=3,cluster=dgx-h100`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from wavecast.errors import InvalidInput
+from wavecast.parallel.strategy import Parallel
+
+ParallelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel",
+        metavar="AXIS=N,...",
+        help="Spread the step over several GPUs; the step is then one micro-batch. As in data=8, "
+        "or data=16,shard=3,tensor=4,pipeline=2,microbatches=8,cluster=dgx-h100.",
+    ),
+]
+
+_TEXTS = ("cluster", "schedule")
+_SWITCHES = ("sequence", "reshard")
+
+
+def parse_parallel(text: str) -> Parallel:
+    """The strategy that the option names.
+
+    Raises:
+        InvalidInput: it is not of the form AXIS=N,..., or the strategy contradicts itself.
+    """
+    known = [field.name for field in fields(Parallel) if field.name != "tensor_plan"]
+    values: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in known:
+            raise InvalidInput(
+                f"--parallel does not know {name!r}; it takes {', '.join(known)}, as in "
+                "data=8,shard=3"
+            )
+        if name in values:
+            raise InvalidInput(f"--parallel has {name} twice; give it once")
+        values[name] = _value(name, value if equals else "", text)
+    return Parallel(**values)
+
+
+def _value(name: str, value: str, text: str) -> Any:
+    if name in _TEXTS:
+        if not value:
+            raise InvalidInput(f"--parallel {text}: {name} needs a name, as in {name}=NAME")
+        return value
+    if name in _SWITCHES:
+        if value.lower() in ("", "yes", "true", "1"):
+            return True
+        if value.lower() in ("no", "false", "0"):
+            return False
+        raise InvalidInput(f"--parallel {text}: {name} is yes or no, not {value!r}")
+    if not value.isascii() or not value.isdigit() or len(value) > 9:
+        raise InvalidInput(f"--parallel {text}: {name} is a whole number, not {value!r}")
+    return int(value)

@@ -1,0 +1,142 @@
+"""What each rank of a parallel step runs, on steps of real models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from parallel_steps import small_gpt2_step
+
+from wavecast.errors import InvalidInput
+from wavecast.footprint.parallel_memory import fullest_rank
+from wavecast.parallel.gradients import buckets, gradients, parameters
+from wavecast.parallel.ranks import ParallelStep
+from wavecast.parallel.spreading import spread
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import Call, Measurement, Phase, Role, Trace
+
+
+@cache
+def _step(layers: int = 2) -> Trace:
+    return small_gpt2_step(layers)
+
+
+def _exchanged(step: ParallelStep, name: str) -> list[Call]:
+    return [c for c in step.groups[0].parts[0].last if c.op.name == f"nccl.{name}"]
+
+
+def _weights(trace: Trace) -> int:
+    return sum(a.nbytes for a in parameters(trace))
+
+
+def test_one_gpu_runs_the_step_as_it_is() -> None:
+    part = spread(_step(), Parallel()).groups[0].parts[0]
+    assert part.last.calls == _step().calls
+    assert part.last.allocations == _step().allocations
+
+
+def test_ddp_reduces_every_gradient_once_in_torchs_buckets() -> None:
+    trace = _step()
+    step = spread(trace, Parallel(data=8, bucket_bytes=100_000))
+    reduced = _exchanged(step, "all_reduce")
+    assert sum(c.op.inputs[0].nbytes for c in reduced) == _weights(trace)
+    sizes = [g.nbytes // 4 for g in gradients(trace)]
+    tensors = [torch.empty(n, device="meta") for n in sizes]
+    limits = [1 << 20, 100_000]
+    torchs, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, limits)
+    expected = [sum(sizes[i] for i in bucket) * 4 for bucket in torchs]
+    assert sorted(c.op.inputs[0].nbytes for c in reduced) == sorted(expected)
+
+
+def test_reductions_are_issued_during_the_backward_pass() -> None:
+    last = spread(_step(), Parallel(data=8, bucket_bytes=50_000)).groups[0].parts[0].last
+    names = [call.op.name for call in last]
+    first = names.index("nccl.all_reduce")
+    assert Phase.BACKWARD in {call.phase for call in last.calls[first + 1 : first + 20]}
+    assert last.calls[first - 1].op.name == "cuda.stream_wait"
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_zero_scatters_gradients_and_gathers_weights(shard: int) -> None:
+    trace = _step()
+    step = spread(trace, Parallel(data=4, shard=shard))
+    assert sum(c.op.inputs[0].nbytes for c in _exchanged(step, "reduce_scatter")) == _weights(trace)
+    [gather] = _exchanged(step, "all_gather")
+    assert gather.op.outputs[0].nbytes == pytest.approx(_weights(trace), abs=64)
+    assert gather.op.attr("ranks") == 4
+
+
+def test_fsdp_gathers_blocks_twice_and_scatters_once() -> None:
+    trace = _step()
+    step = spread(trace, Parallel(data=4, shard=3))
+    gathers = _exchanged(step, "all_gather")
+    scatters = _exchanged(step, "reduce_scatter")
+    blocks = Counter(call.module for call in gathers)
+    assert blocks.pop("") == 1  # the root stays gathered
+    assert set(blocks.values()) == {2}
+    assert sum(c.op.inputs[0].nbytes for c in scatters) == _weights(trace)
+    kept = spread(trace, Parallel(data=4, shard=3, reshard=False))
+    assert len(_exchanged(kept, "all_gather")) == len(blocks) + 1
+
+
+def test_hsdp_reduces_shards_between_groups() -> None:
+    step = spread(_step(), Parallel(data=8, shard=3, shard_group=4))
+    assert {c.op.attr("ranks") for c in _exchanged(step, "reduce_scatter")} == {4}
+    reduced = _exchanged(step, "all_reduce")
+    assert {(c.op.attr("ranks"), c.op.attr("stride")) for c in reduced} == {(2, 4)}
+
+
+def test_a_rank_holds_its_share_of_states() -> None:
+    trace = _step()
+
+    def held(strategy: Parallel, role: Role) -> int:
+        last = spread(trace, strategy).groups[0].parts[0].last
+        return sum(a.nbytes for a in last.allocations if a.role is role and a.born is None)
+
+    whole, share = Parallel(), Parallel(data=4, shard=3)
+    for role in (Role.PARAMETER, Role.OPTIMIZER_STATE):
+        assert held(share, role) == pytest.approx(held(whole, role) / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_the_stages_of_a_pipeline_add_up(virtual: int) -> None:
+    trace = _step(4)
+    step = spread(trace, Parallel(pipeline=2, virtual=virtual, microbatches=4))
+    parts = [part for group in step.groups for part in group.parts]
+    passes = sum(len(part.plain) for part in parts)
+    end = max(i for i, c in enumerate(trace) if c.phase is Phase.BACKWARD) + 1
+    assert passes == end
+    assert sum(_weights(part.last) for part in parts) == _weights(trace)
+    assert step.boundary is not None
+    assert step.boundary.numel > 0
+
+
+def test_stages_hold_micro_batches_in_flight() -> None:
+    few = fullest_rank(spread(_step(), Parallel(pipeline=2, microbatches=2)), None)
+    assert few.peak_bytes > 0
+    gpipe = Parallel(pipeline=2, microbatches=8, schedule="gpipe")
+    assert fullest_rank(spread(_step(), gpipe), None).peak_bytes > few.peak_bytes
+
+
+def test_more_stages_than_blocks_are_refused_with_what_would_fit() -> None:
+    with pytest.raises(InvalidInput, match=r"it has \d+ repeated blocks; use at most \d+"):
+        spread(_step(), Parallel(pipeline=64))
+
+
+def test_a_measured_step_and_a_step_without_backward_pass_are_refused() -> None:
+    trace = _step()
+    forward = Trace(tuple(c for c in trace if c.phase is Phase.FORWARD))
+    with pytest.raises(InvalidInput, match="no backward pass"):
+        spread(forward, Parallel(data=2))
+    measured = Trace(trace.calls, measurement=Measurement("T4"))
+    with pytest.raises(InvalidInput, match="measured on one GPU"):
+        spread(measured, Parallel(data=2))
+
+
+def test_the_first_bucket_is_small() -> None:
+    ready = gradients(_step())
+    filled = buckets(ready, 25 << 20, first_bytes=1000)
+    assert len(filled[0]) < len(ready)
+    assert [g for bucket in filled for g in bucket] == ready
