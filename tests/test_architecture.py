@@ -57,6 +57,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
 # Imports that point the other way, each with the reason why it must.
 UPWARD = {
     ("wavecast/traces/step", "wavecast/steps/predicting"): "Habitat's listing: Trace.to_device",
+    ("wavecast/traces/step", "wavecast/steps/prediction"): "the type of its result",
     ("wavecast/traces/step", "wavecast/hardware/device"): "the type of its argument",
 }
 

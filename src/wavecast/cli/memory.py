@@ -95,11 +95,9 @@ def memory(
     strategy = None if parallel is None else parse_parallel(parallel)
     if measure:
         _refuse_beside_measuring(gpu, expandable_segments)
-    if strategy is not None and (measure or advice):
-        raise InvalidInput("--parallel cannot be used with --measure or --advice; leave out one")
-    wanted = unchanged(resolve(target, batch, precision, options), batch, precision)
-    wanted = assuming(wanted, assume)
-    headings: list[str] = []
+    _refuse_beside_parallel(parallel, measure or advice)
+    step = unchanged(resolve(target, batch, precision, options), batch, precision)
+    wanted, headings = assuming(step, assume), list[str]()
     if measure:
         headings, memories = ["predicted", "measured"], _predicted_and_measured(wanted)
     else:
@@ -124,6 +122,12 @@ def memory(
         print_json(records.memories(memories, advised))
     else:
         show(report.memories(wanted.name, memories, width(), advised, headings))
+
+
+def _refuse_beside_parallel(parallel: str | None, is_one_gpu: bool) -> None:
+    """Refuse options that concern the step on one GPU, if it is spread over several."""
+    if parallel is not None and is_one_gpu:
+        raise InvalidInput("--parallel cannot be used with --measure or --advice; leave out one")
 
 
 def _refuse_beside_measuring(gpu: list[str] | None, expandable_segments: bool) -> None:

@@ -175,7 +175,7 @@ def predict_parallel(
     """
     predictor.learn([call.op for call in trace])
     step = spread(trace, strategy, lambda call: float(predictor.seconds([call])[0]))
-    player = _Player(predictor, host)
+    player = _RankPlayer(predictor, host)
     if strategy.pipeline == 1:
         seconds, stages = _without_pipeline(step.groups[0], strategy, player)
     else:
@@ -196,7 +196,7 @@ def predict_parallel(
     )
 
 
-class _Player:
+class _RankPlayer:
     """Plays traces on the GPU and host that were asked for."""
 
     def __init__(self, predictor: ClusterPredictor, host: HostModel) -> None:
@@ -230,7 +230,7 @@ def _turn(trace: Trace) -> int:
 
 
 def _without_pipeline(
-    group: RankGroup, strategy: Parallel, player: _Player
+    group: RankGroup, strategy: Parallel, player: _RankPlayer
 ) -> tuple[float, tuple[StageTime, ...]]:
     part = group.parts[0]
     last = player.play(part.last)
@@ -263,7 +263,7 @@ class _PartPlay:
         return max(self.last.seconds - self.backward.seconds, 0.0)
 
 
-def _play_part(part: ModelPart, player: _Player) -> _PartPlay:
+def _play_part(part: ModelPart, player: _RankPlayer) -> _PartPlay:
     turn, last_turn = _turn(part.plain), _turn(part.last)
     return _PartPlay(
         player.play(part.plain, 0, turn),
@@ -272,7 +272,7 @@ def _play_part(part: ModelPart, player: _Player) -> _PartPlay:
     )
 
 
-def _with_pipeline(step: ParallelStep, player: _Player) -> tuple[float, tuple[StageTime, ...]]:
+def _with_pipeline(step: ParallelStep, player: _RankPlayer) -> tuple[float, tuple[StageTime, ...]]:
     strategy = step.strategy
     stages, parts = strategy.pipeline, strategy.pipeline * strategy.virtual
     assert step.boundary is not None
