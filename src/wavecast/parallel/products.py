@@ -55,6 +55,14 @@ class Run:
         """The position of a product; None if the run has none of this kind."""
         return next((position for position, which in self.parts if which == part), None)
 
+    def passes_on(self, position: int, tensor: TensorSpec) -> bool:
+        """Whether a tensor written there can be what the run gives to the calls that follow."""
+        layer = self.layer
+        wide = layer.wide_out if self.forward else layer.wide_in
+        turn = self.position_of("forward" if self.forward else "input")
+        made = turn is not None and position >= turn and position != self.position_of("weight")
+        return made and tensor.shape[-1:] == (wide,) and tensor.numel == layer.rows * wide
+
 
 def layers_of(trace: Trace) -> list[Layer]:
     """The layers of the forward pass, in order."""

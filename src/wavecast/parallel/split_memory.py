@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from wavecast.parallel.editing import Edit
 from wavecast.parallel.plans import Plan
-from wavecast.parallel.products import layers_of
+from wavecast.parallel.products import Run, layers_of
 from wavecast.traces.step import Call, Op, Phase, Role, TensorSpec, Trace
 
 _LISTS = ("aten._foreach_", "aten._fused_")
@@ -24,8 +24,13 @@ class Weight:
     parts: int
 
 
-def weights_of(trace: Trace, plan: Plan, ranks: int) -> list[Weight]:
-    """The parameters in the order in which they were made, with their parts."""
+def weights_of(
+    trace: Trace, plan: Plan, runs: Sequence[Run], ops: Mapping[int, Op], ranks: int
+) -> list[Weight]:
+    """The parameters in the order in which they were made, with their parts.
+
+    A parameter that another module owns, such as a tied embedding, is known by its gradient.
+    """
     parts: dict[str, dict[int, int]] = defaultdict(dict)
     for layer in layers_of(trace):
         style = plan.styles.get(layer.position)
@@ -37,12 +42,27 @@ def weights_of(trace: Trace, plan: Plan, ranks: int) -> list[Weight]:
             parts[call.module][call.op.inputs[0].numel] = ranks
     owned = [a for a in trace.allocations if a.role is Role.PARAMETER]
     width = next((w for a in owned for w in (4, 2, 8) if a.nbytes / w in parts[a.module]), 4)
+    divided_gradients = _divided_gradients(trace, runs, ops)
     weights = []
     for allocation in owned:
-        numel = allocation.nbytes // width
-        divided = parts[allocation.module].get(numel, 1)
+        numel, key = allocation.nbytes // width, (allocation.module, allocation.nbytes)
+        divided = ranks if key in divided_gradients else parts[allocation.module].get(numel, 1)
         weights.append(Weight(allocation.nbytes, numel, allocation.module, divided))
     return weights
+
+
+def _divided_gradients(
+    trace: Trace, runs: Sequence[Run], ops: Mapping[int, Op]
+) -> set[tuple[str, int]]:
+    """The owners and sizes of gradients that divided layers make in parts."""
+    inside = {position for run in runs for position in range(run.start, run.end)}
+    divided = set()
+    for allocation in trace.allocations:
+        born = allocation.born
+        if allocation.role is Role.GRADIENT and born is not None and born in inside:
+            if ops[born].outputs != trace.calls[born].op.outputs:
+                divided.add((allocation.module, allocation.nbytes))
+    return divided
 
 
 def shared_lists(trace: Trace, weights: Sequence[Weight]) -> dict[int, Op]:

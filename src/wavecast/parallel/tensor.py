@@ -9,11 +9,11 @@ layers by columns, and a reduce-scatter follows those by rows (Korthikanti et al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from wavecast.errors import InvalidInput
 from wavecast.parallel.editing import COMPUTE, TRANSFERS, Edit, wait
-from wavecast.parallel.exchanges import all_gather, all_reduce, exchange
+from wavecast.parallel.exchanges import all_reduce, exchange
 from wavecast.parallel.plans import Group, Plan, fitting, plan_of
 from wavecast.parallel.products import Run, Side, layers_of, runs_of, splits_in_run
 from wavecast.parallel.split_memory import is_list_op, share_memory, shared_lists, weights_of
@@ -73,7 +73,8 @@ class _Division:
             inputs, outputs = self._splits(position, call, run)
             self.ops[position] = share_op(call.op, inputs, outputs, self.axis.size)
             for tensor, split in zip(call.op.outputs, outputs, strict=True):
-                self._write(tensor, split)
+                if run is None or run.passes_on(position, tensor):
+                    self._write(tensor, split)
             self._reduce_loss(position, call, inputs)
         self._insert_exchanges()
 
@@ -95,6 +96,8 @@ class _Division:
             if op.base == "aten.embedding":
                 return (table, None), (None,)
             return (None,) * len(op.inputs), (table,)
+        if op.base == "aten.embedding_dense_backward":
+            return (None,) * len(op.inputs), (None,)
         inputs = tuple(self.latest.get(tensor) for tensor in op.inputs)
         try:
             outputs = after(op, inputs, self.axis.size)
@@ -195,7 +198,7 @@ class _Division:
             self._at(position + 1, [one] * count, call.phase)
 
     def made(self) -> Trace:
-        weights = weights_of(self.trace, self.plan, self.axis.size)
+        weights = weights_of(self.trace, self.plan, self.runs, self.ops, self.axis.size)
         self.ops |= shared_lists(self.trace, weights)
         for position, op in self.ops.items():
             self.edit.replace_op(position, op)
