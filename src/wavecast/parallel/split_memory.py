@@ -81,29 +81,27 @@ def is_list_op(call: Call) -> bool:
     return call.phase is Phase.OPTIMIZER or call.op.name.startswith(_LISTS)
 
 
-def _shared(op: Op, sizes: list[int], parts: list[int]) -> Op:
+def _shared(op: Op, sizes: Sequence[int], parts: Sequence[int]) -> Op:
+    """An op on one or more lists of tensors, each of which follows the order of the parameters.
+
+    Modules and optimizers may order parameters of different sizes differently, so only the order
+    among those of one size counts.
+    """
+    of_size: dict[int, list[int]] = defaultdict(list)
+    for size, part in zip(sizes, parts, strict=True):
+        of_size[size].append(part)
+
     def shares(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        cut, at = [], 0
+        counts: dict[int, int] = defaultdict(int)
+        cut = []
         for tensor in tensors:
-            index = _next(sizes, tensor.numel, at)
-            if index is None:
-                cut.append(tensor)
-                continue
-            cut.append(_smaller(tensor, parts[index]))
-            at = index + 1
+            numel = tensor.numel
+            known = of_size.get(numel)
+            cut.append(_smaller(tensor, known[counts[numel] % len(known)] if known else 1))
+            counts[numel] += 1
         return tuple(cut)
 
     return Op(op.name, shares(op.inputs), shares(op.outputs), op.attrs)
-
-
-def _next(sizes: list[int], numel: int, start: int) -> int | None:
-    """The next parameter of a size, from a place on, else from the beginning."""
-    if numel <= 1:
-        return None
-    for index in (*range(start, len(sizes)), *range(start)):
-        if sizes[index] == numel:
-            return index
-    return None
 
 
 def _smaller(tensor: TensorSpec, part: int) -> TensorSpec:
