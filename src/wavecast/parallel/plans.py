@@ -78,13 +78,13 @@ def _given(trace: Trace, layers: Sequence[Layer], given: Mapping[str, str]) -> P
         raise InvalidInput(f"the tensor plan has the style {unknown[0]!r}; known styles: {known}")
     tables = _tables(trace)
     styles: dict[int, Style] = {}
-    lookups = set()
+    lookups: set[str] = set()
     for pattern, word in given.items():
         fits = _matcher(pattern)
         style = _STYLES.get(word)
         matched = [layer for layer in layers if fits(layer.module)]
-        found_tables = {module for module in tables if fits(module)}
-        if style is not None and not matched and not found_tables:
+        of_tables = {module for module in tables if fits(module)}
+        if style is not None and not matched and not of_tables:
             some = ", ".join(sorted({layer.module for layer in layers})[:5])
             raise InvalidInput(
                 f"the tensor plan's {pattern!r} fits no product or embedding of the trace; its "
@@ -92,7 +92,7 @@ def _given(trace: Trace, layers: Sequence[Layer], given: Mapping[str, str]) -> P
             )
         if style is not None:
             styles.update({layer.position: style for layer in matched})
-            lookups.update(found_tables if style == "rows" else ())
+            lookups.update(of_tables if style == "rows" else ())
     groups = _groups([layer for layer in layers if layer.position in styles], styles)
     note = f"tensor parallel as in the given plan: {len(styles)} products are divided"
     return Plan(styles, groups, frozenset(lookups), False, (note,))
@@ -184,10 +184,7 @@ def _returns(trace: Trace, columns: Sequence[Layer], layer: Layer) -> bool:
     if layer.wide_in != columns[0].wide_in:
         return True
     between = trace.calls[columns[0].position : layer.position]
-    marks = _MIXES
-    if not any(_has(call.op.base, _MIXES) for call in between):
-        marks = _ACTIVATIONS
-    return any(_has(call.op.base, marks) for call in between)
+    return any(_has(call.op.base, (*_MIXES, *_ACTIVATIONS)) for call in between)
 
 
 def _has(name: str, marks: Sequence[str]) -> bool:

@@ -55,6 +55,16 @@ class Run:
         """The position of a product; None if the run has none of this kind."""
         return next((position for position, which in self.parts if which == part), None)
 
+    def reads(self, trace: Trace) -> TensorSpec:
+        """What the layer reads: its input, or the gradient of its output."""
+        wide = self.layer.wide_in if self.forward else self.layer.wide_out
+        tensors = [t for call in trace.calls[self.start : self.end] for t in call.op.inputs]
+        of_width = [
+            t for t in tensors if t.shape[-1:] == (wide,) and t.numel == self.layer.rows * wide
+        ]
+        deep = [t for t in of_width if len(t.shape) > 2]
+        return (deep or of_width or tensors)[0]
+
     def passes_on(self, position: int, tensor: TensorSpec) -> bool:
         """Whether a tensor written there can be what the run gives to the calls that follow."""
         layer = self.layer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.parallel.editing import Edit
@@ -59,10 +59,25 @@ def _divided_gradients(
     divided = set()
     for allocation in trace.allocations:
         born = allocation.born
-        if allocation.role is Role.GRADIENT and born is not None and born in inside:
-            if ops[born].outputs != trace.calls[born].op.outputs:
-                divided.add((allocation.module, allocation.nbytes))
+        if allocation.role is not Role.GRADIENT or born is None or born not in inside:
+            continue
+        if ops[born].outputs != trace.calls[born].op.outputs:
+            divided.add((allocation.module, allocation.nbytes))
     return divided
+
+
+def summed_gradients(
+    trace: Trace, ops: Mapping[int, Op], positions: Collection[int]
+) -> TensorSpec | None:
+    """Gradients of whole weights that calls at these positions make, as one flat tensor."""
+    numel, dtype = 0, "float32"
+    for allocation in trace.allocations:
+        born = allocation.born
+        if allocation.role is Role.GRADIENT and born is not None and born in positions:
+            made = [t for t in ops[born].outputs if t.nbytes == allocation.nbytes]
+            if made:
+                numel, dtype = numel + made[0].numel, made[0].dtype
+    return TensorSpec((numel,), dtype) if numel else None
 
 
 def shared_lists(trace: Trace, weights: Sequence[Weight]) -> dict[int, Op]:
@@ -141,7 +156,8 @@ def share_memory(
             nbytes = -(-nbytes // parts.get((allocation.module, nbytes), 1))
         shared.append(nbytes)
     following = iter(shared)
-    edit.change_memory(lambda allocation: replace(allocation, nbytes=next(following)))
+    # What was added comes after them and keeps its size.
+    edit.change_memory(lambda a: replace(a, nbytes=next(following, a.nbytes)))
 
 
 def _written_bytes(trace: Trace, ops: Mapping[int, Op]) -> dict[int, int]:

@@ -3,7 +3,8 @@
 Layers by columns give each rank some of the features (heads, inner units); layers by rows take
 them and give partial sums, which are reduced over the ranks. Between the two, each rank works on
 its own part. With sequence parallelism the rest is divided by position: a gather precedes the
-layers by columns, and a reduce-scatter follows those by rows (Korthikanti et al. 2022).
+layers by columns, and a reduce-scatter follows those by rows (Korthikanti et al. 2022). As with
+DTensor, what was gathered is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -13,13 +14,28 @@ from dataclasses import dataclass, field
 
 from wavecast.errors import InvalidInput
 from wavecast.parallel.editing import COMPUTE, TRANSFERS, Edit, wait
-from wavecast.parallel.exchanges import all_reduce, exchange
-from wavecast.parallel.plans import Group, Plan, fitting, plan_of
+from wavecast.parallel.exchanges import exchange
+from wavecast.parallel.plans import Plan, fitting, plan_of
 from wavecast.parallel.products import Run, Side, layers_of, runs_of, splits_in_run
-from wavecast.parallel.split_memory import is_list_op, share_memory, shared_lists, weights_of
-from wavecast.parallel.splits import Indivisible, Split, Splits, adopted, after, share, share_op
+from wavecast.parallel.sequence import Positions
+from wavecast.parallel.split_memory import (
+    is_list_op,
+    share_memory,
+    shared_lists,
+    summed_gradients,
+    weights_of,
+)
+from wavecast.parallel.splits import (
+    Indivisible,
+    Split,
+    Splits,
+    adopted,
+    after,
+    share,
+    share_op,
+)
 from wavecast.parallel.strategy import Parallel, RankAxis
-from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+from wavecast.traces.step import Call, Op, Phase, Role, TensorSpec, Trace
 
 
 def with_tensor(
@@ -40,7 +56,7 @@ def with_tensor(
     if axis.size == 1:
         return trace, ()
     chosen = plan_of(trace, plan if plan is not None else strategy.tensor_plan, axis.size)
-    division = _Division(trace, chosen, axis)
+    division = _Division(trace, chosen, axis, strategy.sequence)
     division.divide()
     return division.made(), chosen.notes
 
@@ -52,17 +68,41 @@ class _Division:
     trace: Trace
     plan: Plan
     axis: RankAxis
+    sequence: bool
     latest: dict[TensorSpec, Split] = field(default_factory=dict)
     """The division of the last tensor of each kind that was written."""
     ops: dict[int, Op] = field(default_factory=dict)
     """What one rank runs, by position."""
+    kept: dict[int, Op] = field(default_factory=dict)
+    """Where a rank keeps less than it computed: the op with what it keeps."""
+    saved: dict[TensorSpec, Split] = field(default_factory=dict)
+    """`latest`, as it was where the division by position ended."""
+    partial: set[int] = field(default_factory=set)
+    """The calls, but for those of divided layers, that read something divided."""
 
     def __post_init__(self) -> None:
         self.edit = Edit(self.trace)
-        layers = [layer for layer in layers_of(self.trace) if layer.position in self.plan.styles]
-        self.runs = [
-            run for run in runs_of(self.trace, layers_of(self.trace)) if run.layer in layers
-        ]
+        every = layers_of(self.trace)
+        runs = runs_of(self.trace, every)
+        self.runs = [run for run in runs if run.layer.position in self.plan.styles]
+        self.closing = self._closing()
+        self.positions = Positions.of(self.trace, self.plan, self.runs) if self.sequence else None
+
+    def _closing(self) -> set[int]:
+        """The starts of the backward runs after which the gradient of an input is complete."""
+        group_of = {
+            layer.position: index
+            for index, group in enumerate(self.plan.groups)
+            for layer in group.columns
+        }
+        last: dict[int, int] = {}
+        for run in self.runs:
+            if not run.forward and run.position_of("input") is not None:
+                group = group_of.get(run.layer.position)
+                if group is not None:
+                    joint = self.plan.joint or self.sequence
+                    last[group if joint else -1 - run.start] = run.start
+        return set(last.values())
 
     def divide(self) -> None:
         run_at = {p: run for run in self.runs for p in range(run.start, run.end)}
@@ -70,13 +110,18 @@ class _Division:
             if is_list_op(call):
                 continue
             run = run_at.get(position)
+            if self.positions is not None:
+                self._begin_or_end(position, self.positions)
             inputs, outputs = self._splits(position, call, run)
             self.ops[position] = share_op(call.op, inputs, outputs, self.axis.size)
             for tensor, split in zip(call.op.outputs, outputs, strict=True):
                 if run is None or run.passes_on(position, tensor):
                     self._write(tensor, split)
-            self._reduce_loss(position, call, inputs)
-        self._insert_exchanges()
+            if run is not None:
+                self._exchange_around(position, run)
+            else:
+                self._exchange_lookup(position, call)
+                self._reduce_loss(position, call, inputs)
 
     def _write(self, tensor: TensorSpec, split: Split | None) -> None:
         if split is None:
@@ -88,16 +133,9 @@ class _Division:
         op = call.op
         if run is not None:
             inputs, outputs = splits_in_run(run, position, op, self._side(run))
-            if position == run.end - 1 and run.forward:
-                outputs = self._left(run, outputs)
             return inputs, outputs
-        if call.module in self.plan.lookups and op.base.startswith("aten.embedding"):
-            table = Split(0, max(op.inputs[0].shape[0], op.outputs[0].shape[0]))
-            if op.base == "aten.embedding":
-                return (table, None), (None,)
-            return (None,) * len(op.inputs), (table,)
-        if op.base == "aten.embedding_dense_backward":
-            return (None,) * len(op.inputs), (None,)
+        if op.base in ("aten.embedding", "aten.embedding_dense_backward"):
+            return self._lookup_splits(position, call)
         inputs = tuple(self.latest.get(tensor) for tensor in op.inputs)
         try:
             outputs = after(op, inputs, self.axis.size)
@@ -107,100 +145,155 @@ class _Division:
                 f"tensor={self.axis.size} does not divide the {count} heads of {call.module}; "
                 f"possible sizes are {fitting(count)}"
             ) from None
+        if any(inputs):
+            self.partial.add(position)
         return adopted(op, inputs, outputs), outputs
+
+    def _lookup_splits(self, position: int, call: Call) -> tuple[Splits, Splits]:
+        """The divisions of a lookup: a table may be divided by vocabulary; all words are known."""
+        op = call.op
+        table = None
+        if call.module in self.plan.lookups:
+            table = Split(
+                0, (op.inputs[0] if op.base == "aten.embedding" else op.outputs[0]).shape[0]
+            )
+        if op.base == "aten.embedding":
+            return (table, None), (None,)
+        if table is None and op.inputs[0] in self.latest:
+            self.partial.add(position)
+        return (None,) * len(op.inputs), (table,)
 
     def _side(self, run: Run) -> Side:
         return "rows" if self.plan.styles[run.layer.position] == "rows" else "columns"
 
-    def _left(self, run: Run, outputs: Splits) -> Splits:
-        """What a forward run leaves: a gathered output is whole."""
-        gathered = self.plan.styles[run.layer.position] == "gathered columns"
-        return (None,) * len(outputs) if gathered else outputs
+    def _exchange_around(self, position: int, run: Run) -> None:
+        """The collectives at the beginning and at the end of a layer's pass."""
+        style = self.plan.styles[run.layer.position]
+        if position == run.start and self.positions is not None:
+            if run.forward and self.positions.opens(run):
+                self._gather_positions(run, self.positions.kept_until(run))
+            elif not run.forward and style == "rows":
+                self._gather_positions(run, run.end)
+        if position != run.end - 1:
+            return
+        made = self.trace.calls[position].op.outputs[0]
+        if run.forward and style == "rows":
+            self._reduce(run, position, run.position_of("forward") or position, made)
+        elif run.forward and style == "gathered columns":
+            part = share(made, Split(len(made.shape) - 1, made.shape[-1]), self.axis.size)
+            self._insert(position + 1, "all_gather", part, made, self.trace.calls[position])
+            self._write(made, None)
+        elif not run.forward and run.start in self.closing:
+            at, gradient = self._gradient(run)
+            self._reduce(run, at, at, gradient)
 
-    def _insert_exchanges(self) -> None:
-        joint = {}
-        for group in self.plan.groups:
-            for layer in group.columns:
-                joint[layer.position] = group
-        for run in self.runs:
-            style = self.plan.styles[run.layer.position]
-            if run.forward and style == "rows":
-                self._exchange(run.end, self._output(run), run)
-            elif run.forward and style == "gathered columns":
-                whole = self._output(run)
-                self._exchange(run.end, whole, run, "all_gather")
-            elif not run.forward and style != "rows" and run.position_of("input") is not None:
-                if not self.plan.joint or self._closes(run, joint[run.layer.position]):
-                    position, gradient = self._gradient(run)
-                    self._exchange(position + 1, gradient, run)
-        for position, call in enumerate(self.trace):
-            if call.module in self.plan.lookups and call.op.base == "aten.embedding":
-                self._at(
-                    position + 1,
-                    [all_reduce(call.op.outputs[0], self.axis, TRANSFERS, call.phase, call.module)],
-                    call.phase,
-                )
+    def _reduce(self, run: Run, position: int, born: int, whole: TensorSpec) -> None:
+        """Reduce the partial sums of all ranks, and keep the own positions of them if divided."""
+        call = self.trace.calls[position]
+        if self.positions is None:
+            self._insert(position + 1, "all_reduce", whole, whole, call)
+            self._write(whole, None)
+            return
+        split = self.positions.split(whole)
+        part = share(whole, split, self.axis.size)
+        self._insert(position + 1, "reduce_scatter", whole, part, call)
+        self._write(whole, split)
+        op = self.trace.calls[born].op
+        if op.outputs[0].numel == whole.numel:
+            kept = TensorSpec(part.shape, op.outputs[0].dtype)
+            self.kept[born] = Op(op.name, op.inputs, (kept, *op.outputs[1:]), op.attrs)
+            self.edit.allocate(op.outputs[0].nbytes, Role.INTERMEDIATE, born, position + 1)
 
-    def _closes(self, run: Run, group: Group) -> bool:
-        """Whether a run is the last of its group to add to the gradient of their input."""
-        first = group.columns[0]
-        return run.layer.position == first.position
+    def _gather_positions(self, run: Run, until: int) -> None:
+        """Gather what a layer reads from the ranks that have the other positions."""
+        assert self.positions is not None
+        call = self.trace.calls[run.start]
+        whole = run.reads(self.trace)
+        part = share(whole, self.positions.split(whole), self.axis.size)
+        self._insert(run.start, "all_gather", part, whole, call)
+        self.edit.allocate(whole.nbytes, Role.INTERMEDIATE, run.start, until)
 
-    def _output(self, run: Run) -> TensorSpec:
-        return self.trace.calls[run.end - 1].op.outputs[0]
+    def _begin_or_end(self, position: int, positions: Positions) -> None:
+        """Divide the hidden state by position where that begins, gather it where it ends."""
+        if position in positions.begins:
+            self.latest |= self.saved  # what the blocks have kept for their backward pass
+            for tensor in positions.hidden:
+                self._write(tensor, positions.split(tensor))
+        if position in positions.ends:
+            whole = positions.gathered(self.trace, position)
+            part = share(whole, positions.split(whole), self.axis.size)
+            self._insert(position, "all_gather", part, whole, self.trace.calls[position])
+            self.saved, self.latest = self.latest, {}
+
+    def _exchange_lookup(self, position: int, call: Call) -> None:
+        """Add up the words that each rank has found in its part of the table."""
+        if call.module not in self.plan.lookups:
+            return
+        if call.op.base == "aten.embedding":
+            whole = call.op.outputs[0]
+            if self.positions is None or len(whole.shape) < 3:
+                self._insert(position + 1, "all_reduce", whole, whole, call)
+                return
+            split = self.positions.split(whole)
+            part = share(whole, split, self.axis.size)
+            self._insert(position + 1, "reduce_scatter", whole, part, call)
+            self._write(whole, split)
+            self.kept[position] = Op(call.op.name, call.op.inputs, (part,), call.op.attrs)
+            self.edit.allocate(whole.nbytes, Role.INTERMEDIATE, position, position + 1)
+        elif call.op.base == "aten.embedding_dense_backward" and self.positions is not None:
+            whole = call.op.inputs[0]
+            part = share(whole, self.positions.split(whole), self.axis.size)
+            self._insert(position, "all_gather", part, whole, call)
+            self.edit.allocate(whole.nbytes, Role.INTERMEDIATE, position, position + 1)
+
+    def _reduce_loss(self, position: int, call: Call, inputs: Splits) -> None:
+        """The reductions of a loss over a divided vocabulary: largest logit, sum, and target's."""
+        count = {"aten._log_softmax": 2, "aten.nll_loss_forward": 1}.get(call.op.base, 0)
+        if not count or inputs[0] is None or call.phase is not Phase.FORWARD:
+            return
+        shape = call.op.inputs[0].shape
+        if inputs[0].dim == len(shape) - 1:
+            rows = TensorSpec(shape[:-1], "float32")
+            for _ in range(count):
+                self._insert(position + 1, "all_reduce", rows, rows, call)
 
     def _gradient(self, run: Run) -> tuple[int, TensorSpec]:
         """The last call of a run that makes the gradient of the layer's input, and that tensor."""
         begin = run.position_of("input") or run.start
-        layer = run.layer
+        calls = self.trace.calls
         position = begin
         for at in range(begin, run.end):
-            made = self.trace.calls[at].op.outputs[0]
-            if made.numel == layer.rows * layer.wide_in and self.trace.calls[at].op.base not in (
-                "aten.t",
-                "aten.mm",
-            ):
+            if run.passes_on(at, calls[at].op.outputs[0]) and calls[at].op.base != "aten.t":
                 position = at
-        return position, self.trace.calls[position].op.outputs[0]
+        return position, calls[position].op.outputs[0]
 
-    def _exchange(
-        self, position: int, tensor: TensorSpec, run: Run, name: str = "all_reduce"
+    def _insert(
+        self, position: int, name: str, source: TensorSpec, result: TensorSpec, call: Call
     ) -> None:
-        phase = self.trace.calls[run.start].phase
-        module = run.layer.module
-        if name == "all_reduce":
-            call = all_reduce(tensor, self.axis, TRANSFERS, phase, module)
-        else:
-            part = share(tensor, Split(len(tensor.shape) - 1, tensor.shape[-1]), self.axis.size)
-            call = exchange("all_gather", part, tensor, self.axis, TRANSFERS, phase, module)
-        self._at(position, [call], phase)
-
-    def _at(self, position: int, calls: list[Call], phase: Phase) -> None:
-        """Insert collectives that compute waits for."""
-        module = calls[0].module
-        before, behind = (
-            wait(TRANSFERS, COMPUTE, phase, module),
-            wait(COMPUTE, TRANSFERS, phase, module),
+        """Insert a collective that compute waits for."""
+        phase, module = call.phase, call.module
+        self.edit.insert(
+            position,
+            [
+                wait(TRANSFERS, COMPUTE, phase, module),
+                exchange(name, source, result, self.axis, TRANSFERS, phase, module),
+                wait(COMPUTE, TRANSFERS, phase, module),
+            ],
         )
-        self.edit.insert(position, [before, *calls, behind])
 
-    def _reduce_loss(self, position: int, call: Call, inputs: Splits) -> None:
-        """The reductions of a loss over a divided vocabulary: largest logit, sum, and target's."""
-        if not inputs or inputs[0] is None or call.phase is not Phase.FORWARD:
-            return
-        shape = call.op.inputs[0].shape
-        if inputs[0].dim != len(shape) - 1:
-            return
-        rows = TensorSpec(shape[:-1], "float32")
-        count = {"aten._log_softmax": 2, "aten.nll_loss_forward": 1}.get(call.op.base, 0)
-        if count:
-            one = all_reduce(rows, self.axis, TRANSFERS, call.phase, call.module)
-            self._at(position + 1, [one] * count, call.phase)
+    def _reduce_shared_weights(self) -> None:
+        """Add up the gradients of whole weights that each rank used on its own part only."""
+        whole = summed_gradients(self.trace, self.ops, self.partial)
+        ends = [p for p, call in enumerate(self.trace) if call.phase is Phase.BACKWARD]
+        if whole is not None:
+            last = Call(self.trace.calls[ends[-1]].op, Phase.BACKWARD)
+            self._insert(ends[-1] + 1, "all_reduce", whole, whole, last)
 
     def made(self) -> Trace:
+        self._reduce_shared_weights()
         weights = weights_of(self.trace, self.plan, self.runs, self.ops, self.axis.size)
         self.ops |= shared_lists(self.trace, weights)
         for position, op in self.ops.items():
             self.edit.replace_op(position, op)
-        share_memory(self.edit, self.trace, weights, self.ops)
+        share_memory(self.edit, self.trace, weights, self.ops | self.kept)
         return self.edit.made()
