@@ -93,7 +93,10 @@ def shared_lists(trace: Trace, weights: Sequence[Weight]) -> dict[int, Op]:
 
 def is_list_op(call: Call) -> bool:
     """Whether a call works on a list of parameters, their gradients or states."""
-    return call.phase is Phase.OPTIMIZER or call.op.name.startswith(_LISTS)
+    passes = (Phase.FORWARD, Phase.BACKWARD)
+    return call.phase is Phase.OPTIMIZER or (
+        call.phase not in passes and call.op.name.startswith(_LISTS)
+    )
 
 
 def _shared(op: Op, sizes: Sequence[int], parts: Sequence[int]) -> Op:
