@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_configs
+from parallel.shapes import misfit
 from small_models import SMALL
 
 import wavecast
@@ -116,6 +117,39 @@ def test_gradients_and_states_are_divided_as_their_parameters(name: str) -> None
     updated = [c for c in made if c.phase is Phase.OPTIMIZER and "addcdiv" in c.op.name]
     if updated:  # in place: the sizes of all parameters
         assert sum(t.nbytes for c in updated for t in c.op.outputs) == held(made, Role.PARAMETER)
+
+
+@every_model
+@both_precisions
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_shapes_of_a_rank_fit_each_other(name: str, precision: str, sequence: bool) -> None:
+    made, _ = with_tensor(traced(name, precision), Parallel(tensor=2, sequence=sequence))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize(
+    ("name", "batch", "sizes"),
+    [
+        ("gpt2", 3, {"width": 36, "heads": 2}),  # as many words as features
+        ("gpt2", 1, {"sequence": 32}),
+        ("gpt2", 8, {"heads": 4, "sequence": 8, "vocabulary": 32}),
+        ("llama-1b", 4, {"sequence": 8, "key_value_heads": 4, "inner": 32}),
+        ("llama-1b", 2, {"sequence": 4, "key_value_heads": 2, "heads": 2, "width": 8}),
+    ],
+)
+def test_equal_sizes_are_not_confused(
+    name: str, batch: int, sizes: dict[str, int], sequence: bool
+) -> None:
+    options = {**SMALL[name], **sizes}
+    trace = wavecast.trace(
+        lambda: benchmark(name).make_step(batch, "bf16", device="cuda", **options)
+    )
+    made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    for whole, part in zip(trace, computed(made), strict=True):
+        if is_product(whole):
+            assert flops(whole) == 2 * flops(part), whole
 
 
 def test_parameters_of_all_ranks_add_up() -> None:

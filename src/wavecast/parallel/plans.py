@@ -169,7 +169,7 @@ def _pairs(trace: Trace, members: Sequence[Layer]) -> list[Group]:
     groups: list[Group] = []
     columns: list[Layer] = []
     for layer in members:
-        if columns and _returns(trace, columns, layer):
+        if columns and _returns(trace, columns, layer, members):
             groups.append(Group(tuple(columns), (layer,)))
             columns = []
         elif not columns or layer.wide_in == columns[0].wide_in:
@@ -177,14 +177,24 @@ def _pairs(trace: Trace, members: Sequence[Layer]) -> list[Group]:
     return groups
 
 
-def _returns(trace: Trace, columns: Sequence[Layer], layer: Layer) -> bool:
+def _returns(
+    trace: Trace, columns: Sequence[Layer], layer: Layer, members: Sequence[Layer]
+) -> bool:
     """Whether a product leads back to the hidden width after attention or an activation."""
     if layer.wide_out != columns[0].wide_in:
         return False
     if layer.wide_in != columns[0].wide_in:
         return True
     between = trace.calls[columns[0].position : layer.position]
-    return any(_has(call.op.base, (*_MIXES, *_ACTIVATIONS)) for call in between)
+    if any(_has(call.op.base, _MIXES) for call in between):
+        return True
+    # As wide inside as outside. Where values are gated, two products read the hidden state.
+    beside = [other for other in members if _parent(other) == _parent(layer)]
+    return layer is beside[-1] and any(_has(call.op.base, _ACTIVATIONS) for call in between)
+
+
+def _parent(layer: Layer) -> str:
+    return layer.module.rpartition(".")[0]
 
 
 def _has(name: str, marks: Sequence[str]) -> bool:
