@@ -1,0 +1,256 @@
+"""Which products of a model are divided among tensor ranks, and how.
+
+A plan names modules and styles, in the words of DTensor and of Hugging Face's `base_model_tp_plan`.
+Without a plan, a rule finds the pairs that Megatron divides (Shoeybi et al. 2019, section 3): in
+each block, products that read the hidden state are divided by columns, and products that return to
+it by rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from wavecast.errors import InvalidInput
+from wavecast.parallel.products import Layer, layers_of
+from wavecast.traces.blocks import block_finder
+from wavecast.traces.step import Phase, Trace
+
+Style = Literal["columns", "gathered columns", "rows"]
+
+_STYLES: dict[str, Style] = {
+    "colwise": "columns",
+    "packed_colwise": "columns",
+    "local_colwise": "columns",
+    "colwise_rep": "gathered columns",
+    "colwise_gather_output": "gathered columns",
+    "rowwise": "rows",
+    "packed_rowwise": "rows",
+    "local_rowwise": "rows",
+    "embedding_rowwise": "rows",
+    "vocab": "rows",
+}
+_LEFT_WHOLE = ("sequence_parallel", "replicated", "replicate", "replicated_with_grad_allreduce")
+_MIXES = ("attention", "softmax")
+_ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid", "hardswish", "leaky_relu")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Products that read the same hidden state, and the products that return to it."""
+
+    columns: tuple[Layer, ...]
+    rows: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the layers of a step are divided."""
+
+    styles: dict[int, Style]
+    """The style of a layer, by the position of its product in the forward pass."""
+    groups: tuple[Group, ...]
+    lookups: frozenset[str]
+    """The modules of embeddings that are divided by vocabulary."""
+    joint: bool
+    """Whether the layers of a group reduce the gradient of their input together."""
+    notes: tuple[str, ...]
+
+
+def plan_of(trace: Trace, given: Mapping[str, str] | None, ranks: int) -> Plan:
+    """The plan for a step: the given one, or one that the rule finds.
+
+    Raises:
+        InvalidInput: a given plan fits no module, or the rule finds no pairs.
+    """
+    layers = layers_of(trace)
+    plan = _given(trace, layers, given) if given is not None else _ruled(trace, layers, ranks)
+    _check_widths(plan, layers, ranks)
+    return plan
+
+
+def _given(trace: Trace, layers: Sequence[Layer], given: Mapping[str, str]) -> Plan:
+    unknown = sorted({s for s in given.values() if s not in _STYLES and s not in _LEFT_WHOLE})
+    if unknown:
+        known = ", ".join([*_STYLES, *_LEFT_WHOLE])
+        raise InvalidInput(f"the tensor plan has the style {unknown[0]!r}; known styles: {known}")
+    tables = _tables(trace)
+    styles: dict[int, Style] = {}
+    lookups: set[str] = set()
+    for pattern, word in given.items():
+        fits = _matcher(pattern)
+        style = _STYLES.get(word)
+        matched = [layer for layer in layers if fits(layer.module)]
+        of_tables = {module for module in tables if fits(module)}
+        if style is not None and not matched and not of_tables:
+            some = ", ".join(sorted({layer.module for layer in layers})[:5])
+            raise InvalidInput(
+                f"the tensor plan's {pattern!r} fits no product or embedding of the trace; its "
+                f"modules are such as {some}"
+            )
+        if style is not None:
+            styles.update({layer.position: style for layer in matched})
+            lookups.update(of_tables if style == "rows" else ())
+    groups = _groups([layer for layer in layers if layer.position in styles], styles)
+    note = f"tensor parallel as in the given plan: {len(styles)} products are divided"
+    return Plan(styles, groups, frozenset(lookups), False, (note,))
+
+
+def _matcher(pattern: str) -> _Fits:
+    parts = [re.escape(part) for part in pattern.split("*")]
+    return _Fits(re.compile(r"(.*\.)?" + r"[^.]+".join(parts)))
+
+
+@dataclass(frozen=True)
+class _Fits:
+    """Tells whether a module's path ends as a pattern says."""
+
+    expression: re.Pattern[str]
+
+    def __call__(self, module: str) -> bool:
+        return self.expression.fullmatch(module) is not None
+
+
+def _groups(layers: Sequence[Layer], styles: Mapping[int, Style]) -> tuple[Group, ...]:
+    """Layers divided by columns with the layers by rows that follow them."""
+    groups: list[Group] = []
+    columns: list[Layer] = []
+    for layer in layers:
+        if styles[layer.position] == "rows":
+            groups.append(Group(tuple(columns), (layer,)))
+            columns = []
+        else:
+            columns.append(layer)
+    if columns:
+        groups.append(Group(tuple(columns), ()))
+    return tuple(groups)
+
+
+def _ruled(trace: Trace, layers: Sequence[Layer], ranks: int) -> Plan:
+    """The pairs of a plain transformer."""
+    block_of = block_finder(trace)
+    styles: dict[int, Style] = {}
+    groups: list[Group] = []
+    blocks: dict[str, list[Layer]] = {}
+    for layer in layers:
+        if block := block_of(layer.module):
+            blocks.setdefault(block, []).append(layer)
+    for members in blocks.values():
+        for group in _pairs(trace, members):
+            groups.append(group)
+            styles.update({layer.position: "columns" for layer in group.columns})
+            styles.update({layer.position: "rows" for layer in group.rows})
+    if not groups:
+        raise InvalidInput(
+            "tensor parallelism found no pairs of products in repeated blocks (one that widens or "
+            "projects the hidden state, one that returns to it); give tensor_plan, such as "
+            '{"layers.*.up": "colwise", "layers.*.down": "rowwise"}'
+        )
+    head = _head(trace, layers, set(styles), groups)
+    lookups: frozenset[str] = frozenset()
+    notes = [_note(groups)]
+    if head is not None:
+        styles[head.position] = "columns"
+        groups.append(Group((head,), ()))
+        lookups = frozenset(
+            module for module, rows in _tables(trace).items() if rows == head.wide_out
+        )
+        notes.append(
+            f"assumed that the output layer{' and the embedding' if lookups else ''} of "
+            f"{head.wide_out:,} words is divided by vocabulary, with the loss computed on the parts"
+        )
+    return Plan(styles, tuple(groups), lookups, True, tuple(notes))
+
+
+def _pairs(trace: Trace, members: Sequence[Layer]) -> list[Group]:
+    """The groups of one block."""
+    groups: list[Group] = []
+    columns: list[Layer] = []
+    for layer in members:
+        if columns and _returns(trace, columns, layer, members):
+            groups.append(Group(tuple(columns), (layer,)))
+            columns = []
+        elif not columns or layer.wide_in == columns[0].wide_in:
+            columns.append(layer)
+    return groups
+
+
+def _returns(
+    trace: Trace, columns: Sequence[Layer], layer: Layer, members: Sequence[Layer]
+) -> bool:
+    """Whether a product leads back to the hidden width after attention or an activation."""
+    if layer.wide_out != columns[0].wide_in:
+        return False
+    if layer.wide_in != columns[0].wide_in:
+        return True
+    between = trace.calls[columns[0].position : layer.position]
+    if any(_has(call.op.base, _MIXES) for call in between):
+        return True
+    # As wide inside as outside. Where values are gated, two products read the hidden state.
+    beside = [other for other in members if _parent(other) == _parent(layer)]
+    return layer is beside[-1] and any(_has(call.op.base, _ACTIVATIONS) for call in between)
+
+
+def _parent(layer: Layer) -> str:
+    return layer.module.rpartition(".")[0]
+
+
+def _has(name: str, marks: Sequence[str]) -> bool:
+    return any(mark in name for mark in marks)
+
+
+def _head(
+    trace: Trace, layers: Sequence[Layer], taken: set[int], groups: Sequence[Group]
+) -> Layer | None:
+    """The layer that gives the logits of a vocabulary: one that follows the blocks."""
+    last = max(layer.position for group in groups for layer in (*group.columns, *group.rows))
+    width = groups[-1].columns[0].wide_in
+    tables = set(_tables(trace).values())
+    for layer in reversed(layers):
+        after = layer.position > last and layer.position not in taken
+        if after and layer.wide_in == width and layer.wide_out in tables:
+            return layer
+    return None
+
+
+def _tables(trace: Trace) -> dict[str, int]:
+    """The modules that look up rows of a table, with the number of rows."""
+    return {
+        call.module: call.op.inputs[0].shape[0]
+        for call in trace
+        if call.phase is Phase.FORWARD and call.op.base == "aten.embedding"
+    }
+
+
+def _note(groups: Sequence[Group]) -> str:
+    first = groups[0]
+    names = [layer.module.rsplit(".", 1)[-1] for layer in (*first.columns, *first.rows)]
+    return (
+        f"assumed Megatron's tensor parallelism: {len(groups)} groups of products found by their "
+        f"widths, the first divides {', '.join(names[: len(first.columns)])} by columns and "
+        f"{names[-1]} by rows"
+    )
+
+
+def _check_widths(plan: Plan, layers: Sequence[Layer], ranks: int) -> None:
+    heads = {
+        group.columns[-1].position for group in plan.groups if group.columns and not group.rows
+    }
+    for layer in layers:
+        style = plan.styles.get(layer.position)
+        if style is None or layer.position in heads:  # a vocabulary may be divided unevenly
+            continue
+        width = layer.wide_in if style == "rows" else layer.wide_out
+        if width % ranks:
+            raise InvalidInput(
+                f"tensor={ranks} does not divide the {width} "
+                f"{'inputs' if style == 'rows' else 'outputs'} of {layer.module}; possible sizes "
+                f"are {fitting(width)}"
+            )
+
+
+def fitting(count: int) -> str:
+    """The numbers of ranks that divide a count evenly, as text."""
+    return ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)

@@ -1,0 +1,133 @@
+"""The collectives of a tensor rank against those that PyTorch's DTensor issues for the same plan."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import wavecast
+from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.tensor import with_tensor
+from wavecast.suite import benchmark
+from wavecast.traces.step import DTYPE_BYTES, Phase, Trace
+
+torch = pytest.importorskip("torch")
+
+SIZES = {"layers": 2, "width": 32, "heads": 4, "key_value_heads": 4, "inner": 64, "vocabulary": 20}
+COLUMNS = ("attention.query", "attention.key", "attention.value")
+INNER = ("feed_forward.gate", "feed_forward.up")
+ROWS = ("attention.project", "feed_forward.down")
+NAMES = {
+    "all_reduce": "nccl.all_reduce",
+    "all_gather_into_tensor": "nccl.all_gather",
+    "reduce_scatter_tensor": "nccl.reduce_scatter",
+}
+PLAN = {
+    **{f"blocks.*.{name}": "colwise" for name in (*COLUMNS, *INNER)},
+    **{f"blocks.*.{name}": "rowwise" for name in ROWS},
+    "words": "rowwise",
+    "output": "colwise_rep",
+}
+
+
+@contextmanager
+def one_of(ranks: int) -> Iterator[Any]:
+    """A mesh of ranks of which this process is the first, with no other process."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (ranks,))
+    finally:
+        dist.destroy_process_group()
+
+
+def dtensor_styles(sequence: bool) -> dict[str, Any]:
+    """The same plan as `PLAN`, in DTensor's classes; with `sequence` as torchtitan has it."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as tp
+
+    between = Shard(1) if sequence else Replicate()
+    styles: dict[str, Any] = {
+        "words": tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "output": tp.ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+    }
+    for block in ("blocks.0", "blocks.1"):
+        styles |= {f"{block}.{name}": tp.ColwiseParallel() for name in (*COLUMNS, *INNER)}
+        styles |= {f"{block}.{name}": tp.RowwiseParallel(output_layouts=between) for name in ROWS}
+        if sequence:
+            styles[f"{block}.attention_norm"] = tp.SequenceParallel()
+            styles[f"{block}.feed_forward_norm"] = tp.SequenceParallel()
+            styles[f"{block}.attention"] = tp.PrepareModuleInput(
+                input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
+            )
+            styles[f"{block}.feed_forward"] = tp.PrepareModuleInput(
+                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+            )
+    if sequence:
+        styles["norm"] = tp.SequenceParallel()
+    return styles
+
+
+def issued(ranks: int, sequence: bool, precision: str) -> list[tuple[str, int]]:
+    """The collectives of a forward and a backward pass under DTensor, with their input bytes."""
+    import torch.nn.functional as F
+    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from wavecast.suite.llama import Llama
+
+    calls: list[tuple[str, int]] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = str(func).split(".")
+            if name[0] == "_c10d_functional" and name[1] in NAMES:
+                dtype = str(args[0].dtype).removeprefix("torch.")
+                calls.append((NAMES[name[1]], args[0].numel() * DTYPE_BYTES[dtype]))
+            return func(*args, **(kwargs or {}))
+
+    model = Llama(**SIZES, tied=False)
+    tokens = torch.zeros(3, 12, dtype=torch.long)
+    with one_of(ranks) as mesh, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parallelize_module(model, mesh, dtensor_styles(sequence))
+        with Recorder():
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                logits = model(tokens).flatten(0, 1)
+            F.cross_entropy(logits.float(), tokens.flatten()).backward()
+    return calls
+
+
+def predicted(trace: Trace, strategy: Parallel) -> list[tuple[str, int]]:
+    made, _ = with_tensor(trace, strategy)
+    return [
+        (call.op.name, call.op.inputs[0].nbytes)
+        for call in made
+        if call.op.name.startswith("nccl.") and call.phase in (Phase.FORWARD, Phase.BACKWARD)
+    ]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_collective_is_the_one_that_dtensor_issues(
+    ranks: int, sequence: bool, precision: str
+) -> None:
+    sizes = {**SIZES, "tied": False, "sequence": 12}
+    trace = wavecast.trace(
+        lambda: benchmark("llama-1b").make_step(3, precision, device="cuda", **sizes)
+    )
+    ours = predicted(trace, Parallel(tensor=ranks, sequence=sequence, tensor_plan=PLAN))
+    if sequence:  # DTensor leaves the sum of the norms' gradients to whoever reads them
+        norms = 5 * 32 * 4
+        assert ours.pop() == ("nccl.all_reduce", norms)
+    assert ours == issued(ranks, sequence, precision)

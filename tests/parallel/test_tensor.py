@@ -1,0 +1,238 @@
+"""Tensor parallelism: what one rank computes, holds and sends."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import tiny_configs
+from parallel.shapes import misfit
+from small_models import SMALL
+
+import wavecast
+from wavecast import ops
+from wavecast.errors import InvalidInput
+from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.tensor import with_tensor
+from wavecast.suite import benchmark
+from wavecast.traces.step import Call, Phase, Role, Trace
+
+SUITE = ("gpt2", "llama-1b", "bert-base", "vit")
+HUGGING_FACE = ("LLAMA", "GPT2", "BERT", "VIT", "T5")
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+
+
+@cache
+def traced(name: str, precision: str = "fp32") -> Trace:
+    if name in HUGGING_FACE:
+        return _traced_config(getattr(tiny_configs, name), precision)
+    sizes = SMALL[name]
+    return wavecast.trace(lambda: benchmark(name).make_step(3, precision, device="cuda", **sizes))
+
+
+def _traced_config(config: dict[str, Any], precision: str) -> Trace:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    def make_step() -> Any:
+        values = {key: value for key, value in config.items() if key != "architectures"}
+        if values["model_type"] == "gpt2":
+            values |= {"bos_token_id": 0, "eos_token_id": 0}
+        made = transformers.AutoConfig.for_model(**values)
+        model = getattr(transformers, config["architectures"][0])(made).cuda().train()
+        optimizer = torch.optim.AdamW(model.parameters())
+        if values["model_type"] == "vit":
+            inputs = {"pixel_values": torch.randn(3, 3, 32, 32, device="cuda")}
+            inputs["labels"] = torch.zeros(3, dtype=torch.long, device="cuda")
+        else:
+            words = torch.zeros(3, 16, dtype=torch.long, device="cuda")
+            inputs = {"input_ids": words, "labels": words}
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+                loss = model(**inputs).loss
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    return wavecast.trace(make_step)
+
+
+def flops(call: Call) -> float:
+    return ops.executed_flops(call.op) or 0.0
+
+
+def is_product(call: Call) -> bool:
+    return call.op.base in PRODUCTS or "attention" in call.op.base
+
+
+def computed(trace: Trace) -> list[Call]:
+    """The calls but for collectives and waits."""
+    return [call for call in trace if not call.op.name.startswith(("nccl.", "cuda."))]
+
+
+def collectives(trace: Trace) -> list[Call]:
+    return [call for call in trace if call.op.name.startswith("nccl.")]
+
+
+def held(trace: Trace, role: Role) -> int:
+    return sum(a.nbytes for a in trace.allocations if a.role is role)
+
+
+every_model = pytest.mark.parametrize("name", [*SUITE, *HUGGING_FACE])
+both_precisions = pytest.mark.parametrize("precision", ["fp32", "bf16"])
+
+
+@every_model
+@both_precisions
+def test_products_in_blocks_are_divided_and_all_others_are_whole(name: str, precision: str) -> None:
+    trace = traced(name, precision)
+    made, _ = with_tensor(trace, Parallel(tensor=2))
+    pairs = list(zip(trace, computed(made), strict=True))
+    divided = 0
+    for whole, part in pairs:
+        assert whole.op.name == part.op.name
+        if is_product(whole) and flops(whole):
+            ratio = flops(whole) / flops(part)
+            assert ratio in (1, 2), whole
+            divided += ratio == 2
+    blocks = sum(is_product(c) and ".0." in c.module for c in trace)
+    assert divided >= blocks
+
+
+@every_model
+def test_gradients_and_states_are_divided_as_their_parameters(name: str) -> None:
+    trace = traced(name)
+    made, _ = with_tensor(trace, Parallel(tensor=2))
+    sizes: dict[tuple[str, int], set[int]] = {}
+    for whole, part in zip(trace.allocations, made.allocations, strict=True):
+        if whole.role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE) and whole.module:
+            sizes.setdefault((whole.module, whole.nbytes), set()).add(part.nbytes)
+    assert all(len(different) == 1 for different in sizes.values())
+    assert held(made, Role.PARAMETER) < held(trace, Role.PARAMETER)
+    updated = [c for c in made if c.phase is Phase.OPTIMIZER and "addcdiv" in c.op.name]
+    if updated:  # in place: the sizes of all parameters
+        assert sum(t.nbytes for c in updated for t in c.op.outputs) == held(made, Role.PARAMETER)
+
+
+@every_model
+@both_precisions
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_shapes_of_a_rank_fit_each_other(name: str, precision: str, sequence: bool) -> None:
+    made, _ = with_tensor(traced(name, precision), Parallel(tensor=2, sequence=sequence))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize(
+    ("name", "batch", "sizes"),
+    [
+        ("gpt2", 3, {"width": 36, "heads": 2}),  # as many words as features
+        ("gpt2", 1, {"sequence": 32}),
+        ("gpt2", 8, {"heads": 4, "sequence": 8, "vocabulary": 32}),
+        ("llama-1b", 4, {"sequence": 8, "key_value_heads": 4, "inner": 32}),
+        ("llama-1b", 2, {"sequence": 4, "key_value_heads": 2, "heads": 2, "width": 8}),
+    ],
+)
+def test_equal_sizes_are_not_confused(
+    name: str, batch: int, sizes: dict[str, int], sequence: bool
+) -> None:
+    options = {**SMALL[name], **sizes}
+    trace = wavecast.trace(
+        lambda: benchmark(name).make_step(batch, "bf16", device="cuda", **options)
+    )
+    made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    for whole, part in zip(trace, computed(made), strict=True):
+        if is_product(whole):
+            assert flops(whole) == 2 * flops(part), whole
+
+
+def test_parameters_of_all_ranks_add_up() -> None:
+    trace = traced("llama-1b")
+    made, _ = with_tensor(trace, Parallel(tensor=2))
+    norms = 5 * 32 * 4  # two in each of two blocks, and the last one
+    assert held(trace, Role.PARAMETER) - norms == 2 * (held(made, Role.PARAMETER) - norms)
+
+
+def test_megatron_reduces_twice_forward_and_twice_backward_in_each_block() -> None:
+    trace = traced("gpt2")
+    made, notes = with_tensor(trace, Parallel(tensor=2))
+    hidden = 3 * 12 * 32 * 4
+    in_blocks = [call for call in collectives(made) if ".blocks." in call.module]
+    assert [c.op.name for c in in_blocks] == ["nccl.all_reduce"] * 8
+    assert [c.op.inputs[0].nbytes for c in in_blocks] == [hidden] * 8
+    assert [c.phase for c in in_blocks] == [Phase.FORWARD] * 4 + [Phase.BACKWARD] * 4
+    rest = [call for call in collectives(made) if ".blocks." not in call.module]
+    rows = 3 * 12 * 4  # the largest logit, the sum and the target's logit of each word
+    assert [c.op.inputs[0].nbytes for c in rest] == [hidden, rows, rows, rows, hidden]
+    assert "query_key_value by columns and project by rows" in notes[0]
+    assert "divided by vocabulary" in notes[1]
+
+
+def test_a_given_plan_reduces_each_layer_by_itself() -> None:
+    plan = {
+        **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    made, _ = with_tensor(traced("LLAMA"), Parallel(tensor=2, tensor_plan=plan))
+    phases = [call.phase for call in collectives(made)]
+    assert phases.count(Phase.FORWARD) == 2 * 2
+    assert phases.count(Phase.BACKWARD) == 2 * 5  # q, k, v, gate and up
+    names = {call.op.inputs[0].shape for call in made if call.module.endswith("lm_head")}
+    assert (100, 32) in names  # not in the plan: whole
+
+
+def test_compute_waits_for_each_collective() -> None:
+    made, _ = with_tensor(traced("gpt2"), Parallel(tensor=2))
+    streams = [(c.stream, c.op.name, c.op.attr("stream")) for c in made]
+    for index, (stream, name, _) in enumerate(streams):
+        if name.startswith("nccl.") and streams[index - 1][1] == "cuda.stream_wait":
+            assert streams[index - 1] == (stream, "cuda.stream_wait", 0)
+    last = max(i for i, (_, name, _) in enumerate(streams) if name.startswith("nccl."))
+    assert streams[last + 1][:2] == (0, "cuda.stream_wait")
+
+
+def test_strides_are_those_of_a_rank() -> None:
+    made, _ = with_tensor(traced("gpt2", "bf16"), Parallel(tensor=2))
+    attention = next(c.op for c in made if "attention" in c.op.base)
+    query = attention.inputs[0]
+    assert query.shape == (3, 1, 12, 16)
+    assert query.strides == (576, 16, 48, 1)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [(3, "32 outputs of Llama.blocks.0.attention.query"), (4, "the 2 heads"), (8, "the 4 heads")],
+)
+def test_sizes_that_do_not_fit_are_named(tensor: int, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=f"tensor={tensor} does not divide .*{reason}.* 1, 2"):
+        with_tensor(traced("llama-1b"), Parallel(tensor=tensor))
+
+
+def test_plans_that_fit_nothing_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="fits no product"):
+        with_tensor(traced("gpt2"), Parallel(tensor=2, tensor_plan={"nothing": "colwise"}))
+    with pytest.raises(InvalidInput, match="known styles: colwise"):
+        with_tensor(traced("gpt2"), Parallel(tensor=2, tensor_plan={"words": "diagonal"}))
+
+
+def test_a_model_without_pairs_is_refused() -> None:
+    trace = wavecast.trace(
+        lambda: benchmark("resnet50").make_step(3, "fp32", device="cuda", **SMALL["resnet50"])
+    )
+    with pytest.raises(InvalidInput, match="give tensor_plan"):
+        with_tensor(trace, Parallel(tensor=2))
+
+
+def test_one_rank_changes_nothing() -> None:
+    trace = traced("gpt2")
+    assert with_tensor(trace, Parallel()) == (trace, ())
+    assert math.isclose(sum(map(flops, trace)), sum(map(flops, with_tensor(trace, Parallel())[0])))
