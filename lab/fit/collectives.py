@@ -182,7 +182,7 @@ def _number(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftOutLinks:
     """Rows that were predicted by constants fitted without them."""
 
     what: str
@@ -195,7 +195,7 @@ def left_out(
     rows: Sequence[MeasuredCollective],
     near: LinkConstants,
     key: Callable[[MeasuredCollective], str | None],
-) -> list[LeftOut]:
+) -> list[LeftOutLinks]:
     """Each group of rows, predicted by constants fitted without it.
 
     Args:
@@ -207,7 +207,7 @@ def left_out(
     for group in sorted({group for row in rows if (group := key(row)) is not None}):
         inside = tuple(row for row in rows if key(row) == group)
         constants = fit(usable([row for row in rows if key(row) != group]), near)
-        parts.append(LeftOut(group, inside, log_errors(constants, inside)))
+        parts.append(LeftOutLinks(group, inside, log_errors(constants, inside)))
     return parts
 
 
@@ -230,9 +230,9 @@ def machines_of(row: MeasuredCollective) -> str | None:
 
 def with_ranges(
     constants: LinkConstants,
-    counts: Sequence[LeftOut],
-    chips: Sequence[LeftOut],
-    machines: Sequence[LeftOut],
+    counts: Sequence[LeftOutLinks],
+    chips: Sequence[LeftOutLinks],
+    machines: Sequence[LeftOutLinks],
 ) -> LinkConstants:
     """The constants with ranges that hold nine in ten of the rows that were left out."""
     ranges: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import numpy as np
 
 from lab import needs
 from lab.fit.collectives import (
-    LeftOut,
+    LeftOutLinks,
     Vector,
     chip_of,
     count_of,
@@ -59,7 +59,7 @@ def line(title: str, what: str, rows: Sequence[MeasuredCollective], errors: Vect
     )
 
 
-def lines(title: str, parts: Sequence[LeftOut]) -> Iterator[str]:
+def lines(title: str, parts: Sequence[LeftOutLinks]) -> Iterator[str]:
     """The rows of one kind of what was left out, and all of them together."""
     for part in parts:
         yield line(title, part.what, part.rows, part.log_errors)

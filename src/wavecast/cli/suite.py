@@ -20,7 +20,7 @@ from wavecast.report import suites as report
 
 if TYPE_CHECKING:
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
-    from wavecast.suite.demonstrations import Training
+    from wavecast.suite.demonstrations import SmallTraining
 
 suite_app = Commands(
     help="List, measure, predict or train the benchmark suite.",
@@ -207,7 +207,7 @@ def train(
         raise WavecastError(f"did not reach the needed quality: {', '.join(failed)}")
 
 
-def _trained(trainings: Sequence[Training]) -> Iterator[tuple[dict[str, Any], Training]]:
+def _trained(trainings: Sequence[SmallTraining]) -> Iterator[tuple[dict[str, Any], SmallTraining]]:
     return zip(records.rows(trainings), trainings, strict=True)
 
 

@@ -11,6 +11,7 @@ from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.tensor import with_tensor
 from wavecast.traces.step import Call, Phase, Trace
 
 
@@ -33,23 +34,26 @@ def spread(
             "the trace was measured on one GPU; several GPUs are predicted from a traced step "
             "(wavecast.trace), whose ops can be split"
         )
+    trace, notes = with_tensor(trace, strategy)
     end = backward_end(trace)
     parts = strategy.pipeline * strategy.virtual
     if parts == 1:
         part = _part(trace, strategy)
-        return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),))
+        return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
     cut_at = cut_model(trace, parts, seconds or (lambda _: 1.0))
     made = [_part(t, strategy) for t in part_traces(trace, cut_at, parts, end)]
-    return _staged(strategy, made, cut_at)
+    return _staged(strategy, made, cut_at, notes)
 
 
-def _staged(strategy: Parallel, parts: list[ModelPart], cut_at: Cut) -> ParallelStep:
+def _staged(
+    strategy: Parallel, parts: list[ModelPart], cut_at: Cut, notes: tuple[str, ...]
+) -> ParallelStep:
     stages = strategy.pipeline
     groups = tuple(
         RankGroup(strategy.gpus // stages, stage, tuple(parts[stage::stages]))
         for stage in range(stages)
     )
-    return ParallelStep(strategy, groups, cut_at.boundary, cut_at.notes)
+    return ParallelStep(strategy, groups, cut_at.boundary, (*notes, *cut_at.notes))
 
 
 def backward_end(trace: Trace) -> int:

@@ -13,7 +13,7 @@ from wavecast.runs.suite_results import SuiteResult
 from wavecast.suite import Benchmark
 
 if TYPE_CHECKING:
-    from wavecast.suite.demonstrations import Training
+    from wavecast.suite.demonstrations import SmallTraining
 
 
 def suite(models: Sequence[Benchmark], width: int) -> RenderableType:
@@ -47,7 +47,7 @@ def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> Ren
     return titled(title, table(fitting(result_columns(results), width)), "", *remarks(lines))
 
 
-def trainings(rows: Sequence[Training], width: int) -> RenderableType:
+def trainings(rows: Sequence[SmallTraining], width: int) -> RenderableType:
     """One row for each small training: what it learned, and how well."""
     columns = [
         Column("domain", [row.domain for row in rows], left=True),

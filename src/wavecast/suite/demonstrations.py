@@ -54,7 +54,7 @@ class Learner:
 
 
 @dataclass(frozen=True)
-class Training:
+class SmallTraining:
     """What a demonstration reached."""
 
     domain: str
@@ -75,7 +75,7 @@ class Training:
 
 def train(
     demonstration: Demonstration, *, learning_rate: float | None = None, seed: int = 1
-) -> Training:
+) -> SmallTraining:
     """Train a demonstration, and return the quality that it reached.
 
     Args:
@@ -92,7 +92,7 @@ def train(
             learner.step()
         reached = learner.quality()
     made = demonstration
-    return Training(
+    return SmallTraining(
         domain=made.domain,
         model=made.model,
         task=made.task,
