@@ -108,6 +108,12 @@ def _host(_: Folders) -> None:
     host.main()
 
 
+def _collectives(folders: Folders) -> None:
+    from lab.fit import collectives
+
+    collectives.main(["--data", str(folders.data)])
+
+
 def _ranges(folders: Folders) -> None:
     from lab.score import ranges
 
@@ -155,6 +161,13 @@ FITS = (
         "costs and benchmark times of the reference host",
         _host,
         ("hosts/reference.toml",),
+    ),
+    ShippedFit(
+        "collectives",
+        "latencies, efficiencies and protocols of collectives",
+        _collectives,
+        ("models/collectives.toml",),
+        ("kernels", "distributed"),
     ),
     ShippedFit(
         "ranges",

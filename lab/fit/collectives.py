@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from lab import needs
 from lab.measured.collectives import MeasuredCollective, measured_collectives
 from wavecast.files import shipped, write_whole
+from wavecast.hardware.cluster import RankPlacement
 from wavecast.predictors.collectives import Collectives
 from wavecast.predictors.collectives.constants import LinkConstants
-from wavecast.predictors.collectives.paths import generation_of
+from wavecast.predictors.collectives.paths import RankPath, generation_of, path_of
 
 OUT = shipped("models/collectives.toml")
 NOT_FITTED = ("host_hop_s", "host_efficiency", "socket_efficiency", "pcie_range")
@@ -65,23 +66,33 @@ Vector = NDArray[np.float64]
 
 
 def usable(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
-    """The rows that constants are fitted on."""
+    """The rows that constants are fitted on. Of several equal ones, the geometric mean."""
+    groups: dict[tuple[object, ...], list[MeasuredCollective]] = defaultdict(list)
+    for row in rows:
+        if row.source == "vidur, two machines":
+            continue
+        if row.source == "vidur" and row.size < SHORTEST_VIDUR:
+            continue
+        key = (row.source, row.kind, row.size, row.device.id, row.cluster.id, row.placement)
+        groups[key].append(row)
     return [
-        row
-        for row in rows
-        if row.source != "vidur, two machines"
-        and (row.source != "vidur" or row.size >= SHORTEST_VIDUR)
+        replace(some[0], seconds=math.exp(sum(math.log(row.seconds) for row in some) / len(some)))
+        for some in groups.values()
     ]
 
 
 def log_errors(constants: LinkConstants, rows: Sequence[MeasuredCollective]) -> Vector:
     """The logarithm of predicted over measured time, for each row."""
     model, errors = Collectives(constants), np.empty(len(rows))
+    paths: dict[tuple[str, str, int, RankPlacement], RankPath | None] = {}
     for index, row in enumerate(rows):
-        answer = model.estimate(row.kind, row.size, row.cluster, row.device, row.placement)
-        if answer is None:
+        key = (row.cluster.id, row.device.id, row.cluster.gpus_per_node, row.placement)
+        if key not in paths:
+            paths[key] = path_of(row.cluster, row.device, row.placement, constants)
+        path = paths[key]
+        if path is None:
             raise ValueError(f"no answer for {row}")
-        errors[index] = math.log(answer.seconds / row.seconds)
+        errors[index] = math.log(model.fastest(row.kind, row.size, path)[0] / row.seconds)
     return errors
 
 

@@ -99,7 +99,7 @@ class Collectives:
         path = path_of(cluster, device, placement, self.constants)
         if path is None or kind not in _ALGORITHMS:
             return None
-        seconds, name = self._fastest(kind, size, path)
+        seconds, name = self.fastest(kind, size, path)
         factor = self._range(path)
         return Estimate(seconds, seconds / factor, seconds * factor, f"collectives: {name}")
 
@@ -112,7 +112,8 @@ class Collectives:
         seen = path.generation in self.constants.generations
         return self.constants.node_range if seen else self.constants.unseen_range
 
-    def _fastest(self, kind: str, size: float, path: RankPath) -> tuple[float, str]:
+    def fastest(self, kind: str, size: float, path: RankPath) -> tuple[float, str]:
+        """The seconds of the fastest algorithm and protocol, and their names."""
         constants = self.constants
         launch_s = constants.of("launch_s", path.generation)
         if path.placement.ranks == 1:  # NCCL copies the data, or does nothing in place
