@@ -31,7 +31,8 @@ class Tally:
     """What the inputs of one reader did."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
+    cpu_s: float = 0.0
+    """The CPU time of the worker, that of making the inputs included."""
     slowest_s: float = 0.0
     places: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
@@ -63,9 +64,9 @@ def blocks(inputs: int, readers: Sequence[Reader], first: int = 0) -> list[Block
     return sorted(made, key=lambda block: (block.begin - first) / shares[block.reader])
 
 
-def judged(block: Block, readers: Sequence[Reader], campaign: int, folder: Path) -> Iterator[
-    tuple[int, Verdict, float, bytes, str]
-]:
+def judged(
+    block: Block, readers: Sequence[Reader], campaign: int, folder: Path
+) -> Iterator[tuple[int, Verdict, float, bytes, str]]:
     """The verdict on each input of a block; within `judgement.watched`."""
     reader = readers[block.reader]
     for number in range(block.begin, block.end):
@@ -88,7 +89,7 @@ def _work(pipe: Connection, readers: Sequence[Reader], campaign: int) -> None:
         os.environ["XDG_CONFIG_HOME"] = str(folder / "none")
         while (block := pipe.recv()) is not None:
             tally = Tally()
-            begun = time.perf_counter()
+            begun = time.process_time()
             for number, verdict, taken_s, kept, changed in judged(block, readers, campaign, folder):
                 tally.counts[verdict.kind] += 1
                 tally.slowest_s = max(tally.slowest_s, taken_s)
@@ -97,7 +98,7 @@ def _work(pipe: Connection, readers: Sequence[Reader], campaign: int) -> None:
                 if number % 10 == 0 or taken_s > 1:
                     pipe.send(("at", number))
             judgement.empty(folder)
-            tally.seconds = time.perf_counter() - begun
+            tally.cpu_s = time.process_time() - begun
             pipe.send(("done", tally))
 
 
@@ -135,6 +136,19 @@ class Campaign:
                 worker.process.kill()
                 worker.process.join()
 
+    def run_here(self, folder: Path) -> None:
+        """Run all blocks in this process, which is enough for a few inputs."""
+        with judgement.watched(), tempfile.TemporaryDirectory(dir=folder) as name:
+            for block in self.left:
+                tally = self.tallies[block.reader]
+                for number, verdict, taken_s, kept, changed in judged(
+                    block, self.readers, self.number, Path(name)
+                ):
+                    tally.counts[verdict.kind] += 1
+                    tally.slowest_s = max(tally.slowest_s, taken_s)
+                    if verdict.kind in FAULTS:
+                        self._keep(block, number, verdict, kept, changed)
+
     def _begun(self, context: mp.context.ForkContext) -> _Worker:
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self.readers, self.number))
@@ -168,7 +182,7 @@ class Campaign:
                 self._keep(worker.block, *value)
             else:
                 tally.counts += value.counts
-                tally.seconds += value.seconds
+                tally.cpu_s += value.cpu_s
                 tally.slowest_s = max(tally.slowest_s, value.slowest_s)
                 worker.block = None
                 self._give(worker) if self._is_fresh(worker) else worker.pipe.send(None)
@@ -235,20 +249,30 @@ def start(
 
 def table(campaign: Campaign) -> str:
     """The table of a campaign, as Markdown."""
-    columns = ("inputs", ACCEPTED, REFUSED, RAW, HANG, BAD, LARGE, "slowest", "inputs/s")
+    columns = (
+        "inputs",
+        ACCEPTED,
+        REFUSED,
+        RAW,
+        HANG,
+        BAD,
+        LARGE,
+        "slowest",
+        "inputs per CPU second",
+    )
     lines = [f"| reader | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     whole = Tally()
     for reader, tally in zip(campaign.readers, campaign.tallies, strict=True):
         lines.append(_row(reader.name, tally))
         whole.counts += tally.counts
-        whole.seconds += tally.seconds
+        whole.cpu_s += tally.cpu_s
         whole.slowest_s = max(whole.slowest_s, tally.slowest_s)
     return "\n".join([*lines, _row("all", whole)])
 
 
 def _row(name: str, tally: Tally) -> str:
     counts = [tally.counts[kind] for kind in (ACCEPTED, REFUSED, RAW, HANG, BAD, LARGE)]
-    speed = tally.inputs / tally.seconds if tally.seconds else 0.0
+    speed = tally.inputs / tally.cpu_s if tally.cpu_s else 0.0
     numbers = [f"{value:,}" for value in (tally.inputs, *counts)]
     return f"| {name} | {' | '.join(numbers)} | {tally.slowest_s:.1f} s | {speed:,.0f} |"
 

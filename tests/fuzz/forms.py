@@ -27,7 +27,7 @@ from wavecast.traces.step import DTYPE_BYTES
 
 Mutate = Callable[[bytes, Random, Sequence[bytes]], bytes]
 
-_ATTRIBUTES = (
+ATTRIBUTES = (
     *("accumulate", "amsgrad", "attended_pairs", "batch_first", "batch_sizes", "beta"),
     *("bidirectional", "compute_log_sumexp", "custom_mask_type", "dilation", "dim", "dropout_p"),
     *("grad_input_mask", "group", "groups", "hidden_size", "is_causal", "kernel_size", "max_k"),
@@ -107,7 +107,14 @@ def profile(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
 def _profile_words() -> tuple[Any, ...]:
     names = [f"aten::{name.split('.')[-1]}" for name in op_names() if name.startswith("aten.")]
     calls = ("cudaLaunchKernel", "cudaDeviceSynchronize", "cudaMemcpyAsync", "cudaGraphLaunch")
-    marks = ("kernel", "cpu_op", "gpu_memcpy", "user_annotation", "ProfilerStep#4", "python_function")
+    marks = (
+        "kernel",
+        "cpu_op",
+        "gpu_memcpy",
+        "user_annotation",
+        "ProfilerStep#4",
+        "python_function",
+    )
     shapes = ([[1, 2]], [[], [3, 4]], [[2**40, 2**40]], [[[2, 2], [2, 2]]], ["float", "c10::Half"])
     return (*names, *calls, *marks, *shapes, *NUMBERS)
 
@@ -163,7 +170,7 @@ def with_odd_ops(body: dict[str, Any], random: Random) -> dict[str, Any]:
             outputs = [random.randrange(len(specs)) for _ in range(random.randrange(3))]
         if random.random() < 0.6:
             count = random.randrange(4)
-            odd = [[random.choice(_ATTRIBUTES), random.choice(_VALUES)] for _ in range(count)]
+            odd = [[random.choice(ATTRIBUTES), random.choice(_VALUES)] for _ in range(count)]
             attributes = [*attributes, *odd]
         rows[place] = [name, inputs, outputs, attributes]
     return {**body, "specs": specs, "ops": rows}

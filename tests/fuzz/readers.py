@@ -60,7 +60,9 @@ def positive(seconds: float, low_s: float | None, high_s: float | None, what: st
     """Raise BadResult unless a time is finite, positive and inside its range."""
     _need(math.isfinite(seconds) and seconds > 0, f"{what} is not a time", seconds)
     low, high = seconds if low_s is None else low_s, seconds if high_s is None else high_s
-    _need(0 <= low <= seconds <= high < math.inf, f"{what} is outside its range", seconds, low, high)
+    _need(
+        0 <= low <= seconds <= high < math.inf, f"{what} is outside its range", seconds, low, high
+    )
 
 
 def use_trace(trace: wavecast.Trace, number: int) -> None:
@@ -71,7 +73,9 @@ def use_trace(trace: wavecast.Trace, number: int) -> None:
     except UnknownName:  # the GPU of the measurement
         step = wavecast.predict(trace, gpu, origin="v100-sxm-16gb")
     positive(step.seconds, step.low_s, step.high_s, "seconds")
-    _need(0 <= step.gpu_s < math.inf and 0 <= step.host_s < math.inf, "busy", step.gpu_s, step.host_s)
+    _need(
+        0 <= step.gpu_s < math.inf and 0 <= step.host_s < math.inf, "busy", step.gpu_s, step.host_s
+    )
     record = records.prediction(step, by=("op", "module")[number % 2])
     finite(record, "prediction")
     json.dumps(record, allow_nan=False)
@@ -119,7 +123,9 @@ def use_runs(runs: Iterable[Run]) -> None:
 def _read_log(format: str | None) -> Callable[[Path, int], None]:
     def read(path: Path, number: int) -> None:
         chosen = format if number % 4 else None
-        given = {"model": "net", "batch": 8} if number % 2 else {}
+        given: dict[str, Any] = {"model": "net", "batch": 8} if number % 2 else {}
+        if number % 3:  # a short log does not show where its warm-up ends
+            given["warm_up"] = number % 3
         use_runs(wavecast.read_runs(path, format=chosen, told=lambda line: None, **given))
 
     return read
@@ -209,14 +215,14 @@ def read_network(path: Path, number: int) -> None:
 
 
 def read_config(path: Path, number: int) -> None:
-    """A config becomes a recipe; one of two hundred is built and traced, which takes long."""
+    """A config becomes a recipe; one of a thousand is built and traced, which takes long."""
     from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
     from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 
     recipe = recipe_of(str(path), 2, None, ModelOptions())
     _need(recipe.samples > 0, "samples", recipe.samples)
     _need(bool(recipe.title), "title", recipe.title)
-    if number % 200 == 0:
+    if number % 1000 == 0:
         from wavecast.frameworks.pytorch.huggingface import training
 
         use_trace(wavecast.trace(lambda: training.make_step(recipe)), number)
@@ -239,25 +245,25 @@ def read_counter_table(path: Path, number: int) -> None:
 
 
 READERS = (
-    Reader("trace", seeds.traces, read_trace, 12),
-    Reader("profile", seeds.profiles, read_profile, 12),
+    Reader("trace", seeds.traces, read_trace, 14),
+    Reader("profile", seeds.profiles, read_profile, 16),
     Reader("target", lambda: [*seeds.traces(), *seeds.profiles()], read_target, 2),
-    Reader("caffe log", seeds.caffe, _read_log("caffe"), 8),
+    Reader("caffe log", seeds.caffe, _read_log("caffe"), 10),
     Reader("dllogger log", seeds.dllogger, _read_log("dllogger"), 8),
-    Reader("tensorboard log", seeds.tensorboard, _read_log("tensorboard"), 8),
-    Reader("lightning log", seeds.lightning, _read_log("lightning"), 8),
-    Reader("hugging face log", seeds.trainer, _read_log("huggingface"), 8),
+    Reader("tensorboard log", seeds.tensorboard, _read_log("tensorboard"), 9),
+    Reader("lightning log", seeds.lightning, _read_log("lightning"), 9),
+    Reader("hugging face log", seeds.trainer, _read_log("huggingface"), 11),
     Reader("mlflow log", seeds.mlflow, _read_log("mlflow"), 8),
-    Reader("table of runs", seeds.tables, _read_log("table"), 10),
+    Reader("table of runs", seeds.tables, _read_log("table"), 9),
     Reader("run store", seeds.stores, read_store, 2),
-    Reader("suite results", seeds.suite_results, read_suite, 6),
-    Reader("layer table", seeds.layer_rows, read_layers, 8),
-    Reader("layer times", seeds.layer_times, read_layer_times, 8),
-    Reader("device file", seeds.devices, read_device, 8),
-    Reader("host file", seeds.hosts, read_host, 8),
-    Reader("price file", seeds.prices, read_prices, 6),
-    Reader("network and card", seeds.networks, read_network, 5),
-    Reader("hugging face config", seeds.configs, read_config, 3),
-    Reader("counters", seeds.counters, read_counters, 8),
-    Reader("ncu table", seeds.counter_tables, read_counter_table, 8),
+    Reader("suite results", seeds.suite_results, read_suite, 12),
+    Reader("layer table", seeds.layer_rows, read_layers, 12),
+    Reader("layer times", seeds.layer_times, read_layer_times, 12),
+    Reader("device file", seeds.devices, read_device, 10),
+    Reader("host file", seeds.hosts, read_host, 10),
+    Reader("price file", seeds.prices, read_prices, 10),
+    Reader("network and card", seeds.networks, read_network, 7),
+    Reader("hugging face config", seeds.configs, read_config, 10),
+    Reader("counters", seeds.counters, read_counters, 10),
+    Reader("ncu table", seeds.counter_tables, read_counter_table, 9),
 )
