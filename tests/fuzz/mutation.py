@@ -47,7 +47,7 @@ TEXTS = (
 _OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [None], [[]], {"": None}, _DEEP, _WIDE)
 _ODD_JSON: tuple[Any, ...] = (*NUMBERS, *TEXTS, *_OTHERS, _DIGITS)
 _NUMBER = re.compile(rb"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_TEXT_NUMBERS = tuple(str(value).encode() for value in NUMBERS) + (b"9" * 5000, b"1e999", b"0x1f")
+_TEXT_NUMBERS = (*(str(value).encode() for value in NUMBERS), b"9" * 5000, b"1e999", b"0x1f")
 
 
 def mutate_bytes(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
