@@ -229,6 +229,8 @@ class Campaign:
             folder = self.keep / name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / Path(changed).name).write_bytes(content)
+            line = f"{verdict.kind}: {verdict.place}: {verdict.detail}\n"
+            (folder / "verdict.txt").write_text(line, encoding="utf-8", errors="replace")
 
 
 def _own_bytes() -> int:
