@@ -659,3 +659,9 @@ def test_your_device_is_an_attribute_too(tmp_path: Path, monkeypatch: pytest.Mon
     write(tmp_path / "own-board.toml", MINIMAL)
     monkeypatch.setenv("WAVECAST_DEVICES", str(tmp_path))
     assert Device.Own_Board.name == "My GPU"
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownName, match="unknown device"):
+        device(name)

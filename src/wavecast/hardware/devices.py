@@ -99,7 +99,8 @@ def _device_of_id(id: str) -> Device | None:
     if any(slug(path.stem) == id for path in _user_files()):
         return next(d for d in devices() if d.id == id)
     path = _SHIPPED / f"{id}.toml"
-    return read_shipped(path) if re.fullmatch(r"[a-z0-9-]+", id) and path.is_file() else None
+    # A profile may name a GPU at any length, which would be too long for the name of a file.
+    return read_shipped(path) if re.fullmatch(r"[a-z0-9-]{1,64}", id) and path.is_file() else None
 
 
 def _device_of_file(name: str) -> Device:

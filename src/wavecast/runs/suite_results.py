@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -93,7 +94,10 @@ def _value(name: str, text: str) -> Any:
         return text
     if not text:
         return None
-    return int(text) if name in _WHOLE else float(text)
+    number = int(text) if name in _WHOLE else float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} is {text}, but must be a finite number of at least 0")
+    return number
 
 
 TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts)
