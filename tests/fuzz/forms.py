@@ -85,7 +85,7 @@ def json_lines(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
         if brace and lines[place].endswith(b"}"):
             try:
                 lines[place] = word + mutate_json(_parsed(brace + rest), random)
-            except ValueError:  # this line was changed before
+            except (ValueError, RecursionError):  # this line was changed before
                 continue
     return b"\n".join(lines) + b"\n"
 
