@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,7 +134,8 @@ def _read_log(format: str | None) -> Callable[[Path, int], None]:
 
 def read_store(path: Path, number: int) -> None:
     for kind in ("-wal", "-shm", "-journal"):
-        path.with_name(path.name + kind).unlink(missing_ok=True)
+        with suppress(OSError, ValueError):  # the path may be one that cannot be
+            path.with_name(path.name + kind).unlink()
     with wavecast.RunStore(path) as store:
         use_runs(store.runs(last=100 if number % 2 else None))
         for column in store.arrays().values():

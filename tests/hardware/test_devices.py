@@ -665,3 +665,9 @@ def test_your_device_is_an_attribute_too(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
     with pytest.raises(UnknownName, match="unknown device"):
         device(name)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_device_file_that_cannot_be_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownName, match="no device file"):
+        device(f"{name}.toml")

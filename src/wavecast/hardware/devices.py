@@ -18,6 +18,7 @@ from wavecast.files import shipped
 from wavecast.hardware.device import Device
 from wavecast.hardware.device_files import own_devices_folder, read_device, read_shipped, slug
 from wavecast.hardware.device_names import fitting, nearest
+from wavecast.reading import kind_of
 
 
 def devices() -> tuple[Device, ...]:
@@ -105,7 +106,7 @@ def _device_of_id(id: str) -> Device | None:
 
 def _device_of_file(name: str) -> Device:
     path = Path(name).expanduser()
-    if not path.is_file():
+    if kind_of(path) != "file":
         raise UnknownName(f'no device file "{name}"; give a path to a .toml file that exists')
     return read_device(path)
 

@@ -150,3 +150,9 @@ def test_architectures_of_another_type_name_no_task(named: object, tmp_path: Pat
 def test_a_text_config_of_another_type_says_no_length(inner: object, tmp_path: Path) -> None:
     path = written(tmp_path / "config.json", {"model_type": "llava", "text_config": inner})
     assert longest_sequence(config_of(str(path))) is None
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownName, match="is no file or folder"):
+        config_of(name)
