@@ -671,3 +671,12 @@ def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
 def test_a_device_file_that_cannot_be_is_unknown(name: str) -> None:
     with pytest.raises(UnknownName, match="no device file"):
         device(f"{name}.toml")
+
+
+def test_a_very_long_name_is_compared_with_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(*_: object) -> typing.NoReturn:
+        raise AssertionError("a comparison takes seconds")
+
+    monkeypatch.setattr("difflib.SequenceMatcher", compare)
+    with pytest.raises(UnknownName, match="unknown device"):
+        device(" ".join(f"x{n}" for n in range(5000)))
