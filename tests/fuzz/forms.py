@@ -36,7 +36,24 @@ ATTRIBUTES = (
     *("proj_size", "reduce", "reduction", "sampling_ratio", "stride", "target_lengths", "train"),
     *("transposed", "update", "window_size_left", "window_size_right", "blocksize", "shape"),
 )
-_VALUES = (0, 1, 2, -1, 7, 2**40, True, False, 0.5, 1e300, "", "mean", [], [0], [1, 1], [2, 2, 2])
+_VALUES: tuple[Any, ...] = (
+    0,
+    1,
+    2,
+    -1,
+    7,
+    2**40,
+    True,
+    False,
+    0.5,
+    1e300,
+    "",
+    "mean",
+    [],
+    [0],
+    [1, 1],
+    [2, 2, 2],
+)
 _DIMENSIONS = (0, 1, 1, 2, 3, 8, 64, 1000, 2**20, 2**40, 2**48)
 _KEPT_WHOLE = 0.1
 """The share of mutations that are made on the bytes of a closed file."""

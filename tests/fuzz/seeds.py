@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import made
 import numpy as np
@@ -120,12 +121,12 @@ for _ in range(6):
 def profiles() -> list[Seed]:
     """Profiler files with iterations, shapes, copies, two streams and a backward thread."""
     file = File(traceName="x.json", with_flops=1)
-    shapes = {"Input Dims": [[8, 16], [16, 4]], "Input type": ["float", "float"]}
+    shapes: dict[str, Any] = {"Input Dims": [[8, 16], [16, 4]], "Input type": ["float", "float"]}
     for number in (3, 4):
         with file.annotation(f"ProfilerStep#{number}"):
             with file.inside("aten::linear"):
                 file.op("aten::addmm", "gemm", us=20.0, **shapes)
-            file.op("aten::relu", "vectorized", **{"Input Dims": [[8, 4]]})
+            file.op("aten::relu", "vectorized", **_dims([8, 4]))
             file.op("aten::copy_", "Memcpy HtoD")
             with file.on(AUTOGRAD), file.inside("autograd::engine::evaluate_function: MmBackward0"):
                 file.op("aten::mm", "gemm_2", **shapes)
@@ -146,10 +147,14 @@ def profiles() -> list[Seed]:
     ]
 
 
+def _dims(*shapes: list[int]) -> dict[str, Any]:
+    return {"Input Dims": list(shapes)}
+
+
 def _unbound() -> list[object]:
     """An op whose result is as long as its input says: what it may return must be limited."""
     file = File()
-    file.op("aten::unbind", "k", **{"Input Dims": [[20, 2], []], "Concrete Inputs": ["", "0"]})
+    file.op("aten::unbind", "k", **(_dims([20, 2], []) | {"Concrete Inputs": ["", "0"]}))
     return list(file.events)
 
 

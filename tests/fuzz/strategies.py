@@ -85,5 +85,5 @@ def odd_profiles(draw: st.DrawFn) -> bytes:
     """A profile as text of JSON."""
     events = draw(st.lists(odd_events(), max_size=12))
     gpu = {"id": 0, "name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0}
-    properties = draw(st.sampled_from([[gpu], [], [{}], None, [{**gpu, "name": 7}]]))
+    properties: Any = draw(st.sampled_from([[gpu], [], [{}], None, [{**gpu, "name": 7}]]))
     return json.dumps({"deviceProperties": properties, "traceEvents": events}).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from drawn_traces import traces
 from fuzz import campaign, forms, judgement
 from fuzz.judgement import ACCEPTED, BAD, FAULTS, HANG, LARGE, RAW, REFUSED, Input
-from fuzz.readers import READERS, Reader, positive, use_trace
+from fuzz.readers import READERS, BadResult, Reader, positive, use_trace
 from fuzz.seeds import Seed
 from fuzz.strategies import odd_profiles, odd_steps
 from hypothesis import HealthCheck, given, settings
@@ -88,7 +89,7 @@ def _blanks(place: Path) -> Path:
     return place
 
 
-ODD_PLACES = {
+ODD_PLACES: dict[str, Callable[[Path], Path]] = {
     "folder": _folder,
     "pipe": _pipe,
     "loop": _loop,
@@ -151,7 +152,7 @@ def test_a_drawn_profile_is_predicted_or_refused(
         (ValueError("no"), RAW),
         (MemoryError(), LARGE),
         (judgement.Hang(), HANG),
-        (judgement.BadResult("seconds"), BAD),
+        (BadResult("seconds"), BAD),
     ],
 )
 def test_a_fault_is_seen(error: BaseException, kind: str, tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_large_list_is_too_much_memory(tmp_path: Path) -> None:
     "times", [(0.0, None, None), (float("nan"), None, None), (1.0, 2.0, 3.0), (1.0, 0.5, 0.9)]
 )
 def test_a_time_that_cannot_be_is_bad(times: tuple[float, float | None, float | None]) -> None:
-    with pytest.raises(judgement.BadResult):
+    with pytest.raises(BadResult):
         positive(*times, "seconds")
 
 
