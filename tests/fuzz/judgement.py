@@ -25,6 +25,8 @@ RAW, HANG, BAD, LARGE = "raw exception", "hang", "bad result", "too much memory"
 FAULTS = (RAW, HANG, BAD, LARGE)
 
 LONGEST_S = 20
+"""CPU seconds, so that a busy machine makes no faults. Waiting for something is stopped, too."""
+LONGEST_WAIT_S = 120
 MOST_BYTES = 1 << 30
 LONGEST_MESSAGE = 800
 
@@ -86,7 +88,7 @@ def judge(reader: Reader, given: Input, folder: Path) -> Verdict:
     except Exception as error:
         return Verdict(RAW, _place(error), _shown(error))
     finally:
-        signal.alarm(0)
+        _set_alarms(0, 0)
     return Verdict(ACCEPTED)
 
 
@@ -118,7 +120,8 @@ def watched(more_bytes: int = MOST_BYTES) -> Iterator[None]:
     """A context in which memory is limited, warnings are errors and `within_time` works."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_used_bytes() + more_bytes, hard))
-    before = signal.signal(signal.SIGALRM, _stop)
+    alarms = (signal.SIGALRM, signal.SIGPROF)
+    before = [signal.signal(alarm, _stop) for alarm in alarms]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -126,19 +129,25 @@ def watched(more_bytes: int = MOST_BYTES) -> Iterator[None]:
             warnings.simplefilter("ignore", ResourceWarning)
             yield
     finally:
-        signal.signal(signal.SIGALRM, before)
+        for alarm, handler in zip(alarms, before, strict=True):
+            signal.signal(alarm, handler)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def within_time(reader: Reader, given: Input, folder: Path) -> Verdict:
     """The verdict on an input, within `watched`."""
-    signal.alarm(LONGEST_S)
+    _set_alarms(LONGEST_S, LONGEST_WAIT_S)
     try:
         return judge(reader, given, folder)
     except Hang:  # while the verdict was made
         return Verdict(HANG)
     finally:
-        signal.alarm(0)
+        _set_alarms(0, 0)
+
+
+def _set_alarms(cpu_s: float, wall_s: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
 
 
 def _stop(*_: object) -> NoReturn:

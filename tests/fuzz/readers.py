@@ -247,16 +247,16 @@ def read_counter_table(path: Path, number: int) -> None:
 
 
 READERS = (
-    Reader("trace", seeds.traces, read_trace, 9),
-    Reader("profile", seeds.profiles, read_profile, 10),
-    Reader("target", lambda: [*seeds.traces(), *seeds.profiles()], read_target, 2),
+    Reader("trace", seeds.traces, read_trace, 6),
+    Reader("profile", seeds.profiles, read_profile, 6),
+    Reader("target", lambda: [*seeds.traces(), *seeds.profiles()], read_target, 1),
     Reader("caffe log", seeds.caffe, _read_log("caffe"), 10),
-    Reader("dllogger log", seeds.dllogger, _read_log("dllogger"), 8),
-    Reader("tensorboard log", seeds.tensorboard, _read_log("tensorboard"), 7),
+    Reader("dllogger log", seeds.dllogger, _read_log("dllogger"), 7),
+    Reader("tensorboard log", seeds.tensorboard, _read_log("tensorboard"), 4),
     Reader("lightning log", seeds.lightning, _read_log("lightning"), 9),
     Reader("hugging face log", seeds.trainer, _read_log("huggingface"), 13),
-    Reader("mlflow log", seeds.mlflow, _read_log("mlflow"), 8),
-    Reader("table of runs", seeds.tables, _read_log("table"), 7),
+    Reader("mlflow log", seeds.mlflow, _read_log("mlflow"), 7),
+    Reader("table of runs", seeds.tables, _read_log("table"), 5),
     Reader("run store", seeds.stores, read_store, 1),
     Reader("suite results", seeds.suite_results, read_suite, 14),
     Reader("layer table", seeds.layer_rows, read_layers, 14),
