@@ -217,3 +217,15 @@ def test_a_line_of_many_blanks_takes_no_square_of_their_number() -> None:
 
     line = "name: x" + " " * 500_000 + "y"
     assert read_flat([line, "batch:  '8'  "]) == {"name": line[6:], "batch": "8"}
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800", "missing"])
+def test_a_name_that_no_file_can_have_is_that_of_nothing(name: str, tmp_path: Path) -> None:
+    assert reading.kind_of(tmp_path / name) is None
+
+
+def test_the_kind_of_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    kinds = [reading.kind_of(path) for path in (tmp_path, tmp_path / "file", tmp_path / "pipe")]
+    assert kinds == ["folder", "file", "other"]

@@ -12,8 +12,12 @@ DoubtfulInput is a warning: a part of a file was skipped, or the user should che
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_LONGEST_WORD, _LONGEST_MESSAGE = 300, 800
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
 class WavecastError(Exception):
@@ -26,6 +30,9 @@ class WavecastError(Exception):
         print(error)  # unknown device "h1000"; did you mean ...
     ```
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_short(str(message)))
 
 
 class UnknownName(WavecastError):
@@ -50,6 +57,13 @@ class StoreUnavailable(WavecastError):
 
 class DoubtfulInput(UserWarning):
     """A part of a file was skipped, or the user should check it; the warning says where and why."""
+
+
+def _short(message: str) -> str:
+    """A message in one line of bearable length: what it quotes from a file may be of any length."""
+    line = " ".join(message.splitlines())
+    line = _LONG_WORD.sub(lambda word: f"{word[0][:200]}...{word[0][-60:]}", line)
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:600]} ... {line[-150:]}"
 
 
 # The import name of each optional dependency, its name in messages, and the extra that installs it.

@@ -93,6 +93,18 @@ def open_file(
     return io.BufferedReader(_BoundedFile(file, packed, most_bytes, prefix), 1 << 16)
 
 
+def kind_of(path: Path) -> str | None:
+    """Whether there is a "file" or a "folder" at a path, or "other"; None if there is nothing.
+
+    A name that no file can have (too long, a zero byte, half a character) is that of nothing.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
 def _is_packed(file: io.FileIO) -> bool:
     try:
         first = file.read(2)

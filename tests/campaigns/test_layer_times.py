@@ -174,6 +174,8 @@ def test_a_file_that_is_no_collection_is_refused_and_left_alone(
         ("\n3,bmm", "\nx,bmm", "line 5"),
         (",ok,", ",fine,", "line 2 is not a row of measured bmm layers: 'fine'"),
         ("\n3,bmm,", "\n3,", "line 5"),
+        ("e-0", "e-900", "forward_s is .* must be a finite number above 0"),
+        ("e-0", "e900", "forward_s is .* must be a finite number above 0"),
     ],
 )
 def test_a_damaged_line_is_named(old: str, new: str, reason: str, tmp_path: Path) -> None:

@@ -659,3 +659,24 @@ def test_your_device_is_an_attribute_too(tmp_path: Path, monkeypatch: pytest.Mon
     write(tmp_path / "own-board.toml", MINIMAL)
     monkeypatch.setenv("WAVECAST_DEVICES", str(tmp_path))
     assert Device.Own_Board.name == "My GPU"
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownName, match="unknown device"):
+        device(name)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_device_file_that_cannot_be_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownName, match="no device file"):
+        device(f"{name}.toml")
+
+
+def test_a_very_long_name_is_compared_with_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(*_: object) -> typing.NoReturn:
+        raise AssertionError("a comparison takes seconds")
+
+    monkeypatch.setattr("difflib.SequenceMatcher", compare)
+    with pytest.raises(UnknownName, match="unknown device"):
+        device(" ".join(f"x{n}" for n in range(5000)))

@@ -98,6 +98,8 @@ def test_a_file_of_your_own_is_read(tmp_path: Path) -> None:
         (OFFER.replace("2026-01-02", "2026-01-02T03:04:05"), "prices.l4.date must be a date"),
         (OFFER.replace('"me"', "3"), "prices.l4.provider must be a text"),
         (OFFER.replace("= 1", "= 0"), "prices.l4.usd_per_hour must be a positive number"),
+        (OFFER.replace("= 1", "= 5e-324"), "prices.l4.usd_per_hour must be a positive number"),
+        (OFFER.replace("= 1", "= 1e300"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER.replace("= 1", "= -1"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER.replace("= 1", "= nan"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER.replace("= 1", "= inf"), "prices.l4.usd_per_hour must be a positive number"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from wavecast.errors import InvalidInput
 from wavecast.regression import least_squares
 from wavecast.regression.least_squares import Array, Method, fit, rank
 
@@ -52,3 +53,10 @@ def test_a_line_without_noise_is_found_by_every_method() -> None:
     rows, times = _scattered(0.0)
     for method in Method:
         assert fit(rows, times, method).values == pytest.approx([2.0, 0.5], rel=1e-8)
+
+
+def test_a_time_too_short_to_divide_by_is_refused() -> None:
+    rows, times = _scattered(0.0)
+    times[3] = 5e-324
+    with pytest.raises(InvalidInput, match="too short to be compared"):
+        fit(rows * 1e9, times, Method.RELATIVE_NON_NEGATIVE)

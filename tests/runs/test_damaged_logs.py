@@ -15,7 +15,7 @@ from run_samples import LOGS, STEADY_S, TABLE, Sample
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers import FORMATS
+from wavecast.runs.readers import FORMATS, lightning
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.tfrecord import records
 from wavecast.runs.run import Run, check
@@ -499,3 +499,24 @@ def test_bytes_at_random_never_confuse_a_reader(
     except InvalidInput as error:
         told.append(str(error))
     assert all(str(file.parent) in warning for warning in told)
+
+
+def test_a_table_of_metrics_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning, "MOST_LINES", 100)
+    file = LOGS["lightning"].write(tmp_path)
+    with pytest.raises(InvalidInput, match="has more than 100 lines; log less often"):
+        wavecast.read_runs(file, model="net")
+
+
+def test_a_table_of_blank_lines_has_no_rows(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_bytes(b"\n" * 1000)
+    assert list(lightning._rows(file, Doubts(file))) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_a_log_whose_name_no_file_can_have_does_not_exist(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no such file or folder"):
+        wavecast.read_runs(tmp_path / name)

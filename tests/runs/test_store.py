@@ -457,3 +457,11 @@ def test_identity_is_that_of_the_values(run: Run, other: Run) -> None:
     assert identity(run) == identity(replace(run, source=other.source))
     same = replace(run, source="") == replace(other, source="")
     assert (identity(run) == identity(other)) == same
+
+
+def test_a_store_may_have_a_name_of_any_bytes(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"runs-\xff.sqlite")
+    with RunStore(path) as store:
+        store.add([Run("a", 1, 1, 1.0)])
+    with RunStore(path) as store:
+        assert store.count() == 1

@@ -8,6 +8,7 @@ into memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -164,9 +165,18 @@ def _to_texts(row: LayerRow) -> dict[str, str]:
     }
 
 
+def _seconds(name: str, text: str) -> float | None:
+    if not text:
+        return None
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is {text}, but must be a finite number above 0")
+    return seconds
+
+
 def _from_texts(texts: Mapping[str, str]) -> LayerRow:
     names = layer_type(texts["kind"]).names()
-    times = [float(texts[name]) if texts[name] else None for name in ("forward_s", "backward_s")]
+    times = [_seconds(name, texts[name]) for name in ("forward_s", "backward_s")]
     return LayerRow(
         index=int(texts["index"]),
         layer=layer(texts["kind"], [int(texts[name]) for name in names]),

@@ -42,6 +42,7 @@ _TENSOR = {
     for types in ("bf16_dst_fp32", "fp16_dst_fp16", "fp16_dst_fp32", "tf32_dst_fp32")
 }
 _BYTES = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+_COLUMNS = ("ID", "Kernel Name", "Block Size", "Grid Size", "Metric Name", "Metric Value")
 
 
 def with_counted_kernels(trace: Trace, command: Sequence[str]) -> Trace:
@@ -133,7 +134,9 @@ def _parse(text: str) -> list[_Row]:
     lines = dropwhile(lambda line: not line.startswith('"ID",'), text.splitlines())
     launches: dict[str, dict[str, Any]] = {}
     for row in csv.DictReader(line for line in lines if line.startswith('"')):
-        value = (row["Metric Value"] or "").replace(",", "")
+        if any(row.get(name) is None for name in _COLUMNS):
+            continue  # a line of the program that looks like one of the table, or one cut off
+        value = row["Metric Value"].replace(",", "")
         launch = launches.setdefault(row["ID"], {"row": row, "metrics": {}})
         if _is_number(value):
             launch["metrics"][row["Metric Name"]] = float(value)
@@ -159,11 +162,13 @@ def _row(row: Mapping[str, str], metrics: Mapping[str, float]) -> _Row:
 
 
 def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", text) is not None
+    is_written = re.fullmatch(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?", text) is not None
+    return is_written and math.isfinite(float(text))
 
 
 def _product(text: str) -> int:
-    return math.prod(int(number) for number in re.findall(r"\d+", text))
+    # CUDA's own limit of a dimension has ten digits.
+    return math.prod(int(number) for number in re.findall(r"[0-9]{1,10}", text))
 
 
 def _mean(runs: Sequence[Counted]) -> Counted:
@@ -184,7 +189,9 @@ def load(path: Path) -> dict[KernelKey, Counted]:
     try:
         rows = parse_json(read_bytes(path, prefix="it "), prefix="it ")
         return {
-            (str(name), int(blocks), int(threads)): Counted(float(flops), float(dram_bytes))
+            (str(name), _positive(blocks), _positive(threads)): Counted(
+                _amount(flops), _amount(dram_bytes)
+            )
             for name, blocks, threads, flops, dram_bytes in rows
         }
     except MissingFile:
@@ -193,6 +200,18 @@ def load(path: Path) -> dict[KernelKey, Counted]:
         raise InvalidInput(
             f"cannot read the counters in {path}: {error}; delete it to count again"
         ) from error
+
+
+def _positive(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is not a size of a launch")
+    return value
+
+
+def _amount(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e300:
+        raise ValueError(f"{value!r} is not a count")
+    return float(value)
 
 
 def save(counted: Mapping[KernelKey, Counted], path: Path) -> None:

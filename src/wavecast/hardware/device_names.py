@@ -38,6 +38,10 @@ def _keys(device: Device) -> tuple[frozenset[str], ...]:
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
+_LONGEST_NAME = 200
+"""The longest name that is compared with those of GPUs. A profile may hold any."""
+
+
 def fitting(name: str, devices: tuple[Device, ...]) -> list[Device]:
     """The devices with exactly the words of the name, else those with these words and others."""
     words = words_of(name)
@@ -50,6 +54,8 @@ def fitting(name: str, devices: tuple[Device, ...]) -> list[Device]:
 def nearest(name: str, devices: Iterable[Device]) -> list[Device]:
     """Up to five devices with similar names, the most similar first."""
     wanted = "".join(sorted(words_of(name))) or name.lower()
+    if len(wanted) > _LONGEST_NAME:  # comparing takes time with the product of both lengths
+        return []
 
     def likeness(device: Device) -> float:
         joined = ("".join(sorted(key)) for key in _keys(device))

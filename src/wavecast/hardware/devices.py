@@ -19,6 +19,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.device_files import own_devices_folder, read_device, read_shipped
 from wavecast.hardware.device_names import fitting, nearest
 from wavecast.hardware.fact_files import slug
+from wavecast.reading import kind_of
 
 
 def devices() -> tuple[Device, ...]:
@@ -100,12 +101,13 @@ def _device_of_id(id: str) -> Device | None:
     if any(slug(path.stem) == id for path in _user_files()):
         return next(d for d in devices() if d.id == id)
     path = _SHIPPED / f"{id}.toml"
-    return read_shipped(path) if re.fullmatch(r"[a-z0-9-]+", id) and path.is_file() else None
+    # A profile may name a GPU at any length, which would be too long for the name of a file.
+    return read_shipped(path) if re.fullmatch(r"[a-z0-9-]{1,64}", id) and path.is_file() else None
 
 
 def _device_of_file(name: str) -> Device:
     path = Path(name).expanduser()
-    if not path.is_file():
+    if kind_of(path) != "file":
         raise UnknownName(f'no device file "{name}"; give a path to a .toml file that exists')
     return read_device(path)
 

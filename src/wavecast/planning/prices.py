@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ def _refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str
 def _is_money(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 < value < math.inf
+    return 1e-6 <= value <= 1e6  # nothing beyond can be the price of an hour
 
 
 def _is_count(value: object) -> bool:
@@ -149,13 +148,13 @@ def _is_yes_or_no(value: object) -> bool:
 
 
 _CHECKS = {
-    "usd_per_hour": (_is_money, "a positive number of USD"),
+    "usd_per_hour": (_is_money, "a positive number of USD that can be a price"),
     "provider": (_is_text, "a text in quotes"),
     "instance": (_is_text, "a text in quotes"),
     "date": (_is_date, "a date such as 2026-08-22"),
 }
 _OPTIONAL = {
-    "spot_usd_per_hour": (_is_money, "a positive number of USD"),
+    "spot_usd_per_hour": (_is_money, "a positive number of USD that can be a price"),
     "region": (_is_text, "a text in quotes"),
     "gpus": (_is_count, "a whole number of GPUs"),
     "includes_host": (_is_yes_or_no, "true or false"),

@@ -151,7 +151,12 @@ def _weighted(rows: Array, times: Array, sizes: Array, method: Method) -> Linear
     """The fit whose errors are divided by these sizes."""
     count, columns = rows.shape
     # Columns differ by orders of magnitude: one is iterations times batch, another is 1.
-    scales = np.max([np.abs(x / w[:, None]).max(axis=0) for x, w in _parts(rows, sizes)], axis=0)
+    with np.errstate(over="ignore"):
+        peaks = [np.abs(x / w[:, None]).max(axis=0) for x, w in _parts(rows, sizes)]
+    scales = np.max(peaks, axis=0)
+    if not np.isfinite(scales).all():
+        least = f"a time of {times.min():.3g} s"
+        raise InvalidInput(f"{least} is too short to be compared with the others; leave it out")
     scales = np.where(scales > 0, scales, 1.0)
     parts = _parts(rows, times, sizes)
     whole = _triangle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -108,7 +109,10 @@ def _value(name: str, text: str) -> Any:
         return None
     if name == "settled":
         return {answer: value for value, answer in _ANSWERS.items()}[text]
-    return int(text) if name in _WHOLE else float(text)
+    number = int(text) if name in _WHOLE else float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} is {text}, but must be a finite number of at least 0")
+    return number
 
 
 TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts, _EARLIER)

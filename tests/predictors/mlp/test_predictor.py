@@ -382,3 +382,17 @@ def test_shipped_networks_are_small_and_name_their_data() -> None:
         names = (*layer_type(kind).names(), *DEVICE_FEATURES)
         assert tuple(network_model.ranges) == names
         assert network_model.network.weights[0][0].shape[1] == len(names)
+
+
+@pytest.mark.parametrize("ms", [math.inf, math.nan])
+def test_an_answer_that_is_not_finite_does_not_count(ms: float) -> None:
+    networks = Mlp.of([model("linear", ms=ms)])
+    op = op_of(Linear(True, 64, 64, 64))
+    assert networks.predict(op, V100) is None
+    assert networks.ratio(op, V100, V100) is None
+
+
+def test_a_network_that_overflows_gives_no_warning() -> None:
+    weights = ((np.full((1, 1), 3e38, np.float32), np.zeros(1, np.float32)),) * 2
+    network = MlpNetwork(np.zeros(1), np.ones(1), weights)
+    assert network.milliseconds(np.array([[10.0]])).tolist() == [math.inf]

@@ -38,12 +38,14 @@ class MlpNetwork:
         """The output for each row of features, independent of the other rows."""
         # One matrix with one row for each: a product of all rows at once is rounded differently
         # depending on how many rows there are.
-        rows = ((features - self.mean) * self.scale).astype(np.float32)[:, None, :]
-        last = len(self.weights) - 1
-        for number, (matrix, bias) in enumerate(self.weights):
-            rows = rows @ matrix.T + bias
-            if number < last:
-                rows = np.maximum(rows, 0)
+        # An answer that is not finite does not count (`predictor`), so an overflow is no warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = ((features - self.mean) * self.scale).astype(np.float32)[:, None, :]
+            last = len(self.weights) - 1
+            for number, (matrix, bias) in enumerate(self.weights):
+                rows = rows @ matrix.T + bias
+                if number < last:
+                    rows = np.maximum(rows, 0)
         outputs: Floats = rows[:, 0, 0].astype(np.float64)
         return outputs
 

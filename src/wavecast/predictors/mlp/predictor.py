@@ -7,6 +7,7 @@ network was trained, it does not answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -102,7 +103,7 @@ class Mlp(Predictor):
                 continue
             model = here[0]
             before, after = model.seconds([here[1], there[1]])
-            if before > model.least_s and after > model.least_s:
+            if model.least_s < before < math.inf and model.least_s < after < math.inf:
                 return after / before
         return None
 
@@ -128,7 +129,7 @@ def _estimate(op: Op, device: Device, model: MlpModel, features: Features) -> Es
     if least is None or least.seconds <= 0:
         return None
     (answer_s,) = model.seconds([features])
-    if answer_s <= model.least_s:
+    if not model.least_s < answer_s < math.inf:
         return None
     seconds = max(answer_s, least.seconds)
     return Estimate(

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from wavecast.errors import InvalidInput, UnknownName
+from wavecast.reading import kind_of
 from wavecast.runs.readers import (
     caffe,
     dllogger,
@@ -128,8 +129,9 @@ def find_files(path: Path, format: str | None = None) -> list[Path]:
     """
     if format is not None and format not in FORMATS:
         raise UnknownName(f'there is no format "{format}"; the formats are {", ".join(FORMATS)}')
-    if not path.is_dir():
-        if not path.exists():
+    kind = kind_of(path)
+    if kind != "folder":
+        if kind is None:
             raise InvalidInput(f"{path}: there is no such file or folder")
         return [path]
     files = [file for file in _below(path) if format in (None, _recognised(file))]

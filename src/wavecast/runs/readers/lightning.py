@@ -29,6 +29,10 @@ CLOCKS = (
 _MOST_BYTES = 1 << 20
 
 
+MOST_LINES = 1_000_000
+"""The most lines of a table: all of them are in memory at once."""
+
+
 def recognises(path: Path, head: bytes) -> bool:
     """Whether a file is a table of metrics by Lightning."""
     names = head.split(b"\n", 1)[0].decode(errors="replace").strip().split(",")
@@ -59,7 +63,11 @@ def _rows(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, str]]]:
     reader = csv.reader(lines, strict=True)
     try:
         names = next(reader, [])
-        for row in reader:
+        for row in reader if names else ():
+            if reader.line_num > MOST_LINES:
+                raise InvalidInput(
+                    f"{path}: has more than {MOST_LINES:,} lines; log less often, or give a part"
+                )
             if len(row) != len(names):
                 doubts.tell(
                     f"line {reader.line_num}",

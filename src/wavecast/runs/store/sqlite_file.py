@@ -140,7 +140,7 @@ def _open(path: Path, reads: bool) -> sqlite3.Connection:
         mode = "rw"
         if not is_writable(path):
             mode = _mode_without_writing(path)
-    place = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    place = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"
     return sqlite3.connect(place, timeout=0, uri=True, check_same_thread=False)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_configs import BERT
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.huggingface.configs import config_of
 from wavecast.frameworks.pytorch.huggingface.presets import presets
-from wavecast.frameworks.pytorch.huggingface.tasks import TASKS
+from wavecast.frameworks.pytorch.huggingface.tasks import TASKS, longest_sequence, task_of
 
 TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
 UNET = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.30.0", "sample_size": 64}
@@ -136,3 +137,22 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         config_of(str(tmp_path / "config.json"))
     with pytest.raises(InvalidInput, match="needs a name"):
         config_of(" ")
+
+
+@pytest.mark.parametrize("named", [7, 0.5, True, {"a": 1}, [None, 3, [[]]], "BertForMaskedLM"])
+def test_architectures_of_another_type_name_no_task(named: object, tmp_path: Path) -> None:
+    path = written(tmp_path / "config.json", {**BERT, "architectures": named})
+    with pytest.raises(InvalidInput, match=r"architectures: none.*give --task"):
+        task_of(config_of(str(path)), None)
+
+
+@pytest.mark.parametrize("inner", [7, [], "x", True])
+def test_a_text_config_of_another_type_says_no_length(inner: object, tmp_path: Path) -> None:
+    path = written(tmp_path / "config.json", {"model_type": "llava", "text_config": inner})
+    assert longest_sequence(config_of(str(path))) is None
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownName, match="is no file or folder"):
+        config_of(name)

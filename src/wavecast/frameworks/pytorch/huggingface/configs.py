@@ -14,7 +14,7 @@ from typing import Any
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.huggingface.presets import preset_of, presets
-from wavecast.reading import parse_json, read_bytes, read_text
+from wavecast.reading import kind_of, parse_json, read_bytes, read_text
 
 CONFIG = "config.json"
 _UNET = "unet"
@@ -52,9 +52,10 @@ def config_of(name: str) -> ModelConfig:
     if not text:
         raise InvalidInput("hf: needs a name, as in hf:llama-3.1-8b or hf:path/to/config.json")
     path = Path(text).expanduser()
-    if path.is_dir():
+    kind = kind_of(path)
+    if kind == "folder":
         return _read(text, _in_folder(path))
-    if path.is_file():
+    if kind == "file":
         return _read(text, path)
     cached = _in_cache(text)
     if cached is not None:
@@ -102,7 +103,7 @@ def _in_cache(name: str) -> Path | None:
     """The config of a repository in the cache: of its main branch, else of its newest copy."""
     repository = _cache() / f"models--{name.replace('/', '--')}"
     snapshots = repository / "snapshots"
-    if not snapshots.is_dir():
+    if kind_of(snapshots) != "folder":
         return None
     folders = sorted(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
     main = repository / "refs" / "main"

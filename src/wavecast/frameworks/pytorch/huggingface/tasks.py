@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig
@@ -125,7 +124,9 @@ def task_of(config: ModelConfig, wanted: str | None) -> Task:
                 "denoising is for U-Nets of diffusers"
             )
         return TASKS[wanted]
-    architectures = [str(name) for name in config.values.get("architectures") or ()]
+    named = config.values.get("architectures")
+    listed = named if isinstance(named, list) else []
+    architectures = [name for name in listed if isinstance(name, str)]
     for architecture in architectures:
         if task := _by_architecture(architecture, config.model_type):
             return task
@@ -164,14 +165,13 @@ def longest_sequence(config: ModelConfig) -> int | None:
     """The most tokens of a sequence that the config allows. None if it does not say."""
     if "relative_attention_num_buckets" in config.values:  # T5 has no table of positions
         return None
-    tables: tuple[Mapping[str, Any], ...] = (
-        config.values,
-        config.values.get("text_config") or {},
-    )
+    inner = config.values.get("text_config")
+    tables = (config.values, inner if isinstance(inner, Mapping) else {})
     for table in tables:
         for name in _LENGTHS:
-            if isinstance(table.get(name), int) and table[name] > 0:
-                return int(table[name])
+            length = table.get(name)
+            if isinstance(length, int) and length > 0:
+                return length
     return None
 
 

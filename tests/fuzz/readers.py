@@ -1,0 +1,271 @@
+"""Every reader of files, what is done with what it read, and when a result is bad."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import made
+from fuzz import seeds
+from fuzz.seeds import Seed
+
+import wavecast
+from wavecast.errors import UnknownName, WavecastError
+from wavecast.report import records
+from wavecast.runs.run import Run, check
+
+GPUS = ("l4", "h100-sxm-80gb", "v100-sxm-16gb", "mi300x", "k80")
+
+
+class BadResult(Exception):
+    """A result is not finite, not positive, or outside of its own range."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader: its seeds, and a function that reads a file and uses what it read."""
+
+    name: str
+    seeds: Callable[[], list[Seed]]
+    use: Callable[[Path, int], object]
+    """Takes the file and the number of the input, by which it chooses among GPUs."""
+    weight: int = 1
+    """How many of the inputs of a campaign it gets, beside the other readers."""
+
+
+def _need(holds: bool, what: str, *values: object) -> None:
+    if not holds:
+        raise BadResult(f"{what}: {', '.join(map(repr, values))}")
+
+
+def finite(value: Any, where: str) -> None:
+    """Raise BadResult if a number within a record is not finite."""
+    if isinstance(value, float):
+        _need(math.isfinite(value), where, value)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            finite(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            finite(inner, where)
+
+
+def positive(seconds: float, low_s: float | None, high_s: float | None, what: str) -> None:
+    """Raise BadResult unless a time is finite, positive and inside its range."""
+    _need(math.isfinite(seconds) and seconds > 0, f"{what} is not a time", seconds)
+    low, high = seconds if low_s is None else low_s, seconds if high_s is None else high_s
+    _need(
+        0 <= low <= seconds <= high < math.inf, f"{what} is outside its range", seconds, low, high
+    )
+
+
+def use_trace(trace: wavecast.Trace, number: int) -> None:
+    """Predict the time and the memory of a trace that was read, and check every number."""
+    gpu = GPUS[number % len(GPUS)]
+    try:
+        step = wavecast.predict(trace, gpu)
+    except UnknownName:  # the GPU of the measurement
+        step = wavecast.predict(trace, gpu, origin="v100-sxm-16gb")
+    positive(step.seconds, step.low_s, step.high_s, "seconds")
+    _need(
+        0 <= step.gpu_s < math.inf and 0 <= step.host_s < math.inf, "busy", step.gpu_s, step.host_s
+    )
+    record = records.prediction(step, by=("op", "module")[number % 2])
+    finite(record, "prediction")
+    json.dumps(record, allow_nan=False)
+    finite(records.trace(trace), "trace")
+    if trace.allocations:
+        memory = wavecast.memory(trace, gpu)
+        _need(0 <= memory.peak_bytes <= memory.needed_bytes, "memory", memory.peak_bytes)
+        finite(records.memory(memory), "memory")
+
+
+def read_trace(path: Path, number: int) -> None:
+    use_trace(wavecast.load_trace(path), number)
+
+
+def read_profile(path: Path, number: int) -> None:
+    use_trace(wavecast.read_kineto(path), number)
+
+
+def read_target(path: Path, number: int) -> None:
+    """As the commands do, which find out whether a file is a trace or a profile."""
+    from wavecast.frameworks.targets import resolve
+
+    target = resolve(str(path), None, None)
+    assert target.trace is not None
+    use_trace(target.trace, number)
+
+
+def use_runs(runs: Iterable[Run]) -> None:
+    """Check each run, and fit a model to those of the first run's network."""
+    kept = [check(run) for run in runs]
+    for run in kept:
+        positive(run.seconds, None, None, "seconds of a run")
+    if len(kept) < 3:
+        return
+    first = kept[0]
+    alike = [run for run in kept if (run.model, run.gpu) == (first.model, first.gpu)]
+    try:
+        model = wavecast.EndToEnd().fit(alike)
+        answer = model.predict(batch=64, iterations=1000)
+    except WavecastError:  # the runs may not determine a model, and that is said
+        return
+    positive(answer.seconds, answer.low_s, answer.high_s, "seconds of a predicted run")
+
+
+def _read_log(format: str | None) -> Callable[[Path, int], None]:
+    def read(path: Path, number: int) -> None:
+        chosen = format if number % 4 else None
+        given: dict[str, Any] = {"model": "net", "batch": 8} if number % 2 else {}
+        if number % 3:  # a short log does not show where its warm-up ends
+            given["warm_up"] = number % 3
+        use_runs(wavecast.read_runs(path, format=chosen, told=lambda line: None, **given))
+
+    return read
+
+
+def read_store(path: Path, number: int) -> None:
+    for kind in ("-wal", "-shm", "-journal"):
+        with suppress(OSError, ValueError):  # the path may be one that cannot be
+            path.with_name(path.name + kind).unlink()
+    with wavecast.RunStore(path) as store:
+        use_runs(store.runs(last=100 if number % 2 else None))
+        for column in store.arrays().values():
+            _need(bool(((column > 0) & (column < math.inf)).all()), "numbers of runs")
+        store.count()
+
+
+def read_suite(path: Path, number: int) -> None:
+    from wavecast.report.pages import suite_page
+    from wavecast.runs.suite_results import read_results
+
+    results = read_results(path)
+    finite(records.rows(results), "results")
+    suite_page("suite", results)
+    use_runs(wavecast.read_runs(path, format="suite", told=lambda line: None))
+
+
+def read_layers(path: Path, number: int) -> None:
+    from wavecast.campaigns.layer_times import read_rows
+
+    for row in read_rows(path):
+        for seconds in (row.time.forward_s, row.time.backward_s):
+            if seconds is not None:
+                positive(seconds, None, None, "seconds of a layer")
+
+
+def read_layer_times(path: Path, number: int) -> None:
+    from wavecast.regression.caffe_nets import caffe_net
+    from wavecast.regression.layer_times import read_caffe_time
+
+    network = caffe_net("alexnet")
+    times = read_caffe_time(path, network, batch=64)
+    for time in times:
+        for seconds in (time.forward_s, time.backward_s):
+            if seconds is not None:
+                positive(seconds, None, None, "seconds of a layer")
+
+
+@cache
+def _step() -> wavecast.Trace:
+    return made.step()
+
+
+def read_device(path: Path, number: int) -> None:
+    gpu = wavecast.device(str(path))
+    finite(records.device(gpu), "device")
+    step = wavecast.predict(_step(), gpu)
+    positive(step.seconds, step.low_s, step.high_s, "seconds")
+    finite(records.prediction(step), "prediction")
+
+
+def read_host(path: Path, number: int) -> None:
+    from wavecast.hardware import host_files
+
+    finite(records.host(host_files.read_host(path)), "host")
+    step = wavecast.predict(_step(), "l4", host=str(path))
+    positive(step.seconds, step.low_s, step.high_s, "seconds")
+
+
+def read_prices(path: Path, number: int) -> None:
+    from wavecast.planning import prices
+
+    for price in prices.read_prices(path).values():
+        _need(0 < price.per_usd(1.0) < math.inf, "samples for a dollar", price)
+
+
+def read_network(path: Path, number: int) -> None:
+    from wavecast.predictors.mlp import Mlp
+
+    networks = Mlp.read([path])
+    linear = made.mm(64, 64, 64)
+    for gpu in (wavecast.device(name) for name in GPUS[:3]):
+        answer = networks.predict(linear, gpu)
+        if answer is not None:
+            positive(answer.seconds, answer.low_s, answer.high_s, "seconds of an op")
+    ratio = networks.ratio(linear, wavecast.device("l4"), wavecast.device("v100-sxm-16gb"))
+    if ratio is not None:
+        positive(ratio, None, None, "ratio")
+
+
+def read_config(path: Path, number: int) -> None:
+    """A config becomes a recipe; one of a thousand is built and traced, which takes long."""
+    from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+    from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+
+    recipe = recipe_of(str(path), 2, None, ModelOptions())
+    _need(recipe.samples > 0, "samples", recipe.samples)
+    _need(bool(recipe.title), "title", recipe.title)
+    if number % 1000 == 0:
+        from wavecast.frameworks.pytorch.huggingface import training
+
+        use_trace(wavecast.trace(lambda: training.make_step(recipe)), number)
+
+
+def read_counters(path: Path, number: int) -> None:
+    from wavecast.frameworks import ncu
+
+    for key, counted in ncu.load(path).items():
+        _need(key[1] > 0 and key[2] > 0, "launch", key)
+        _need(0 <= counted.flops < math.inf and 0 <= counted.dram_bytes < math.inf, "counts", key)
+
+
+def read_counter_table(path: Path, number: int) -> None:
+    from wavecast.frameworks import ncu
+
+    for row in ncu._parse(os.fsdecode(path.read_bytes())):
+        counted = row.counted
+        _need(0 <= counted.flops < math.inf and 0 <= counted.dram_bytes < math.inf, "counts", row)
+
+
+READERS = (
+    Reader("trace", seeds.traces, read_trace, 6),
+    Reader("profile", seeds.profiles, read_profile, 6),
+    Reader("target", lambda: [*seeds.traces(), *seeds.profiles()], read_target, 1),
+    Reader("caffe log", seeds.caffe, _read_log("caffe"), 10),
+    Reader("dllogger log", seeds.dllogger, _read_log("dllogger"), 7),
+    Reader("tensorboard log", seeds.tensorboard, _read_log("tensorboard"), 4),
+    Reader("lightning log", seeds.lightning, _read_log("lightning"), 9),
+    Reader("hugging face log", seeds.trainer, _read_log("huggingface"), 13),
+    Reader("mlflow log", seeds.mlflow, _read_log("mlflow"), 7),
+    Reader("table of runs", seeds.tables, _read_log("table"), 5),
+    Reader("run store", seeds.stores, read_store, 1),
+    Reader("suite results", seeds.suite_results, read_suite, 14),
+    Reader("layer table", seeds.layer_rows, read_layers, 14),
+    Reader("layer times", seeds.layer_times, read_layer_times, 14),
+    Reader("device file", seeds.devices, read_device, 12),
+    Reader("host file", seeds.hosts, read_host, 12),
+    Reader("price file", seeds.prices, read_prices, 12),
+    Reader("network and card", seeds.networks, read_network, 7),
+    Reader("hugging face config", seeds.configs, read_config, 10),
+    Reader("counters", seeds.counters, read_counters, 13),
+    Reader("ncu table", seeds.counter_tables, read_counter_table, 13),
+)

@@ -1,0 +1,20 @@
+"""Results of the suite: a row whose numbers cannot be is refused, with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wavecast.errors import InvalidInput
+from wavecast.runs.suite_results import read_results
+
+OLD = Path(__file__).parents[1] / "samples" / "version-0.1" / "suite.csv"
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "-0.5"])
+def test_a_time_that_cannot_be_is_refused(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    path.write_text(OLD.read_text().replace(",0.5,", f",{number},"))
+    with pytest.raises(InvalidInput, match=rf"line 2 .*seconds is {number}, but must be a finite"):
+        read_results(path)
