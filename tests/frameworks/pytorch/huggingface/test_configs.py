@@ -156,3 +156,29 @@ def test_a_text_config_of_another_type_says_no_length(inner: object, tmp_path: P
 def test_a_name_that_no_file_can_have_is_unknown(name: str) -> None:
     with pytest.raises(UnknownName, match="is no file or folder"):
         config_of(name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 2001},
+        {"n_layer": 2**40},
+        {"num_local_experts": 10**6},
+        {"depths": [2, 2, 10**6]},
+        {"text_config": {"decoder_layers": 513}},
+    ],
+)
+def test_a_model_of_very_many_parts_is_not_built(change: dict[str, Any], tmp_path: Path) -> None:
+    path = written(tmp_path / "config.json", {**BERT, **change})
+    with pytest.raises(InvalidInput, match=r"a model with more than 512 of them is not built"):
+        config_of(str(path))
+
+
+def test_a_large_vocabulary_and_many_experts_are_usual(tmp_path: Path) -> None:
+    values = {**BERT, "vocab_size": 10**6, "num_experts": 512, "layer_norm_eps": 1e-12}
+    assert config_of(str(written(tmp_path / "config.json", values))).values == values
+
+
+def test_a_config_has_the_name_that_was_written(tmp_path: Path) -> None:
+    path = str(written(tmp_path / "config.json", BERT))
+    assert config_of(path).name == path

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from wavecast.reading import kind_of, parse_json, read_bytes, read_text
 
 CONFIG = "config.json"
 _UNET = "unet"
+
+MOST_PARTS = 512
+"""The most layers, blocks or experts of a model that is built: each one takes time and memory."""
+_PARTS = re.compile(r"(layers?|layers_per_block|blocks|experts|depths?)$")
 _LARGEST_BYTES = 1 << 24
 
 
@@ -124,9 +129,24 @@ def _read(name: str, path: Path) -> ModelConfig:
             f"{path} is not the config of a model: it has neither model_type (transformers) nor "
             "_class_name (diffusers)"
         )
-    for name in ("model_type", "_class_name"):
-        if not isinstance(values.get(name, ""), str):
-            raise InvalidInput(f"{path} is not the config of a model: its {name} is not a text")
+    for key in ("model_type", "_class_name"):
+        if not isinstance(values.get(key, ""), str):
+            raise InvalidInput(f"{path} is not the config of a model: its {key} is not a text")
+    _refuse_many_parts(path, values)
     if "_diffusers_version" in values and str(values.get("_class_name")).endswith("Pipeline"):
         raise InvalidInput(f"{path} describes a whole pipeline; name the folder of its {_UNET}")
     return ModelConfig(name, str(path), values)
+
+
+def _refuse_many_parts(path: Path, values: Mapping[str, Any]) -> None:
+    """Refuse a config of a few bytes whose model would never be finished."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _refuse_many_parts(path, value)
+            continue
+        counts = [n for n in (value if isinstance(value, list) else [value]) if type(n) is int]
+        if _PARTS.search(key) and max(counts, default=0) > MOST_PARTS:
+            raise InvalidInput(
+                f"{path}: {key} is {max(counts)}; a model with more than {MOST_PARTS} of them is "
+                "not built"
+            )
