@@ -20,6 +20,7 @@ import wavecast
 from wavecast.errors import UnknownName, WavecastError
 from wavecast.report import records
 from wavecast.runs.run import Run, check
+from wavecast.traces.step import Op
 
 GPUS = ("l4", "h100-sxm-80gb", "v100-sxm-16gb", "mi300x", "k80")
 
@@ -187,6 +188,23 @@ def read_device(path: Path, number: int) -> None:
     finite(records.prediction(step), "prediction")
 
 
+_COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", "broadcast", "send")
+
+
+def read_cluster(path: Path, number: int) -> None:
+    from wavecast.hardware.cluster_files import read_cluster
+    from wavecast.predictors.collectives import Collectives
+
+    cluster = read_cluster(path)
+    part = made.tensor(2**20)
+    name = f"nccl.{_COLLECTIVES[number % len(_COLLECTIVES)]}"
+    for ranks in (2, 8, 64):
+        op = Op(name, (part,), (part,), (("ranks", ranks), ("stride", 1)))
+        answer = Collectives.shipped().predict(op, cluster, wavecast.device("h100-sxm-80gb"))
+        if answer is not None:
+            positive(answer.seconds, answer.low_s, answer.high_s, "seconds of a collective")
+
+
 def read_host(path: Path, number: int) -> None:
     from wavecast.hardware import host_files
 
@@ -262,6 +280,7 @@ READERS = (
     Reader("layer table", seeds.layer_rows, read_layers, 14),
     Reader("layer times", seeds.layer_times, read_layer_times, 14),
     Reader("device file", seeds.devices, read_device, 12),
+    Reader("cluster file", seeds.clusters, read_cluster, 6),
     Reader("host file", seeds.hosts, read_host, 12),
     Reader("price file", seeds.prices, read_prices, 12),
     Reader("network and card", seeds.networks, read_network, 7),

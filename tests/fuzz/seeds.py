@@ -259,6 +259,13 @@ def devices() -> list[Seed]:
 
 
 @cache
+def clusters() -> list[Seed]:
+    names = ("dgx-h100", "lambda-bridges", "pcie-8")
+    paths = (files.shipped("clusters") / f"{name}.toml" for name in names)
+    return [one("mine.toml", path.read_bytes()) for path in paths]
+
+
+@cache
 def hosts() -> list[Seed]:
     return [one("host.toml", (OLD / "host.toml").read_bytes())]
 
