@@ -239,8 +239,9 @@ def _messages(
     """One message from one rank to the next."""
     several = path.placement.nodes > 1
     hop_s = path.network_hop_s if several else path.hop_s
-    transfer_s = size / (path.network_bytes_per_s if several else path.bytes_per_s)
-    transfer_s /= constants.message_efficiency
+    speed = path.network_bytes_per_s if several else path.bytes_per_s
+    speed *= constants.message_efficiency
+    transfer_s = size / (speed if several else min(speed, path.nominal_bytes_per_s))
     yield Algorithm("one pair", hop_s, transfer_s, 0.0, True, constants.exchange_start_s)
 
 
