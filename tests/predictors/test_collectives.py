@@ -153,6 +153,20 @@ def test_the_size_is_that_of_the_whole_buffer() -> None:
         assert message_bytes(op_of(kind, 4096, 8)) == 4096
 
 
+def test_no_message_is_faster_than_its_link() -> None:
+    size = 1 << 34
+    for one in clusters():
+        gpu = device(one.gpu or "rtx-a6000")
+        answer = MODEL.predict(op_of("send", size, 2), one, gpu)
+        assert answer is not None
+        assert size / answer.seconds <= usual_speed(one)
+
+
+def usual_speed(one: Cluster) -> float:
+    """The nominal speed between two neighbours of a cluster."""
+    return min(one.node.peer_bytes_per_s or math.inf, one.node.link_bytes_per_s)
+
+
 def test_one_rank_sends_nothing() -> None:
     place = cluster("dgx-h100")
     times = {predicted("all_reduce", size, 1, place).seconds for size in (1 << 10, 1 << 30)}

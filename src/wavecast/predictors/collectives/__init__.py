@@ -181,11 +181,15 @@ def _rings(kind: str, size: float, path: RankPath, constants: LinkConstants) -> 
     rounds = 2 if kind == "all_reduce" else 1
     sent = rounds * size * (ranks - 1) / ranks
     own = constants.own_share * size / ranks
-    steps = rounds * (ranks - 1)
-    step_s = max(path.hop_s, constants.network_step * path.network_hop_s)
-    yield Algorithm(
-        "ring", steps * step_s, _slower(path, sent + own, sent), _fill_s(path, constants)
-    )
+    latency_s = rounds * _round_s(path, constants)
+    yield Algorithm("ring", latency_s, _slower(path, sent + own, sent), _fill_s(path, constants))
+
+
+def _round_s(path: RankPath, constants: LinkConstants) -> float:
+    """The time of a short message that goes from rank to rank until all have it."""
+    ranks, nodes = path.placement.ranks, path.placement.nodes
+    step_s = constants.network_step * path.network_hop_s
+    return (ranks - nodes) * path.hop_s + (nodes - 1) * step_s
 
 
 def _reductions(
@@ -235,8 +239,9 @@ def _messages(
     """One message from one rank to the next."""
     several = path.placement.nodes > 1
     hop_s = path.network_hop_s if several else path.hop_s
-    transfer_s = size / (path.network_bytes_per_s if several else path.bytes_per_s)
-    transfer_s /= constants.message_efficiency
+    speed = path.network_bytes_per_s if several else path.bytes_per_s
+    speed *= constants.message_efficiency
+    transfer_s = size / (speed if several else min(speed, path.nominal_bytes_per_s))
     yield Algorithm("one pair", hop_s, transfer_s, 0.0, True, constants.exchange_start_s)
 
 
@@ -244,9 +249,8 @@ def _broadcasts(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
     """The bytes of one rank go along a chain."""
-    step_s = max(path.hop_s, path.network_hop_s)
-    steps = path.placement.ranks - 1
-    yield Algorithm("ring", steps * step_s, _slower(path, size, size), _fill_s(path, constants))
+    latency_s = _round_s(path, constants)
+    yield Algorithm("ring", latency_s, _slower(path, size, size), _fill_s(path, constants))
 
 
 _ALGORITHMS = {

@@ -23,8 +23,8 @@ class LinkConstants:
     """The same over PCIe through the host's memory."""
     network_hops: float = 4.0
     """How many times the network's latency one message of NCCL between machines takes."""
-    network_step: float = 0.6
-    """The latency of one step of a ring over machines, compared with such a message."""
+    network_step: float = 1.0
+    """The latency of a ring's step to the next machine, compared with such a message."""
     nvlink_efficiency: float = 0.8
     pcie_efficiency: float = 0.75
     host_efficiency: float = 0.2

@@ -19,6 +19,8 @@ class RankPath:
     """A short message to the next GPU in the same machine."""
     bytes_per_s: float
     """What one GPU sends inside its machine."""
+    nominal_bytes_per_s: float
+    """The same according to the data sheet: no message is faster."""
     nvls_bytes_per_s: float | None
     """The same when switches add up. None if they cannot."""
     network_hop_s: float
@@ -69,7 +71,7 @@ def path_of(
         per_gpu = min(per_gpu, device.pcie_bytes_per_s or per_gpu)
         speed_out = per_gpu * placement.per_node * constants.network_efficiency
         outside = (constants.network_hops * latency_s, speed_out, network.sharp)
-    return RankPath(placement, hop_s, speed * efficiency, nvls, *outside, generation)
+    return RankPath(placement, hop_s, speed * efficiency, speed, nvls, *outside, generation)
 
 
 def _inside(cluster: Cluster, ranks: int) -> tuple[str, str, float]:
