@@ -1,4 +1,4 @@
-"""The collectives of a tensor rank against those that PyTorch's DTensor issues for the same plan."""
+"""The collectives of a tensor rank against those that DTensor issues for the same plan."""
 
 from __future__ import annotations
 

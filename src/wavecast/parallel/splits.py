@@ -130,14 +130,31 @@ def after(op: Op, inputs: Splits, ranks: int) -> Splits:
     if base in _REDUCTIONS:
         return tuple(_reduced(op, len(tensor.shape), split) for _ in op.outputs)
     if "attention" in base:
-        return tuple(_as_in(tensor, split, made, right=False) for made in op.outputs)
+        return tuple(_attended(op, inputs, made) for made in op.outputs)
     if base == "aten.embedding":
         return (split,) if inputs[0] is None else (None,)
     return tuple(_as_in(tensor, split, made) for made in op.outputs)
 
 
+def _attended(op: Op, inputs: Splits, made: TensorSpec) -> Split | None:
+    """The division of what attention gives: keys and queries may differ in their heads."""
+    for tensor, split in zip(op.inputs, inputs, strict=True):
+        if split is not None and (same := _as_in(tensor, split, made, right=False)):
+            return same
+    return None
+
+
 def adopted(op: Op, inputs: Splits, outputs: Splits) -> Splits:
-    """The divisions of an elementwise op's inputs: whole tensors are cut to the parts of others."""
+    """The divisions of an elementwise op's inputs: whole tensors are cut to the parts of others.
+
+    So are the heads of keys and values that attention reads.
+    """
+    heads = [split for split in inputs if split is not None and split.dim == 1]
+    if "attention" in op.base and heads:
+        return tuple(
+            Split(1, tensor.shape[1]) if known is None and len(tensor.shape) == 4 else known
+            for tensor, known in zip(op.inputs, inputs, strict=True)
+        )
     if len(op.outputs) != 1 or outputs[0] is None or not _is_elementwise(op):
         return inputs
     split, made = outputs[0], op.outputs[0]
