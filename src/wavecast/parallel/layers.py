@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wavecast.parallel.context import with_context
+from wavecast.parallel.experts import with_experts
 from wavecast.parallel.strategy import Parallel
 from wavecast.parallel.tensor import with_tensor
 from wavecast.traces.step import Trace
@@ -19,7 +20,7 @@ def with_layers_divided(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[
         InvalidInput: the layers cannot be divided so. The message says what would fit.
     """
     notes: tuple[str, ...] = ()
-    for divide in (with_context, with_tensor):
+    for divide in (with_context, with_experts, with_tensor):
         trace, assumed = divide(trace, strategy)
         notes += assumed
     return trace, notes
