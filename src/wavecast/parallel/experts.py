@@ -9,19 +9,17 @@ rank receives as many as it sends.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
 from wavecast.parallel.editing import COMPUTE, TRANSFERS, Edit, kernel, wait
 from wavecast.parallel.exchanges import exchange
+from wavecast.parallel.mixtures import GROUPED, grouped_products
 from wavecast.parallel.plans import fitting
 from wavecast.parallel.split_memory import Weight, is_list_op, share_memory, shared_lists
 from wavecast.parallel.splits import Split, share_op
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.step import DTYPE_BYTES, Call, Op, Phase, Role, TensorSpec, Trace
-
-_GROUPED = "aten._grouped_mm"
 
 
 def with_experts(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
@@ -30,9 +28,9 @@ def with_experts(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[str, ..
     Raises:
         InvalidInput: the step has no grouped products of experts, or they cannot be divided.
     """
-    axis = strategy.axes["expert"]
-    if axis.size == 1:
+    if strategy.expert == 1:
         return trace, ()
+    axis = _axis(strategy)
     mixtures = _mixtures(trace)
     if not mixtures:
         raise InvalidInput(
@@ -59,6 +57,22 @@ def with_experts(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[str, ..
     return edit.made(), (note,)
 
 
+def _axis(strategy: Parallel) -> RankAxis:
+    """The ranks that share the experts: ranks with other words, which are those of the data axis.
+
+    With sequence parallelism, tensor ranks have other words, too.
+    """
+    axis, words = strategy.axes["expert"], strategy.data * strategy.context
+    if strategy.sequence or strategy.tensor == 1:
+        return axis
+    if words % strategy.expert:
+        raise InvalidInput(
+            f"expert={strategy.expert} must divide data x context = {words}, since tensor ranks "
+            f"have the same words; possible sizes are {fitting(words)}, or set sequence=True"
+        )
+    return RankAxis(strategy.expert, strategy.tensor)
+
+
 @dataclass(frozen=True)
 class _Mixture:
     """The experts of one layer."""
@@ -73,12 +87,8 @@ class _Mixture:
 
 
 def _mixtures(trace: Trace) -> list[_Mixture]:
-    places: dict[str, list[int]] = defaultdict(list)
-    for position, call in enumerate(trace):
-        if call.op.base == _GROUPED:
-            places[call.module].append(position)
     mixtures = []
-    for module, positions in places.items():
+    for module, positions in grouped_products(trace).items():
         ahead = [p for p in positions if trace.calls[p].phase is Phase.FORWARD]
         back = [p for p in positions if trace.calls[p].phase is Phase.BACKWARD]
         stored = {trace.calls[p].op.inputs[1].shape for p in ahead}
@@ -95,7 +105,7 @@ def _divided(trace: Trace, mixture: _Mixture, ranks: int) -> dict[int, Op]:
     for position, call in enumerate(trace):
         if call.module != mixture.module or is_list_op(call):
             continue
-        counts = call.op.base == _GROUPED  # the ends of the groups are given, too
+        counts = call.op.base == GROUPED  # the ends of the groups are given, too
 
         def split(tensor: TensorSpec, counts: bool = counts) -> Split | None:
             is_ends = counts and tensor.shape == (mixture.experts,)

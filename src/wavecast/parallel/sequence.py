@@ -61,7 +61,8 @@ class Positions:
 def _bounds(trace: Trace, plan: Plan, runs: Sequence[Run]) -> tuple[frozenset[int], frozenset[int]]:
     """Where the division begins and ends, but for lookups and heads that the plan divides."""
     block_of = block_finder(trace)
-    begins, ends = set(), set()
+    begins: set[int] = set()
+    ends: set[int] = set()
     inside = {p for run in runs for p in range(run.start, run.end)}
     blocks = [
         (position, call.phase)

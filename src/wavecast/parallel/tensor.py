@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from wavecast.errors import InvalidInput
 from wavecast.parallel.editing import COMPUTE, TRANSFERS, Edit, wait
 from wavecast.parallel.exchanges import exchange
+from wavecast.parallel.mixtures import Mixtures
 from wavecast.parallel.plans import Plan, fitting, plan_of
 from wavecast.parallel.products import Run, Side, layers_of, runs_of, splits_in_run
 from wavecast.parallel.sequence import Positions
@@ -86,6 +87,7 @@ class _Division:
         runs = runs_of(self.trace, every)
         self.runs = [run for run in runs if run.layer.position in self.plan.styles]
         self.closing = self._closing()
+        self.mixtures = Mixtures.of(self.trace, divided=not self.sequence)
         self.positions = Positions.of(self.trace, self.plan, self.runs) if self.sequence else None
 
     def _closing(self) -> set[int]:
@@ -121,6 +123,10 @@ class _Division:
                 self._exchange_around(position, run)
             else:
                 self._exchange_lookup(position, call)
+                if position in self.mixtures.ends:
+                    whole = call.op.outputs[0]
+                    self._insert(position + 1, "all_reduce", whole, whole, call)
+                    self._write(whole, None)
                 self._reduce_loss(position, call, inputs)
 
     def _write(self, tensor: TensorSpec, split: Split | None) -> None:
@@ -136,7 +142,10 @@ class _Division:
             return inputs, outputs
         if op.base in ("aten.embedding", "aten.embedding_dense_backward"):
             return self._lookup_splits(position, call)
-        inputs = tuple(self.latest.get(tensor) for tensor in op.inputs)
+        inputs = tuple(
+            self.mixtures.split(call.module, tensor) or self.latest.get(tensor)
+            for tensor in op.inputs
+        )
         try:
             outputs = after(op, inputs, self.axis.size)
         except Indivisible as error:
@@ -291,7 +300,10 @@ class _Division:
 
     def made(self) -> Trace:
         self._reduce_shared_weights()
-        weights = weights_of(self.trace, self.plan, self.runs, self.ops, self.axis.size)
+        made_inside = self.mixtures.positions | {
+            position for run in self.runs for position in range(run.start, run.end)
+        }
+        weights = weights_of(self.trace, self.plan, made_inside, self.ops, self.axis.size)
         self.ops |= shared_lists(self.trace, weights)
         for position, op in self.ops.items():
             self.edit.replace_op(position, op)
