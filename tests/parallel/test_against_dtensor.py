@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -107,6 +108,14 @@ def issued(ranks: int, sequence: bool, precision: str) -> list[tuple[str, int]]:
     return calls
 
 
+@cache
+def llama(precision: str) -> Trace:
+    sizes = {**SIZES, "tied": False, "sequence": 12}
+    return wavecast.trace(
+        lambda: benchmark("llama-1b").make_step(3, precision, device="cuda", **sizes)
+    )
+
+
 def predicted(trace: Trace, strategy: Parallel) -> list[tuple[str, int]]:
     made, _ = with_tensor(trace, strategy)
     return [
@@ -122,11 +131,7 @@ def predicted(trace: Trace, strategy: Parallel) -> list[tuple[str, int]]:
 def test_every_collective_is_the_one_that_dtensor_issues(
     ranks: int, sequence: bool, precision: str
 ) -> None:
-    sizes = {**SIZES, "tied": False, "sequence": 12}
-    trace = wavecast.trace(
-        lambda: benchmark("llama-1b").make_step(3, precision, device="cuda", **sizes)
-    )
-    ours = predicted(trace, Parallel(tensor=ranks, sequence=sequence, tensor_plan=PLAN))
+    ours = predicted(llama(precision), Parallel(tensor=ranks, sequence=sequence, tensor_plan=PLAN))
     if sequence:  # DTensor leaves the sum of the norms' gradients to whoever reads them
         norms = 5 * 32 * 4
         assert ours.pop() == ("nccl.all_reduce", norms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 from parallel.shapes import misfit
@@ -23,7 +24,7 @@ from wavecast.errors import InvalidInput
 from wavecast.parallel.strategy import Parallel
 from wavecast.parallel.tensor import with_tensor
 from wavecast.suite import benchmark
-from wavecast.traces.step import Phase, Role
+from wavecast.traces.step import Phase, Role, Trace
 
 every_model = pytest.mark.parametrize("name", [*SUITE, *HUGGING_FACE])
 both_precisions = pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -69,6 +70,14 @@ def test_the_shapes_of_a_rank_fit_each_other(name: str, precision: str, sequence
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
 
 
+@cache
+def of_sizes(name: str, batch: int, sizes: tuple[tuple[str, int], ...]) -> Trace:
+    options = {**SMALL[name], **dict(sizes)}
+    return wavecast.trace(
+        lambda: benchmark(name).make_step(batch, "bf16", device="cuda", **options)
+    )
+
+
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize(
     ("name", "batch", "sizes"),
@@ -83,10 +92,7 @@ def test_the_shapes_of_a_rank_fit_each_other(name: str, precision: str, sequence
 def test_equal_sizes_are_not_confused(
     name: str, batch: int, sizes: dict[str, int], sequence: bool
 ) -> None:
-    options = {**SMALL[name], **sizes}
-    trace = wavecast.trace(
-        lambda: benchmark(name).make_step(batch, "bf16", device="cuda", **options)
-    )
+    trace = of_sizes(name, batch, tuple(sizes.items()))
     made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     for whole, part in zip(trace, computed(made), strict=True):

@@ -19,8 +19,19 @@ HUGGING_FACE = ("LLAMA", "GPT2", "BERT", "VIT", "T5")
 PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 
 
+MIXTRAL = {
+    "model_type": "mixtral",
+    **tiny_configs.SMALL,
+    **{"num_key_value_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64},
+    **{"num_local_experts": 4, "num_experts_per_tok": 2},
+    "architectures": ["MixtralForCausalLM"],
+}
+
+
 @cache
 def traced(name: str, precision: str = "fp32") -> Trace:
+    if name == "MIXTRAL":  # grouped products are for bfloat16
+        return _traced_config(MIXTRAL, "bfloat16 weights")
     if name in HUGGING_FACE:
         return _traced_config(getattr(tiny_configs, name), precision)
     sizes = SMALL[name]
@@ -37,6 +48,8 @@ def _traced_config(config: dict[str, Any], precision: str) -> Trace:
             values |= {"bos_token_id": 0, "eos_token_id": 0}
         made = transformers.AutoConfig.for_model(**values)
         model = getattr(transformers, config["architectures"][0])(made).cuda().train()
+        if precision == "bfloat16 weights":
+            model = model.bfloat16()
         optimizer = torch.optim.AdamW(model.parameters())
         if values["model_type"] == "vit":
             inputs = {"pixel_values": torch.randn(3, 3, 32, 32, device="cuda")}

@@ -36,7 +36,7 @@ def with_context(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[str, ..
     axis = strategy.axes["context"]
     if axis.size == 1:
         return trace, ()
-    division = _Division(trace, axis, _length(trace, axis.size))
+    division = _ContextRank(trace, axis, _length(trace, axis.size))
     division.divide()
     return division.made(), (_NOTE,)
 
@@ -72,7 +72,7 @@ def _length(trace: Trace, ranks: int) -> int:
 
 
 @dataclass
-class _Division:
+class _ContextRank:
     """A trace whose sequences are being divided."""
 
     trace: Trace

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wavecast.parallel.plans import Plan
-from wavecast.parallel.products import Run
+from wavecast.parallel.products import LayerPass
 from wavecast.parallel.splits import Split
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.step import Phase, TensorSpec, Trace
@@ -28,7 +28,7 @@ class Positions:
     """The starts of the first layers of each group, and until when they need what they read."""
 
     @staticmethod
-    def of(trace: Trace, plan: Plan, runs: Sequence[Run]) -> Positions:
+    def of(trace: Trace, plan: Plan, runs: Sequence[LayerPass]) -> Positions:
         """The parts of a step that the groups of a plan enclose."""
         columns = {layer.position for group in plan.groups for layer in group.columns}
         shapes = {
@@ -43,11 +43,11 @@ class Positions:
         dim = max(len(tensor.shape) - 2, 0)
         return Split(dim, tensor.shape[dim])
 
-    def opens(self, run: Run) -> bool:
+    def opens(self, run: LayerPass) -> bool:
         """Whether a forward run is the first of its group to read the hidden state."""
         return run.start in self.opening
 
-    def kept_until(self, run: Run) -> int:
+    def kept_until(self, run: LayerPass) -> int:
         """Where what was gathered for a group is no longer needed."""
         return self.opening[run.start]
 
@@ -58,7 +58,9 @@ class Positions:
         return known[0] if known else next(iter(sorted(self.hidden, key=str)))
 
 
-def _bounds(trace: Trace, plan: Plan, runs: Sequence[Run]) -> tuple[frozenset[int], frozenset[int]]:
+def _bounds(
+    trace: Trace, plan: Plan, runs: Sequence[LayerPass]
+) -> tuple[frozenset[int], frozenset[int]]:
     """Where the division begins and ends, but for lookups and heads that the plan divides."""
     block_of = block_finder(trace)
     begins: set[int] = set()
@@ -83,7 +85,7 @@ def _bounds(trace: Trace, plan: Plan, runs: Sequence[Run]) -> tuple[frozenset[in
     return frozenset(begins - inside), frozenset(ends - inside)
 
 
-def _opening(trace: Trace, plan: Plan, runs: Sequence[Run]) -> dict[int, int]:
+def _opening(trace: Trace, plan: Plan, runs: Sequence[LayerPass]) -> dict[int, int]:
     opening = {}
     for group in plan.groups:
         members = {layer.position for layer in group.columns}
