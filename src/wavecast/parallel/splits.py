@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from wavecast.errors import InvalidInput
 from wavecast.traces.step import Op, Scalar, TensorSpec
@@ -94,6 +95,7 @@ def _packs(sizes: Sequence[int], count: int, stride: int, below: int, ranks: int
     return count == 3 or (count == 2 and ranks > 2)
 
 
+@lru_cache(maxsize=4096)  # repeated blocks have the same ops
 def after(op: Op, inputs: Splits, ranks: int) -> Splits:
     """The divisions of an op's outputs, given those of its inputs.
 
@@ -279,6 +281,7 @@ _RULES: dict[str, _Rule] = {
 }
 
 
+@lru_cache(maxsize=4096)  # repeated blocks have the same ops
 def share_op(op: Op, inputs: Splits, outputs: Splits, ranks: int) -> Op:
     """The op as one rank runs it."""
     if not any(inputs) and not any(outputs):
