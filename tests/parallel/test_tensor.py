@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import pytest
 from parallel.shapes import misfit
@@ -25,6 +26,8 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.parallel.tensor import with_tensor
 from wavecast.suite import benchmark
 from wavecast.traces.step import Phase, Role, Trace
+
+torch = pytest.importorskip("torch")
 
 every_model = pytest.mark.parametrize("name", [*SUITE, *HUGGING_FACE])
 both_precisions = pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -98,6 +101,73 @@ def test_equal_sizes_are_not_confused(
     for whole, part in zip(trace, computed(made), strict=True):
         if is_product(whole):
             assert flops(whole) == 2 * flops(part), whole
+
+
+def encoder_step() -> Any:
+    """A step of torch's own encoder layers, whose attention calls no modules for its products."""
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).cuda().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.randn(3, 10, 32, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(words).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_products_without_modules_of_their_own_are_told_apart() -> None:
+    trace = wavecast.trace(encoder_step)
+    made, _ = with_tensor(trace, Parallel(tensor=2))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    for whole, part in zip(trace, computed(made), strict=True):
+        if is_product(whole):
+            assert flops(whole) == 2 * flops(part), whole
+    phases = [call.phase for call in collectives(made)]
+    assert phases.count(Phase.FORWARD) == 4
+    assert phases.count(Phase.BACKWARD) == 3  # nobody needs the gradient of the input
+
+
+def checkpointed_step() -> Any:
+    """A step that recomputes its blocks, and that keeps its gradients from step to step."""
+    from torch.utils.checkpoint import checkpoint
+
+    from wavecast.suite.language import GPT2
+
+    model = GPT2(2, 32, 2, 20, 16, 0.0).cuda()
+    for block in model.blocks:
+        inner = block.forward
+        block.forward = partial(checkpoint, inner, use_reentrant=False)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    words = torch.zeros(3, 12, dtype=torch.long, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        logits = model(words).flatten(0, 1)
+        torch.nn.functional.cross_entropy(logits, words.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_recomputed_layers_are_divided_and_reduced_again(sequence: bool) -> None:
+    trace = wavecast.trace(checkpointed_step)
+    made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    for whole, part in zip(trace, computed(made), strict=True):
+        if is_product(whole):
+            assert flops(whole) == 2 * flops(part), whole
+    assert held(made, Role.GRADIENT) == held(made, Role.PARAMETER)
+    ours = [c for c in collectives(made) if ".blocks.0." in c.module and c.phase is Phase.BACKWARD]
+    names = [call.op.name.removeprefix("nccl.") for call in ours]
+    if sequence:  # a group recomputed: gather, reduce; then backward for the two groups
+        assert names.count("all_gather") == 2 + 2
+        assert names.count("reduce_scatter") == 1 + 2
+    else:  # the last layer of a block is not recomputed
+        assert names == ["all_reduce"] * (1 + 2)
 
 
 def test_parameters_of_all_ranks_add_up() -> None:

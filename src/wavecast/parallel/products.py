@@ -39,6 +39,12 @@ class Layer:
     transposed: bool
     """Whether the weight is stored as (out, in), as in `nn.Linear`."""
 
+    def units(self, side: Side) -> int:
+        """The features that are divided: of queries, keys and values, each by itself."""
+        if side == "rows":
+            return self.wide_in
+        return self.wide_in if self.wide_out == 3 * self.wide_in else self.wide_out
+
 
 @dataclass(frozen=True)
 class LayerPass:
@@ -198,8 +204,9 @@ def splits_in_run(run: LayerPass, position: int, op: Op, side: Side) -> tuple[Sp
     if op.base == "aten.t":
         return _turned(run, position, op.inputs[0], side)
     if op.base == "aten.sum":
-        out = Split(len(op.outputs[0].shape) - 1, layer.wide_out) if side == "columns" else None
-        of = Split(1, layer.wide_out) if side == "columns" else None
+        count = layer.units(side)
+        out = Split(len(op.outputs[0].shape) - 1, count) if side == "columns" else None
+        of = Split(1, count) if side == "columns" else None
         return (of,), (out,)
     turn = run.position_of("forward" if run.forward else "input")
     passed = turn is not None and position > turn
@@ -212,7 +219,7 @@ def splits_in_run(run: LayerPass, position: int, op: Op, side: Side) -> tuple[Sp
 def _product_splits(layer: Layer, part: Part, side: Side, op: Op) -> Splits:
     """The divisions of the two factors and the result."""
     columns = side == "columns"
-    count = layer.wide_out if columns else layer.wide_in
+    count = layer.units(side)
     first, second = Split(0, count), Split(1, count)
     if part == "forward":
         bias: Splits = (Split(0, count) if columns else None,) if len(op.inputs) == 3 else ()
@@ -231,7 +238,7 @@ def _turned(run: LayerPass, position: int, tensor: TensorSpec, side: Side) -> tu
     """The divisions of a matrix that is turned: a weight, or rows before their gradient."""
     layer = run.layer
     columns = side == "columns"
-    count = layer.wide_out if columns else layer.wide_in
+    count = layer.units(side)
     made = run.position_of("weight")
     waiting = not run.forward and made is not None and position < made
     if waiting and tensor.strides is None:
@@ -254,13 +261,13 @@ def _split_of(tensor: TensorSpec, run: LayerPass, op: Op, passed: bool, side: Si
     if is_matrix and op.base not in _VIEWS:
         stored_out_first = layer.transposed == (tensor.strides is None)
         dim = int(columns != stored_out_first)
-        return Split(dim, layer.wide_out if columns else layer.wide_in)
+        return Split(dim, layer.units(side))
     if tensor.numel == layer.wide_out and layer.rows > 1:
-        return Split(last, layer.wide_out) if columns else None
+        return Split(last, layer.units(side)) if columns else None
     if layer.wide_in != layer.wide_out:
         is_output = shape[-1] == layer.wide_out
     else:
         is_output = passed == run.forward
     if is_output:
-        return Split(last, layer.wide_out) if columns else None
+        return Split(last, layer.units(side)) if columns else None
     return None if columns else Split(last, layer.wide_in)

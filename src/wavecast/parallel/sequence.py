@@ -86,16 +86,17 @@ def _bounds(
 
 
 def _opening(trace: Trace, plan: Plan, runs: Sequence[LayerPass]) -> dict[int, int]:
+    """The first passes of each group, recomputed ones too, and the end of what they need."""
     opening = {}
     for group in plan.groups:
         members = {layer.position for layer in group.columns}
         own = [run for run in runs if run.layer.position in members]
-        ahead = [run for run in own if run.forward]
-        back = [run for run in own if not run.forward]
-        if not ahead:
-            continue
-        first = trace.calls[ahead[0].start].op
-        cast = first.base == "aten._to_copy" and len(first.inputs[0].shape) > 2
-        last = max(run.end for run in ahead)
-        opening[ahead[0].start] = last if cast or not back else max(run.end for run in back)
+        first = next((run.layer for run in own if run.forward), None)
+        starts = [run.start for run in own if run.forward and run.layer is first]
+        for start, following in zip(starts, [*starts[1:], len(trace)], strict=True):
+            until = [run for run in own if start <= run.start < following]
+            ahead = max(run.end for run in until if run.forward)
+            cast = trace.calls[start].op
+            is_cast = cast.base == "aten._to_copy" and len(cast.inputs[0].shape) > 2
+            opening[start] = ahead if is_cast else max(run.end for run in until)
     return opening

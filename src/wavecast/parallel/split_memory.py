@@ -152,10 +152,9 @@ def share_memory(
         nbytes = allocation.nbytes
         if allocation.born is not None:
             nbytes = sizes[index]
-        elif allocation.role is Role.GRADIENT:  # of the step before: as those of this step
-            same = gradients[nbytes]
-            nbytes = same.pop(0) if same else nbytes
-        elif allocation.role in (Role.PARAMETER, Role.OPTIMIZER_STATE):
+        elif allocation.role is Role.GRADIENT and gradients[nbytes]:
+            nbytes = gradients[nbytes].pop(0)  # of the step before: as those of this step
+        elif allocation.role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE):
             nbytes = -(-nbytes // parts.get((allocation.module, nbytes), 1))
         shared.append(nbytes)
     following = iter(shared)

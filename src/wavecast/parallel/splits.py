@@ -69,6 +69,17 @@ def viewed(shape: Sequence[int], split: Split, made: Sequence[int], ranks: int) 
     Raises:
         Indivisible: the units fall into fewer than can be divided, as heads do.
     """
+    try:
+        return _viewed(shape, split, made, ranks)
+    except Indivisible:
+        units = shape[split.dim] // split.inner
+        if units == split.count:
+            raise
+        # Not side by side, as was thought: queries, keys and values of one head after another.
+        return _viewed(shape, replace(split, count=units), made, ranks)
+
+
+def _viewed(shape: Sequence[int], split: Split, made: Sequence[int], ranks: int) -> Split | None:
     below = split.inner * math.prod(shape[split.dim + 1 :])
     above = below * split.count
     stride = math.prod(made)
@@ -81,7 +92,7 @@ def viewed(shape: Sequence[int], split: Split, made: Sequence[int], ranks: int) 
         if _packs(made[dim:], count, stride, below, ranks):
             above = stride  # queries, keys and values side by side: each of them is divided
             continue
-        if count % ranks and lowest > below:
+        if above % lowest or (count % ranks and lowest > below):
             raise Indivisible(str(count))
         return Split(dim, count, lowest // stride)
     return None
