@@ -27,11 +27,9 @@ def misfit(op: Op) -> str | None:
             return f"{op.name} {shapes} -> {made}"
         if name == "addmm" and shapes[0] != (right[-1],):
             return f"{op.name} {shapes} -> {made}"
-    elif (name in _VIEWS and math.prod(shapes[0]) != math.prod(made[0])) or (
-        name in _POINTWISE and not all(_broadcasts(shape, made[0]) for shape in shapes)
-    ):
-        return f"{op.name} {shapes} -> {made}"
-    return None
+    viewed = name not in _VIEWS or math.prod(shapes[0]) == math.prod(made[0])
+    spread = name not in _POINTWISE or all(_broadcasts(shape, made[0]) for shape in shapes)
+    return None if viewed and spread else f"{op.name} {shapes} -> {made}"
 
 
 def _broadcasts(shape: tuple[int, ...], made: tuple[int, ...]) -> bool:

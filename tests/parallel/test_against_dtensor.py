@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -75,24 +76,37 @@ def dtensor_styles(sequence: bool) -> dict[str, Any]:
     return styles
 
 
-def issued(ranks: int, sequence: bool, precision: str) -> list[tuple[str, int]]:
-    """The collectives of a forward and a backward pass under DTensor, with their input bytes."""
+Collective = tuple[str, int]
+"""A collective and the bytes that a rank gives to it."""
+Product = tuple[int, int, int]
+"""The sizes of a product of two matrices."""
+
+
+def issued(ranks: int, sequence: bool, precision: str) -> tuple[list[Collective], list[Product]]:
+    """What one rank does in a forward and a backward pass under DTensor."""
     import torch.nn.functional as F
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import parallelize_module
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from wavecast.suite.llama import Llama
 
-    calls: list[tuple[str, int]] = []
+    calls: list[Collective] = []
+    products: list[Product] = []
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            name = str(func).split(".")
-            if name[0] == "_c10d_functional" and name[1] in NAMES:
+            if any(issubclass(kind, DTensor) for kind in types):
+                return NotImplemented  # seen again on the tensors of this rank
+            _, name, *_ = str(func).split(".")
+            if name in NAMES:
                 dtype = str(args[0].dtype).removeprefix("torch.")
-                calls.append((NAMES[name[1]], args[0].numel() * DTYPE_BYTES[dtype]))
+                calls.append((NAMES[name], args[0].numel() * DTYPE_BYTES[dtype]))
+            elif name == "mm" and not isinstance(args[0], FakeTensor):  # DTensor asks for shapes
+                products.append((*args[0].shape, args[1].shape[1]))
             return func(*args, **(kwargs or {}))
 
     model = Llama(**SIZES, tied=False)
@@ -104,30 +118,32 @@ def issued(ranks: int, sequence: bool, precision: str) -> list[tuple[str, int]]:
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 logits = model(tokens).flatten(0, 1)
             F.cross_entropy(logits.float(), tokens.flatten()).backward()
-    return calls
+    return calls, products
 
 
-def predicted(trace: Trace, strategy: Parallel) -> list[tuple[str, int]]:
-    made, _ = with_tensor(trace, strategy)
-    return [
-        (call.op.name, call.op.inputs[0].nbytes)
-        for call in made
-        if call.op.name.startswith("nccl.") and call.phase in (Phase.FORWARD, Phase.BACKWARD)
-    ]
+@cache
+def llama(precision: str) -> Trace:
+    sizes = {**SIZES, "tied": False, "sequence": 12}
+    return wavecast.trace(
+        lambda: benchmark("llama-1b").make_step(3, precision, device="cuda", **sizes)
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_every_collective_is_the_one_that_dtensor_issues(
+def test_every_collective_and_product_is_the_one_that_dtensor_issues(
     ranks: int, sequence: bool, precision: str
 ) -> None:
-    sizes = {**SIZES, "tied": False, "sequence": 12}
-    trace = wavecast.trace(
-        lambda: benchmark("llama-1b").make_step(3, precision, device="cuda", **sizes)
-    )
-    ours = predicted(trace, Parallel(tensor=ranks, sequence=sequence, tensor_plan=PLAN))
+    strategy = Parallel(tensor=ranks, sequence=sequence, tensor_plan=PLAN)
+    made, _ = with_tensor(llama(precision), strategy)
+    passes = [call.op for call in made if call.phase in (Phase.FORWARD, Phase.BACKWARD)]
+    ours = [(op.name, op.inputs[0].nbytes) for op in passes if op.name.startswith("nccl.")]
     if sequence:  # DTensor leaves the sum of the norms' gradients to whoever reads them
         norms = 5 * 32 * 4
         assert ours.pop() == ("nccl.all_reduce", norms)
-    assert ours == issued(ranks, sequence, precision)
+    collectives, products = issued(ranks, sequence, precision)
+    assert ours == collectives
+    assert [
+        (*op.inputs[0].shape, op.inputs[1].shape[1]) for op in passes if op.base == "aten.mm"
+    ] == products

@@ -3,85 +3,31 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
-import tiny_configs
 from parallel.shapes import misfit
+from parallel.traced_models import (
+    HUGGING_FACE,
+    SUITE,
+    collectives,
+    computed,
+    flops,
+    held,
+    is_product,
+    traced,
+)
 from small_models import SMALL
 
 import wavecast
-from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.parallel.strategy import Parallel
 from wavecast.parallel.tensor import with_tensor
 from wavecast.suite import benchmark
-from wavecast.traces.step import Call, Phase, Role, Trace
+from wavecast.traces.step import Phase, Role, Trace
 
-SUITE = ("gpt2", "llama-1b", "bert-base", "vit")
-HUGGING_FACE = ("LLAMA", "GPT2", "BERT", "VIT", "T5")
-PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
-
-
-@cache
-def traced(name: str, precision: str = "fp32") -> Trace:
-    if name in HUGGING_FACE:
-        return _traced_config(getattr(tiny_configs, name), precision)
-    sizes = SMALL[name]
-    return wavecast.trace(lambda: benchmark(name).make_step(3, precision, device="cuda", **sizes))
-
-
-def _traced_config(config: dict[str, Any], precision: str) -> Trace:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-
-    def make_step() -> Any:
-        values = {key: value for key, value in config.items() if key != "architectures"}
-        if values["model_type"] == "gpt2":
-            values |= {"bos_token_id": 0, "eos_token_id": 0}
-        made = transformers.AutoConfig.for_model(**values)
-        model = getattr(transformers, config["architectures"][0])(made).cuda().train()
-        optimizer = torch.optim.AdamW(model.parameters())
-        if values["model_type"] == "vit":
-            inputs = {"pixel_values": torch.randn(3, 3, 32, 32, device="cuda")}
-            inputs["labels"] = torch.zeros(3, dtype=torch.long, device="cuda")
-        else:
-            words = torch.zeros(3, 16, dtype=torch.long, device="cuda")
-            inputs = {"input_ids": words, "labels": words}
-
-        def step() -> None:
-            optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-                loss = model(**inputs).loss
-            loss.backward()
-            optimizer.step()
-
-        return step
-
-    return wavecast.trace(make_step)
-
-
-def flops(call: Call) -> float:
-    return ops.executed_flops(call.op) or 0.0
-
-
-def is_product(call: Call) -> bool:
-    return call.op.base in PRODUCTS or "attention" in call.op.base
-
-
-def computed(trace: Trace) -> list[Call]:
-    """The calls but for collectives and waits."""
-    return [call for call in trace if not call.op.name.startswith(("nccl.", "cuda."))]
-
-
-def collectives(trace: Trace) -> list[Call]:
-    return [call for call in trace if call.op.name.startswith("nccl.")]
-
-
-def held(trace: Trace, role: Role) -> int:
-    return sum(a.nbytes for a in trace.allocations if a.role is role)
-
+torch = pytest.importorskip("torch")
 
 every_model = pytest.mark.parametrize("name", [*SUITE, *HUGGING_FACE])
 both_precisions = pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -127,6 +73,14 @@ def test_the_shapes_of_a_rank_fit_each_other(name: str, precision: str, sequence
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
 
 
+@cache
+def of_sizes(name: str, batch: int, sizes: tuple[tuple[str, int], ...]) -> Trace:
+    options = {**SMALL[name], **dict(sizes)}
+    return wavecast.trace(
+        lambda: benchmark(name).make_step(batch, "bf16", device="cuda", **options)
+    )
+
+
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize(
     ("name", "batch", "sizes"),
@@ -141,15 +95,79 @@ def test_the_shapes_of_a_rank_fit_each_other(name: str, precision: str, sequence
 def test_equal_sizes_are_not_confused(
     name: str, batch: int, sizes: dict[str, int], sequence: bool
 ) -> None:
-    options = {**SMALL[name], **sizes}
-    trace = wavecast.trace(
-        lambda: benchmark(name).make_step(batch, "bf16", device="cuda", **options)
-    )
+    trace = of_sizes(name, batch, tuple(sizes.items()))
     made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     for whole, part in zip(trace, computed(made), strict=True):
         if is_product(whole):
             assert flops(whole) == 2 * flops(part), whole
+
+
+def encoder_step() -> Any:
+    """A step of torch's own encoder layers, whose attention calls no modules for its products."""
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).cuda().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.randn(3, 10, 32, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(words).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_products_without_modules_of_their_own_are_told_apart() -> None:
+    trace = wavecast.trace(encoder_step)
+    made, _ = with_tensor(trace, Parallel(tensor=2))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    for whole, part in zip(trace, computed(made), strict=True):
+        if is_product(whole):
+            assert flops(whole) == 2 * flops(part), whole
+    phases = [call.phase for call in collectives(made)]
+    assert phases.count(Phase.FORWARD) == 4
+    assert phases.count(Phase.BACKWARD) == 3  # nobody needs the gradient of the input
+
+
+def checkpointed_step() -> Any:
+    """A step that recomputes its blocks, and that keeps its gradients from step to step."""
+    from torch.utils.checkpoint import checkpoint
+
+    from wavecast.suite.language import GPT2
+
+    model = GPT2(2, 32, 2, 20, 16, 0.0).cuda()
+    for block in model.blocks:
+        inner = block.forward
+        block.forward = partial(checkpoint, inner, use_reentrant=False)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    words = torch.zeros(3, 12, dtype=torch.long, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        logits = model(words).flatten(0, 1)
+        torch.nn.functional.cross_entropy(logits, words.flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_recomputed_layers_are_divided_and_reduced_again(sequence: bool) -> None:
+    trace = wavecast.trace(checkpointed_step)
+    made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    for whole, part in zip(trace, computed(made), strict=True):
+        if is_product(whole):
+            assert flops(whole) == 2 * flops(part), whole
+    assert held(made, Role.GRADIENT) == held(made, Role.PARAMETER)
+    ours = [c for c in collectives(made) if ".blocks.0." in c.module and c.phase is Phase.BACKWARD]
+    names = [call.op.name.removeprefix("nccl.") for call in ours]
+    if sequence:  # a group recomputed: gather, reduce; then backward for the two groups
+        assert names.count("all_gather") == 2 + 2
+        assert names.count("reduce_scatter") == 1 + 2
+    else:  # the last layer of a block is not recomputed
+        assert names == ["all_reduce"] * (1 + 2)
 
 
 def test_parameters_of_all_ranks_add_up() -> None:

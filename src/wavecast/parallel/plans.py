@@ -29,10 +29,16 @@ _STYLES: dict[str, Style] = {
     "rowwise": "rows",
     "packed_rowwise": "rows",
     "local_rowwise": "rows",
+    "rowwise_rep": "rows",
+    "rowwise_split_input": "rows",
     "embedding_rowwise": "rows",
-    "vocab": "rows",
 }
-_LEFT_WHOLE = ("sequence_parallel", "replicated", "replicate", "replicated_with_grad_allreduce")
+_NOT_DIVIDED = (
+    *("sequence_parallel", "replicate", "replicated", "replicated_with_grad_allreduce"),
+    *("embedding_colwise", "mla_kv_a_proj", "all_reduce", "moe_identity_expert", "ep_router"),
+)
+_OF_EXPERTS = ("moe_tp_experts", "grouped_gemm", "ep_dispatch_experts")
+"""Experts that are grouped products are always divided: see `mixtures`."""
 _MIXES = ("attention", "softmax")
 _ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid", "hardswish", "leaky_relu")
 
@@ -72,30 +78,38 @@ def plan_of(trace: Trace, given: Mapping[str, str] | None, ranks: int) -> Plan:
 
 
 def _given(trace: Trace, layers: Sequence[Layer], given: Mapping[str, str]) -> Plan:
-    unknown = sorted({s for s in given.values() if s not in _STYLES and s not in _LEFT_WHOLE})
+    known = (*_STYLES, *_NOT_DIVIDED, *_OF_EXPERTS)
+    unknown = sorted({word for word in given.values() if word not in known})
     if unknown:
-        known = ", ".join([*_STYLES, *_LEFT_WHOLE])
-        raise InvalidInput(f"the tensor plan has the style {unknown[0]!r}; known styles: {known}")
+        raise InvalidInput(
+            f"the tensor plan has the style {unknown[0]!r}; known styles: {', '.join(known)}"
+        )
     tables = _tables(trace)
     styles: dict[int, Style] = {}
     lookups: set[str] = set()
+    unused = []
     for pattern, word in given.items():
-        fits = _matcher(pattern)
         style = _STYLES.get(word)
+        if style is None:
+            continue
+        fits = _matcher(pattern)
         matched = [layer for layer in layers if fits(layer.module)]
         of_tables = {module for module in tables if fits(module)}
-        if style is not None and not matched and not of_tables:
-            some = ", ".join(sorted({layer.module for layer in layers})[:5])
-            raise InvalidInput(
-                f"the tensor plan's {pattern!r} fits no product or embedding of the trace; its "
-                f"modules are such as {some}"
-            )
-        if style is not None:
-            styles.update({layer.position: style for layer in matched})
-            lookups.update(of_tables if style == "rows" else ())
+        styles.update({layer.position: style for layer in matched})
+        lookups.update(of_tables if style == "rows" else ())
+        if not matched and not of_tables:
+            unused.append(pattern)
+    if not styles and not lookups:
+        some = ", ".join(sorted({layer.module for layer in layers})[:5])
+        raise InvalidInput(
+            f"the tensor plan ({', '.join(given)}) fits no product or embedding of the trace; its "
+            f"modules are such as {some}"
+        )
+    notes = [f"tensor parallel as in the given plan: {len(styles)} products are divided"]
+    if unused:
+        notes.append(f"the tensor plan's {', '.join(unused)} fit no product of the trace")
     groups = _groups([layer for layer in layers if layer.position in styles], styles)
-    note = f"tensor parallel as in the given plan: {len(styles)} products are divided"
-    return Plan(styles, groups, frozenset(lookups), False, (note,))
+    return Plan(styles, groups, frozenset(lookups), False, tuple(notes))
 
 
 def _matcher(pattern: str) -> _Fits:

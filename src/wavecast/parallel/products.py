@@ -39,9 +39,15 @@ class Layer:
     transposed: bool
     """Whether the weight is stored as (out, in), as in `nn.Linear`."""
 
+    def units(self, side: Side) -> int:
+        """The features that are divided: of queries, keys and values, each by itself."""
+        if side == "rows":
+            return self.wide_in
+        return self.wide_in if self.wide_out == 3 * self.wide_in else self.wide_out
+
 
 @dataclass(frozen=True)
-class Run:
+class LayerPass:
     """The calls of one pass of a layer: its products and the casts and views around them."""
 
     layer: Layer
@@ -94,14 +100,14 @@ def layers_of(trace: Trace) -> list[Layer]:
     return layers
 
 
-def runs_of(trace: Trace, layers: Sequence[Layer]) -> list[Run]:
+def runs_of(trace: Trace, layers: Sequence[Layer]) -> list[LayerPass]:
     """The passes of each layer through the step: forward, backward and recomputed ones."""
     by_module: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
         by_module[layer.module].append(layer)
     at = {layer.position: layer for layer in layers}
     taken: set[tuple[int, Part]] = set()
-    runs: list[Run] = []
+    runs: list[LayerPass] = []
     for position, call in enumerate(trace):
         if call.op.base not in _PRODUCTS or call.phase in (Phase.OPTIMIZER, Phase.OTHER):
             continue
@@ -117,7 +123,7 @@ def runs_of(trace: Trace, layers: Sequence[Layer]) -> list[Run]:
         if runs and runs[-1].layer is layer and not runs[-1].forward and position < runs[-1].end:
             last = runs.pop()
             parts = (*last.parts, (position, part))
-            runs.append(Run(layer, last.start, last.end, False, parts))
+            runs.append(LayerPass(layer, last.start, last.end, False, parts))
             continue
         floor = runs[-1].end if runs else 0
         runs.append(_run(trace.calls, layer, position, part, floor))
@@ -152,7 +158,7 @@ def _part(op: Op, layer: Layer) -> Part | None:
     return "weight" if gradient else None
 
 
-def _run(calls: Sequence[Call], layer: Layer, position: int, part: Part, floor: int) -> Run:
+def _run(calls: Sequence[Call], layer: Layer, position: int, part: Part, floor: int) -> LayerPass:
     """The calls around a product that only cast, view or sum its tensors."""
     start = position
     while start > floor and _belongs(calls[start - 1], calls[position], layer):
@@ -163,10 +169,10 @@ def _run(calls: Sequence[Call], layer: Layer, position: int, part: Part, floor: 
     if part == "forward":
         if end < len(calls) and _belongs(calls[end], calls[position], layer):
             end += calls[end].op.base in _VIEWS
-        return Run(layer, start, end, True, ((position, part),))
+        return LayerPass(layer, start, end, True, ((position, part),))
     while end < len(calls) and _belongs(calls[end], calls[position], layer):
         end += 1
-    return Run(layer, start, end, False, ((position, part),))
+    return LayerPass(layer, start, end, False, ((position, part),))
 
 
 def _belongs(call: Call, product: Call, layer: Layer) -> bool:
@@ -188,7 +194,7 @@ def _explained(tensor: TensorSpec, layer: Layer) -> bool:
     return tensor.numel in counts and bool(sizes & set(tensor.shape))
 
 
-def splits_in_run(run: Run, position: int, op: Op, side: Side) -> tuple[Splits, Splits]:
+def splits_in_run(run: LayerPass, position: int, op: Op, side: Side) -> tuple[Splits, Splits]:
     """The divisions of the inputs and outputs of a call in a run of a divided layer."""
     part = next((which for at, which in run.parts if at == position), None)
     layer = run.layer
@@ -198,8 +204,9 @@ def splits_in_run(run: Run, position: int, op: Op, side: Side) -> tuple[Splits, 
     if op.base == "aten.t":
         return _turned(run, position, op.inputs[0], side)
     if op.base == "aten.sum":
-        out = Split(len(op.outputs[0].shape) - 1, layer.wide_out) if side == "columns" else None
-        of = Split(1, layer.wide_out) if side == "columns" else None
+        count = layer.units(side)
+        out = Split(len(op.outputs[0].shape) - 1, count) if side == "columns" else None
+        of = Split(1, count) if side == "columns" else None
         return (of,), (out,)
     turn = run.position_of("forward" if run.forward else "input")
     passed = turn is not None and position > turn
@@ -212,7 +219,7 @@ def splits_in_run(run: Run, position: int, op: Op, side: Side) -> tuple[Splits, 
 def _product_splits(layer: Layer, part: Part, side: Side, op: Op) -> Splits:
     """The divisions of the two factors and the result."""
     columns = side == "columns"
-    count = layer.wide_out if columns else layer.wide_in
+    count = layer.units(side)
     first, second = Split(0, count), Split(1, count)
     if part == "forward":
         bias: Splits = (Split(0, count) if columns else None,) if len(op.inputs) == 3 else ()
@@ -227,11 +234,11 @@ def _product_splits(layer: Layer, part: Part, side: Side, op: Op) -> Splits:
     return (None, second, second) if columns else (first, None, first)
 
 
-def _turned(run: Run, position: int, tensor: TensorSpec, side: Side) -> tuple[Splits, Splits]:
+def _turned(run: LayerPass, position: int, tensor: TensorSpec, side: Side) -> tuple[Splits, Splits]:
     """The divisions of a matrix that is turned: a weight, or rows before their gradient."""
     layer = run.layer
     columns = side == "columns"
-    count = layer.wide_out if columns else layer.wide_in
+    count = layer.units(side)
     made = run.position_of("weight")
     waiting = not run.forward and made is not None and position < made
     if waiting and tensor.strides is None:
@@ -245,7 +252,7 @@ def _turned(run: Run, position: int, tensor: TensorSpec, side: Side) -> tuple[Sp
     return (Split(dim, count),), (Split(1 - dim, count),)
 
 
-def _split_of(tensor: TensorSpec, run: Run, op: Op, passed: bool, side: Side) -> Split | None:
+def _split_of(tensor: TensorSpec, run: LayerPass, op: Op, passed: bool, side: Side) -> Split | None:
     """The division of a tensor that is cast, viewed or added around a product."""
     layer = run.layer
     columns = side == "columns"
@@ -254,13 +261,13 @@ def _split_of(tensor: TensorSpec, run: Run, op: Op, passed: bool, side: Side) ->
     if is_matrix and op.base not in _VIEWS:
         stored_out_first = layer.transposed == (tensor.strides is None)
         dim = int(columns != stored_out_first)
-        return Split(dim, layer.wide_out if columns else layer.wide_in)
+        return Split(dim, layer.units(side))
     if tensor.numel == layer.wide_out and layer.rows > 1:
-        return Split(last, layer.wide_out) if columns else None
+        return Split(last, layer.units(side)) if columns else None
     if layer.wide_in != layer.wide_out:
         is_output = shape[-1] == layer.wide_out
     else:
         is_output = passed == run.forward
     if is_output:
-        return Split(last, layer.wide_out) if columns else None
+        return Split(last, layer.units(side)) if columns else None
     return None if columns else Split(last, layer.wide_in)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wavecast.parallel.plans import Plan
-from wavecast.parallel.products import Run
+from wavecast.parallel.products import LayerPass
 from wavecast.parallel.splits import Split
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.step import Phase, TensorSpec, Trace
@@ -28,7 +28,7 @@ class Positions:
     """The starts of the first layers of each group, and until when they need what they read."""
 
     @staticmethod
-    def of(trace: Trace, plan: Plan, runs: Sequence[Run]) -> Positions:
+    def of(trace: Trace, plan: Plan, runs: Sequence[LayerPass]) -> Positions:
         """The parts of a step that the groups of a plan enclose."""
         columns = {layer.position for group in plan.groups for layer in group.columns}
         shapes = {
@@ -43,11 +43,11 @@ class Positions:
         dim = max(len(tensor.shape) - 2, 0)
         return Split(dim, tensor.shape[dim])
 
-    def opens(self, run: Run) -> bool:
+    def opens(self, run: LayerPass) -> bool:
         """Whether a forward run is the first of its group to read the hidden state."""
         return run.start in self.opening
 
-    def kept_until(self, run: Run) -> int:
+    def kept_until(self, run: LayerPass) -> int:
         """Where what was gathered for a group is no longer needed."""
         return self.opening[run.start]
 
@@ -58,10 +58,13 @@ class Positions:
         return known[0] if known else next(iter(sorted(self.hidden, key=str)))
 
 
-def _bounds(trace: Trace, plan: Plan, runs: Sequence[Run]) -> tuple[frozenset[int], frozenset[int]]:
+def _bounds(
+    trace: Trace, plan: Plan, runs: Sequence[LayerPass]
+) -> tuple[frozenset[int], frozenset[int]]:
     """Where the division begins and ends, but for lookups and heads that the plan divides."""
     block_of = block_finder(trace)
-    begins, ends = set(), set()
+    begins: set[int] = set()
+    ends: set[int] = set()
     inside = {p for run in runs for p in range(run.start, run.end)}
     blocks = [
         (position, call.phase)
@@ -82,17 +85,18 @@ def _bounds(trace: Trace, plan: Plan, runs: Sequence[Run]) -> tuple[frozenset[in
     return frozenset(begins - inside), frozenset(ends - inside)
 
 
-def _opening(trace: Trace, plan: Plan, runs: Sequence[Run]) -> dict[int, int]:
+def _opening(trace: Trace, plan: Plan, runs: Sequence[LayerPass]) -> dict[int, int]:
+    """The first passes of each group, recomputed ones too, and the end of what they need."""
     opening = {}
     for group in plan.groups:
         members = {layer.position for layer in group.columns}
         own = [run for run in runs if run.layer.position in members]
-        ahead = [run for run in own if run.forward]
-        back = [run for run in own if not run.forward]
-        if not ahead:
-            continue
-        first = trace.calls[ahead[0].start].op
-        cast = first.base == "aten._to_copy" and len(first.inputs[0].shape) > 2
-        last = max(run.end for run in ahead)
-        opening[ahead[0].start] = last if cast or not back else max(run.end for run in back)
+        first = next((run.layer for run in own if run.forward), None)
+        starts = [run.start for run in own if run.forward and run.layer is first]
+        for start, following in zip(starts, [*starts[1:], len(trace)], strict=True):
+            until = [run for run in own if start <= run.start < following]
+            ahead = max(run.end for run in until if run.forward)
+            cast = trace.calls[start].op
+            is_cast = cast.base == "aten._to_copy" and len(cast.inputs[0].shape) > 2
+            opening[start] = ahead if is_cast else max(run.end for run in until)
     return opening

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from wavecast.parallel.editing import Edit
 from wavecast.parallel.plans import Plan
-from wavecast.parallel.products import Run, layers_of
+from wavecast.parallel.products import layers_of
 from wavecast.traces.step import Call, Op, Phase, Role, TensorSpec, Trace
 
 _LISTS = ("aten._foreach_", "aten._fused_")
@@ -25,11 +25,12 @@ class Weight:
 
 
 def weights_of(
-    trace: Trace, plan: Plan, runs: Sequence[Run], ops: Mapping[int, Op], ranks: int
+    trace: Trace, plan: Plan, inside: Collection[int], ops: Mapping[int, Op], ranks: int
 ) -> list[Weight]:
     """The parameters in the order in which they were made, with their parts.
 
-    A parameter that another module owns, such as a tied embedding, is known by its gradient.
+    A parameter that another module owns, such as a tied embedding, is known by its gradient, which
+    a call of a divided layer makes: one of those inside.
     """
     parts: dict[str, dict[int, int]] = defaultdict(dict)
     for layer in layers_of(trace):
@@ -42,7 +43,7 @@ def weights_of(
             parts[call.module][call.op.inputs[0].numel] = ranks
     owned = [a for a in trace.allocations if a.role is Role.PARAMETER]
     width = next((w for a in owned for w in (4, 2, 8) if a.nbytes / w in parts[a.module]), 4)
-    divided_gradients = _divided_gradients(trace, runs, ops)
+    divided_gradients = _divided_gradients(trace, inside, ops)
     weights = []
     for allocation in owned:
         numel, key = allocation.nbytes // width, (allocation.module, allocation.nbytes)
@@ -52,10 +53,9 @@ def weights_of(
 
 
 def _divided_gradients(
-    trace: Trace, runs: Sequence[Run], ops: Mapping[int, Op]
+    trace: Trace, inside: Collection[int], ops: Mapping[int, Op]
 ) -> set[tuple[str, int]]:
     """The owners and sizes of gradients that divided layers make in parts."""
-    inside = {position for run in runs for position in range(run.start, run.end)}
     divided = set()
     for allocation in trace.allocations:
         born = allocation.born
@@ -152,10 +152,9 @@ def share_memory(
         nbytes = allocation.nbytes
         if allocation.born is not None:
             nbytes = sizes[index]
-        elif allocation.role is Role.GRADIENT:  # of the step before: as those of this step
-            same = gradients[nbytes]
-            nbytes = same.pop(0) if same else nbytes
-        elif allocation.role in (Role.PARAMETER, Role.OPTIMIZER_STATE):
+        elif allocation.role is Role.GRADIENT and gradients[nbytes]:
+            nbytes = gradients[nbytes].pop(0)  # of the step before: as those of this step
+        elif allocation.role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE):
             nbytes = -(-nbytes // parts.get((allocation.module, nbytes), 1))
         shared.append(nbytes)
     following = iter(shared)

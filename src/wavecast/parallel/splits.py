@@ -7,8 +7,9 @@ a dimension: `count` units of `inner` elements each. A view keeps the units, whe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from wavecast.errors import InvalidInput
 from wavecast.traces.step import Op, Scalar, TensorSpec
@@ -68,6 +69,17 @@ def viewed(shape: Sequence[int], split: Split, made: Sequence[int], ranks: int) 
     Raises:
         Indivisible: the units fall into fewer than can be divided, as heads do.
     """
+    try:
+        return _viewed(shape, split, made, ranks)
+    except Indivisible:
+        units = shape[split.dim] // split.inner
+        if units == split.count:
+            raise
+        # Not side by side, as was thought: queries, keys and values of one head after another.
+        return _viewed(shape, replace(split, count=units), made, ranks)
+
+
+def _viewed(shape: Sequence[int], split: Split, made: Sequence[int], ranks: int) -> Split | None:
     below = split.inner * math.prod(shape[split.dim + 1 :])
     above = below * split.count
     stride = math.prod(made)
@@ -80,7 +92,7 @@ def viewed(shape: Sequence[int], split: Split, made: Sequence[int], ranks: int) 
         if _packs(made[dim:], count, stride, below, ranks):
             above = stride  # queries, keys and values side by side: each of them is divided
             continue
-        if count % ranks and lowest > below:
+        if above % lowest or (count % ranks and lowest > below):
             raise Indivisible(str(count))
         return Split(dim, count, lowest // stride)
     return None
@@ -94,50 +106,61 @@ def _packs(sizes: Sequence[int], count: int, stride: int, below: int, ranks: int
     return count == 3 or (count == 2 and ranks > 2)
 
 
-_VIEWS = frozenset(
-    f"aten.{name}"
-    for name in ("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze")
-)
-_SAME_DIM = frozenset(
-    f"aten.{name}"
-    for name in ("cat", "split", "split_with_sizes", "chunk", "slice", "slice_backward", "narrow")
-)
-_REDUCTIONS = frozenset(
-    f"aten.{name}" for name in ("sum", "mean", "amax", "amin", "var", "any", "all", "argmax")
-)
-
-
+@lru_cache(maxsize=4096)  # repeated blocks have the same ops
 def after(op: Op, inputs: Splits, ranks: int) -> Splits:
-    """The divisions of an op's outputs, given those of its inputs."""
-    first = next(
-        ((t, s) for t, s in zip(op.inputs, inputs, strict=True) if s is not None), (None, None)
-    )
-    tensor, split = first
-    if tensor is None or split is None:
+    """The divisions of an op's outputs, given those of its inputs.
+
+    Raises:
+        Indivisible: units fall into fewer than can be divided, as heads do.
+    """
+    if not any(inputs):
         return (None,) * len(op.outputs)
-    base = op.base
-    if base in _VIEWS:
-        return tuple(viewed(tensor.shape, split, made.shape, ranks) for made in op.outputs)
-    if base in ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"):
-        return (_after_product(op, inputs),)
-    if base in ("aten.t", "aten.transpose", "aten.permute", "aten.unbind", "aten.select"):
-        return tuple(_moved(op, len(tensor.shape), split) for _ in op.outputs)
-    if base in ("aten.stack", "aten.select_backward"):
-        dim = _dim(op, len(op.outputs[0].shape))
-        return (replace(split, dim=split.dim + (split.dim >= dim)),)
-    if base in _SAME_DIM:
-        return tuple(_resized(split, made) for made in op.outputs)
-    if base in _REDUCTIONS:
-        return tuple(_reduced(op, len(tensor.shape), split) for _ in op.outputs)
-    if "attention" in base:
-        return tuple(_as_in(tensor, split, made, right=False) for made in op.outputs)
-    if base == "aten.embedding":
-        return (split,) if inputs[0] is None else (None,)
-    return tuple(_as_in(tensor, split, made) for made in op.outputs)
+    rule = _RULES.get(op.base, _attended if "attention" in op.base else _like_an_input)
+    return tuple(rule(op, inputs, made, ranks) for made in op.outputs)
+
+
+def _first(op: Op, inputs: Splits) -> tuple[TensorSpec, Split]:
+    """The first input that is divided."""
+    return next((t, s) for t, s in zip(op.inputs, inputs, strict=True) if s is not None)
+
+
+def _like_an_input(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    return _as_in(*_first(op, inputs), made)
+
+
+def _as_viewed(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    tensor, split = _first(op, inputs)
+    return viewed(tensor.shape, split, made.shape, ranks)
+
+
+def _as_stacked(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    _, split = _first(op, inputs)
+    return replace(split, dim=split.dim + (split.dim >= _dim(op, len(made.shape))))
+
+
+def _as_looked_up(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    return inputs[1] if inputs[0] is None else None
+
+
+def _attended(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    """The division of what attention gives: keys and queries may differ in their heads."""
+    for tensor, split in zip(op.inputs, inputs, strict=True):
+        if split is not None and (same := _as_in(tensor, split, made, right=False)):
+            return same
+    return None
 
 
 def adopted(op: Op, inputs: Splits, outputs: Splits) -> Splits:
-    """The divisions of an elementwise op's inputs: whole tensors are cut to the parts of others."""
+    """The divisions of an elementwise op's inputs: whole tensors are cut to the parts of others.
+
+    So are the heads of keys and values that attention reads.
+    """
+    heads = [split for split in inputs if split is not None and split.dim == 1]
+    if "attention" in op.base and heads:
+        return tuple(
+            Split(1, tensor.shape[1]) if known is None and len(tensor.shape) == 4 else known
+            for tensor, known in zip(op.inputs, inputs, strict=True)
+        )
     if len(op.outputs) != 1 or outputs[0] is None or not _is_elementwise(op):
         return inputs
     split, made = outputs[0], op.outputs[0]
@@ -164,8 +187,10 @@ def _dim(op: Op, rank: int) -> int:
     return dim % rank if isinstance(dim, int) and rank else 0
 
 
-def _moved(op: Op, rank: int, split: Split) -> Split | None:
+def _moved(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
     """The division after dimensions were swapped or one was dropped."""
+    tensor, split = _first(op, inputs)
+    rank = len(tensor.shape)
     if op.base == "aten.t":
         return replace(split, dim=1 - split.dim)
     if op.base == "aten.transpose":
@@ -181,8 +206,9 @@ def _moved(op: Op, rank: int, split: Split) -> Split | None:
     return replace(split, dim=split.dim - (split.dim > dropped))
 
 
-def _resized(split: Split, made: TensorSpec) -> Split | None:
+def _resized(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
     """The division of a piece along the same dimension, or of several joined."""
+    _, split = _first(op, inputs)
     if split.dim >= len(made.shape):
         return None
     size = made.shape[split.dim]
@@ -191,8 +217,9 @@ def _resized(split: Split, made: TensorSpec) -> Split | None:
     return replace(split, count=max(size // split.inner, 1)) if size % split.inner == 0 else None
 
 
-def _reduced(op: Op, rank: int, split: Split) -> Split | None:
-    dims = op.attr("dim")
+def _reduced(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    tensor, split = _first(op, inputs)
+    rank, dims = len(tensor.shape), op.attr("dim")
     if dims is None:
         return None
     listed = dims if isinstance(dims, tuple) else (dims,)
@@ -215,9 +242,9 @@ def _as_in(tensor: TensorSpec, split: Split, made: TensorSpec, right: bool = Tru
     return None
 
 
-def _after_product(op: Op, inputs: Splits) -> Split | None:
+def _after_product(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
     """The division of a product: by its rows, its columns or its batch, not by what it sums."""
-    rank = len(op.outputs[0].shape)
+    rank = len(made.shape)
     left, right = inputs[-2:]
     if left is not None and left.dim < rank - 1:
         return left
@@ -226,6 +253,46 @@ def _after_product(op: Op, inputs: Splits) -> Split | None:
     return None
 
 
+def _after_grouped(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    """The division of a product of the rows of each group with the weight of its expert."""
+    left, right = inputs[:2]
+    if len(made.shape) == 3:  # the gradient of the weights: the rows are summed
+        if left is not None and left.dim == 0:
+            return replace(left, dim=1)
+        return replace(right, dim=2) if right is not None and right.dim == 1 else None
+    if left is not None and left.dim == 0:
+        return left
+    return replace(right, dim=1) if right is not None and right.dim == 2 else None
+
+
+def _after_index(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    """The division of picked rows: by row, if the rows or their indices are divided so."""
+    columns = inputs[0]
+    if columns is not None and columns.dim > 0:
+        return _as_in(op.inputs[0], columns, made)
+    by_row = any(split is not None and split.dim == 0 for split in inputs)
+    return Split(0, made.shape[0]) if by_row and made.shape else None
+
+
+_Rule = Callable[[Op, Splits, TensorSpec, int], Split | None]
+_RULES: dict[str, _Rule] = {
+    f"aten.{name}": rule
+    for rule, names in (
+        (_as_viewed, "view _unsafe_view reshape _reshape_alias unsqueeze squeeze"),
+        (_moved, "t transpose permute unbind select"),
+        (_resized, "cat split split_with_sizes chunk slice slice_backward narrow"),
+        (_reduced, "sum mean amax amin var any all argmax"),
+        (_as_stacked, "stack select_backward"),
+        (_as_looked_up, "embedding"),
+        (_after_product, "mm addmm bmm baddbmm"),
+        (_after_grouped, "_grouped_mm"),
+        (_after_index, "index index_put index_put_"),
+    )
+    for name in names.split()
+}
+
+
+@lru_cache(maxsize=4096)  # repeated blocks have the same ops
 def share_op(op: Op, inputs: Splits, outputs: Splits, ranks: int) -> Op:
     """The op as one rank runs it."""
     if not any(inputs) and not any(outputs):

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from wavecast.errors import InvalidInput
 from wavecast.parallel.editing import COMPUTE, TRANSFERS, Edit, wait
 from wavecast.parallel.exchanges import exchange
+from wavecast.parallel.mixtures import Mixtures
 from wavecast.parallel.plans import Plan, fitting, plan_of
-from wavecast.parallel.products import Run, Side, layers_of, runs_of, splits_in_run
+from wavecast.parallel.products import LayerPass, Side, layers_of, runs_of, splits_in_run
 from wavecast.parallel.sequence import Positions
 from wavecast.parallel.split_memory import (
     is_list_op,
@@ -56,13 +57,13 @@ def with_tensor(
     if axis.size == 1:
         return trace, ()
     chosen = plan_of(trace, plan if plan is not None else strategy.tensor_plan, axis.size)
-    division = _Division(trace, chosen, axis, strategy.sequence)
+    division = _TensorRank(trace, chosen, axis, strategy.sequence)
     division.divide()
     return division.made(), chosen.notes
 
 
 @dataclass
-class _Division:
+class _TensorRank:
     """A trace that is being divided among tensor ranks."""
 
     trace: Trace
@@ -86,6 +87,7 @@ class _Division:
         runs = runs_of(self.trace, every)
         self.runs = [run for run in runs if run.layer.position in self.plan.styles]
         self.closing = self._closing()
+        self.mixtures = Mixtures.of(self.trace, divided=not self.sequence)
         self.positions = Positions.of(self.trace, self.plan, self.runs) if self.sequence else None
 
     def _closing(self) -> set[int]:
@@ -121,6 +123,10 @@ class _Division:
                 self._exchange_around(position, run)
             else:
                 self._exchange_lookup(position, call)
+                if position in self.mixtures.ends:
+                    whole = call.op.outputs[0]
+                    self._insert(position + 1, "all_reduce", whole, whole, call)
+                    self._write(whole, None)
                 self._reduce_loss(position, call, inputs)
 
     def _write(self, tensor: TensorSpec, split: Split | None) -> None:
@@ -129,14 +135,17 @@ class _Division:
         else:
             self.latest[tensor] = split
 
-    def _splits(self, position: int, call: Call, run: Run | None) -> tuple[Splits, Splits]:
+    def _splits(self, position: int, call: Call, run: LayerPass | None) -> tuple[Splits, Splits]:
         op = call.op
         if run is not None:
             inputs, outputs = splits_in_run(run, position, op, self._side(run))
             return inputs, outputs
         if op.base in ("aten.embedding", "aten.embedding_dense_backward"):
             return self._lookup_splits(position, call)
-        inputs = tuple(self.latest.get(tensor) for tensor in op.inputs)
+        inputs = tuple(
+            self.mixtures.split(call.module, tensor) or self.latest.get(tensor)
+            for tensor in op.inputs
+        )
         try:
             outputs = after(op, inputs, self.axis.size)
         except Indivisible as error:
@@ -163,10 +172,10 @@ class _Division:
             self.partial.add(position)
         return (None,) * len(op.inputs), (table,)
 
-    def _side(self, run: Run) -> Side:
+    def _side(self, run: LayerPass) -> Side:
         return "rows" if self.plan.styles[run.layer.position] == "rows" else "columns"
 
-    def _exchange_around(self, position: int, run: Run) -> None:
+    def _exchange_around(self, position: int, run: LayerPass) -> None:
         """The collectives at the beginning and at the end of a layer's pass."""
         style = self.plan.styles[run.layer.position]
         if position == run.start and self.positions is not None:
@@ -187,7 +196,7 @@ class _Division:
             at, gradient = self._gradient(run)
             self._reduce(run, at, at, gradient)
 
-    def _reduce(self, run: Run, position: int, born: int, whole: TensorSpec) -> None:
+    def _reduce(self, run: LayerPass, position: int, born: int, whole: TensorSpec) -> None:
         """Reduce the partial sums of all ranks, and keep the own positions of them if divided."""
         call = self.trace.calls[position]
         if self.positions is None:
@@ -204,7 +213,7 @@ class _Division:
             self.kept[born] = Op(op.name, op.inputs, (kept, *op.outputs[1:]), op.attrs)
             self.edit.allocate(op.outputs[0].nbytes, Role.INTERMEDIATE, born, position + 1)
 
-    def _gather_positions(self, run: Run, until: int) -> None:
+    def _gather_positions(self, run: LayerPass, until: int) -> None:
         """Gather what a layer reads from the ranks that have the other positions."""
         assert self.positions is not None
         call = self.trace.calls[run.start]
@@ -257,7 +266,7 @@ class _Division:
             for _ in range(count):
                 self._insert(position + 1, "all_reduce", rows, rows, call)
 
-    def _gradient(self, run: Run) -> tuple[int, TensorSpec]:
+    def _gradient(self, run: LayerPass) -> tuple[int, TensorSpec]:
         """The last call of a run that makes the gradient of the layer's input, and that tensor."""
         begin = run.position_of("input") or run.start
         calls = self.trace.calls
@@ -291,7 +300,10 @@ class _Division:
 
     def made(self) -> Trace:
         self._reduce_shared_weights()
-        weights = weights_of(self.trace, self.plan, self.runs, self.ops, self.axis.size)
+        made_inside = self.mixtures.positions | {
+            position for run in self.runs for position in range(run.start, run.end)
+        }
+        weights = weights_of(self.trace, self.plan, made_inside, self.ops, self.axis.size)
         self.ops |= shared_lists(self.trace, weights)
         for position, op in self.ops.items():
             self.edit.replace_op(position, op)

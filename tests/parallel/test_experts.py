@@ -1,0 +1,81 @@
+"""Expert parallelism, and the experts of a mixture on the ranks of the other axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from parallel.shapes import misfit
+from parallel.traced_models import collectives, flops, held, traced
+
+from wavecast.errors import InvalidInput
+from wavecast.parallel.experts import with_experts
+from wavecast.parallel.layers import with_layers_divided
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import Phase, Role, Trace
+
+NORMS_AND_THE_REST = (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE)
+EXPERTS_BYTES = 2 * 4 * (128 * 32 + 32 * 64) * 2  # layers, experts, weights of each, bfloat16
+
+
+def of_experts(trace: Trace) -> float:
+    return sum(flops(call) for call in trace if call.op.base == "aten._grouped_mm")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_of_experts_are_divided_and_their_work_is_not(ranks: int) -> None:
+    trace = traced("MIXTRAL")
+    made, notes = with_experts(trace, Parallel(data=ranks, expert=ranks))
+    assert of_experts(made) == of_experts(trace)  # each rank brings words of its own
+    whole, part = held(trace, Role.PARAMETER), held(made, Role.PARAMETER)
+    assert whole - part == EXPERTS_BYTES - EXPERTS_BYTES // ranks
+    for role in NORMS_AND_THE_REST:
+        assert held(trace, role) * part == held(made, role) * whole
+    assert "evenly over the experts of 2 layers" in notes[0]
+
+
+def test_words_go_to_their_experts_and_back() -> None:
+    made, _ = with_experts(traced("MIXTRAL"), Parallel(data=2, expert=2))
+    in_layer = [call for call in collectives(made) if ".layers.0." in call.module]
+    assert {call.op.name for call in in_layer} == {"nccl.all_to_all"}
+    words = 3 * 16 * 2 * 32 * 2  # each word goes to two experts, in bfloat16
+    sent = [(call.phase, call.op.inputs[0].nbytes) for call in in_layer]
+    counts = (Phase.FORWARD, 4 * 8)
+    assert sent == [counts, *[(Phase.FORWARD, words)] * 2, *[(Phase.BACKWARD, words)] * 2]
+    waits = [call for call in made if call.syncs and ".layers.0.mlp" in call.module]
+    assert len(waits) == 1  # for the numbers of words
+
+
+@pytest.mark.parametrize(
+    ("axes", "share"),
+    [
+        ({"tensor": 2}, 2),
+        ({"tensor": 2, "sequence": True}, 2),
+        ({"context": 2}, 2),
+        ({"tensor": 2, "data": 4, "expert": 4}, 2),
+        ({"tensor": 2, "context": 2, "data": 2, "expert": 2}, 4),
+        ({"tensor": 2, "context": 2, "data": 2, "expert": 2, "sequence": True}, 4),
+    ],
+)
+def test_the_work_of_experts_on_several_axes(axes: dict[str, Any], share: int) -> None:
+    trace = traced("MIXTRAL")
+    made, _ = with_layers_divided(trace, Parallel(**axes))
+    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    assert of_experts(trace) == share * of_experts(made)
+
+
+def test_tensor_ranks_reduce_what_experts_give_once_in_each_pass() -> None:
+    made, _ = with_layers_divided(traced("MIXTRAL"), Parallel(tensor=2))
+    reduced = [c for c in collectives(made) if c.module.endswith("layers.0.mlp.experts")]
+    assert [(c.op.name, c.op.inputs[0].shape) for c in reduced] == [
+        ("nccl.all_reduce", (48, 32))
+    ] * 2
+
+
+def test_experts_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"does not divide the 4 experts.* 1, 2, 4"):
+        with_experts(traced("MIXTRAL"), Parallel(data=3, expert=3))
+    with pytest.raises(InvalidInput, match="no grouped products"):
+        with_experts(traced("gpt2"), Parallel(data=2, expert=2))
+    with pytest.raises(InvalidInput, match="must divide data x context = 1"):
+        with_experts(traced("MIXTRAL"), Parallel(tensor=2, expert=2))
