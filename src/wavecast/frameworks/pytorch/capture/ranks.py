@@ -1,0 +1,101 @@
+"""A step that runs on one rank of many, traced without the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.capture.placement import Placement
+from wavecast.frameworks.pytorch.capture.places import gpu_numbers
+from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
+from wavecast.frameworks.pytorch.recorder import OpRecorder
+
+
+_NCCL_VERSION = (2, 27, 5)
+"""The version that code is told. Torch writes it into its logs."""
+
+
+@contextmanager
+def one_rank(place: RankPlace, placement: Placement, recorder: OpRecorder) -> Iterator[None]:
+    """Let the step run as one rank of many: its collectives are recorded and change nothing."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    from wavecast.frameworks.pytorch.capture.collectives import Collectives
+
+    with ExitStack() as stack:
+        stack.enter_context(fake_process_groups(place))
+        stack.enter_context(gpu_numbers({0, place.gpu}))
+
+        def replace(owner: Any, **values: Any) -> None:
+            for name, value in values.items():
+                if name in vars(owner):
+                    stack.callback(setattr, owner, name, vars(owner)[name])
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, value)
+
+        replace(torch.cuda, device_count=lambda: place.machine)
+        replace(torch.accelerator, device_count=lambda: place.machine)
+        replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION)
+        replace(torch.distributed, is_nccl_available=lambda: True)
+        collectives = Collectives(placement, recorder)
+        replace(placement, collectives=collectives.handlers())
+        stack.enter_context(collectives.works.answering())
+        replace(placement, wrappers=(DTensor, AsyncCollectiveTensor))
+        _replace_data_parallel(replace)
+        replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
+        engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
+        replace(torch.autograd.Variable, _execution_engine=engine)
+        yield
+
+
+def _replace_data_parallel(replace: Callable[..., None]) -> None:
+    from torch import distributed as dist
+
+    from wavecast.frameworks.pytorch.capture.reducer import (
+        TracedLogger,
+        TracedReducer,
+        broadcast_coalesced,
+    )
+
+    replace(
+        dist,
+        Reducer=TracedReducer,
+        Logger=TracedLogger,
+        _broadcast_coalesced=broadcast_coalesced,
+        _verify_params_across_processes=lambda *_, **__: None,
+        _register_comm_hook=lambda reducer, state, hook: reducer.register_hook(state, hook),
+    )
+
+
+class _Engine:
+    """Autograd's engine, whose callbacks at the end of a backward pass belong to that pass."""
+
+    def __init__(self, engine: Any, recorder: OpRecorder) -> None:
+        self._engine = engine
+        self._structure = recorder.structure
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        def call() -> None:
+            with self._structure.in_backward():
+                callback()
+
+        self._engine.queue_callback(call)
+
+
+def _resizing(recorder: OpRecorder, resize: Any) -> Any:
+    """`UntypedStorage.resize_`, with which FSDP frees gathered weights and makes room for them."""
+
+    def resize_(storage: Any, size: int) -> Any:
+        resized = resize(storage, size)
+        recorder.resize(storage, int(size))
+        return resized
+
+    return resize_
