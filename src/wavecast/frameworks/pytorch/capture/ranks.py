@@ -46,6 +46,12 @@ def one_rank(place: RankPlace, placement: Placement, recorder: OpRecorder) -> It
         replace(placement, collectives=collectives.handlers())
         stack.enter_context(collectives.works.answering())
         replace(placement, wrappers=(DTensor, AsyncCollectiveTensor))
+        replace(
+            DTensor,
+            device=property(lambda tensor: tensor._local_tensor.device),
+            is_cuda=property(lambda tensor: tensor._local_tensor.is_cuda),
+            is_cpu=property(lambda tensor: tensor._local_tensor.is_cpu),
+        )
         _replace_data_parallel(replace)
         replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
         engine = _Engine(torch.autograd.Variable._execution_engine, recorder)

@@ -52,7 +52,7 @@ def capture(
     capability: tuple[int, int] | None = None,
     samples: int | None = None,
     unit: str = "samples",
-    warm_up: int = 1,
+    warm_up: int | None = None,
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
@@ -67,13 +67,15 @@ def capture(
         samples: how many samples (or other `unit`) the step consumes.
         unit: what `samples` counts.
         warm_up: how many steps to run before the recorded one. The first creates the optimizer's
-            state.
+            state; in the second, DistributedDataParallel rebuilds its buckets. None for one, or
+            for two with `ranks`.
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the step's own parallel code has. None for code that starts none.
         rank: the rank whose step is traced.
     """
     place = None if ranks is None and not rank else RankPlace(ranks or 1, rank)
+    warm_up = warm_up if warm_up is not None else 1 if place is None else 2
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
     assumptions, structure = Assumptions(GivenValues(assume)), Structure()
