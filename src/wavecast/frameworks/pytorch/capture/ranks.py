@@ -13,7 +13,6 @@ from wavecast.frameworks.pytorch.capture.places import gpu_numbers
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 
-
 _NCCL_VERSION = (2, 27, 5)
 """The version that code is told. Torch writes it into its logs."""
 
@@ -43,7 +42,7 @@ def one_rank(place: RankPlace, placement: Placement, recorder: OpRecorder) -> It
         replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION)
         replace(torch.distributed, is_nccl_available=lambda: True)
         collectives = Collectives(placement, recorder)
-        replace(placement, collectives=collectives.handlers())
+        replace(placement, collectives=collectives.handlers() | _copies_of_fsdp(placement))
         stack.enter_context(collectives.works.answering())
         replace(placement, wrappers=(DTensor, AsyncCollectiveTensor))
         replace(
@@ -57,6 +56,29 @@ def one_rank(place: RankPlace, placement: Placement, recorder: OpRecorder) -> It
         engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
         replace(torch.autograd.Variable, _execution_engine=engine)
         yield
+
+
+def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
+    """FSDP's ops that copy weights and gradients, which are Python code and are recorded as such.
+
+    On a GPU they run the aten ops of that code.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
+
+    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with placement:
+                return function(*args, **kwargs)
+
+        return run
+
+    functions = {
+        "all_gather_copy_in": own.all_gather_copy_in_cuda,
+        "split_with_sizes_copy": own.split_with_sizes_copy,
+        "chunk_cat": own.chunk_cat,
+    }
+    ops = torch.ops.fsdp
+    return {getattr(ops, name).default: inside(code) for name, code in functions.items()}
 
 
 def _replace_data_parallel(replace: Callable[..., None]) -> None:
