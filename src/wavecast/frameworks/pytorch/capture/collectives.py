@@ -7,6 +7,7 @@ the present stream (torch's `ProcessGroupNCCL.cpp`, since torch 2.8).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -88,7 +89,7 @@ class Collectives:
         if own:
             event = recorder.count_event()
             recorder.mark("cuda.event_record", stream, event=event)
-        return Sent(recorder, stream, event, tuple(outputs))
+        return Sent(recorder, stream, event, tuple(map(weakref.ref, outputs)))
 
     def _stream_of(self, group: Any) -> int:
         if group.group_name not in self._streams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def one_rank(place: RankPlace, placement: Placement, recorder: OpRecorder) -> It
             is_cuda=property(lambda tensor: tensor._local_tensor.is_cuda),
             is_cpu=property(lambda tensor: tensor._local_tensor.is_cpu),
         )
-        _replace_data_parallel(replace)
+        _replace_data_parallel(replace, recorder)
         replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
         engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
         replace(torch.autograd.Variable, _execution_engine=engine)
@@ -81,7 +82,7 @@ def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
     return {getattr(ops, name).default: inside(code) for name, code in functions.items()}
 
 
-def _replace_data_parallel(replace: Callable[..., None]) -> None:
+def _replace_data_parallel(replace: Callable[..., None], recorder: OpRecorder) -> None:
     from torch import distributed as dist
 
     from wavecast.frameworks.pytorch.capture.reducer import (
@@ -92,7 +93,7 @@ def _replace_data_parallel(replace: Callable[..., None]) -> None:
 
     replace(
         dist,
-        Reducer=TracedReducer,
+        Reducer=partial(TracedReducer, recorder),
         Logger=TracedLogger,
         _broadcast_coalesced=broadcast_coalesced,
         _verify_params_across_processes=lambda *_, **__: None,

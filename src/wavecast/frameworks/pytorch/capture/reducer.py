@@ -16,6 +16,7 @@ import torch
 from torch import distributed as dist
 
 from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.user_lines import user_line
 
 
@@ -85,6 +86,7 @@ class TracedReducer:
 
     def __init__(
         self,
+        recorder: OpRecorder,
         params: Sequence[Any],
         bucket_indices: Sequence[Sequence[int]],
         per_bucket_size_limits: Sequence[int],
@@ -97,6 +99,7 @@ class TracedReducer:
         first_bucket_bytes_cap: int = 1 << 20,
         *rest: Any,
     ) -> None:
+        self._recorder = recorder
         limits = rest[2] if len(rest) > 2 and rest[2] else None
         self._options = _Options(
             process_group,
@@ -156,7 +159,8 @@ class TracedReducer:
             [self._options.expect_sparse[n] for n in order] if self._options.expect_sparse else [],
             order,
         )
-        self._make_buckets(assignment)
+        with self._recorder.silence():  # it is done once in a training
+            self._make_buckets(assignment)
         self._has_rebuilt = True
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ class Sent:
     stream: int
     event: int | None
     """The event that was recorded after it. None if it runs on the stream that issued it."""
-    results: tuple[Any, ...]
+    results: tuple[weakref.ref[Any], ...] = ()
+    """The tensors that it writes. They are not kept: their memory is followed."""
 
     def wait(self) -> None:
         """Let the present stream wait for the result."""
@@ -62,7 +64,7 @@ class Works:
 
         def result(work: Any) -> list[Any]:
             sent = sent_of(work)
-            return [] if sent is None else list(sent.results)
+            return [] if sent is None else [tensor() for tensor in sent.results]
 
         def get_future(work: Any) -> Any:
             return SentFuture(sent_of(work), result(work))
@@ -113,7 +115,7 @@ class SentFuture(torch.futures.Future):  # type: ignore[type-arg]
             if event is not None and len(recorder) > before:  # it has issued further work
                 event = recorder.count_event()
                 recorder.mark("cuda.event_record", event=event)
-        return SentFuture(Sent(recorder, self._sent.stream, event, ()), value)
+        return SentFuture(Sent(recorder, self._sent.stream, event), value)
 
 
 class _ReachedFuture:
