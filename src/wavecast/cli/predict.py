@@ -174,6 +174,8 @@ def predict(
     wanted = assuming(resolve(target, batch, precision, options), assume)
     wanted = of_ranks(wanted, ranks)
     refuse_scaling(wanted, origin, predictor, setup)
+    if parallel is None and ranks is not None:
+        parallel = f"data={ranks}"
     if parallel is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})
