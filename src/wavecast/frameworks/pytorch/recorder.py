@@ -377,7 +377,8 @@ class OpRecorder:
         old, reference = known
         old.freed = len(self._entries)
         memory = _Memory(nbytes, self._now(), role=old.role, module=old.module)
-        self._memories.append(memory)
+        if nbytes:
+            self._memories.append(memory)
         self._live[storage._cdata] = (memory, reference)
 
     def _now(self) -> int:

@@ -22,6 +22,10 @@ _LARGEST_MACHINE = 8
 """How many GPUs a machine has at most, for the answers that the step gets."""
 
 
+_OWN = "_wavecast_own"
+"""The attribute of a replaced function that has torch's own."""
+
+
 @dataclass(frozen=True)
 class RankPlace:
     """The rank that a traced step runs on."""
@@ -75,7 +79,8 @@ def fake_process_groups(place: RankPlace) -> Iterator[None]:
     from torch.distributed import distributed_c10d as c10d
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    make = c10d._new_process_group_helper
+    # Inside of another trace, it is replaced already.
+    make = getattr(c10d._new_process_group_helper, _OWN, c10d._new_process_group_helper)
 
     def rendezvous(*_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
         yield FakeStore(), place.rank, place.ranks
@@ -93,6 +98,7 @@ def fake_process_groups(place: RankPlace) -> Iterator[None]:
             c10d._world.pg_map[group] = (_shown(backend), store)
         return group, store
 
+    setattr(new_group, _OWN, make)
     with ExitStack() as stack:
         stack.enter_context(_environment(place.environment()))
         stack.callback(setattr, sys, "excepthook", sys.excepthook)  # torch adds the rank to errors

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from wavecast.frameworks.pytorch.capture.object_exchanges import object_exchanges
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import gpu_numbers
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
@@ -19,13 +20,14 @@ _NCCL_VERSION = (2, 27, 5)
 
 
 @contextmanager
-def one_rank(place: RankPlace, placement: Placement, recorder: OpRecorder) -> Iterator[None]:
+def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
     """Let the step run as one rank of many: its collectives are recorded and change nothing."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
 
     from wavecast.frameworks.pytorch.capture.collectives import Collectives
 
+    recorder = placement.recorder
     with ExitStack() as stack:
         stack.enter_context(fake_process_groups(place))
         stack.enter_context(gpu_numbers({0, place.gpu}))
@@ -53,6 +55,8 @@ def one_rank(place: RankPlace, placement: Placement, recorder: OpRecorder) -> It
             is_cpu=property(lambda tensor: tensor._local_tensor.is_cpu),
         )
         _replace_data_parallel(replace, recorder)
+        for module in (torch.distributed, torch.distributed.distributed_c10d):
+            replace(module, **object_exchanges(placement.assumptions))
         replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
         engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
         replace(torch.autograd.Variable, _execution_engine=engine)
@@ -84,6 +88,7 @@ def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
 
 def _replace_data_parallel(replace: Callable[..., None], recorder: OpRecorder) -> None:
     from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     from wavecast.frameworks.pytorch.capture.reducer import (
         TracedLogger,
@@ -99,6 +104,8 @@ def _replace_data_parallel(replace: Callable[..., None], recorder: OpRecorder) -
         _verify_params_across_processes=lambda *_, **__: None,
         _register_comm_hook=lambda reducer, state, hook: reducer.register_hook(state, hook),
     )
+    # It asks for the version of CUDA that torch was built for.
+    replace(DistributedDataParallel, _check_comm_hook=lambda *_: None)
 
 
 class _Engine:

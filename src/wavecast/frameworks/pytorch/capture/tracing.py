@@ -74,7 +74,9 @@ def capture(
         ranks: how many ranks the step's own parallel code has. None for code that starts none.
         rank: the rank whose step is traced.
     """
-    place = None if ranks is None and not rank else RankPlace(ranks or 1, rank)
+    place = None
+    if ranks is not None or rank:
+        place = RankPlace(1 if ranks is None else ranks, rank)
     warm_up = warm_up if warm_up is not None else 1 if place is None else 2
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
@@ -188,7 +190,7 @@ def pretending(
         stack.callback(_FAKE_LOG.setLevel, _FAKE_LOG.level)
         _FAKE_LOG.setLevel(logging.CRITICAL)
         if place is not None:
-            stack.enter_context(one_rank(place, placement, recorder))
+            stack.enter_context(one_rank(place, placement))
         stack.enter_context(fake)
         stack.enter_context(placement)
         stack.enter_context(gpu_tensors(placement, outside))
