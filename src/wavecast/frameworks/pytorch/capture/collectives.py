@@ -15,6 +15,7 @@ import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.capture.placement import Placement
@@ -47,6 +48,8 @@ class Collectives:
         for op, (name, shape) in _MAKING.items():
             made[op] = self._making(op, name, shape)
         made[_functional.wait_tensor.default] = self._wait_tensor
+        if hasattr(_functional, "_wrap_tensor_autograd"):
+            made[_functional._wrap_tensor_autograd.default] = self._wrap
         made[_c10d.barrier.default] = self._barrier
         for op in (_c10d.send, _c10d.recv_, _c10d.recv_any_source_):
             made[op.default] = self._between_two(op.default)
@@ -170,6 +173,11 @@ class Collectives:
         if on_gpu(tensor):
             put_on_gpu(made)
         return made
+
+    @staticmethod
+    def _wrap(tensor: Any) -> Any:
+        """The result of a functional collective, which waits when it is used."""
+        return AsyncCollectiveTensor(tensor)
 
     def _wait_tensor(self, tensor: Any) -> Any:
         sent = self._sent.pop(tensor.untyped_storage()._cdata, None)

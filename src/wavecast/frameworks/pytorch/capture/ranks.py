@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -48,19 +49,46 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         replace(placement, collectives=collectives.handlers() | _copies_of_fsdp(placement))
         stack.enter_context(collectives.works.answering())
         replace(placement, wrappers=(DTensor, AsyncCollectiveTensor))
-        replace(
-            DTensor,
-            device=property(lambda tensor: tensor._local_tensor.device),
-            is_cuda=property(lambda tensor: tensor._local_tensor.is_cuda),
-            is_cpu=property(lambda tensor: tensor._local_tensor.is_cpu),
-        )
+        for wrapper, inner in ((DTensor, "_local_tensor"), (AsyncCollectiveTensor, "elem")):
+            replace(wrapper, **_places_of_inner(inner))
+        make = AsyncCollectiveTensor.__new__
+        replace(AsyncCollectiveTensor, __new__=staticmethod(_made_on_cpu(make, placement)))
         _replace_data_parallel(replace, recorder)
+        for module in _modules_that_ask():
+            # Torch would wait at once for what it takes for a part of a compiled program.
+            replace(module, _are_we_tracing=lambda: False)
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             replace(module, **object_exchanges(placement.assumptions))
         replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
         engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
         replace(torch.autograd.Variable, _execution_engine=engine)
         yield
+
+
+def _places_of_inner(inner: str) -> dict[str, Any]:
+    """Properties of a tensor that wraps another one: it is where that is."""
+
+    def shown(name: str) -> Any:
+        return property(lambda tensor: getattr(getattr(tensor, inner), name))
+
+    return {name: shown(name) for name in ("device", "is_cuda", "is_cpu")}
+
+
+def _made_on_cpu(make: Callable[..., Any], placement: Placement) -> Callable[..., Any]:
+    """A constructor that sees the CPU: torch's CPU build aborts for wrappers on a GPU."""
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        with placement.torchs_own():
+            return make(*args, **kwargs)
+
+    return new
+
+
+def _modules_that_ask() -> list[Any]:
+    """The modules of torch that ask whether a program is being compiled."""
+    prefix, name = "torch.distributed.", "_are_we_tracing"
+    known = [module for path, module in list(sys.modules.items()) if path.startswith(prefix)]
+    return [module for module in known if name in vars(module)]
 
 
 def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
