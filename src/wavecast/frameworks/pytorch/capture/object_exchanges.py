@@ -50,5 +50,6 @@ def object_exchanges(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:
 def _refuse(action: str) -> None:
     raise CaptureError(
         f"the step {action} at {user_line()}, which cannot be traced, because no other rank runs; "
-        "trace the rank that sends them, or make them without an exchange"
+        "make them without an exchange; for a pipeline, trace the whole model and predict it with "
+        "parallel=Parallel(pipeline=4)"
     )

@@ -74,7 +74,6 @@ class Bucket:
 class _Options:
     """The arguments of torch's reducer that are used here."""
 
-    group: Any
     expect_sparse: Sequence[bool]
     limits: Sequence[int]
     find_unused: bool
@@ -101,8 +100,8 @@ class TracedReducer:
     ) -> None:
         self._recorder = recorder
         limits = rest[2] if len(rest) > 2 and rest[2] else None
+        self.group = process_group
         self._options = _Options(
-            process_group,
             expect_sparse_gradient,
             limits or [first_bucket_bytes_cap, bucket_bytes_cap],
             find_unused_parameters,
@@ -210,11 +209,11 @@ class TracedReducer:
                 view.zero_()
             elif grad.untyped_storage()._cdata == view.untyped_storage()._cdata:
                 if self._hook is None:
-                    view.div_(self._options.group.size())
+                    view.div_(self.group.size())
             elif self._hook is not None:
                 view.copy_(grad)
             else:
-                torch.mul(grad, 1.0 / self._options.group.size(), out=view)
+                torch.mul(grad, 1.0 / self.group.size(), out=view)
             if self._options.as_views and grad is not None:
                 self._params[number].grad = view
 
@@ -222,7 +221,7 @@ class TracedReducer:
         if self._hook is not None:
             bucket.future = self._hook(bucket)
             return
-        work = dist.all_reduce(bucket.buffer(), group=self._options.group, async_op=True)
+        work = dist.all_reduce(bucket.buffer(), group=self.group, async_op=True)
         bucket.future = work.get_future().then(lambda future: future.value()[0])
 
     def _finish(self) -> None:
@@ -248,7 +247,7 @@ class TracedReducer:
         """Tell the other ranks which parameters were used."""
         used = torch.ones(len(self._params), dtype=torch.int32)
         on_gpu = used.to(self._params[0].device, non_blocking=True)
-        dist.all_reduce(on_gpu, group=self._options.group, async_op=True).wait()
+        dist.all_reduce(on_gpu, group=self.group, async_op=True).wait()
 
 
 class TracedLogger:
