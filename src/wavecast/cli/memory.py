@@ -15,6 +15,7 @@ from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArg
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.parallel_options import ParallelOption, parse_parallel
+from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import (
@@ -69,6 +70,7 @@ def memory(
     expandable_segments: SegmentsOption = False,
     parallel: ParallelOption = None,
     assume: AssumeOption = None,
+    ranks: RanksOption = None,
     advice: Annotated[
         bool, typer.Option("--advice", help="Also compute changes that would save memory.")
     ] = False,
@@ -97,7 +99,7 @@ def memory(
         _refuse_beside_measuring(gpu, expandable_segments)
     _refuse_beside_parallel(parallel, measure or advice)
     step = unchanged(resolve(target, batch, precision, options), batch, precision)
-    wanted, headings = assuming(step, assume), list[str]()
+    wanted, headings = of_ranks(assuming(step, assume), ranks), list[str]()
     if measure:
         headings, memories = ["predicted", "measured"], _predicted_and_measured(wanted)
     else:

@@ -25,6 +25,7 @@ from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.parallel import show_parallel
 from wavecast.cli.parallel_options import ParallelOption
+from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import ALL, family_traces, is_measured, named_or_all_gpus, trace_of
 from wavecast.errors import InvalidInput
@@ -153,6 +154,7 @@ def predict(
     cuda_graph: GraphOption = False,
     parallel: ParallelOption = None,
     assume: AssumeOption = None,
+    ranks: RanksOption = None,
     moved: MovedOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
@@ -170,7 +172,10 @@ def predict(
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
     wanted = assuming(resolve(target, batch, precision, options), assume)
+    wanted = of_ranks(wanted, ranks)
     refuse_scaling(wanted, origin, predictor, setup)
+    if parallel is None and ranks is not None:
+        parallel = f"data={ranks}"
     if parallel is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})

@@ -76,6 +76,7 @@ def trace_of(target: Target, capability: tuple[int, int] | None) -> Trace:
             unit=target.unit,
             progress=progress,
             assume=target.assume,
+            ranks=target.ranks,
         )
 
 
@@ -91,6 +92,7 @@ def family_traces(target: Target, gpus: Sequence[Device]) -> FamilyTraces:
             unit=target.unit,
             progress=progress,
             assume=target.assume,
+            ranks=target.ranks,
         )
 
 

@@ -22,6 +22,7 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, waiting
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import measured_step, require_gpu, trace_of, unchanged
@@ -45,6 +46,7 @@ def trace(
         str | None, typer.Option("--gpu", "-g", help="Choose the kernels of this GPU.")
     ] = None,
     assume: AssumeOption = None,
+    ranks: RanksOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
 ) -> None:
@@ -58,6 +60,7 @@ def trace(
         refuse_unwritable(out)
     device = wavecast.device(gpu) if gpu is not None else None
     wanted = assuming(resolve(target, batch, precision, options), assume)
+    wanted = of_ranks(wanted, ranks)
     if device is not None and wanted.trace is not None:
         raise InvalidInput(
             f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"

@@ -56,6 +56,8 @@ class Target:
     """What the step reads from the GPU, by line of code, for `wavecast.trace`."""
     options: ModelOptions = NO_OPTIONS
     """How a Hugging Face model is trained."""
+    ranks: int | None = None
+    """How many ranks the step's own parallel code has, for `wavecast.trace`."""
 
 
 def resolve(
@@ -123,7 +125,10 @@ def smaller_variants(target: Target) -> dict[str, SmallerStep]:
         smaller = resolve(target.text, half, target.precision, target.options)
         variants[f"batch {half}, accumulated twice"] = SmallerStep(smaller, accumulated=True)
     return {
-        change: replace(variant, target=replace(variant.target, assume=target.assume))
+        change: replace(
+            variant,
+            target=replace(variant.target, assume=target.assume, ranks=target.ranks),
+        )
         for change, variant in variants.items()
     }
 

@@ -28,6 +28,8 @@ def trace(
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> Trace: ...
 
 
@@ -40,6 +42,8 @@ def trace(
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> FamilyTraces: ...
 
 
@@ -53,6 +57,8 @@ def trace(
     unit: str = "samples",
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> Trace | FamilyTraces:
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
@@ -87,18 +93,29 @@ def trace(
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`: a
             value, a list of values in order, or the number of rows of a mask's result.
+        ranks: for code that starts a process group (DistributedDataParallel, `fully_shard`,
+            DTensor, collectives), how many ranks there are. The step runs as one of them, without
+            the others, and its collectives are ops of the trace.
+        rank: which of the ranks it is.
 
     Raises:
         CaptureError: the step cannot be traced. The message names the line of your code.
-        InvalidInput: `assume` names a line that reads nothing, or more than one of `gpu`, `gpus`
-            and `capability` was given.
+        InvalidInput: `assume` names a line that reads nothing, more than one of `gpu`, `gpus` and
+            `capability` was given, or there is no such rank.
     """
     with needing_extra("tracing"):
         from wavecast.frameworks.pytorch.capture import capture
     if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
         raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
     traced = partial(
-        capture, make_step, samples=samples, unit=unit, progress=progress, assume=assume
+        capture,
+        make_step,
+        samples=samples,
+        unit=unit,
+        progress=progress,
+        assume=assume,
+        ranks=ranks,
+        rank=rank,
     )
     if gpus is not None:
         return of_families(lambda wanted: traced(capability=wanted), gpus)

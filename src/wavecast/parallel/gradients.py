@@ -31,13 +31,34 @@ def gradients(trace: Trace) -> list[Gradient]:
     of its gradients is then taken to be ready when the backward pass of its module ends.
     """
     made = [
-        Gradient(a.nbytes, a.born, trace.calls[min(a.born, len(trace) - 1)].module)
+        Gradient(a.nbytes, _ready(trace, a.born), trace.calls[min(a.born, len(trace) - 1)].module)
         for a in trace.allocations
         if a.role is Role.GRADIENT and a.born is not None
     ]
     if not made:
         made = _by_module(trace)
     return sorted(made, key=lambda gradient: gradient.ready)
+
+
+_FEW_CALLS = 8
+
+
+def _ready(trace: Trace, born: int) -> int:
+    """The position at which autograd hands a new gradient to its parameter.
+
+    The gradient of a linear layer's weight is transposed first, after that of the bias is ready.
+    """
+    first = trace.calls[min(born, len(trace) - 1)]
+    if first.op.base != "aten.mm":
+        return born
+    ready = born
+    for position in range(born + 1, min(born + 1 + _FEW_CALLS, len(trace))):
+        call = trace.calls[position]
+        if call.module != first.module or call.op.base == "aten.mm":
+            break
+        if call.op.base == "aten.t":
+            ready = position
+    return ready
 
 
 def _by_module(trace: Trace) -> list[Gradient]:

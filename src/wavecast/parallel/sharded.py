@@ -90,11 +90,7 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
     dtype = _used_dtype(trace)
     for previous, unit in zip([None, *units], units, strict=False):
         _gather(edit, unit, previous, shard, dtype, Phase.FORWARD)
-    if strategy.reshard:
-        order = sorted(units, key=lambda unit: unit.backward[0])
-        for previous, unit in zip([None, *order], order, strict=False):
-            if unit.name:  # the root's weights stay gathered
-                _gather(edit, unit, previous, shard, dtype, Phase.BACKWARD)
+    # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
     if reduces:
         for unit in units:
             whole = flat(_in(unit.nbytes, "float32"), "float32")
@@ -103,6 +99,11 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
             edit.insert(unit.backward[1], calls)
             edit.allocate(whole.nbytes, Role.INTERMEDIATE, unit.backward[1], end)
         edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
+    if strategy.reshard:
+        order = sorted(units, key=lambda unit: unit.backward[0])
+        for previous, unit in zip([None, *order], order, strict=False):
+            if unit.name:  # the root's weights stay gathered
+                _gather(edit, unit, previous, shard, dtype, Phase.BACKWARD)
     _share_optimizer(edit, shard.size)
     edit.change_memory(
         lambda a: _sharded_memory(a, shard.size, gradients_too=True, weights_too=True)

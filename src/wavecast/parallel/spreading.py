@@ -21,7 +21,8 @@ def spread(
     """What each distinct group of ranks runs in one optimizer step.
 
     Args:
-        trace: one micro-batch on one GPU: forward pass, backward pass and optimizer.
+        trace: one micro-batch on one GPU: forward pass, backward pass and optimizer. A trace that
+            has collectives already, since the step's own code is parallel, stays as it is.
         strategy: how the step is spread.
         seconds: the time of a call, by which a pipeline is cut into equal parts. FLOPs and bytes
             would do; without it all blocks count alike.
@@ -34,6 +35,8 @@ def spread(
             "the trace was measured on one GPU; several GPUs are predicted from a traced step "
             "(wavecast.trace), whose ops can be split"
         )
+    if exchanging_ranks(trace):
+        return _as_traced(trace, strategy)
     trace, notes = with_tensor(trace, strategy)
     end = backward_end(trace)
     parts = strategy.pipeline * strategy.virtual
@@ -43,6 +46,38 @@ def spread(
     cut_at = cut_model(trace, parts, seconds or (lambda _: 1.0))
     made = [_part(t, strategy) for t in part_traces(trace, cut_at, parts, end)]
     return _staged(strategy, made, cut_at, notes)
+
+
+def exchanging_ranks(trace: Trace) -> int:
+    """The ranks of the largest collective of a trace. 0 if it has none."""
+    ranks = (call.op.attr("ranks", 0) for call in trace if call.op.name.startswith("nccl."))
+    return max((n for n in ranks if isinstance(n, int)), default=0)
+
+
+def without_collectives(trace: Trace) -> Trace:
+    """The calls of a trace that one GPU could run alone."""
+    calls = tuple(call for call in trace if not call.op.name.startswith("nccl."))
+    return trace if len(calls) == len(trace) else replace(trace, calls=calls, allocations=())
+
+
+def _as_traced(trace: Trace, strategy: Parallel) -> ParallelStep:
+    """The step of code that is parallel itself: all ranks run what one of them was seen to run."""
+    ranks = exchanging_ranks(trace)
+    if strategy.gpus < ranks or strategy.pipeline > 1:
+        raise InvalidInput(
+            f"the traced step exchanges tensors among {ranks} ranks itself, so parallel= only says "
+            f"how many GPUs there are and in which cluster; give Parallel(data={ranks}), or more "
+            "ranks, and no pipeline"
+        )
+    end = backward_end(trace) if _trains(trace) else len(trace)
+    passes = replace(trace, calls=trace.calls[:end], allocations=())
+    group = RankGroup(strategy.gpus, 0, (ModelPart(passes, trace, end),))
+    note = "the collectives are those of the step's own code, and each rank runs the traced step"
+    return ParallelStep(strategy, (group,), notes=(note,))
+
+
+def _trains(trace: Trace) -> bool:
+    return any(call.phase is Phase.BACKWARD for call in trace)
 
 
 def _staged(

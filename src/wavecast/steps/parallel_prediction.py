@@ -14,7 +14,7 @@ from wavecast.hardware.hosts import HostModel, Seconds
 from wavecast.ops import Kind
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
-from wavecast.parallel.spreading import spread
+from wavecast.parallel.spreading import spread, without_collectives
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.predictors.base import Estimate, Predictor, refuse_impossible
 from wavecast.predictors.collectives import Collectives
@@ -180,7 +180,7 @@ def predict_parallel(
         seconds, stages = _without_pipeline(step.groups[0], strategy, player)
     else:
         seconds, stages = _with_pipeline(step, player)
-    single = player.play(trace)
+    single = player.play(without_collectives(trace))
     below, above = _spread_of(step, predictor)
     return ParallelPrediction(
         trace=trace,

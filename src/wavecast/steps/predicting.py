@@ -19,6 +19,7 @@ from wavecast.hardware.hosts import (
 )
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.hardware.retargeting import retarget
+from wavecast.parallel.spreading import exchanging_ranks
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
@@ -115,7 +116,19 @@ def predict(
         assert not isinstance(predictor, Scaler)
         issuing = find_host(host, target).scaled(host_factor)
         return predict_parallel(step, parallel, on_cluster(target, parallel, predictor), issuing)
+    _refuse_ranks(step)
     return _on_one_gpu(step, notes, target, predictor, origin, (host, host_factor, graphed))
+
+
+def _refuse_ranks(trace: Trace) -> None:
+    """Raise InvalidInput for one of several ranks: its collectives depend on the cluster."""
+    ranks = 0 if trace.measurement is not None else exchanging_ranks(trace)
+    if ranks > 1:
+        raise InvalidInput(
+            f"the step exchanges tensors among {ranks} GPUs; name them, as in "
+            f"parallel=Parallel(data={ranks}) or --parallel data={ranks}, with a cluster if it is "
+            "not the usual one"
+        )
 
 
 def _refuse_beside_parallel(

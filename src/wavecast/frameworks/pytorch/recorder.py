@@ -92,6 +92,7 @@ class OpRecorder:
         structure.claim = self._claim
         self._here = _ThreadRecording()
         self.streams = 0
+        self._events = 0
         self.on_call: Callable[[int], None] | None = None
         self.on_op: Callable[[Any, tuple[Any, ...], list[Any]], None] | None = None
         """Called with each op, its arguments and the tensors that it returned, recorded or not."""
@@ -167,15 +168,39 @@ class OpRecorder:
         if nbytes > 0:
             self._memories.append(_Memory(nbytes, -1, None, Role.WORKSPACE))
 
-    def mark(self, name: str) -> None:
-        """Record an event of the host that is not a tensor op, such as a synchronisation."""
+    def mark(self, name: str, on: int | None = None, /, **attrs: Scalar) -> None:
+        """Record an event of the host that is not a tensor op, such as a synchronisation.
+
+        Args:
+            name: its name.
+            on: the stream that it concerns. None for that of the present thread.
+            attrs: what else to record.
+        """
         if self._records():
-            self._append(Op(name, (), ()), host=False, reads=())
+            with self.on_stream(on):
+                self._append(Op(name, (), (), tuple(attrs.items())), host=False, reads=())
+
+    def count_event(self) -> int:
+        """A number for an event that is recorded on a stream now."""
+        self._events += 1
+        return self._events
+
+    @contextmanager
+    def on_stream(self, stream: int | None) -> Iterator[None]:
+        """Record the ops inside the block on a stream. None for the present one."""
+        before = self.stream
+        self.stream = before if stream is None else stream
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def record(
         self, name: str, inputs: list[Any], outputs: list[Any], attrs: list[tuple[str, Scalar]]
     ) -> None:
         """Record an op on the GPU that does not come through torch's dispatcher."""
+        for tensor in outputs:
+            self._remember(tensor)
         if self._recording:
             self._append(with_switches(self._intern(name, inputs, outputs, attrs)), False, ())
 
@@ -336,13 +361,29 @@ class OpRecorder:
         key = storage._cdata
         if key in self._live:
             return
-        memory = _Memory(storage.nbytes(), len(self._entries) if self._records() else -1)
+        memory = _Memory(storage.nbytes(), self._now())
         self._memories.append(memory)
         self._live[key] = (memory, weakref.ref(storage, lambda _: self._forget(key)))
 
     def _forget(self, key: int) -> None:
         memory, _ = self._live.pop(key)
         memory.freed = len(self._entries)
+
+    def resize(self, storage: Any, nbytes: int) -> None:
+        """Follow a storage whose memory is freed or made while its tensors live on."""
+        known = self._live.get(storage._cdata)
+        if known is None or known[0].nbytes == nbytes:
+            return
+        old, reference = known
+        old.freed = len(self._entries)
+        memory = _Memory(nbytes, self._now(), role=old.role, module=old.module)
+        if nbytes:
+            self._memories.append(memory)
+        self._live[storage._cdata] = (memory, reference)
+
+    def _now(self) -> int:
+        """The present position. -1 before the recorded step."""
+        return len(self._entries) if self._records() else -1
 
     def _claim(self, role: Role, key: int) -> None:
         if key in self._live:

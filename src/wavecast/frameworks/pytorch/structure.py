@@ -23,6 +23,7 @@ class _RunningModules(threading.local):
         self.optimizer_depth = 0
         self.has_closure = False
         self.zeroing = False
+        self.in_backward = False
 
 
 class Structure:
@@ -89,6 +90,8 @@ class Structure:
                 return Phase.BACKWARD, stack[-1]
             return Phase.BACKWARD, self._module_of(node)
         module = stack[-1] if stack else ""
+        if self._here.in_backward:
+            return Phase.BACKWARD, module
         # The autograd node of this op exists already and has the last sequence number given out.
         modules = self._node_modules.setdefault(threading.get_ident(), {})
         modules.setdefault(torch.autograd._get_sequence_nr() - 1, module)
@@ -100,6 +103,15 @@ class Structure:
             return Phase.OPTIMIZER, module
         return (Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER), module
 
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Count the ops inside the block to the backward pass, though no node of it runs."""
+        before, self._here.in_backward = self._here.in_backward, True
+        try:
+            yield
+        finally:
+            self._here.in_backward = before
+
     def held(self) -> Iterator[tuple[Role, Any, str]]:
         """The tensors of the modules and optimizers seen so far, with their roles and modules."""
         for optimizer in self._optimizers.values():
@@ -107,16 +119,16 @@ class Structure:
                 values = state.values() if isinstance(state, dict) else ()
                 for value in values:
                     if isinstance(value, torch.Tensor):
-                        yield Role.OPTIMIZER_STATE, value, self._owner(parameter)
+                        yield Role.OPTIMIZER_STATE, local_part(value), self._owner(parameter)
         for root, module in self._roots.items():
             for name, buffer in module.named_buffers():
-                yield Role.BUFFER, buffer, _join(root, name.rpartition(".")[0])
+                yield Role.BUFFER, local_part(buffer), _join(root, name.rpartition(".")[0])
             for name, scale in quantization_tensors(module):
                 yield Role.BUFFER, scale, _join(root, name)
         for parameter in self._parameters():
-            yield Role.PARAMETER, parameter, self._owner(parameter)
+            yield Role.PARAMETER, local_part(parameter), self._owner(parameter)
             if parameter.grad is not None:
-                yield Role.GRADIENT, parameter.grad, self._owner(parameter)
+                yield Role.GRADIENT, local_part(parameter.grad), self._owner(parameter)
 
     def _owner(self, parameter: Any) -> str:
         return self._parameter_paths.get(id(parameter), "")
@@ -185,7 +197,7 @@ class Structure:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.claim(Role.GRADIENT, key_of(parameter.grad))
+                    self.claim(Role.GRADIENT, key_of(local_part(parameter.grad)))
 
 
 def _join(root: str, name: str) -> str:
@@ -207,6 +219,11 @@ def quantization_tensors(root: Any) -> Iterator[tuple[str, Any]]:
             if type(holder).__module__.partition(".")[0] == "bitsandbytes":
                 holders.append(getattr(holder, "state2", None))
                 yield from ((path, v) for v in vars(holder).values() if isinstance(v, torch.Tensor))
+
+
+def local_part(tensor: Any) -> Any:
+    """The tensor whose memory this rank has: a part of a DTensor, or the tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def key_of(tensor: Any) -> int:

@@ -43,6 +43,7 @@ def cuda_machine(
     recorder: OpRecorder,
     assumptions: Assumptions,
     outside: OutsideTensors,
+    is_ranked: bool = False,
 ) -> Iterator[None]:
     """Make torch behave as if the machine had one GPU of this compute capability."""
     with ExitStack() as stack:
@@ -72,7 +73,7 @@ def cuda_machine(
         replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
         replace(flex, flex_attention_hop=flex_attention(recorder, assumptions))
         replace(torch.jit, script=_unscripted)
-        for owner, functions in refused_functions():
+        for owner, functions in refused_functions(is_ranked):
             replace(owner, **functions)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))

@@ -22,6 +22,7 @@ from wavecast.frameworks.pytorch.capture.host_values import (
     known_values,
 )
 from wavecast.frameworks.pytorch.capture.places import ON_HOST, put
+from wavecast.frameworks.pytorch.structure import local_part
 from wavecast.frameworks.pytorch.user_lines import user_line
 
 
@@ -73,14 +74,14 @@ class OutsideTensors:
         """Replace a module's own parameters and buffers."""
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                if tensor is not None and not isinstance(tensor, FakeTensor):
+                if tensor is not None and not isinstance(local_part(tensor), FakeTensor):
                     self._put(tensors, name, self.tensor(tensor))
 
     def optimizer(self, optimizer: Any) -> None:
         """Replace the parameters of an optimizer, and move its state to the fake ones."""
         for group in optimizer.param_groups:
             for index, parameter in enumerate(group["params"]):
-                if isinstance(parameter, FakeTensor):
+                if isinstance(local_part(parameter), FakeTensor):
                     continue
                 if id(parameter) not in self._fakes:
                     raise CaptureError(

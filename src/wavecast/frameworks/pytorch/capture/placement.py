@@ -8,6 +8,8 @@ is cheap (`host_values`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -132,6 +134,10 @@ class Placement(TorchDispatchMode):
         self._threads = threads
         self._cache = ResultCache(PLACE)
         self._promotions = 0
+        self.collectives: dict[Any, Callable[..., Any]] = {}
+        """The functions that answer collectives, if the step runs on one rank of many."""
+        self.wrappers: tuple[type, ...] = ()
+        """Classes of tensors that turn their ops into ops on the tensors inside, as DTensor."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -144,6 +150,8 @@ class Placement(TorchDispatchMode):
         """Run the op, mark its results, and record it unless it concerns the host only."""
         if func is _prim_device:
             return CPU
+        if self.wrappers and any(issubclass(kind, self.wrappers) for kind in types):
+            return NotImplemented
         with self._threads.lock:
             if not self._threads.closed:
                 return self._dispatch(func, args, kwargs or {})
@@ -151,6 +159,8 @@ class Placement(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in self.collectives:
+            return self.collectives[func](*args, **kwargs)
         if is_composite(func):
             # In inference mode, composite ops arrive here whole; autograd would have split them.
             with self:
@@ -184,11 +194,8 @@ class Placement(TorchDispatchMode):
             if out is not NotImplemented:
                 self._mark_special(func, out)
                 return out, None, is_recorded
-        self.here.depth += 1
-        try:
+        with self.torchs_own():
             out = self._run_on_fakes(func, args, kwargs)
-        finally:
-            self.here.depth -= 1
         self._mark_places(func, out, place)
         out = _plain_if_written(func, args, kwargs, out)
         is_repeatable = (
@@ -203,6 +210,15 @@ class Placement(TorchDispatchMode):
         if entry is not None:
             entry.is_recorded = is_recorded
         return out, entry, is_recorded
+
+    @contextmanager
+    def torchs_own(self) -> Iterator[None]:
+        """Run the block as torch's own fake-tensor code, which sees the CPU."""
+        self.here.depth += 1
+        try:
+            yield
+        finally:
+            self.here.depth -= 1
 
     @property
     def inside(self) -> bool:

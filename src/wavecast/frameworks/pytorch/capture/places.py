@@ -9,6 +9,7 @@ are always on the host.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,10 +52,25 @@ def place_of(tensor: Any) -> str | None:
     return getattr(tensor, PLACE, None)
 
 
+_numbers = {0}
+"""The numbers by which the step may name its GPU."""
+
+
+@contextmanager
+def gpu_numbers(numbers: set[int]) -> Iterator[None]:
+    """Let the step name its GPU by these numbers, inside the block."""
+    global _numbers
+    before, _numbers = _numbers, numbers
+    try:
+        yield
+    finally:
+        _numbers = before
+
+
 def is_gpu(device: Any) -> bool:
-    """Whether a device is the GPU. Any GPU but the first is an error."""
+    """Whether a device is the GPU. Any GPU but the step's own is an error."""
     device = torch.device(device)
-    if device.type == "cuda" and device.index:
+    if device.type == "cuda" and (device.index or 0) not in _numbers:
         raise CaptureError(
             f"a tensor is put on {device} at {user_line()}; only steps that use one GPU can be "
             "traced"

@@ -17,8 +17,9 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.user_lines import user_line
 
 _ONE_RANK = (
-    "trace the step of one rank instead: without a process group, and with the plain model in "
-    "place of DistributedDataParallel or FSDP"
+    "say how many ranks there are, as in ranks=8 (--ranks 8), or trace the step of one rank "
+    "instead: without a process group, and with the plain model in place of "
+    "DistributedDataParallel or FSDP"
 )
 _PADDED = (
     "pad the sequences to one length (torch.nn.utils.rnn.pad_sequence), or concatenate them into "
@@ -27,8 +28,12 @@ _PADDED = (
 _NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
 
 
-def refused_functions() -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each module or class with refused functions, and their replacements by name."""
+def refused_functions(is_ranked: bool = False) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each module or class with refused functions, and their replacements by name.
+
+    Args:
+        is_ranked: whether the step may start process groups.
+    """
     nested = _refusal("makes a nested tensor", _PADDED)
     yield torch.nested, dict.fromkeys(_NESTED, nested)
     # This class makes the jagged ones, also for code that imported a function before tracing.
@@ -37,7 +42,7 @@ def refused_functions() -> Iterator[tuple[Any, dict[str, Any]]]:
     for parameter in (UninitializedParameter, UninitializedBuffer):
         yield parameter, {"__new__": lazy}
     if torch.distributed.is_available():
-        yield from _distributed()
+        yield from _of_one_rank() if is_ranked else _distributed()
 
 
 def _distributed() -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -52,6 +57,17 @@ def _distributed() -> Iterator[tuple[Any, dict[str, Any]]]:
     for wrapper in (torch.nn.parallel.DistributedDataParallel, FullyShardedDataParallel):
         wrap = _refusal(f"wraps a model in {wrapper.__name__}", _ONE_RANK)
         yield wrapper, {"__init__": wrap}
+
+
+def _of_one_rank() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What cannot be traced on one rank of many, either."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrap = _refusal(
+        "wraps a model in FullyShardedDataParallel",
+        "use its successor, torch.distributed.fsdp.fully_shard, on each block and on the model",
+    )
+    yield FullyShardedDataParallel, {"__init__": wrap}
 
 
 def _refusal(action: str, remedy: str) -> Callable[..., Any]:

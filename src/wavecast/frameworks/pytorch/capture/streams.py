@@ -29,13 +29,15 @@ def stream_class(recorder: OpRecorder) -> type:
             recorder.mark("cuda.stream_synchronize")
 
         def wait_stream(self, stream: Any) -> None:
-            recorder.mark("cuda.stream_wait")
+            recorder.mark("cuda.stream_wait", self.stream_id, stream=stream.stream_id)
 
         def wait_event(self, event: Any) -> None:
-            recorder.mark("cuda.stream_wait")
+            event.wait(self)
 
         def record_event(self, event: Any = None) -> Any:
-            return event if event is not None else torch.cuda.Event()
+            event = torch.cuda.Event() if event is None else event
+            event.record(self)
+            return event
 
         def query(self) -> bool:
             return True
@@ -54,12 +56,15 @@ def event_class(recorder: OpRecorder) -> type:
 
         def __init__(self, enable_timing: bool = False, **_: Any) -> None:
             self.enable_timing = enable_timing
+            self.number: int | None = None
 
         def record(self, stream: Any = None) -> None:
-            recorder.mark("cuda.event_record")
+            self.number = recorder.count_event()
+            recorder.mark("cuda.event_record", _number_of(stream), event=self.number)
 
         def wait(self, stream: Any = None) -> None:
-            recorder.mark("cuda.stream_wait")
+            if self.number is not None:  # CUDA does not wait for an event that was never recorded
+                recorder.mark("cuda.stream_wait", _number_of(stream), event=self.number)
 
         def synchronize(self) -> None:
             recorder.mark("cuda.event_synchronize")
@@ -71,6 +76,10 @@ def event_class(recorder: OpRecorder) -> type:
             return 1.0
 
     return Event
+
+
+def _number_of(stream: Any) -> int | None:
+    return None if stream is None else int(stream.stream_id)
 
 
 class _CurrentStream(threading.local):

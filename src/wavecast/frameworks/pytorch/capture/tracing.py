@@ -27,6 +27,8 @@ from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
 from wavecast.frameworks.pytorch.capture.machine import cuda_machine
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import Placement
+from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
+from wavecast.frameworks.pytorch.capture.ranks import one_rank
 from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
 from wavecast.frameworks.pytorch.capture.tensor_subclasses import fake_subclasses
 from wavecast.frameworks.pytorch.capture.threads import TracedThreads, one_trace_at_a_time
@@ -50,9 +52,11 @@ def capture(
     capability: tuple[int, int] | None = None,
     samples: int | None = None,
     unit: str = "samples",
-    warm_up: int = 1,
+    warm_up: int | None = None,
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
 ) -> Trace:
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
@@ -63,15 +67,22 @@ def capture(
         samples: how many samples (or other `unit`) the step consumes.
         unit: what `samples` counts.
         warm_up: how many steps to run before the recorded one. The first creates the optimizer's
-            state.
+            state; in the second, DistributedDataParallel rebuilds its buckets. None for one, or
+            for two with `ranks`.
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
+        ranks: how many ranks the step's own parallel code has. None for code that starts none.
+        rank: the rank whose step is traced.
     """
+    place = None
+    if ranks is not None or rank:
+        place = RankPlace(1 if ranks is None else ranks, rank)
+    warm_up = warm_up if warm_up is not None else 1 if place is None else 2
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
     assumptions, structure = Assumptions(GivenValues(assume)), Structure()
     recorder = OpRecorder(structure)
-    with pretending(capability, recorder, assumptions) as threads, explaining():
+    with pretending(capability, recorder, assumptions, place) as threads, explaining():
         step = _made(make_step)
         before: StepWatch | None = None
         for _ in range(warm_up):
@@ -143,7 +154,10 @@ def _not_empty(recording: Recording) -> Recording:
 
 @contextmanager
 def pretending(
-    capability: tuple[int, int], recorder: OpRecorder, assumptions: Assumptions
+    capability: tuple[int, int],
+    recorder: OpRecorder,
+    assumptions: Assumptions,
+    place: RankPlace | None = None,
 ) -> Iterator[TracedThreads]:
     """Run the block with fake tensors, as if on a machine with a CUDA GPU.
 
@@ -167,13 +181,16 @@ def pretending(
         stack.enter_context(bitsandbytes_on_cuda(assumptions))
         stack.enter_context(cuda_kernels(capability, recorder, assumptions))
         stack.enter_context(cuda_autocast())
-        stack.enter_context(cuda_machine(capability, recorder, assumptions, outside))
+        is_ranked = place is not None
+        stack.enter_context(cuda_machine(capability, recorder, assumptions, outside, is_ranked))
         # Torch warns that global hooks also see the wrapper of a compiled module. That is fine.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
         # Errors of fake tensors are raised, so they need not be logged, too.
         stack.callback(_FAKE_LOG.setLevel, _FAKE_LOG.level)
         _FAKE_LOG.setLevel(logging.CRITICAL)
+        if place is not None:
+            stack.enter_context(one_rank(place, placement))
         stack.enter_context(fake)
         stack.enter_context(placement)
         stack.enter_context(gpu_tensors(placement, outside))

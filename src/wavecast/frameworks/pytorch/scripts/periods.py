@@ -79,8 +79,9 @@ class Choice:
 def outline(ops: Sequence[Op]) -> tuple[Op, ...]:
     """Ops without the numbers that change from step to step but cost nothing.
 
-    Learning rates and bias corrections are such numbers, the offsets of views, and the number of
-    the step, which the optimizers of bitsandbytes hand to their kernels.
+    Learning rates and bias corrections are such numbers, the offsets of views, the numbers of
+    events and streams, and that of the step, which the optimizers of bitsandbytes hand to their
+    kernels.
     """
     return tuple(map(_outlined, ops))
 
@@ -90,7 +91,9 @@ def _outlined(op: Op) -> Op:
     if kind(op) is Kind.VIEW:
         return replace(op, attrs=())
     kept = tuple(
-        (name, value) for name, value in op.attrs if name != "step" and not _is_float(value)
+        (name, value)
+        for name, value in op.attrs
+        if name not in ("step", "event", "stream") and not _is_float(value)
     )
     return op if len(kept) == len(op.attrs) else replace(op, attrs=kept)
 

@@ -1,0 +1,165 @@
+"""A step that runs on one rank of many, traced without the other ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.capture.object_exchanges import object_exchanges
+from wavecast.frameworks.pytorch.capture.placement import Placement
+from wavecast.frameworks.pytorch.capture.places import gpu_numbers
+from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
+from wavecast.frameworks.pytorch.recorder import OpRecorder
+
+_NCCL_VERSION = (2, 27, 5)
+"""The version that code is told. Torch writes it into its logs."""
+
+
+@contextmanager
+def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
+    """Let the step run as one rank of many: its collectives are recorded and change nothing."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor
+
+    from wavecast.frameworks.pytorch.capture.collectives import Collectives
+
+    recorder = placement.recorder
+    with ExitStack() as stack:
+        stack.enter_context(fake_process_groups(place))
+        stack.enter_context(gpu_numbers({0, place.gpu}))
+
+        def replace(owner: Any, **values: Any) -> None:
+            for name, value in values.items():
+                if name in vars(owner):
+                    stack.callback(setattr, owner, name, vars(owner)[name])
+                else:
+                    stack.callback(delattr, owner, name)
+                setattr(owner, name, value)
+
+        replace(torch.cuda, device_count=lambda: place.machine)
+        replace(torch.accelerator, device_count=lambda: place.machine)
+        replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION)
+        replace(torch.distributed, is_nccl_available=lambda: True)
+        collectives = Collectives(placement, recorder)
+        replace(placement, collectives=collectives.handlers() | _copies_of_fsdp(placement))
+        stack.enter_context(collectives.works.answering())
+        replace(placement, wrappers=(DTensor, AsyncCollectiveTensor))
+        for wrapper, inner in ((DTensor, "_local_tensor"), (AsyncCollectiveTensor, "elem")):
+            replace(wrapper, **_places_of_inner(inner))
+        make = AsyncCollectiveTensor.__new__
+        replace(AsyncCollectiveTensor, __new__=staticmethod(_made_on_cpu(make, placement)))
+        _replace_data_parallel(replace, recorder)
+        for module in _modules_that_ask():
+            # Torch would wait at once for what it takes for a part of a compiled program.
+            replace(module, _are_we_tracing=lambda: False)
+        for module in (torch.distributed, torch.distributed.distributed_c10d):
+            replace(module, **object_exchanges(placement.assumptions))
+        replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
+        engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
+        replace(torch.autograd.Variable, _execution_engine=engine)
+        yield
+
+
+def _places_of_inner(inner: str) -> dict[str, Any]:
+    """Properties of a tensor that wraps another one: it is where that is."""
+
+    def shown(name: str) -> Any:
+        return property(lambda tensor: getattr(getattr(tensor, inner), name))
+
+    return {name: shown(name) for name in ("device", "is_cuda", "is_cpu")}
+
+
+def _made_on_cpu(make: Callable[..., Any], placement: Placement) -> Callable[..., Any]:
+    """A constructor that sees the CPU: torch's CPU build aborts for wrappers on a GPU."""
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        with placement.torchs_own():
+            return make(*args, **kwargs)
+
+    return new
+
+
+def _modules_that_ask() -> list[Any]:
+    """The modules of torch that ask whether a program is being compiled."""
+    prefix, name = "torch.distributed.", "_are_we_tracing"
+    known = [module for path, module in list(sys.modules.items()) if path.startswith(prefix)]
+    return [module for module in known if name in vars(module)]
+
+
+def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
+    """FSDP's ops that copy weights and gradients, which are Python code and are recorded as such.
+
+    On a GPU they run the aten ops of that code.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
+
+    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with placement:
+                return function(*args, **kwargs)
+
+        return run
+
+    functions = {
+        "all_gather_copy_in": own.all_gather_copy_in_cuda,
+        "split_with_sizes_copy": own.split_with_sizes_copy,
+        "chunk_cat": own.chunk_cat,
+    }
+    ops = torch.ops.fsdp
+    return {getattr(ops, name).default: inside(code) for name, code in functions.items()}
+
+
+def _replace_data_parallel(replace: Callable[..., None], recorder: OpRecorder) -> None:
+    from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from wavecast.frameworks.pytorch.capture.reducer import (
+        TracedLogger,
+        TracedReducer,
+        broadcast_coalesced,
+    )
+
+    replace(
+        dist,
+        Reducer=partial(TracedReducer, recorder),
+        Logger=TracedLogger,
+        _broadcast_coalesced=broadcast_coalesced,
+        _verify_params_across_processes=lambda *_, **__: None,
+        _register_comm_hook=lambda reducer, state, hook: reducer.register_hook(state, hook),
+    )
+    # It asks for the version of CUDA that torch was built for.
+    replace(DistributedDataParallel, _check_comm_hook=lambda *_: None)
+
+
+class _Engine:
+    """Autograd's engine, whose callbacks at the end of a backward pass belong to that pass."""
+
+    def __init__(self, engine: Any, recorder: OpRecorder) -> None:
+        self._engine = engine
+        self._structure = recorder.structure
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        def call() -> None:
+            with self._structure.in_backward():
+                callback()
+
+        self._engine.queue_callback(call)
+
+
+def _resizing(recorder: OpRecorder, resize: Any) -> Any:
+    """`UntypedStorage.resize_`, with which FSDP frees gathered weights and makes room for them."""
+
+    def resize_(storage: Any, size: int) -> Any:
+        resized = resize(storage, size)
+        recorder.resize(storage, int(size))
+        return resized
+
+    return resize_
