@@ -239,18 +239,19 @@ def _matched(
 ) -> LayerTimes:
     shares = _shares(network)
     times, untimed = [], []
-    for layer in network.layers:
+    layers = [layer for layer in network.layers if layer.category is not None]
+    for layer in layers:
         both = []
         for which in Pass:
             time = seconds.get((_place(layer), which))
             both.append(time * shares[layer, which] if time else None)
         if any(time is not None for time in both):
             times.append(LayerTime(layer, batch, both[0], both[1], work))
-        elif layer.category is not None:
+        else:
             untimed.append(layer.name)
     if not times:
         raise InvalidInput(f"none of the timed layers is one of {network.name}")
-    places = {_place(layer) for layer in network.layers}
+    places = {_place(layer) for layer in layers}
     elsewhere = {
         which: sum(
             time

@@ -86,9 +86,7 @@ def _layer(call: Call, batch: int) -> NetworkLayer | None:
         return None
 
 
-def _unknown(
-    calls: Iterable[Call], layers: Sequence[NetworkLayer], batch: int
-) -> tuple[str, ...]:
+def _unknown(calls: Iterable[Call], layers: Sequence[NetworkLayer], batch: int) -> tuple[str, ...]:
     """Ops without a formula. Those of a module that is a layer belong to it, as counters do."""
     paths = {layer.name for layer in layers}
     names = {}

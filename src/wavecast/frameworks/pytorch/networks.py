@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from wavecast.errors import CaptureError, InvalidInput
+from wavecast.frameworks.pytorch import layer_shapes as shapes
+from wavecast.frameworks.pytorch.layer_functions import FUNCTIONS
 from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Shape
 
 _NO_WORK = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -54,25 +55,37 @@ def network_of(
     Args:
         model: a model made of convolutions, fully connected layers, poolings, normalizations,
             activation functions, dropout, attention and embeddings.
-        inputs: the shape of one sample, such as (3, 224, 224); or a batch of samples.
+        inputs: the shape of one sample, such as (3, 224, 224); or a batch of samples, which may be
+            token numbers.
         name: the name of the network. None for that of the model's class.
         run: runs the model on its input. None for `model(input)`.
 
     Raises:
         CaptureError: the model does not run on such an input.
     """
+    shape, dtype = _sample(inputs)
+    finder = _Finder()
+    with finder.watching(model):
+        _run_fake(model, shape, dtype, run, finder)
+    return Network(
+        name or type(model).__name__,
+        shape if len(shape) == 3 else (1, math.prod(shape), 1),
+        tuple(finder.layers),
+        unknown=tuple(finder.unknown),
+    )
+
+
+def _sample(inputs: Shape | Tensor) -> tuple[tuple[int, ...], torch.dtype | None]:
+    """The shape of one sample, and its data type if it is that of a batch of token numbers."""
+    if isinstance(inputs, Tensor) and not inputs.dtype.is_floating_point:
+        return tuple(inputs.shape[1:]), inputs.dtype
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else tuple(inputs)
     if len(shape) != 3 or min(shape) < 1:
         raise InvalidInput(
             f"the sample's shape is {shape}; it must be (channels, height, width), such as "
-            "(3, 224, 224)"
+            "(3, 224, 224), or a tensor of token numbers"
         )
-    found = _Finder()
-    with found.watching(model):
-        _run_fake(model, shape, run, found)
-    return Network(
-        name or type(model).__name__, shape, tuple(found.layers), unknown=tuple(found.unknown)
-    )
+    return shape, None
 
 
 class _Finder(TorchFunctionMode):
@@ -90,7 +103,11 @@ class _Finder(TorchFunctionMode):
         handles = []
         for path, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(self._entering(path)))
-            handles.append(module.register_forward_hook(self._leaving(path), always_call=True))
+            handles.append(
+                module.register_forward_hook(
+                    self._leaving(path), with_kwargs=True, always_call=True
+                )
+            )
         try:
             yield
         finally:
@@ -104,14 +121,15 @@ class _Finder(TorchFunctionMode):
         return hook
 
     def _leaving(self, path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, read: Sequence[Any], written: Any) -> None:
+        def hook(
+            module: nn.Module, read: Sequence[Any], options: Mapping[str, Any], written: Any
+        ) -> None:
             self._paths.pop()
             if not _is_layer(module) or any(whole for _, whole in self._paths):
                 return
-            layer = _layer(path, module, read, written)
-            if layer is not None:
-                self.layers.append(layer)
-            elif not isinstance(module, _NO_WORK) and not _skipped(module):
+            layers = _layers(path, module, [*read, *options.values()], written)
+            self.layers += layers
+            if not layers and not isinstance(module, _NO_WORK) and not _skipped(module):
                 self.unknown.append(f"{path} ({type(module).__name__})")
 
         return hook
@@ -125,20 +143,19 @@ class _Finder(TorchFunctionMode):
     ) -> Any:
         """Run a function, and note the layer that it is."""
         named = dict(options or {})
-        build = None if any(whole for _, whole in self._paths) else _FUNCTIONS.get(function)
-        if build is None:
-            with self:  # the functions that it calls may be layers
-                return function(*arguments, **named)
         written = function(*arguments, **named)
-        path = self._paths[-1][0] if self._paths else ""
-        layer = build(path, arguments, named, written)
-        if layer is not None:
-            self.layers.append(layer)
+        build = None if any(whole for _, whole in self._paths) else FUNCTIONS.get(function)
+        if build is not None:
+            path = self._paths[-1][0] if self._paths else ""
+            layer = build(path, arguments, named, written)
+            self.layers += [] if layer is None else [layer]
         return written
 
 
 def _is_layer(module: nn.Module) -> bool:
     """Whether a module is a layer as a whole: one of torch's own without modules in it."""
+    if isinstance(module, nn.MultiheadAttention):  # it does not run the module in it
+        return True
     return type(module).__module__.startswith("torch.nn.") and not any(
         True for _ in module.children()
     )
@@ -147,21 +164,58 @@ def _is_layer(module: nn.Module) -> bool:
 def _run_fake(
     model: nn.Module,
     shape: Sequence[int],
+    dtype: torch.dtype | None,
     run: Callable[[nn.Module, Tensor], Any] | None,
-    found: _Finder,
+    finder: _Finder,
 ) -> None:
     parameter = next(model.parameters(), torch.empty(0))
-    options = {"device": parameter.device, "dtype": parameter.dtype}
+    options = {"device": parameter.device, "dtype": dtype or parameter.dtype}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             # Two samples, because some layers (batch norm) refuse to train with one.
-            sample = torch.empty(2, *shape, **options)
-            with found:
+            sample = torch.zeros(2, *shape, **options)
+            with finder:
                 model(sample) if run is None else run(model, sample)
     except Exception as error:
         raise CaptureError(
             f"{type(model).__name__} does not run on a sample of shape {tuple(shape)}: {error}"
         ) from error
+
+
+def _layers(
+    path: str, module: nn.Module, read: Sequence[Any], written: Any
+) -> Sequence[NetworkLayer]:
+    """The layers that a module of torch is: one, or none if there is no formula for it."""
+    if isinstance(module, nn.MultiheadAttention):
+        return _multihead(path, module, read)
+    layer = _layer(path, module, read, written)
+    return [] if layer is None else [layer]
+
+
+def _multihead(
+    path: str, module: nn.MultiheadAttention, read: Sequence[Any]
+) -> Sequence[NetworkLayer]:
+    """The projections of query, key and value, the attention, and the projection of its output."""
+    query, key, value = read[:3]
+    length = 1 if module.batch_first else 0
+    queries, keys, width = query.shape[length], key.shape[length], module.embed_dim
+    bias = module.in_proj_bias is not None
+    projections = [
+        NetworkLayer(
+            path,
+            LayerCategory.CONV,
+            (tensor.shape[-1], tensor.shape[length], 1),
+            (width, tensor.shape[length], 1),
+            bias=bias,
+        )
+        for tensor in (query, key, value)
+    ]
+    shape = (width, queries, 1)
+    return [
+        *projections,
+        NetworkLayer(path, LayerCategory.ATTENTION, shape, shape, (keys,)),
+        NetworkLayer(path, LayerCategory.CONV, shape, shape, bias=bias),
+    ]
 
 
 def _layer(path: str, module: nn.Module, read: Sequence[Any], written: Any) -> NetworkLayer | None:
@@ -171,19 +225,21 @@ def _layer(path: str, module: nn.Module, read: Sequence[Any], written: Any) -> N
     if isinstance(module, _CONVOLUTIONS + _TRANSPOSED):
         return _convolution(path, module, read[0], written)
     if isinstance(module, nn.Linear):
-        return _linear(path, read[0], written, module.bias is not None)
+        return shapes.linear(path, read[0], written, module.bias is not None)
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return _embedding(path, module.num_embeddings, written)
+        return shapes.embedding(path, module.num_embeddings, written)
     if isinstance(module, nn.LocalResponseNorm):
-        shape = _shape(written)
+        shape = shapes.sample_shape(written)
         return NetworkLayer(path, LayerCategory.NORM, shape, shape, local_size=module.size)
     if isinstance(module, (*_BATCH_NORMS, nn.GroupNorm, nn.InstanceNorm2d, *_LAYER_NORMS)):
         return _normalization(path, module, written)
     if isinstance(module, _POOLS):
         stride = module.stride if module.stride is not None else module.kernel_size
-        return _pool(path, read[0], written, module.kernel_size, stride)
+        return shapes.pool(path, read[0], written, module.kernel_size, stride)
     if isinstance(module, _ADAPTIVE_POOLS):
-        return _adaptive(path, _shape(read[0]), _shape(written))
+        return shapes.adaptive_pool(
+            path, shapes.sample_shape(read[0]), shapes.sample_shape(written)
+        )
     if isinstance(module, (nn.ReLU, *_ACTIVATIONS)) or (
         isinstance(module, _DROPOUTS) and not _skipped(module)
     ):
@@ -196,8 +252,8 @@ def _convolution(path: str, module: Any, read: Tensor, written: Tensor) -> Netwo
     return NetworkLayer(
         path,
         LayerCategory.TRANSPOSED if transposed else LayerCategory.CONV,
-        _image(read),
-        _image(written),
+        shapes.image_shape(read),
+        shapes.image_shape(written),
         tuple(module.kernel_size),
         min(module.stride),
         groups=module.groups,
@@ -205,51 +261,16 @@ def _convolution(path: str, module: Any, read: Tensor, written: Tensor) -> Netwo
     )
 
 
-def _linear(path: str, read: Tensor, written: Tensor, bias: bool) -> NetworkLayer:
-    # Applied at several positions, it is the same as a convolution with filters of 1x1.
-    inputs, outputs = _rows(read), _rows(written)
-    kind = LayerCategory.FC if outputs[1:] == (1, 1) else LayerCategory.CONV
-    return NetworkLayer(path, kind, inputs, outputs, bias=bias)
-
-
-def _embedding(path: str, rows: int, written: Tensor) -> NetworkLayer:
-    outputs = _rows(written)
-    return NetworkLayer(path, LayerCategory.EMBEDDING, (rows, *outputs[1:]), outputs)
-
-
 def _normalization(path: str, module: Any, written: Tensor) -> NetworkLayer:
-    kind, shape = LayerCategory.LAYER_NORM, _shape(written)
+    kind, shape = LayerCategory.LAYER_NORM, shapes.sample_shape(written)
     if isinstance(module, _BATCH_NORMS):
-        kind, shape = LayerCategory.BATCH_NORM, _image(written)
+        kind, shape = LayerCategory.BATCH_NORM, shapes.image_shape(written)
     elif isinstance(module, _LAYER_NORMS):
-        shape = _normalized(written, module.normalized_shape)
+        shape = shapes.normalized_shape(written, module.normalized_shape)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     return NetworkLayer(
         path, kind, shape, shape, bias=bias is not None, weighted=weight is not None
     )
-
-
-def _normalized(written: Tensor, sizes: Sequence[int]) -> Shape:
-    channels = math.prod(sizes)
-    return channels, max(1, written[0].numel() // channels), 1
-
-
-def _pool(path: str, read: Tensor, written: Tensor, kernel: Any, stride: Any) -> NetworkLayer:
-    inputs, outputs = _image(read), _image(written)
-    places = read.dim() - 2
-    window = _tuple(kernel, places)
-    return NetworkLayer(
-        path, LayerCategory.POOL, inputs, outputs, window, min(_tuple(stride, places))
-    )
-
-
-def _adaptive(path: str, inputs: Shape, outputs: Shape) -> NetworkLayer | None:
-    """An adaptive pool as a plain pool. None if its input does not divide evenly."""
-    if any(inside % outside for inside, outside in zip(inputs[1:], outputs[1:], strict=True)):
-        return None
-    height, width = inputs[1] // outputs[1], inputs[2] // outputs[2]
-    stride = 1 if outputs[1:] == (1, 1) else min(height, width)
-    return NetworkLayer(path, LayerCategory.POOL, inputs, outputs, (height, width), stride)
 
 
 def _pointwise(path: str, module: nn.Module, written: Tensor) -> NetworkLayer:
@@ -259,33 +280,10 @@ def _pointwise(path: str, module: nn.Module, written: Tensor) -> NetworkLayer:
     elif isinstance(module, _DROPOUTS):
         kind = LayerCategory.DROPOUT
     in_place = kind is LayerCategory.DROPOUT or bool(getattr(module, "inplace", False))
-    return NetworkLayer(path, kind, _shape(written), _shape(written), in_place=in_place)
+    shape = shapes.sample_shape(written)
+    return NetworkLayer(path, kind, shape, shape, in_place=in_place)
 
 
 def _skipped(module: nn.Module) -> bool:
     """Whether a module is a dropout that does nothing: in evaluation mode, or with a rate of 0."""
     return isinstance(module, _DROPOUTS) and (not module.training or module.p == 0)
-
-
-def _shape(tensor: Tensor) -> Shape:
-    """Channels, height and width of one sample. Without an image, height and width are 1."""
-    return _image(tensor) if tensor.dim() >= 4 else _rows(tensor)
-
-
-def _image(tensor: Tensor) -> Shape:
-    """One sample of (batch, channels, ...)."""
-    sizes = tensor.shape
-    return sizes[1], (sizes[2] if len(sizes) > 2 else 1), math.prod(sizes[3:])
-
-
-def _rows(tensor: Tensor) -> Shape:
-    """One sample of (batch, ..., channels)."""
-    return tensor.shape[-1], math.prod(tensor.shape[1:-1]), 1
-
-
-def _tuple(value: int | Sequence[int], length: int) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,) * length
-    return tuple(value) if len(value) == length else tuple(value) * length
-
-
