@@ -235,7 +235,7 @@ def test_a_line_has_its_mean_error() -> None:
     exact = PerLayer(Method.ORDINARY).fit(made_times("googlenet", (16, 64)))
     assert all(line.error == pytest.approx(0, abs=1e-9) for line in exact.lines.values())
     noisy = PerLayer(Method.ORDINARY).fit(made_times("googlenet", (16, 64), noise=0.1))
-    assert all((line.error or 0) > 0.01 for line in noisy.lines.values())
+    assert all((line.error or 0) > 1e-3 for line in noisy.lines.values())
 
 
 def test_a_sum_costs_nothing_backward() -> None:

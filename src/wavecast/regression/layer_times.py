@@ -25,6 +25,9 @@ _CAFFE_END = {Pass.FORWARD: "Average Forward pass:", Pass.BACKWARD: "Average Bac
 # Layers that Caffe adds, or that do not run on the GPU.
 _CAFFE_OTHERS = re.compile(r"(_split(_\d+)?|^data|^label|^input)$")
 
+PREDICTED = "predicted seconds on "
+"""The unit of predicted work, before the name of the GPU."""
+
 Place = tuple[str | None, LayerCategory | None]
 """The name and family of layers; the family is None for calls that belong to no layer."""
 Seconds = Mapping[tuple[Place, Pass], float]
@@ -93,7 +96,7 @@ def predicted_work(
     amounts = _summed(trace, network, seconds)
     shares = _shares(network)
     return LayerWork(
-        unit=f"predicted seconds on {gpu.id}",
+        unit=f"{PREDICTED}{gpu.id}",
         batch=samples_of(trace, batch),
         amounts={
             (layer, which): amount * shares[layer, which]

@@ -230,8 +230,9 @@ class LayerModel:
             if (category := layer.category) is None:
                 continue
             for which in Pass:
-                if not layer.ops(which):
-                    continue  # as in the backward pass of a sum
+                if not layer.ops(which):  # as in the backward pass of a sum
+                    parts.setdefault((category, which), 0.0)
+                    continue
                 line = self.lines.get((category, which))
                 amount = _amount(work, layer, which, batch)
                 if line is None or amount is None:

@@ -58,11 +58,16 @@ def samples_of(trace: Trace, batch: int | None = None) -> int:
     size = batch if batch is not None else trace.samples
     if size is None or size < 1:
         raise InvalidInput("this trace does not say its batch: pass batch=... (--batch)")
-    if batch is None and trace.unit not in _SAMPLES:
+    if batch is None and not counts_samples(trace):
         raise InvalidInput(
             f"this trace counts {trace.unit}, which do not say its batch: pass batch=... (--batch)"
         )
     return size
+
+
+def counts_samples(trace: Trace) -> bool:
+    """Whether a trace says how many samples its step has, and not tokens or seconds of audio."""
+    return trace.samples is not None and trace.unit in _SAMPLES
 
 
 def family_of(op: Op) -> LayerCategory | None:
