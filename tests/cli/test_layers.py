@@ -57,7 +57,8 @@ def test_lines_of_one_measured_network_predict_another(measured: Path) -> None:
 def test_lines_may_go_through_predicted_times(measured: Path) -> None:
     lines = measured / "lines.json"
     files = [measured / f"dcgan-b{batch}-fp32.json.gz" for batch in (32, 128)]
-    done = run("layers", "fit", *files, "--work", "predicted", "-o", lines)
+    options = ("--work", "predicted", "--method", "proportional non-negative", "-o", lines)
+    done = run("layers", "fit", *files, *options)
     assert "per predicted s" in done.out
     assert read_lines(lines).unit == "predicted seconds on h200-sxm"
     record = json.loads(run("layers", "predict", files[1], "--from", lines, "--json").out)

@@ -64,7 +64,7 @@ def network_of(
         CaptureError: the model does not run on such an input.
     """
     shape, dtype = _sample(inputs)
-    finder = _Finder()
+    finder = _LayerFinder()
     with finder.watching(model):
         _run_fake(model, shape, dtype, run, finder)
     return Network(
@@ -88,7 +88,7 @@ def _sample(inputs: Shape | Tensor) -> tuple[tuple[int, ...], torch.dtype | None
     return shape, None
 
 
-class _Finder(TorchFunctionMode):
+class _LayerFinder(TorchFunctionMode):
     """Notes the layers that run: modules by their hooks, functions as a mode of torch."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def _run_fake(
     shape: Sequence[int],
     dtype: torch.dtype | None,
     run: Callable[[nn.Module, Tensor], Any] | None,
-    finder: _Finder,
+    finder: _LayerFinder,
 ) -> None:
     parameter = next(model.parameters(), torch.empty(0))
     options = {"device": parameter.device, "dtype": dtype or parameter.dtype}
