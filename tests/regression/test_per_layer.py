@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,20 @@ def test_shares_of_the_nets_never_seen_are_near_the_printed(
 ) -> None:
     for column, which in enumerate(Pass):
         assert shares(name, batch, which) == pytest.approx(TABLE_3[name][column], abs=bound)
+
+
+def test_a_pass_may_be_named_by_its_text() -> None:
+    [layer, *_] = caffe_net("alexnet").layers
+    time = published("quadro-m6000").predict(caffe_net("alexnet"), 8)
+    for which in Pass:
+        text: Any = str(which)
+        assert layer.ops(text) == layer.ops(which)
+        assert LayerTime(layer, 1, 1.0, 2.0).seconds(text) == LayerTime(layer, 1, 1.0, 2.0).seconds(
+            which
+        )
+        assert time.shares(text) == time.shares(which) != {}
+    with pytest.raises(ValueError, match="sideways"):
+        layer.ops("sideways")  # type: ignore[arg-type]
 
 
 def test_iterations_multiply() -> None:

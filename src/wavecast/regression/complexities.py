@@ -135,8 +135,8 @@ class NetworkLayer:
         """The operations of one pass over a batch."""
         forward, backward = _PER_POSITION[self.kind](self)
         positions = self.outputs[1] * self.outputs[2] if self.kind in _SPATIAL else 1
-        count = batch * positions * (forward if which is Pass.FORWARD else backward)
-        if self.kind is LayerCategory.EMBEDDING and which is Pass.BACKWARD:
+        count = batch * positions * (forward if Pass(which) is Pass.FORWARD else backward)
+        if self.kind is LayerCategory.EMBEDDING and Pass(which) is Pass.BACKWARD:
             # The gradient of the whole table is set to 0 first, however few rows were read.
             count += self.weights
         return count

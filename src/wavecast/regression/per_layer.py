@@ -56,7 +56,7 @@ class LayerTime:
 
     def seconds(self, which: Pass) -> float | None:
         """The time of one pass."""
-        return self.forward_s if which is Pass.FORWARD else self.backward_s
+        return self.forward_s if Pass(which) is Pass.FORWARD else self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,11 @@ class NetworkTime:
         return {
             category: seconds / whole
             for (category, part), seconds in self.parts.items()
-            if part is which
+            if part == which
         }
 
     def _sum(self, which: Pass) -> float:
-        return sum(seconds for (_, part), seconds in self.parts.items() if part is which)
+        return sum(seconds for (_, part), seconds in self.parts.items() if part == which)
 
 
 @dataclass(frozen=True)
