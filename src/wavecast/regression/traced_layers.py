@@ -13,7 +13,7 @@ from wavecast.errors import InvalidInput
 from wavecast.ops import cost_of
 from wavecast.ops.attention import attended, problem
 from wavecast.ops.reading import ERRORS
-from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Shape
+from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Pass, Shape
 from wavecast.traces.step import Call, Op, Phase, Scalar, Trace
 
 _SAMPLES = ("samples", "images")
@@ -86,9 +86,12 @@ def _layer(call: Call, batch: int) -> NetworkLayer | None:
     if build is None:
         return None
     try:
-        return build(call.module, call.op, batch)
+        layer = build(call.module, call.op, batch)
     except ERRORS:  # its tensors are not those of such a layer, or no whole number for a sample
         return None
+    if layer is None or any(layer.ops(which) < 0 for which in Pass):
+        return None  # an op that cannot be, such as a pool over -1 values
+    return layer
 
 
 def _unknown(calls: Iterable[Call], layers: Sequence[NetworkLayer], batch: int) -> tuple[str, ...]:

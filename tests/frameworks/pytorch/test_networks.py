@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from odd_ops import odd_trace
 from regression.counted import ops_by_category
 from torch import Tensor, nn
 
@@ -20,11 +22,11 @@ from wavecast.predictors.learned.predictor import Learned
 from wavecast.regression.caffe_nets import caffe_net
 from wavecast.regression.complexities import Category, LayerCategory, Network, Pass
 from wavecast.regression.layer_times import predicted_work, times_of_trace
-from wavecast.regression.per_layer import PerLayer, timed_network
+from wavecast.regression.per_layer import PerLayer, published, timed_network
 from wavecast.regression.traced_layers import network_of_trace
 from wavecast.suite.classics import VGG, AlexNet, GoogLeNet
 from wavecast.suite.vision import ResNet
-from wavecast.traces.step import Trace
+from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 MEASURED = campaigns.traces("runs")
 SUITE = campaigns.traces("suite")
@@ -285,3 +287,32 @@ def test_traces_that_cannot_give_times_are_refused() -> None:
         network_of_trace(Trace((), samples=1))
     with pytest.raises(InvalidInput, match="counts tokens, which do not say its batch"):
         network_of_trace(SUITE["gpt2-b2-fp32"])
+
+
+def test_an_op_that_cannot_be_is_no_layer() -> None:
+    def pool(**attrs: tuple[int, ...]) -> Call:
+        image = TensorSpec((2, 3, 8, 8), "float32")
+        op = Op("aten.avg_pool2d", (image,), (image,), tuple(attrs.items()))
+        return Call(op, Phase.FORWARD, "net.pool")
+
+    relu = TensorSpec((2, 3, 8, 8), "float32")
+    good = Call(Op("aten.relu", (relu,), (relu,)), Phase.FORWARD, "net.relu")
+    net = network_of_trace(Trace((good, pool(kernel_size=(-1, 3)), pool()), samples=2))
+    assert [layer.name for layer in net.layers] == ["net.relu"]
+    assert net.unknown == ("net.pool (aten.avg_pool2d)",)
+    odd = Call(Op("aten.relu", (), (TensorSpec((3, 8), "float32"),)), Phase.FORWARD, "net.odd")
+    net = network_of_trace(Trace((good, odd), samples=2))
+    assert net.unknown == ("net.odd (aten.relu)",), "no whole number of rows for a sample"
+
+
+def test_odd_traces_have_layers_or_are_refused() -> None:
+    for seed in range(200):
+        trace = odd_trace(random.Random(seed), 8, measured=True)
+        try:
+            network = network_of_trace(trace, batch=2)
+            time = published("quadro-m6000").predict(network, 4)
+            times_of_trace(trace, network, batch=2)
+        except InvalidInput:
+            continue
+        assert time.seconds >= 0
+        assert network.weights >= 0

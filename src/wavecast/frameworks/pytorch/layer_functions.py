@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from wavecast.frameworks.pytorch import layer_shapes as shapes
-from wavecast.regression.complexities import LayerCategory, NetworkLayer
+from wavecast.regression.complexities import LayerCategory, NetworkLayer, Shape
 
 Arguments = Sequence[Any]
 Options = Mapping[str, Any]
@@ -134,7 +134,7 @@ def _group_norm(path: str, arguments: Arguments, options: Options, written: Any)
 
 
 def _normalization(
-    path: str, kind: LayerCategory, shape: shapes.Shape, weight: Any, bias: Any
+    path: str, kind: LayerCategory, shape: Shape, weight: Any, bias: Any
 ) -> NetworkLayer:
     return NetworkLayer(
         path, kind, shape, shape, bias=bias is not None, weighted=weight is not None
