@@ -97,7 +97,7 @@ def _layer(call: Call, batch: int) -> NetworkLayer | None:
 def _unknown(calls: Iterable[Call], layers: Sequence[NetworkLayer], batch: int) -> tuple[str, ...]:
     """Ops without a formula. Those of a module that is a layer belong to it, as counters do."""
     paths = {layer.name for layer in layers}
-    names = {}
+    names: dict[str, None] = {}
     for call in calls:
         cost = cost_of(call.op)
         free = cost is not None and not any(cost.amounts)
