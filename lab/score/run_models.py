@@ -20,7 +20,7 @@ import numpy as np
 import wavecast
 from lab.measured.run_grid import BATCHES, ITERATIONS, NETS, VARIANTS, GridRow, Variant, read
 from lab.places import H200
-from lab.score import layer_models, pages
+from lab.score import layer_models, net_transfers, pages
 from lab.score.layer_models import GPU
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.regression.design import configurations, design
@@ -301,6 +301,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "variants by predicted work": lambda: variants(by_work=True),
     "per layer": lambda: layer_models.per_layer("tf32"),
     "per layer in fp32": lambda: layer_models.per_layer("fp32"),
+    "networks of today": lambda: net_transfers.table("fp32"),
+    "networks of today in bf16": lambda: net_transfers.table("bf16"),
     "rates": layer_models.rates,
     "features": layer_models.features,
     "simulated": simulated,
@@ -309,7 +311,10 @@ TABLES: dict[str, Callable[[], str]] = {
 """The function that makes each table, by the table's name."""
 
 
-LAYER_TABLES = ("per layer", "per layer in fp32", "rates", "features")
+LAYER_TABLES = (
+    *("per layer", "per layer in fp32", "networks of today", "networks of today in bf16"),
+    *("rates", "features"),
+)
 """The tables of runs-layers.md; all others are on runs-whole.md."""
 
 

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from wavecast.hardware.hosts import Host
     from wavecast.parallel.strategy import Parallel
     from wavecast.predictors.base import Estimate, Predictor, Scaler
+    from wavecast.regression.caffe_nets import caffe_net
     from wavecast.regression.end_to_end import EndToEnd
     from wavecast.regression.extrapolation import Extrapolation
-    from wavecast.regression.per_layer import PerLayer
+    from wavecast.regression.per_layer import LayerTime, PerLayer, published
     from wavecast.runs.readers import read_runs
     from wavecast.runs.store.store import RunStore
     from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
@@ -65,6 +66,7 @@ __all__ = [
     "InvalidInput",
     "LargerBatch",
     "LargestBatch",
+    "LayerTime",
     "Measurement",
     "Memory",
     "MissingExtra",
@@ -84,6 +86,7 @@ __all__ = [
     "Trace",
     "UnknownName",
     "WavecastError",
+    "caffe_net",
     "device",
     "devices",
     "extrapolate_batch",
@@ -94,6 +97,7 @@ __all__ = [
     "network_of",
     "predict",
     "price",
+    "published",
     "read_kineto",
     "read_runs",
     "run_script",
@@ -109,6 +113,7 @@ _LAZY = {
     "Host": "wavecast.hardware.hosts",
     "LargerBatch": "wavecast.steps.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",
+    "LayerTime": "wavecast.regression.per_layer",
     "Memory": "wavecast.footprint.memory",
     "OperationTracker": "wavecast.frameworks.pytorch.measurement.tracker",
     "Parallel": "wavecast.parallel.strategy",
@@ -120,12 +125,14 @@ _LAZY = {
     "Scaler": "wavecast.predictors.base",
     "ScriptPart": "wavecast.traces.script",
     "ScriptRun": "wavecast.traces.script",
+    "caffe_net": "wavecast.regression.caffe_nets",
     "extrapolate_batch": "wavecast.steps.larger_batch",
     "max_batch": "wavecast.frameworks.tracing",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
     "memory": "wavecast.footprint.memory",
     "network_of": "wavecast.frameworks.pytorch.networks",
     "predict": "wavecast.steps.predicting",
+    "published": "wavecast.regression.per_layer",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
     "run_script": "wavecast.frameworks.scripts",

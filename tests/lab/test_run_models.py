@@ -9,7 +9,7 @@ import pytest
 
 from lab.measured import run_grid
 from lab.places import DOCS, ROOT
-from lab.score import layer_models, multi_gpu, pages, run_models, table_4
+from lab.score import layer_models, multi_gpu, net_transfers, pages, run_models, table_4
 from wavecast.regression.least_squares import Method
 
 APPENDIX = DOCS / "appendix"
@@ -161,3 +161,18 @@ def test_noise_gives_the_printed_errors_on_all_runs_as_the_page_says() -> None:
 def test_independent_noise_does_not_explain_alexnet_from_six_runs() -> None:
     errors = table_4.errors("alexnet", 0.0364, 6, Method.ORDINARY)
     assert (errors <= 0.0318).mean() < 0.05
+
+
+@pytest.mark.parametrize("precision", net_transfers.PRECISIONS)
+def test_networks_of_today_predict_each_other_as_the_pages_say(precision: str) -> None:
+    table = net_transfers.table(precision)
+    assert table in LAYERS
+    *_, convolutional, transformers = table.splitlines()
+    for line in (convolutional, transformers):
+        errors = re.findall(r"mean ([\d.]+)%, worst ([\d.]+)%", line)
+        assert len(errors) == 4
+        for mean, worst in errors[2:]:
+            assert float(mean) < 10, "the paper's bound on average, with predicted work"
+            assert float(worst) < 23, "the paper's bound at worst"
+        for mean, worst in errors:
+            assert f"{mean}%, {worst}%" in SHORT

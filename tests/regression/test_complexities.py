@@ -10,6 +10,7 @@ from regression.counted import ops_by_category
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.regression.caffe_nets import NETWORKS, caffe_net
 from wavecast.regression.complexities import (
+    PUBLISHED,
     Category,
     LayerCategory,
     Network,
@@ -131,8 +132,9 @@ def test_twenty_of_the_twenty_two_cells_are_as_printed() -> None:
 
 def test_googlenet_has_the_layers_of_its_categories() -> None:
     layers = caffe_net("GoogLeNet").layers
-    counts = [sum(layer.category is category for layer in layers) for category in Category]
+    counts = [sum(layer.category is category for layer in layers) for category in PUBLISHED]
     assert counts == [64, 2, 10, 6, 64]
+    assert PUBLISHED == ("Conv/FC", "Norm", "Pool S=1", "Pool S>1", "ReLU/Drop")
     assert sum(layer.kind is LayerCategory.CONV for layer in layers) == 59
 
 
@@ -165,6 +167,33 @@ def test_groups_divide_the_work_of_a_convolution() -> None:
     )
     assert 2 * halves.ops(Pass.FORWARD) == whole.ops(Pass.FORWARD)
     assert halves.weights - 256 == (whole.weights - 256) // 2
+
+
+def counted(layer: NetworkLayer, batch: int = 1) -> tuple[int, int, int]:
+    return layer.weights, layer.ops(Pass.FORWARD, batch), layer.ops(Pass.BACKWARD, batch)
+
+
+def test_the_categories_that_are_not_published_count_by_hand() -> None:
+    image = (8, 4, 4)
+    depthwise = NetworkLayer("d", LayerCategory.CONV, image, image, (3, 3), groups=8)
+    assert depthwise.category is Category.DEPTHWISE
+    assert counted(depthwise) == (80, 16 * 9 * 8, 16 * (2 * 9 + 1) * 8)
+    grouped = NetworkLayer("g", LayerCategory.CONV, image, image, (3, 3), groups=2)
+    assert grouped.category is Category.CONV_FC
+    # A filter of 2x2 for each pair of channels meets each of the 16 positions of the input.
+    larger = NetworkLayer("t", LayerCategory.TRANSPOSED, image, (4, 8, 8), (2, 2), stride=2)
+    assert counted(larger) == (4 * 8 * 4 + 4, 16 * 4 * 8 * 4, 2 * 16 * 4 * 8 * 4 + 4 * 64)
+    for kind in (LayerCategory.BATCH_NORM, LayerCategory.LAYER_NORM):
+        assert counted(NetworkLayer("n", kind, image, image)) == (16, 7 * 128, 10 * 128)
+        assert NetworkLayer("n", kind, image, image, weighted=False).weights == 0
+    # 10 queries of 6 channels meet 7 keys of 6 and 7 values of 4 channels.
+    attention = NetworkLayer("a", LayerCategory.ATTENTION, (6, 10, 1), (4, 10, 1), (7,))
+    assert counted(attention, batch=3) == (0, 3 * 10 * 7 * 10, 2 * 3 * 10 * 7 * 10)
+    # The gradient of all 100 rows of 6 is cleared at any batch.
+    table = NetworkLayer("e", LayerCategory.EMBEDDING, (100, 10, 1), (6, 10, 1))
+    assert counted(table, batch=2) == (600, 120, 120 + 600)
+    assert counted(NetworkLayer("s", LayerCategory.SUM, image, image)) == (0, 128, 0)
+    assert counted(NetworkLayer("x", LayerCategory.ACTIVATION, image, image)) == (0, 384, 512)
 
 
 @given(

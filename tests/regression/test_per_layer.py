@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,20 @@ def test_shares_of_the_nets_never_seen_are_near_the_printed(
         assert shares(name, batch, which) == pytest.approx(TABLE_3[name][column], abs=bound)
 
 
+def test_a_pass_may_be_named_by_its_text() -> None:
+    [layer, *_] = caffe_net("alexnet").layers
+    time = published("quadro-m6000").predict(caffe_net("alexnet"), 8)
+    for which in Pass:
+        text: Any = str(which)
+        assert layer.ops(text) == layer.ops(which)
+        assert LayerTime(layer, 1, 1.0, 2.0).seconds(text) == LayerTime(layer, 1, 1.0, 2.0).seconds(
+            which
+        )
+        assert time.shares(text) == time.shares(which) != {}
+    with pytest.raises(ValueError, match="sideways"):
+        layer.ops("sideways")  # type: ignore[arg-type]
+
+
 def test_iterations_multiply() -> None:
     model, net = published("quadro-m6000"), caffe_net("alexnet")
     assert model.predict(net, 32, 90_000).forward_s == pytest.approx(
@@ -173,10 +188,19 @@ def test_directions_that_were_not_timed_are_left_out() -> None:
     assert any("backward" in layer for layer in model.predict(caffe_net("alexnet"), 8).unpredicted)
 
 
-def test_too_few_layers_are_refused_with_what_to_do() -> None:
+def test_a_category_with_too_few_layers_is_left_out_by_name() -> None:
+    model = PerLayer().fit(made_times("alexnet", (8,)))
+    assert [text.split(":")[0] for text in model.left_out] == ["Norm forward", "Norm backward"]
+    assert model.left_out[0].endswith(
+        "needs three timed layers or more, and there are 2; time another batch"
+    )
+    assert {category for category, _ in model.lines} == {"Conv/FC", "Pool S>1", "ReLU/Drop"}
+    assert "norm1 (Norm, forward)" in model.predict(caffe_net("alexnet"), 8).unpredicted
+    assert PerLayer().fit(made_times("alexnet", (8, 16))).left_out == ()
+
+
+def test_a_fit_without_a_line_is_refused_with_what_to_do() -> None:
     times = made_times("alexnet", (8,))
-    with pytest.raises(InvalidInput, match=r"Norm forward: .* time another batch"):
-        PerLayer().fit(times)
     with pytest.raises(InvalidInput, match="no timed layer"):
         PerLayer().fit([])
     same = [time for time in times if time.layer.name == "relu1"] * 3
@@ -220,6 +244,30 @@ def test_work_can_be_counted_otherwise_and_is_never_mixed() -> None:
         model.predict(net, 32, work=works[8])
     with pytest.raises(InvalidInput, match="one unit"):
         PerLayer().fit([*times, *made_times("alexnet", (8,))])
+
+
+def test_a_line_has_its_mean_error() -> None:
+    exact = PerLayer(Method.ORDINARY).fit(made_times("googlenet", (16, 64)))
+    assert all(line.error == pytest.approx(0, abs=1e-9) for line in exact.lines.values())
+    noisy = PerLayer(Method.ORDINARY).fit(made_times("googlenet", (16, 64), noise=0.1))
+    assert all((line.error or 0) > 1e-3 for line in noisy.lines.values())
+
+
+def test_a_sum_costs_nothing_backward() -> None:
+    shape = (8, 4, 4)
+    layers = tuple(
+        NetworkLayer(f"sum{n}", LayerCategory.SUM, (n, 4, 4), (n, 4, 4)) for n in (1, 2, 3)
+    )
+    model = PerLayer().fit(
+        [LayerTime(layer, 1, 1e-5 * (1 + i), None) for i, layer in enumerate(layers)]
+    )
+    predicted = model.predict(Network("sums", shape, layers), 1)
+    assert (predicted.backward_s, predicted.unpredicted) == (0, ())
+
+
+def test_the_paper_s_gpu_has_its_coefficients_under_its_name_in_the_registry() -> None:
+    assert published("quadro-m6000-12gb") is published("Quadro M6000")
+    assert wavecast.device("quadro-m6000-12gb").memory_bytes <= 12 * 1024**3
 
 
 def test_coefficients_that_are_not_published_are_refused() -> None:

@@ -7,6 +7,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     clusters,
     devices,
     fit,
+    layers,
     memory,
     parallel,
     predict,

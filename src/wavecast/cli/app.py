@@ -32,7 +32,7 @@ _ORDER = (
     *("run", "predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
     *("parallelize", "scale"),
     *("trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
-    *("runs", "design", "collect", "fit"),
+    *("runs", "design", "layers", "collect", "fit"),
 )
 """The order of the commands in the help: the most used ones first."""
 

@@ -1,8 +1,9 @@
-"""Layers of convolutional networks and their numbers of operations, as Gianniti et al. count them.
+"""Layers of networks and their numbers of operations, as Gianniti et al. count them.
 
-The formulas are from the slides of Gianniti, Zhang and Ardagna (CLOSER 2019, "Layer Computational
-Complexity"). They are for one output position, and are multiplied by height and width of the output
-and by the batch. One multiply-add counts as one operation here, unlike everywhere else in wavecast.
+The formulas of the published categories are from the slides of Gianniti, Zhang and Ardagna (CLOSER
+2019, "Layer Computational Complexity"). They are for one output position, and are multiplied by
+height and width of the output and by the batch. One multiply-add counts as one operation here,
+unlike everywhere else in wavecast. The other categories are ours, counted in the same way.
 """
 
 from __future__ import annotations
@@ -30,16 +31,42 @@ class LayerCategory(StrEnum):
     RELU = "ReLU"
     DROPOUT = "Drop"
     CONCAT = "Concat"
+    TRANSPOSED = "Transposed conv"
+    BATCH_NORM = "Batch norm"
+    LAYER_NORM = "Layer norm"
+    """Layer, group and root-mean-square normalization."""
+    ATTENTION = "Attention"
+    """Scaled dot products with a softmax; the projections around it are layers of their own."""
+    EMBEDDING = "Embedding"
+    ACTIVATION = "Activation"
+    """Activation functions other than ReLU: GELU, SiLU, tanh and others."""
+    SUM = "Sum"
+    """The sum of two tensors, as at the end of a residual block."""
 
 
 class Category(StrEnum):
-    """Groups of layers that share one linear model of time (slides, "Per Layer Models")."""
+    """Groups of layers that share one linear model of time.
+
+    The first five are those of the slides ("Per Layer Models"); the others are ours.
+    """
 
     CONV_FC = "Conv/FC"
     NORM = "Norm"
     POOL_DENSE = "Pool S=1"
     POOL_STRIDED = "Pool S>1"
     RELU_DROP = "ReLU/Drop"
+    DEPTHWISE = "Depthwise conv"
+    TRANSPOSED = "Transposed conv"
+    BATCH_NORM = "Batch norm"
+    LAYER_NORM = "Layer norm"
+    ATTENTION = "Attention"
+    EMBEDDING = "Embedding"
+    ACTIVATION = "Activation"
+    SUM = "Sum"
+
+
+PUBLISHED = tuple(Category)[:5]
+"""The categories that have published coefficients."""
 
 
 class Pass(StrEnum):
@@ -56,9 +83,11 @@ class NetworkLayer:
     name: str
     kind: LayerCategory
     inputs: Shape
-    """The shape of its input; for a concatenation, of all inputs together."""
+    """The shape of its input; for a concatenation, of all inputs together. An embedding has as many
+    input channels as it has rows, and attention those of its queries."""
     outputs: Shape
-    kernel: tuple[int, int] = (1, 1)
+    kernel: tuple[int, ...] = (1, 1)
+    """The window of an output position; for attention, the keys that a query meets."""
     stride: int = 1
     """The smaller stride, if those of height and width differ."""
     groups: int = 1
@@ -67,20 +96,17 @@ class NetworkLayer:
     bias: bool = True
     in_place: bool = False
     """Whether it overwrites its input (Caffe's ReLU and Dropout)."""
+    weighted: bool = True
+    """Whether a normalization has weights."""
 
     @property
     def category(self) -> Category | None:
         """The category of the layer; None if the paper has no coefficients for such layers."""
-        match self.kind:
-            case LayerCategory.CONV | LayerCategory.FC:
-                return Category.CONV_FC
-            case LayerCategory.NORM:
-                return Category.NORM
-            case LayerCategory.POOL:
-                return Category.POOL_DENSE if self.stride == 1 else Category.POOL_STRIDED
-            case LayerCategory.RELU | LayerCategory.DROPOUT:
-                return Category.RELU_DROP
-        return None
+        if self.kind is LayerCategory.CONV and 1 < self.groups == self.inputs[0]:
+            return Category.DEPTHWISE
+        if self.kind is LayerCategory.POOL:
+            return Category.POOL_DENSE if self.stride == 1 else Category.POOL_STRIDED
+        return _CATEGORIES.get(self.kind)
 
     @property
     def weights(self) -> int:
@@ -90,8 +116,14 @@ class NetworkLayer:
         match self.kind:
             case LayerCategory.CONV:
                 return math.prod(self.kernel) * self.inputs[0] // self.groups * channels + bias
+            case LayerCategory.TRANSPOSED:
+                return math.prod(self.kernel) * self.inputs[0] * channels // self.groups + bias
             case LayerCategory.FC:
                 return math.prod(self.inputs) * channels + bias
+            case LayerCategory.EMBEDDING:
+                return self.inputs[0] * channels
+            case LayerCategory.BATCH_NORM | LayerCategory.LAYER_NORM if self.weighted:
+                return channels + bias
         return 0
 
     @property
@@ -103,7 +135,11 @@ class NetworkLayer:
         """The operations of one pass over a batch."""
         forward, backward = _PER_POSITION[self.kind](self)
         positions = self.outputs[1] * self.outputs[2] if self.kind in _SPATIAL else 1
-        return batch * positions * (forward if which is Pass.FORWARD else backward)
+        count = batch * positions * (forward if Pass(which) is Pass.FORWARD else backward)
+        if self.kind is LayerCategory.EMBEDDING and Pass(which) is Pass.BACKWARD:
+            # The gradient of the whole table is set to 0 first, however few rows were read.
+            count += self.weights
+        return count
 
 
 def _conv(layer: NetworkLayer) -> tuple[int, int]:
@@ -138,9 +174,51 @@ def _rectify(layer: NetworkLayer) -> tuple[int, int]:
     return 3 * layer.outputs[0], 4 * layer.outputs[0]
 
 
+def _transposed(layer: NetworkLayer) -> tuple[int, int]:
+    # Every position of the input is multiplied by the whole filter.
+    products = math.prod(layer.kernel) * math.prod(layer.inputs) * layer.outputs[0] // layer.groups
+    return products, 2 * products + math.prod(layer.outputs)
+
+
+def _normalize(layer: NetworkLayer) -> tuple[int, int]:
+    # Forward: mean 1, variance 2, standardise 2, scale and shift 2. Backward: standardise again 2,
+    # two sums 3, and the gradient of the input 5.
+    return 7 * layer.outputs[0], 10 * layer.outputs[0]
+
+
+def _attend(layer: NetworkLayer) -> tuple[int, int]:
+    # The products of queries with keys and of weights with values; two products each backward.
+    products = layer.kernel[0] * (layer.inputs[0] + layer.outputs[0])
+    return products, 2 * products
+
+
+def _copy(layer: NetworkLayer) -> tuple[int, int]:
+    return layer.outputs[0], layer.outputs[0]
+
+
+def _add(layer: NetworkLayer) -> tuple[int, int]:
+    # Backward, both inputs get the gradient as it is.
+    return layer.outputs[0], 0
+
+
 def _nothing(layer: NetworkLayer) -> tuple[int, int]:
     return 0, 0
 
+
+_CATEGORIES = {
+    LayerCategory.CONV: Category.CONV_FC,
+    LayerCategory.FC: Category.CONV_FC,
+    LayerCategory.NORM: Category.NORM,
+    LayerCategory.RELU: Category.RELU_DROP,
+    LayerCategory.DROPOUT: Category.RELU_DROP,
+    LayerCategory.TRANSPOSED: Category.TRANSPOSED,
+    LayerCategory.BATCH_NORM: Category.BATCH_NORM,
+    LayerCategory.LAYER_NORM: Category.LAYER_NORM,
+    LayerCategory.ATTENTION: Category.ATTENTION,
+    LayerCategory.EMBEDDING: Category.EMBEDDING,
+    LayerCategory.ACTIVATION: Category.ACTIVATION,
+    LayerCategory.SUM: Category.SUM,
+}
 
 _PER_POSITION: dict[LayerCategory, Callable[[NetworkLayer], tuple[int, int]]] = {
     LayerCategory.CONV: _conv,
@@ -151,19 +229,28 @@ _PER_POSITION: dict[LayerCategory, Callable[[NetworkLayer], tuple[int, int]]] = 
     LayerCategory.RELU: _rectify,
     LayerCategory.DROPOUT: _rectify,
     LayerCategory.CONCAT: _nothing,
+    LayerCategory.TRANSPOSED: _transposed,
+    LayerCategory.BATCH_NORM: _normalize,
+    LayerCategory.LAYER_NORM: _normalize,
+    LayerCategory.ATTENTION: _attend,
+    LayerCategory.EMBEDDING: _copy,
+    LayerCategory.ACTIVATION: _rectify,
+    LayerCategory.SUM: _add,
 }
-_SPATIAL = {
-    LayerCategory.CONV,
-    LayerCategory.NORM,
-    LayerCategory.POOL,
-    LayerCategory.RELU,
-    LayerCategory.DROPOUT,
+_SPATIAL = set(LayerCategory) - {
+    LayerCategory.FC,
+    LayerCategory.LOSS,
+    LayerCategory.TRANSPOSED,
 }
 
 
 @dataclass(frozen=True)
 class Network:
-    """The layers of a network in the order in which they run."""
+    """The layers of a network in the order in which they run.
+
+    `wavecast.network_of` finds those of a PyTorch module, `wavecast.caffe_net` has those of three
+    of Caffe's reference files.
+    """
 
     name: str
     inputs: Shape

@@ -13,8 +13,9 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
 from wavecast.predictors.base import Predictor
 from wavecast.reading import read_bytes
-from wavecast.regression.complexities import Network, NetworkLayer, Pass
+from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Pass
 from wavecast.regression.per_layer import LayerTime, LayerWork
+from wavecast.regression.traced_layers import family_of, samples_of
 from wavecast.traces.step import Call, Phase, Trace
 
 _PASSES = {Phase.FORWARD: Pass.FORWARD, Phase.BACKWARD: Pass.BACKWARD}
@@ -24,8 +25,12 @@ _CAFFE_END = {Pass.FORWARD: "Average Forward pass:", Pass.BACKWARD: "Average Bac
 # Layers that Caffe adds, or that do not run on the GPU.
 _CAFFE_OTHERS = re.compile(r"(_split(_\d+)?|^data|^label|^input)$")
 
-Seconds = Mapping[tuple[str, Pass], float]
-"""Seconds by layer and pass."""
+PREDICTED = "predicted seconds on "
+"""The unit of predicted work, before the name of the GPU."""
+
+Place = tuple[str | None, LayerCategory | None]
+"""The name and family of layers; the family is None for calls that belong to no layer."""
+Seconds = Mapping[tuple[Place, Pass], float]
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def times_of_trace(
     Raises:
         InvalidInput: The step was not measured, or has none of the layers.
     """
-    size = _batch(trace, batch)
+    size = samples_of(trace, batch)
     if not any(call.kernels for call in trace):
         raise InvalidInput(
             "no kernel of this trace has a time: measure the step (wavecast.measure)"
@@ -89,37 +94,69 @@ def predicted_work(
         return None if estimate is None else estimate.seconds
 
     amounts = _summed(trace, network, seconds)
-    shares = {layer.name: _share(network, layer.name) for layer in network.layers}
+    shares = _shares(network)
     return LayerWork(
-        unit=f"predicted seconds on {gpu.id}",
-        batch=_batch(trace, batch),
+        unit=f"{PREDICTED}{gpu.id}",
+        batch=samples_of(trace, batch),
         amounts={
-            (layer, which): amount * shares[layer.name][layer, which]
+            (layer, which): amount * shares[layer, which]
             for layer in network.layers
             for which in Pass
-            if (amount := amounts.get((layer.name, which)))
+            if (amount := amounts.get((_place(layer), which)))
         },
     )
 
 
-def _batch(trace: Trace, batch: int | None) -> int:
-    size = batch if batch is not None else trace.samples
-    if size is None or size < 1:
-        raise InvalidInput("this trace does not say its batch: pass batch=...")
-    return size
-
-
 def _summed(
     trace: Trace, network: Network, seconds_of: Callable[[Call], float | None]
-) -> dict[tuple[str, Pass], float]:
-    """Seconds of calls by layer and pass; calls outside of all layers have an empty name."""
+) -> dict[tuple[Place, Pass], float]:
+    """Seconds of calls by layer and pass."""
     prefix = _prefix(trace, network)
-    sums: dict[tuple[str, Pass], float] = defaultdict(float)
+    places = _places(network)
+    sums: dict[tuple[Place, Pass], float] = defaultdict(float)
     for call in trace:
         if call.phase in _PASSES and (seconds := seconds_of(call)) is not None:
-            name = call.module.removeprefix(prefix) if call.module.startswith(prefix) else ""
-            sums[name, _PASSES[call.phase]] += seconds
+            which = _PASSES[call.phase]
+            name = _name(call.module, prefix)
+            sums[_place_of_call(call, name, which, places), which] += seconds
     return sums
+
+
+def _name(module: str, prefix: str) -> str | None:
+    """The name of a layer that a module would be in the network; None outside of the network."""
+    if module.startswith(prefix):
+        return module.removeprefix(prefix)
+    return "" if module == prefix.removesuffix(".") else None
+
+
+def _place_of_call(
+    call: Call, name: str | None, which: Pass, places: Mapping[str, Mapping[Pass, set[Place]]]
+) -> Place:
+    """The layers to which a call belongs: those of its module that run such ops.
+
+    Where all layers of a module are of one family, every call of the module belongs to them.
+    """
+    inside = places.get(name, {}).get(which, set()) if name is not None else set()
+    place = name, family_of(call.op)
+    if place in inside:
+        return place
+    return next(iter(inside)) if len(inside) == 1 else (name, None)
+
+
+def _places(network: Network) -> dict[str, dict[Pass, set[Place]]]:
+    """The places of each module in which a pass does work."""
+    places: dict[str, dict[Pass, set[Place]]] = {}
+    for layer in network.layers:
+        working = places.setdefault(layer.name, {which: set() for which in Pass})
+        for which in Pass:
+            if layer.ops(which) or layer.category is None:
+                working[which].add(_place(layer))
+    return places
+
+
+def _place(layer: NetworkLayer) -> Place:
+    kind = layer.kind
+    return layer.name, LayerCategory.CONV if kind is LayerCategory.FC else kind
 
 
 def read_caffe_time(path: str | Path, network: Network, batch: int) -> LayerTimes:
@@ -137,10 +174,18 @@ def read_caffe_time(path: str | Path, network: Network, batch: int) -> LayerTime
         raise InvalidInput(f"batch must be at least 1, not {batch}")
     content = read_bytes(Path(path), prefix=f"cannot read {path}: it ")
     lines = content.decode(errors="replace").splitlines()
-    return _matched(network, batch, _caffe_seconds(lines, str(path)))
+    places = {layer.name: _place(layer) for layer in network.layers}
+    return _matched(
+        network,
+        batch,
+        {
+            (places.get(name, (name, None)), which): seconds
+            for (name, which), seconds in _caffe_seconds(lines, str(path)).items()
+        },
+    )
 
 
-def _caffe_seconds(lines: Iterable[str], source: str) -> Seconds:
+def _caffe_seconds(lines: Iterable[str], source: str) -> Mapping[tuple[str, Pass], float]:
     seconds: dict[tuple[str, Pass], float] = {}
     begun, ended = False, set()
     for number, line in enumerate(lines, start=1):
@@ -176,7 +221,7 @@ def _milliseconds(text: str, where: str) -> float:
 
 def _prefix(trace: Trace, network: Network) -> str:
     """The text before the layer names in the trace's modules: a class name, or a wrapper's."""
-    names = {layer.name for layer in network.layers}
+    names = {layer.name for layer in network.layers} - {""}
     prefixes = Counter(
         module.removesuffix(name)
         for module in {call.module for call in trace}
@@ -195,37 +240,43 @@ def _prefix(trace: Trace, network: Network) -> str:
 def _matched(
     network: Network, batch: int, seconds: Seconds, work: LayerWork | None = None
 ) -> LayerTimes:
-    repeated = {name: _share(network, name) for name in {layer.name for layer in network.layers}}
+    shares = _shares(network)
     times, untimed = [], []
-    for layer in network.layers:
-        shares = repeated[layer.name]
+    layers = [layer for layer in network.layers if layer.category is not None]
+    for layer in layers:
         both = []
         for which in Pass:
-            time = seconds.get((layer.name, which))
+            time = seconds.get((_place(layer), which))
             both.append(time * shares[layer, which] if time else None)
         if any(time is not None for time in both):
             times.append(LayerTime(layer, batch, both[0], both[1], work))
-        elif layer.category is not None:
+        else:
             untimed.append(layer.name)
     if not times:
         raise InvalidInput(f"none of the timed layers is one of {network.name}")
+    places = {_place(layer) for layer in layers}
     elsewhere = {
         which: sum(
             time
-            for (name, layer_pass), time in seconds.items()
-            if layer_pass is which and name not in repeated and not _CAFFE_OTHERS.search(name)
+            for (place, layer_pass), time in seconds.items()
+            if layer_pass is which
+            and place not in places
+            and not _CAFFE_OTHERS.search(place[0] or "")
         )
         for which in Pass
     }
     return LayerTimes(tuple(times), elsewhere, tuple(untimed))
 
 
-def _share(network: Network, name: str) -> Mapping[tuple[NetworkLayer, Pass], float]:
-    """The share of each run in the time of a module that runs several times in a step."""
-    layers = [layer for layer in network.layers if layer.name == name]
+def _shares(network: Network) -> Mapping[tuple[NetworkLayer, Pass], float]:
+    """The share of each run in the time of layers that a step runs several times."""
+    runs: dict[Place, list[NetworkLayer]] = defaultdict(list)
+    for layer in network.layers:
+        runs[_place(layer)].append(layer)
     shares = {}
-    for which in Pass:
-        whole = sum(layer.ops(which) for layer in layers)
-        for layer in layers:
-            shares[layer, which] = layer.ops(which) / whole if whole else 1 / len(layers)
+    for layers in runs.values():
+        for which in Pass:
+            whole = sum(layer.ops(which) for layer in layers)
+            for layer in layers:
+                shares[layer, which] = layer.ops(which) / whole if whole else 1 / len(layers)
     return shares

@@ -56,7 +56,7 @@ class LayerTime:
 
     def seconds(self, which: Pass) -> float | None:
         """The time of one pass."""
-        return self.forward_s if which is Pass.FORWARD else self.backward_s
+        return self.forward_s if Pass(which) is Pass.FORWARD else self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ class Line:
     per_unit_s: float
     layers: int | None = None
     """How many timed layers it was fitted on."""
+    error: float | None = None
+    """The mean size of the relative errors on these layers."""
 
     def seconds(self, work: float) -> float:
         """The time of a layer with this amount of work."""
@@ -106,11 +108,11 @@ class NetworkTime:
         return {
             category: seconds / whole
             for (category, part), seconds in self.parts.items()
-            if part is which
+            if part == which
         }
 
     def _sum(self, which: Pass) -> float:
-        return sum(seconds for (_, part), seconds in self.parts.items() if part is which)
+        return sum(seconds for (_, part), seconds in self.parts.items() if part == which)
 
 
 @dataclass(frozen=True)
@@ -131,11 +133,12 @@ class PerLayer:
     def fit(self, times: Iterable[LayerTime]) -> LayerModel:
         """The lines fitted on timed layers, of one or more networks at one or more batches.
 
-        Layers without a category (loss, concatenation) and passes without a time are left out.
+        Layers without a category (loss, concatenation) and passes without a time are left out. So
+        is a category whose layers determine no line: `LayerModel.left_out` names it, with the
+        reason.
 
         Raises:
-            InvalidInput: A category has fewer than three times, or all its layers have the same
-                amount of work.
+            InvalidInput: No category has a line.
         """
         points: dict[Key, list[tuple[float, float]]] = {}
         units = set()
@@ -150,30 +153,45 @@ class PerLayer:
             raise InvalidInput("no timed layer to learn from")
         if len(units) > 1:
             raise InvalidInput(f"work is counted in one unit, not in {', '.join(sorted(units))}")
-        return LayerModel(
-            {key: self._line(key, np.array(pairs)) for key, pairs in points.items()},
-            source="timed layers",
-            unit=units.pop(),
-        )
+        lines, left_out = {}, []
+        for key, pairs in points.items():
+            table = np.array(pairs)
+            if not (table[:, 1] > 0).all():
+                raise InvalidInput(f"{_title(key)}: a layer cannot take {table[:, 1].min()} s")
+            reason = _undetermined(key, table[:, 0])
+            if reason is None:
+                lines[key] = self._line(table)
+            else:
+                left_out.append(reason)
+        if not lines:
+            raise InvalidInput(f"no category has a line. {'. '.join(left_out)}")
+        return LayerModel(lines, "timed layers", units.pop(), tuple(left_out))
 
-    def _line(self, key: Key, points: np.ndarray) -> Line:
+    def _line(self, points: np.ndarray) -> Line:
         work, seconds = points.T
-        name = f"{key[0]} {key[1]}"
-        if len(points) < 3:
-            raise InvalidInput(
-                f"{name}: a line needs three timed layers or more, and there "
-                f"{'is' if len(points) == 1 else 'are'} {len(points)}; time another batch"
-            )
-        if (work == work[0]).all():
-            raise InvalidInput(
-                f"{name}: all {len(points)} timed layers have the same amount of work; time "
-                "another batch"
-            )
-        if not (seconds > 0).all():
-            raise InvalidInput(f"{name}: a layer cannot take {seconds.min()} s")
         rows = np.stack([np.ones_like(work), work], axis=1)
-        fixed, slope = least_squares.fit(rows, seconds, Method(self.method)).values
-        return Line(float(fixed), float(slope), len(points))
+        fixed, slope = map(float, least_squares.fit(rows, seconds, Method(self.method)).values)
+        error = float(np.abs((fixed + slope * work) / seconds - 1).mean())
+        return Line(fixed, slope, len(points), error)
+
+
+def _title(key: Key) -> str:
+    return f"{key[0]} {key[1]}"
+
+
+def _undetermined(key: Key, work: np.ndarray) -> str | None:
+    """Why the timed layers of a category determine no line; None if they do."""
+    if len(work) < 3:
+        return (
+            f"{_title(key)}: a line needs three timed layers or more, and there "
+            f"{'is' if len(work) == 1 else 'are'} {len(work)}; time another batch"
+        )
+    if (work == work[0]).all():
+        return (
+            f"{_title(key)}: all {len(work)} timed layers have the same amount of work; time "
+            "another batch"
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -185,6 +203,8 @@ class LayerModel:
     """Where the lines come from."""
     unit: str = OPERATIONS
     """The unit of work."""
+    left_out: tuple[str, ...] = ()
+    """The categories and passes whose layers determined no line, each with the reason."""
 
     def predict(
         self, network: Network, batch: int, iterations: int = 1, work: LayerWork | None = None
@@ -210,10 +230,13 @@ class LayerModel:
             if (category := layer.category) is None:
                 continue
             for which in Pass:
+                if not layer.ops(which):  # as in the backward pass of a sum
+                    parts.setdefault((category, which), 0.0)
+                    continue
                 line = self.lines.get((category, which))
                 amount = _amount(work, layer, which, batch)
                 if line is None or amount is None:
-                    missing.append(f"{layer.name} ({category}, {which})")
+                    missing.append(f"{layer.name or network.name} ({category}, {which})")
                     continue
                 key = (category, which)
                 seconds = iterations * line.seconds(amount)
@@ -258,11 +281,11 @@ def published(gpu: str) -> LayerModel:
         UnknownName: No coefficients are published for the GPU.
     """
     wanted = gpu.strip().lower().replace(" ", "-")
-    if wanted not in _PUBLISHED:
+    if wanted not in PUBLISHED_GPUS:
         raise UnknownName(
-            f'no paper publishes coefficients for "{gpu}"; known: {", ".join(_PUBLISHED)}'
+            f'no paper publishes coefficients for "{gpu}"; known: {", ".join(PUBLISHED_GPUS)}'
         )
-    return _PUBLISHED[wanted]
+    return _QUADRO_M6000
 
 
 def _milliseconds(*rows: tuple[Category, float, float, float, float]) -> dict[Key, Line]:
@@ -273,16 +296,16 @@ def _milliseconds(*rows: tuple[Category, float, float, float, float]) -> dict[Ke
     return lines
 
 
-_PUBLISHED = {
-    "quadro-m6000": LayerModel(
-        _milliseconds(
-            (Category.CONV_FC, 1.83e-1, 3.43e-10, 3.15e-1, 3.65e-10),
-            (Category.NORM, 1.64e-2, 7.11e-9, 1.01e-1, 6.87e-9),
-            (Category.POOL_DENSE, 2.23e-2, 1.27e-8, 1.52e-1, 1.93e-8),
-            (Category.POOL_STRIDED, 1.44e-2, 1.45e-8, 6.11e-3, 5.67e-8),
-            (Category.RELU_DROP, 8.91e-3, 1.17e-8, 1.18e-2, 1.33e-8),
-        ),
-        source="Gianniti, Zhang and Ardagna, CLOSER 2019, slides: Quadro M6000, on GoogLeNet",
-    )
-}
+_QUADRO_M6000 = LayerModel(
+    _milliseconds(
+        (Category.CONV_FC, 1.83e-1, 3.43e-10, 3.15e-1, 3.65e-10),
+        (Category.NORM, 1.64e-2, 7.11e-9, 1.01e-1, 6.87e-9),
+        (Category.POOL_DENSE, 2.23e-2, 1.27e-8, 1.52e-1, 1.93e-8),
+        (Category.POOL_STRIDED, 1.44e-2, 1.45e-8, 6.11e-3, 5.67e-8),
+        (Category.RELU_DROP, 8.91e-3, 1.17e-8, 1.18e-2, 1.33e-8),
+    ),
+    source="Gianniti, Zhang and Ardagna, CLOSER 2019, slides: Quadro M6000, on GoogLeNet",
+)
 """Milliseconds, and milliseconds per operation, as published: forward, then backward."""
+PUBLISHED_GPUS = ("quadro-m6000-12gb", "quadro-m6000")
+"""The GPUs with published coefficients. The paper's table 1 gives its M6000 12 GB."""
