@@ -222,6 +222,8 @@ def _milliseconds(text: str, where: str) -> float:
 def _prefix(trace: Trace, network: Network) -> str:
     """The text before the layer names in the trace's modules: a class name, or a wrapper's."""
     names = {layer.name for layer in network.layers} - {""}
+    if not names:
+        return ""  # layers of a profile that does not tell modules
     prefixes = Counter(
         module.removesuffix(name)
         for module in {call.module for call in trace}

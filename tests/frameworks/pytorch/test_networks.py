@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -94,6 +95,20 @@ def test_resnet_50_leaves_no_layer_out() -> None:
         assert timed.untimed == ()
         assert layers_s > 0.999 * whole_s
         assert layers_s + sum(timed.elsewhere_s.values()) == pytest.approx(whole_s)
+
+
+def test_a_profile_without_modules_shares_times_by_the_kinds_of_ops() -> None:
+    trace = SUITE["resnet50-b16-fp32"]
+    bare = replace(trace, calls=tuple(replace(call, module="") for call in trace.calls))
+    network = network_of_trace(bare)
+    assert network.weights == 25_557_032
+    timed = times_of_trace(bare, network)
+    known = timed_network("resnet50", times_of_trace(trace, network_of_trace(trace)).times)
+    parts = timed_network("resnet50", timed.times).parts
+    assert parts[Category.BATCH_NORM, Pass.BACKWARD] == pytest.approx(
+        known.parts[Category.BATCH_NORM, Pass.BACKWARD]
+    )
+    assert sum(parts.values()) > 0.97 * known.seconds
 
 
 @pytest.mark.parametrize(
