@@ -99,11 +99,11 @@ class _TensorRank:
         }
         last: dict[int, int] = {}
         for run in self.runs:
-            if not run.forward and run.position_of("input") is not None:
-                group = group_of.get(run.layer.position)
-                if group is not None:
-                    joint = self.plan.joint or self.sequence
-                    last[group if joint else -1 - run.start] = run.start
+            group = group_of.get(run.layer.position)
+            if run.forward or group is None or run.position_of("input") is None:
+                continue
+            joint = (self.plan.joint or self.sequence) and self.plan.groups[group].reads_one
+            last[group if joint else -1 - run.start] = run.start
         return set(last.values())
 
     def divide(self) -> None:
@@ -154,9 +154,23 @@ class _TensorRank:
                 f"tensor={self.axis.size} does not divide the {count} heads of {call.module}; "
                 f"possible sizes are {fitting(count)}"
             ) from None
+        self._check_product(call, inputs)
         if any(inputs):
             self.partial.add(position)
         return adopted(op, inputs, outputs), outputs
+
+    def _check_product(self, call: Call, inputs: Splits) -> None:
+        """Refuse a product that the plan leaves whole and that sums what ranks have parts of."""
+        if call.op.base not in ("aten.mm", "aten.addmm"):
+            return
+        left, right = inputs[-2:]
+        sums = left is not None and left.dim == 1, right is not None and right.dim == 0
+        if sums[0] != sums[1]:
+            raise InvalidInput(
+                f"{call.module} reads features that tensor={self.axis.size} divides, and is not "
+                "divided itself; give tensor_plan with the style of each product of the block "
+                "(colwise or rowwise)"
+            )
 
     def _lookup_splits(self, position: int, call: Call) -> tuple[Splits, Splits]:
         """The divisions of a lookup: a table may be divided by vocabulary; all words are known."""
