@@ -86,6 +86,14 @@ class _TensorRank:
         every = layers_of(self.trace)
         runs = runs_of(self.trace, every)
         self.runs = [run for run in runs if run.layer.position in self.plan.styles]
+        # The gradients of a layer that is not divided are whole, whatever has the same shapes.
+        others = [run for run in runs if run.layer.position not in self.plan.styles]
+        self.whole = {
+            position
+            for run in others
+            if not run.forward and not self.sequence
+            for position in range(run.start, run.end)
+        }
         self.closing = self._closing()
         self.mixtures = Mixtures.of(self.trace, divided=not self.sequence)
         self.positions = Positions.of(self.trace, self.plan, self.runs) if self.sequence else None
@@ -140,6 +148,8 @@ class _TensorRank:
         if run is not None:
             inputs, outputs = splits_in_run(run, position, op, self._side(run))
             return inputs, outputs
+        if position in self.whole:
+            return (None,) * len(op.inputs), (None,) * len(op.outputs)
         if op.base in ("aten.embedding", "aten.embedding_dense_backward"):
             return self._lookup_splits(position, call)
         inputs = tuple(
