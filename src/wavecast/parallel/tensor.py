@@ -76,6 +76,8 @@ class _TensorRank:
     """What one rank runs, by position."""
     kept: dict[int, Op] = field(default_factory=dict)
     """Where a rank keeps less than it computed: the op with what it keeps."""
+    released: dict[int, int] = field(default_factory=dict)
+    """Allocations, by index, that a rank frees earlier, and the call before which it does."""
     saved: dict[TensorSpec, Split] = field(default_factory=dict)
     """`latest`, as it was where the division by position ended."""
     partial: set[int] = field(default_factory=set)
@@ -245,6 +247,23 @@ class _TensorRank:
         part = share(whole, self.positions.split(whole), self.axis.size)
         self._insert(run.start, "all_gather", part, whole, call)
         self.edit.allocate(whole.nbytes, Role.INTERMEDIATE, run.start, until)
+        if run.forward:
+            self._release_read(run, whole.nbytes)
+
+    def _release_read(self, run: LayerPass, nbytes: int) -> None:
+        """Free a rank's own positions of what a layer reads: it keeps what was gathered."""
+        kept = [
+            (allocation.born, index)
+            for index, allocation in enumerate(self.trace.allocations)
+            if allocation.role is Role.INTERMEDIATE
+            and allocation.nbytes == nbytes
+            and allocation.born is not None
+            and allocation.born < run.start
+            and (allocation.freed is None or allocation.freed > run.end)
+        ]
+        module = self.trace.calls[max(kept)[0]].module if kept else run.layer.module
+        if kept and "norm" in module.lower():  # a residual is needed as it is
+            self.released[max(kept)[1]] = run.start
 
     def _begin_or_end(self, position: int, positions: Positions) -> None:
         """Divide the hidden state by position where that begins, gather it where it ends."""
@@ -331,5 +350,5 @@ class _TensorRank:
         self.ops |= shared_lists(self.trace, weights)
         for position, op in self.ops.items():
             self.edit.replace_op(position, op)
-        share_memory(self.edit, self.trace, weights, self.ops | self.kept)
+        share_memory(self.edit, self.trace, weights, self.ops | self.kept, self.released)
         return self.edit.made()
