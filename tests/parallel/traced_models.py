@@ -31,14 +31,14 @@ MIXTRAL = {
 @cache
 def traced(name: str, precision: str = "fp32") -> Trace:
     if name == "MIXTRAL":  # grouped products are for bfloat16
-        return _traced_config(MIXTRAL, "bfloat16 weights")
+        return traced_config(MIXTRAL, "bfloat16 weights")
     if name in HUGGING_FACE:
-        return _traced_config(getattr(tiny_configs, name), precision)
+        return traced_config(getattr(tiny_configs, name), precision)
     sizes = SMALL[name]
     return wavecast.trace(lambda: benchmark(name).make_step(3, precision, device="cuda", **sizes))
 
 
-def _traced_config(config: dict[str, Any], precision: str) -> Trace:
+def traced_config(config: dict[str, Any], precision: str) -> Trace:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
 

@@ -50,6 +50,11 @@ class Group:
     columns: tuple[Layer, ...]
     rows: tuple[Layer, ...]
 
+    @property
+    def reads_one(self) -> bool:
+        """Whether all its first products read the same hidden state, by its width."""
+        return len({layer.wide_in for layer in self.columns}) == 1
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -184,11 +189,21 @@ def _pairs(trace: Trace, members: Sequence[Layer]) -> list[Group]:
     columns: list[Layer] = []
     for layer in members:
         if columns and _returns(trace, columns, layer, members):
-            groups.append(Group(tuple(columns), (layer,)))
+            groups.append(Group(_expanding(columns), (layer,)))
             columns = []
-        elif not columns or layer.wide_in == columns[0].wide_in:
+        else:
             columns.append(layer)
     return groups
+
+
+def _expanding(columns: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Without the layers that compress the hidden state for others, as in DeepSeek's attention."""
+    width = columns[0].wide_in
+    if all(layer.wide_in == width for layer in columns):
+        return tuple(columns)
+    return tuple(
+        layer for layer in columns if layer.wide_in != width or layer.wide_out >= layer.wide_in
+    )
 
 
 def _returns(

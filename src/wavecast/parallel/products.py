@@ -185,13 +185,16 @@ def _belongs(call: Call, product: Call, layer: Layer) -> bool:
 
 def _explained(tensor: TensorSpec, layer: Layer) -> bool:
     """Whether a tensor can be an input, output, weight or bias of a layer."""
-    sizes = {layer.wide_in, layer.wide_out}
-    counts = {
-        *(layer.rows * size for size in sizes),
-        layer.wide_in * layer.wide_out,
-        layer.wide_out,
-    }
-    return tensor.numel in counts and bool(sizes & set(tensor.shape))
+    shape = tensor.shape
+    if tensor.numel == layer.wide_out and shape[-1:] == (layer.wide_out,):
+        return True
+    if len(shape) == 2 and sorted(shape) == sorted((layer.wide_in, layer.wide_out)):
+        return True
+    return any(
+        tensor.numel == layer.rows * wide
+        and (shape[-1] == wide or (len(shape) == 2 and shape[0] == wide))
+        for wide in (layer.wide_in, layer.wide_out)
+    )
 
 
 def splits_in_run(run: LayerPass, position: int, op: Op, side: Side) -> tuple[Splits, Splits]:
@@ -206,7 +209,7 @@ def splits_in_run(run: LayerPass, position: int, op: Op, side: Side) -> tuple[Sp
     if op.base == "aten.sum":
         count = layer.units(side)
         out = Split(len(op.outputs[0].shape) - 1, count) if side == "columns" else None
-        of = Split(1, count) if side == "columns" else None
+        of = Split(len(op.inputs[0].shape) - 1, count) if side == "columns" else None
         return (of,), (out,)
     turn = run.position_of("forward" if run.forward else "input")
     passed = turn is not None and position > turn

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from wavecast.parallel.editing import Edit
 from wavecast.parallel.plans import Plan
@@ -131,7 +132,11 @@ def _smaller(tensor: TensorSpec, part: int) -> TensorSpec:
 
 
 def share_memory(
-    edit: Edit, trace: Trace, weights: Sequence[Weight], ops: Mapping[int, Op]
+    edit: Edit,
+    trace: Trace,
+    weights: Sequence[Weight],
+    ops: Mapping[int, Op],
+    released: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
     """Give each allocation the size that one rank needs.
 
@@ -140,6 +145,7 @@ def share_memory(
         trace: the trace as it was.
         weights: its parameters.
         ops: what one rank runs, by position.
+        released: the allocations that it frees earlier, by index, and before which call.
     """
     parts = {(weight.module, weight.nbytes): weight.parts for weight in weights}
     sizes = _written_bytes(trace, ops)
@@ -156,10 +162,11 @@ def share_memory(
             nbytes = gradients[nbytes].pop(0)  # of the step before: as those of this step
         elif allocation.role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE):
             nbytes = -(-nbytes // parts.get((allocation.module, nbytes), 1))
-        shared.append(nbytes)
+        freed = released.get(index, allocation.freed)
+        shared.append(replace(allocation, nbytes=nbytes, freed=freed))
     following = iter(shared)
-    # What was added comes after them and keeps its size.
-    edit.change_memory(lambda a: replace(a, nbytes=next(following, a.nbytes)))
+    # What was added comes after them and stays as it is.
+    edit.change_memory(lambda added: next(following, added))
 
 
 def _written_bytes(trace: Trace, ops: Mapping[int, Op]) -> dict[int, int]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from wavecast.errors import InvalidInput
 from wavecast.parallel.data import with_reduction
+from wavecast.parallel.layers import with_layers_divided
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
-from wavecast.parallel.tensor import with_tensor
 from wavecast.traces.step import Call, Phase, Trace
 
 
@@ -37,7 +37,7 @@ def spread(
         )
     if exchanging_ranks(trace):
         return _as_traced(trace, strategy)
-    trace, notes = with_tensor(trace, strategy)
+    trace, notes = with_layers_divided(trace, strategy)
     end = backward_end(trace)
     parts = strategy.pipeline * strategy.virtual
     if parts == 1:

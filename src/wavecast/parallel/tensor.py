@@ -76,6 +76,8 @@ class _TensorRank:
     """What one rank runs, by position."""
     kept: dict[int, Op] = field(default_factory=dict)
     """Where a rank keeps less than it computed: the op with what it keeps."""
+    released: dict[int, int] = field(default_factory=dict)
+    """Allocations, by index, that a rank frees earlier, and the call before which it does."""
     saved: dict[TensorSpec, Split] = field(default_factory=dict)
     """`latest`, as it was where the division by position ended."""
     partial: set[int] = field(default_factory=set)
@@ -86,6 +88,14 @@ class _TensorRank:
         every = layers_of(self.trace)
         runs = runs_of(self.trace, every)
         self.runs = [run for run in runs if run.layer.position in self.plan.styles]
+        # The gradients of a layer that is not divided are whole, whatever has the same shapes.
+        others = [run for run in runs if run.layer.position not in self.plan.styles]
+        self.whole = {
+            position
+            for run in others
+            if not run.forward and not self.sequence
+            for position in range(run.start, run.end)
+        }
         self.closing = self._closing()
         self.mixtures = Mixtures.of(self.trace, divided=not self.sequence)
         self.positions = Positions.of(self.trace, self.plan, self.runs) if self.sequence else None
@@ -99,11 +109,11 @@ class _TensorRank:
         }
         last: dict[int, int] = {}
         for run in self.runs:
-            if not run.forward and run.position_of("input") is not None:
-                group = group_of.get(run.layer.position)
-                if group is not None:
-                    joint = self.plan.joint or self.sequence
-                    last[group if joint else -1 - run.start] = run.start
+            group = group_of.get(run.layer.position)
+            if run.forward or group is None or run.position_of("input") is None:
+                continue
+            joint = (self.plan.joint or self.sequence) and self.plan.groups[group].reads_one
+            last[group if joint else -1 - run.start] = run.start
         return set(last.values())
 
     def divide(self) -> None:
@@ -140,6 +150,8 @@ class _TensorRank:
         if run is not None:
             inputs, outputs = splits_in_run(run, position, op, self._side(run))
             return inputs, outputs
+        if position in self.whole:
+            return (None,) * len(op.inputs), (None,) * len(op.outputs)
         if op.base in ("aten.embedding", "aten.embedding_dense_backward"):
             return self._lookup_splits(position, call)
         inputs = tuple(
@@ -154,9 +166,23 @@ class _TensorRank:
                 f"tensor={self.axis.size} does not divide the {count} heads of {call.module}; "
                 f"possible sizes are {fitting(count)}"
             ) from None
+        self._check_product(call, inputs)
         if any(inputs):
             self.partial.add(position)
         return adopted(op, inputs, outputs), outputs
+
+    def _check_product(self, call: Call, inputs: Splits) -> None:
+        """Refuse a product that the plan leaves whole and that sums what ranks have parts of."""
+        if call.op.base not in ("aten.mm", "aten.addmm"):
+            return
+        left, right = inputs[-2:]
+        sums = left is not None and left.dim == 1, right is not None and right.dim == 0
+        if sums[0] != sums[1]:
+            raise InvalidInput(
+                f"{call.module} reads features that tensor={self.axis.size} divides, and is not "
+                "divided itself; give tensor_plan with the style of each product of the block "
+                "(colwise or rowwise)"
+            )
 
     def _lookup_splits(self, position: int, call: Call) -> tuple[Splits, Splits]:
         """The divisions of a lookup: a table may be divided by vocabulary; all words are known."""
@@ -221,6 +247,23 @@ class _TensorRank:
         part = share(whole, self.positions.split(whole), self.axis.size)
         self._insert(run.start, "all_gather", part, whole, call)
         self.edit.allocate(whole.nbytes, Role.INTERMEDIATE, run.start, until)
+        if run.forward:
+            self._release_read(run, whole.nbytes)
+
+    def _release_read(self, run: LayerPass, nbytes: int) -> None:
+        """Free a rank's own positions of what a layer reads: it keeps what was gathered."""
+        kept = [
+            (allocation.born, index)
+            for index, allocation in enumerate(self.trace.allocations)
+            if allocation.role is Role.INTERMEDIATE
+            and allocation.nbytes == nbytes
+            and allocation.born is not None
+            and allocation.born < run.start
+            and (allocation.freed is None or allocation.freed > run.end)
+        ]
+        module = self.trace.calls[max(kept)[0]].module if kept else run.layer.module
+        if kept and "norm" in module.lower():  # a residual is needed as it is
+            self.released[max(kept)[1]] = run.start
 
     def _begin_or_end(self, position: int, positions: Positions) -> None:
         """Divide the hidden state by position where that begins, gather it where it ends."""
@@ -307,5 +350,5 @@ class _TensorRank:
         self.ops |= shared_lists(self.trace, weights)
         for position, op in self.ops.items():
             self.edit.replace_op(position, op)
-        share_memory(self.edit, self.trace, weights, self.ops | self.kept)
+        share_memory(self.edit, self.trace, weights, self.ops | self.kept, self.released)
         return self.edit.made()
