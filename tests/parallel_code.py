@@ -186,7 +186,8 @@ def issued(
         step = make_step()
         for _ in range(warm_up):
             step()
-        with IssuedCollectives() as watch:
+        watch = IssuedCollectives()
+        with watch:
             step()
         return watch.issued
 

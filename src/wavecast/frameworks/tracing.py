@@ -64,18 +64,6 @@ def trace(
 
     Example:
         ```python
-        def make_step():
-            model = torch.nn.Linear(512, 10).cuda()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            x = torch.randn(64, 512, device="cuda")
-
-            def step():
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-
-            return step
-
         trace = wavecast.trace(make_step, samples=64)
         wavecast.predict(trace, "h100-sxm-80gb").seconds
         ```
