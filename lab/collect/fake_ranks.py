@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,17 +78,17 @@ def _reducer_of_ours() -> Any:
     from torch import distributed as dist
 
     from wavecast.frameworks.pytorch.capture import reducer
-
-    class Silent:
-        silence = nullcontext
+    from wavecast.frameworks.pytorch.recorder import OpRecorder
+    from wavecast.frameworks.pytorch.structure import Structure
 
     class RealReducer(reducer.TracedReducer):
         def _reduce(self, bucket: Any) -> None:
             dist.all_reduce(bucket.buffer(), group=self.group)
             bucket.future = _Done(bucket.buffer())
 
+    recorder = OpRecorder(Structure())  # which is not asked for anything
     replaced = {
-        "Reducer": partial(RealReducer, Silent()),
+        "Reducer": partial(RealReducer, recorder),
         "Logger": reducer.TracedLogger,
         "_broadcast_coalesced": reducer.broadcast_coalesced,
         "_verify_params_across_processes": lambda *_, **__: None,

@@ -60,6 +60,11 @@ PageOption = Annotated[
 ]
 
 
+AdviceOption = Annotated[
+    bool, typer.Option("--advice", help="Also compute changes that would save memory.")
+]
+
+
 @app.command()
 @model_options
 def memory(
@@ -71,9 +76,7 @@ def memory(
     parallel: ParallelOption = None,
     assume: AssumeOption = None,
     ranks: RanksOption = None,
-    advice: Annotated[
-        bool, typer.Option("--advice", help="Also compute changes that would save memory.")
-    ] = False,
+    advice: AdviceOption = False,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run the step on this machine's GPU.")
     ] = False,

@@ -64,18 +64,6 @@ def trace(
 
     Example:
         ```python
-        def make_step():
-            model = torch.nn.Linear(512, 10).cuda()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            x = torch.randn(64, 512, device="cuda")
-
-            def step():
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-
-            return step
-
         trace = wavecast.trace(make_step, samples=64)
         wavecast.predict(trace, "h100-sxm-80gb").seconds
         ```
@@ -107,16 +95,8 @@ def trace(
         from wavecast.frameworks.pytorch.capture import capture
     if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
         raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
-    traced = partial(
-        capture,
-        make_step,
-        samples=samples,
-        unit=unit,
-        progress=progress,
-        assume=assume,
-        ranks=ranks,
-        rank=rank,
-    )
+    counted: dict[str, Any] = {"samples": samples, "unit": unit, "progress": progress}
+    traced = partial(capture, make_step, assume=assume, ranks=ranks, rank=rank, **counted)
     if gpus is not None:
         return of_families(lambda wanted: traced(capability=wanted), gpus)
     return traced(capability=capability if gpu is None else family(_device(gpu)))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from wavecast.frameworks.pytorch.recorded import LiveMemory, OpEntry, called_by_autograd
 from wavecast.frameworks.pytorch.signature import (
     bind,
     on_host,
@@ -25,31 +25,6 @@ from wavecast.frameworks.pytorch.structure import Structure, key_of
 from wavecast.traces.step import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
 
 
-@dataclass(slots=True)
-class _OpEntry:
-    """A recorded call. One that seems to run on the host may later turn out to run on the GPU."""
-
-    op: Op
-    phase: Phase
-    module: str
-    stream: int
-    syncs: bool
-    host: bool
-    reads: tuple[int, ...] = ()
-    """The positions of the entries that wrote its inputs, if it runs on the host."""
-
-
-@dataclass(slots=True)
-class _Memory:
-    """A piece of GPU memory. Its times are positions of entries; -1 is before the step."""
-
-    nbytes: int
-    born: int
-    freed: int | None = None
-    role: Role = Role.INTERMEDIATE
-    module: str = ""
-
-
 @dataclass
 class Recording:
     """The recorded calls and memory of one step."""
@@ -58,19 +33,9 @@ class Recording:
     allocations: tuple[Allocation, ...]
 
 
-_OURS = __name__.rpartition(".")[0]
 _ADD = torch.ops.aten.add.Tensor
 _CASTS = {torch.ops.aten._to_copy.default: (0, None), torch.ops.aten.copy_.default: (1, 0)}
 """Ops that may cast a weight: the arguments that are the source and, if it exists, the target."""
-
-
-def called_by_autograd() -> bool:
-    """Whether the present op was called by C++ code of a backward pass, not by Python code."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
-        frame = frame.f_back
-    # On a GPU, backward passes run in a separate thread without Python frames.
-    return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
 class _ThreadRecording(threading.local):
@@ -97,14 +62,14 @@ class OpRecorder:
         self.on_op: Callable[[Any, tuple[Any, ...], list[Any]], None] | None = None
         """Called with each op, its arguments and the tensors that it returned, recorded or not."""
         self._recording = False
-        self._entries: list[_OpEntry] = []
+        self._entries: list[OpEntry] = []
         self._host_writers: dict[int, list[int]] = {}
-        self._memories: list[_Memory] = []
-        self._sums: list[tuple[int, _Memory, _Memory]] = []
+        self._memories: list[LiveMemory] = []
+        self._sums: list[tuple[int, LiveMemory, LiveMemory]] = []
         """Sums of gradients made by autograd: position, memory of the first term and the result."""
-        self._casts: list[tuple[_Memory, _Memory]] = []
+        self._casts: list[tuple[LiveMemory, LiveMemory]] = []
         """Memory that holds another memory's values in a narrower type: the source and the copy."""
-        self._live: dict[int, tuple[_Memory, weakref.ref[Any]]] = {}
+        self._live: dict[int, tuple[LiveMemory, weakref.ref[Any]]] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
         self._ops: dict[Op, Op] = {}
 
@@ -161,12 +126,12 @@ class OpRecorder:
         """Record the workspace of the op that will be recorded next."""
         if self._records() and nbytes > 0:
             position = len(self._entries)
-            self._memories.append(_Memory(nbytes, position, position + 1, Role.WORKSPACE))
+            self._memories.append(LiveMemory(nbytes, position, position + 1, Role.WORKSPACE))
 
     def keep(self, nbytes: int) -> None:
         """Record memory that libraries have held since before the step."""
         if nbytes > 0:
-            self._memories.append(_Memory(nbytes, -1, None, Role.WORKSPACE))
+            self._memories.append(LiveMemory(nbytes, -1, None, Role.WORKSPACE))
 
     def mark(self, name: str, on: int | None = None, /, **attrs: Scalar) -> None:
         """Record an event of the host that is not a tensor op, such as a synchronisation.
@@ -310,7 +275,7 @@ class OpRecorder:
         Autograd adds gradients in place (torch/csrc/autograd/input_buffer.cpp), but not while a
         dispatch mode is active.
         """
-        heirs: dict[int, _Memory] = {}
+        heirs: dict[int, LiveMemory] = {}
         for position, first, total in self._sums:
             term = heirs.get(id(first), first)
             if term.freed == position + 1 and term.nbytes == total.nbytes:
@@ -322,7 +287,7 @@ class OpRecorder:
     def _append(self, op: Op, host: bool, reads: tuple[int, ...]) -> None:
         phase, module = self.structure.place()
         syncs = not host and waits(op)
-        self._entries.append(_OpEntry(op, phase, module, self.stream, syncs, host, reads))
+        self._entries.append(OpEntry(op, phase, module, self.stream, syncs, host, reads))
         if self.on_call is not None:
             self.on_call(len(self._entries))
 
@@ -361,7 +326,7 @@ class OpRecorder:
         key = storage._cdata
         if key in self._live:
             return
-        memory = _Memory(storage.nbytes(), self._now())
+        memory = LiveMemory(storage.nbytes(), self._now())
         self._memories.append(memory)
         self._live[key] = (memory, weakref.ref(storage, lambda _: self._forget(key)))
 
@@ -376,7 +341,7 @@ class OpRecorder:
             return
         old, reference = known
         old.freed = len(self._entries)
-        memory = _Memory(nbytes, self._now(), role=old.role, module=old.module)
+        memory = LiveMemory(nbytes, self._now(), role=old.role, module=old.module)
         if nbytes:
             self._memories.append(memory)
         self._live[storage._cdata] = (memory, reference)
@@ -423,5 +388,5 @@ class OpRecorder:
         return spec
 
     @staticmethod
-    def _call(entry: _OpEntry, kernels: tuple[Kernel, ...], host_s: float | None) -> Call:
+    def _call(entry: OpEntry, kernels: tuple[Kernel, ...], host_s: float | None) -> Call:
         return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels, host_s)

@@ -57,9 +57,9 @@ def sizes(made: list[Exchange]) -> list[tuple[str, int, int]]:
     return [(each.name, each.given, each.got) for each in made]
 
 
-def spread_sizes(name: str, **strategy: int) -> list[tuple[str, int, int]]:
+def spread_sizes(name: str, shard: int = 0) -> list[tuple[str, int, int]]:
     """The collectives of the plain step, spread over the ranks."""
-    step = spread(capture(partial(plain_step, name)), Parallel(data=RANKS, **strategy))
+    step = spread(capture(partial(plain_step, name)), Parallel(data=RANKS, shard=shard))
     return sizes(exchanges(step.groups[0].parts[0].last))
 
 
@@ -428,7 +428,7 @@ def _start(ranks: int) -> Step:
 
 def test_fsdp1_is_refused_with_its_successor() -> None:
     with pytest.raises(CaptureError, match=rf"FullyShardedDataParallel at {HERE}.*fully_shard"):
-        traced(lambda: FullyShardedDataParallel(mlp().cuda()))  # type: ignore[arg-type,return-value]
+        traced(lambda: FullyShardedDataParallel(mlp().cuda()))
 
 
 def test_a_pipeline_is_refused_with_what_to_do() -> None:
@@ -447,7 +447,7 @@ def test_a_pipeline_is_refused_with_what_to_do() -> None:
 def test_without_ranks_the_refusal_names_them() -> None:
     for start in (lambda: dist.init_process_group("nccl"), lambda: fully_shard(mlp().cuda())):
         with pytest.raises(CaptureError, match=rf"{HERE}.*ranks=8 \(--ranks 8\)"):
-            capture(start)  # type: ignore[arg-type]
+            capture(start)
 
 
 @pytest.mark.parametrize(

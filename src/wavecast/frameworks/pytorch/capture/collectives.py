@@ -28,7 +28,7 @@ _c10d = torch.ops.c10d
 _functional = torch.ops._c10d_functional
 
 
-class Collectives:
+class TracedCollectives:
     """Answers torch's collective ops on fake tensors and records them."""
 
     def __init__(self, placement: Placement, recorder: OpRecorder) -> None:

@@ -43,7 +43,7 @@ def cuda_machine(
     recorder: OpRecorder,
     assumptions: Assumptions,
     outside: OutsideTensors,
-    is_ranked: bool = False,
+    is_ranked: bool,
 ) -> Iterator[None]:
     """Make torch behave as if the machine had one GPU of this compute capability."""
     with ExitStack() as stack:
@@ -78,10 +78,9 @@ def cuda_machine(
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
         # Torch can set it only once in a process, so it could not be restored.
-        replace(torch, set_num_interop_threads=lambda _: None)
-        replace(torch, Generator=_Generator, compile=_eager(assumptions))
+        replace(torch, set_num_interop_threads=lambda _: None, Generator=_Generator)
         replace(torch, tensor=_from_data(torch.tensor, outside), as_tensor=_as_tensor(outside))
-        replace(torch, load=_load_real(torch.load))
+        replace(torch, load=_load_real(torch.load), compile=_eager(assumptions))
         replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
         # Libraries take other branches for fake tensors. They should not notice them here.
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.capture.object_exchanges import object_exchanges
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import gpu_numbers
@@ -23,10 +24,15 @@ _NCCL_VERSION = (2, 27, 5)
 @contextmanager
 def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
     """Let the step run as one rank of many: its collectives are recorded and change nothing."""
+    if not hasattr(getattr(torch._C, "_distributed_c10d", None), "FakeWork"):
+        raise InvalidInput(
+            f"ranks={place.ranks}: torch {torch.__version__} lacks what tracing one of several "
+            "ranks needs; use torch 2.13 or later, built with torch.distributed"
+        )
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
 
-    from wavecast.frameworks.pytorch.capture.collectives import Collectives
+    from wavecast.frameworks.pytorch.capture.collectives import TracedCollectives
 
     recorder = placement.recorder
     with ExitStack() as stack:
@@ -45,7 +51,7 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         replace(torch.accelerator, device_count=lambda: place.machine)
         replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION)
         replace(torch.distributed, is_nccl_available=lambda: True)
-        collectives = Collectives(placement, recorder)
+        collectives = TracedCollectives(placement, recorder)
         replace(placement, collectives=collectives.handlers() | _copies_of_fsdp(placement))
         stack.enter_context(collectives.works.answering())
         replace(placement, wrappers=(DTensor, AsyncCollectiveTensor))

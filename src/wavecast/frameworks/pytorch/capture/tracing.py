@@ -66,28 +66,24 @@ def capture(
         capability: the compute capability whose attention kernels to choose.
         samples: how many samples (or other `unit`) the step consumes.
         unit: what `samples` counts.
-        warm_up: how many steps to run before the recorded one. The first creates the optimizer's
-            state; in the second, DistributedDataParallel rebuilds its buckets. None for one, or
-            for two with `ranks`.
+        warm_up: how many steps to run before the recorded one. None for one, which creates the
+            optimizer's state, and with `ranks` a second, which rebuilds DDP's buckets.
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the step's own parallel code has. None for code that starts none.
         rank: the rank whose step is traced.
     """
-    place = None
-    if ranks is not None or rank:
-        place = RankPlace(1 if ranks is None else ranks, rank)
+    place = None if ranks is None and not rank else RankPlace(1 if ranks is None else ranks, rank)
     warm_up = warm_up if warm_up is not None else 1 if place is None else 2
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
-    assumptions, structure = Assumptions(GivenValues(assume)), Structure()
-    recorder = OpRecorder(structure)
+    assumptions, recorder = Assumptions(GivenValues(assume)), OpRecorder(Structure())
     with pretending(capability, recorder, assumptions, place) as threads, explaining():
         step = _made(make_step)
         before: StepWatch | None = None
         for _ in range(warm_up):
             before = StepWatch()
-            with structure.watch(), before.watch(recorder):
+            with recorder.structure.watch(), before.watch(recorder):
                 _call(step, assumptions, threads)
         assumptions.notes.clear()
         recorder.on_call = progress

@@ -90,7 +90,7 @@ class Works:
             yield
 
 
-class SentFuture(torch.futures.Future):  # type: ignore[type-arg]
+class SentFuture(torch.futures.Future[Any]):
     """The future of a collective. Its callbacks run on the stream of the collective."""
 
     def __init__(self, sent: Sent | None, value: Any) -> None:

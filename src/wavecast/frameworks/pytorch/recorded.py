@@ -1,0 +1,45 @@
+"""The calls and the memory of a step while it is being recorded."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+from wavecast.traces.step import Op, Phase, Role
+
+_OURS = __name__.rpartition(".")[0]
+
+
+@dataclass(slots=True)
+class OpEntry:
+    """A recorded call. One that seems to run on the host may later turn out to run on the GPU."""
+
+    op: Op
+    phase: Phase
+    module: str
+    stream: int
+    syncs: bool
+    host: bool
+    reads: tuple[int, ...] = ()
+    """The positions of the entries that wrote its inputs, if it runs on the host."""
+
+
+@dataclass(slots=True)
+class LiveMemory:
+    """A piece of GPU memory. Its times are positions of entries; -1 is before the step."""
+
+    nbytes: int
+    born: int
+    freed: int | None = None
+    role: Role = Role.INTERMEDIATE
+    module: str = ""
+
+
+def called_by_autograd() -> bool:
+    """Whether the present op was called by C++ code of a backward pass, not by Python code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    # On a GPU, backward passes run in a separate thread without Python frames.
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
