@@ -219,7 +219,7 @@ def test_a_full_disk_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda file, data: write(file, data[:10]))
-        with pytest.raises(InvalidInput, match="disk full"):
+        with pytest.raises(InvalidInput, match="No space left on device"):
             run(path, count=4)
     assert len(read_rows(path)) == 2
     assert run(path, count=4) == 4

@@ -87,7 +87,7 @@ WRONG = [
     Wrong("measure, no folder", "measure steps.py:fine -o gone/m.json.gz", ("no directory gone",)),
     Wrong("import, no file", "import gone.json", ("no profiler file gone.json",)),
     Wrong("import, no profile", "import notes.json", ("no traceEvents", "torch.profiler wrote")),
-    Wrong("import, directory", "import a_directory", ("Is a directory",)),
+    Wrong("import, directory", "import a_directory", ("it is a folder",)),
     Wrong("import, no batch", "import notes.json --batch 0", ("at least 1, not 0",)),
     # devices, calibrate and suite
     Wrong("devices, unknown", "devices zx81", NO_DEVICE),

@@ -151,16 +151,27 @@ def test_no_command_shows_control_characters(folder: Path, arguments: tuple[str,
     assert not UNSAFE.findall(STYLE.sub("", styled.out + styled.err))
 
 
+def test_runs_with_such_names_are_refused_without_them(folder: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    done = run("runs", "add", "runs.jsonl", "--store", f"s{EVIL.replace('/', '')}.sqlite")
+    assert done.code == 1
+    assert "characters that cannot be printed" in done.err
+    assert not UNSAFE.findall(done.out + done.err)
+
+
 def test_a_store_is_listed_and_exported_without_them(folder: Path) -> None:
     pytest.importorskip("sqlalchemy")
+    text = Path("runs.jsonl").read_text(encoding="utf-8")
+    runs = [{**json.loads(line), "model": "plain", "gpu": "t4"} for line in text.splitlines()]
+    Path("plain.jsonl").write_text("\n".join(map(json.dumps, runs)), encoding="utf-8")
     store = f"s{EVIL.replace('/', '')}.sqlite"
     for command in (
-        ("add", "runs.jsonl"),
+        ("add", "plain.jsonl"),
         ("list",),
         ("export", f"out{EVIL.replace('/', '')}.csv"),
     ):
         done = run("runs", *command, "--store", store)
-        assert done.code == 0
+        assert done.code == 0, done.err
         assert not UNSAFE.findall(done.out + done.err)
 
 
@@ -185,13 +196,12 @@ def test_a_real_terminal_gets_styles_alone(folder: Path) -> None:
     assert r"\x1b[2J" in text
 
 
-def test_the_page_and_the_plot_have_none(folder: Path) -> None:
+def test_the_page_has_none_and_the_plot_is_refused(folder: Path) -> None:
     assert run("memory", "step.json.gz", "--gpu", "evil", "--html", "page.html").code == 0
     assert not UNSAFE.findall(Path("page.html").read_text(encoding="utf-8"))
-    assert (
-        run("fit", "--runs", "runs.jsonl", "--model", f"model {EVIL}", "--plot", "p.svg").code == 0
-    )
-    assert not UNSAFE.findall(Path("p.svg").read_text(encoding="utf-8"))
+    fit = run("fit", "--runs", "runs.jsonl", "--model", f"model {EVIL}", "--plot", "p.svg")
+    assert fit.code == 1
+    assert not UNSAFE.findall(fit.out + fit.err)
 
 
 def test_a_warning_of_python_is_shown_without_them(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from made import step
 from shell import run, run_process
 
 from wavecast.cli import standard_output
-from wavecast.traces.step import Measurement
+from wavecast.traces.step import Kernel, Measurement
 
 TALKATIVE = """
 import atexit, ctypes, os, subprocess, sys, threading
@@ -77,7 +78,8 @@ def test_so_it_is_on_a_gpu(tmp_path: Path, command: str) -> None:
     """The GPU is not there: the measurement runs the step on the CPU, and its trace is made up."""
     saved, path = tmp_path / "measured.json.gz", tmp_path / "talkative.py"
     made = step()
-    type(made)(made.calls, made.allocations, measurement=Measurement("Tesla T4", 1e-3)).save(saved)
+    calls = tuple(replace(c, kernels=(Kernel("kernel", 1e-4),)) for c in made.calls)
+    type(made)(calls, made.allocations, measurement=Measurement("Tesla T4", 1e-3)).save(saved)
     path.write_text(TALKATIVE.replace("DEVICE", "'cpu'"))
     instead = f"""
 import wavecast, wavecast.cli

@@ -165,10 +165,12 @@ def export(
     \b
     wavecast runs export alexnet.csv --model AlexNet
     """
-    checked_phase(phase)
-    with wavecast.RunStore(store, read_only=True, told=_tell) as opened:
-        from wavecast.runs.store.export import export as write_table
+    from wavecast.runs.store.export import export as write_table
+    from wavecast.runs.store.export import refuse_other_suffix
 
+    checked_phase(phase)
+    refuse_other_suffix(out)
+    with wavecast.RunStore(store, read_only=True, told=_tell) as opened:
         count = write_table(opened.runs(model=model, gpu=gpu, phase=phase), out)
     if as_json:
         print_json({"file": str(out), "runs": count, "store": opened.name})

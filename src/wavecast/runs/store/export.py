@@ -23,14 +23,19 @@ def export(runs: Iterable[Run], path: Path) -> int:
     Raises:
         InvalidInput: the file cannot be written, or has another suffix.
     """
-    if path.suffix not in SUFFIXES:
-        raise InvalidInput(f"runs are exported as FILE.csv or FILE.jsonl, not {path}")
+    refuse_other_suffix(path)
     with (
         refusing_unwritable(path),
         replacing(path) as draft,
         draft.open("w", encoding="utf-8", newline="") as file,
     ):
         return write(runs, file, path.suffix)
+
+
+def refuse_other_suffix(path: Path) -> None:
+    """Raise InvalidInput unless a path has one of `SUFFIXES`."""
+    if path.suffix not in SUFFIXES:
+        raise InvalidInput(f"runs are exported as FILE.csv or FILE.jsonl, not {path}")
 
 
 def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
