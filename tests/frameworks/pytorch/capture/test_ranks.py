@@ -24,6 +24,7 @@ from parallel_code import (
     issued,
     plain_step,
     tensor_step,
+    two_axes_step,
 )
 from torch import distributed as dist
 from torch import nn
@@ -112,6 +113,40 @@ def test_tensor_parallel_layers_exchange_what_torch_does_on_real_tensors(name: s
     made = exchanges(capture(partial(tensor_step, name), ranks=RANKS))
     assert made == issued(partial(tensor_step, name, "cpu"))
     assert made
+
+
+def test_sharding_and_splitting_together_exchange_what_torch_does() -> None:
+    trace = capture(two_axes_step, ranks=RANKS)
+    assert sizes(exchanges(trace)) == sizes(issued(partial(two_axes_step, "cpu")))
+    groups = Counter((c.op.name, *(v for _, v in c.op.attrs)) for c in trace if "nccl" in c.op.name)
+    assert groups["nccl.all_gather", 4, 2] > 0
+    assert groups["nccl.all_reduce", 2, 1] > 0
+
+
+def test_fully_shard_finds_the_gpu_and_takes_a_model_without_memory() -> None:
+    def make_step() -> Step:
+        with torch.device("meta"):
+            model = mlp()
+        fully_shard(model)
+        model.to_empty(device="cuda")
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
+        x = torch.randn(4, 8, device="cuda")
+        return minimize(lambda: model(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert [each.name for each in exchanges(traced(make_step))] == ["all_gather", "reduce_scatter"]
+
+
+def test_batch_norm_is_synchronised() -> None:
+    def make_step() -> Step:
+        plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(plain).cuda()
+        x = torch.randn(4, 3, 16, 16, device="cuda")
+        return lambda: (model.zero_grad(), model(x).sum().backward())
+
+    # Means, deviations and a count of each rank forward; two sums for each channel backward.
+    made = sizes(exchanges(traced(make_step)))
+    assert made == [("all_gather", 17 * 4, 17 * 4 * RANKS), ("all_reduce", 16 * 4, 16 * 4)]
 
 
 # Streams and waits.
