@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.collect import fake_ranks
 from lab.steps import own_parallel
+from wavecast.suite.language import GPT2
 
 
 def test_our_reducer_reduces_real_gradients() -> None:
@@ -34,7 +35,7 @@ def test_our_reducer_reduces_real_gradients() -> None:
 def test_measured_steps_are_compared_with_their_traces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = (lambda: own_parallel.GPT2(1, 32, 2, 100, 8, 0.0), 2, 8, 100)
+    small = (lambda: GPT2(1, 32, 2, 100, 8, 0.0), 2, 8, 100)
     monkeypatch.setitem(own_parallel._SIZES, "gpt2", small)
     rows = [{"step": f"{name} gpt2", "peak_bytes": 1 << 20} for name in ("ddp", "fsdp", "tensor")]
     file = tmp_path / "measured.json"

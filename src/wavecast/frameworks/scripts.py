@@ -25,6 +25,7 @@ def run_script(
     samples: int | None = None,
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
@@ -52,6 +53,7 @@ def run_script(
             loader gives.
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
+        ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
 
     Raises:
         CaptureError: the script failed, ended with an error code, or has no step. The error of the
@@ -71,4 +73,5 @@ def run_script(
         samples=samples,
         progress=progress,
         assume=assume,
+        ranks=ranks,
     )

@@ -513,3 +513,31 @@ def test_a_trace_of_ranks_is_predicted_with_its_own_collectives() -> None:
     made = Counter(c.op for c in step.step.groups[0].parts[0].last)
     assert made == Counter(c.op for c in trace)
     assert step.stages[0].communication_s > 0
+
+
+SCRIPT = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(100):
+    x = torch.randn(8, 64, device="cuda")
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_for_torchrun_runs_as_one_rank(tmp_path: Any) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    run = wavecast.run_script(file, ranks=RANKS)
+    assert sizes(exchanges(run.trace)) == [("all_reduce", 65 * 64 * 4, 65 * 64 * 4)]
+    assert not dist.is_initialized()
