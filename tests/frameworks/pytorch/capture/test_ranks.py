@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -28,6 +29,7 @@ from parallel_code import (
 )
 from torch import distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -426,6 +428,13 @@ def test_everything_is_as_before_after_the_trace(monkeypatch: pytest.MonkeyPatch
         traced(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
     assert not dist.is_initialized()
     assert before == (dict(os.environ), sys.excepthook, dist.Reducer, torch.UntypedStorage.resize_)
+
+
+@pytest.mark.parametrize("make_step", [ddp_step, fsdp_step, tensor_step])
+def test_a_trace_of_ranks_leaves_no_tensor_behind(make_step: Callable[[str], Step]) -> None:
+    traced(partial(make_step, "gpt2"))
+    gc.collect()
+    assert not any(issubclass(type(o), FakeTensor) for o in gc.get_objects())
 
 
 def test_process_groups_from_before_come_back() -> None:
