@@ -29,9 +29,8 @@ def run_script(
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
-    The script runs in this process, as `python train.py` would run it on a machine with a GPU. It
-    is stopped when two steps in a row did the same. What it writes goes to a scratch folder, which
-    is removed at the end.
+    The script runs in this process as on a machine with a GPU. It is stopped when two steps in a
+    row did the same. What it writes goes to a scratch folder, which is removed at the end.
 
     Example:
         ```python
@@ -43,8 +42,7 @@ def run_script(
         script: the path of the script.
         arguments: what it finds in `sys.argv` after its own name.
         module: whether `script` is the name of a module, as in `python -m package.train`.
-        gpu: the GPU whose kernels to choose; a recent data-centre GPU if None. It matters only for
-            attention, for which older GPUs have other kernels.
+        gpu: the GPU whose attention kernels to choose; a recent data-centre GPU if None.
         capability: the compute capability of the GPU, instead of `gpu`.
         steps: how many steps to run. None to stop as soon as two in a row are equal.
         until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
