@@ -126,6 +126,30 @@ def tensor_step(name: str, device: str = "cuda") -> Step:
     return minimize(model, inputs(device), foreach=False)  # tensors of both kinds do not mix
 
 
+def two_axes_step(device: str = "cuda") -> Step:
+    """A Llama sharded over four ranks whose products are split over two, with clipping."""
+    mesh = dist.init_device_mesh(device, (4, 2), mesh_dim_names=("data", "tensor"))
+    model, inputs = llama()
+    model = model.to(device)
+    for block in blocks_of(model):
+        inner = {f"feed_forward.{part}": ColwiseParallel() for part in ("gate", "up")}
+        parallelize_module(block, mesh["tensor"], inner | {"feed_forward.down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    x = inputs(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).float().sum().backward()
+        nn.utils.clip_grad_norm_(
+            [p for block in blocks_of(model) for p in block.feed_forward.parameters()], 1.0
+        )
+        optimizer.step()
+
+    return step
+
+
 def exchanges(trace: Trace) -> list[Exchange]:
     """The collectives of a trace, in order."""
     made = []

@@ -16,11 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 def make_step():
     dist.init_process_group("nccl")
     model = DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(8, 64, device="cuda")
 
     def step():
-        model.zero_grad()
+        optimizer.zero_grad()
         model(x).sum().backward()
+        optimizer.step()
 
     return step
 """
@@ -63,3 +65,21 @@ def test_without_the_option_the_line_is_named_and_the_option() -> None:
     assert done.code != 0
     assert "spread.py:8" in done.err
     assert "--ranks 8" in done.err
+
+
+TRAINING = """
+step = make_step()
+for _ in range(9):
+    step()
+"""
+
+
+def test_a_script_for_torchrun_is_predicted_as_one_of_its_ranks() -> None:
+    Path("train.py").write_text(SCRIPT + TRAINING, encoding="utf-8")
+    done = run("run", "--gpu", "h100-sxm-80gb", "--ranks", 4, "--json", "train.py")
+    assert done.code == 0, done.err
+    assert '"predictions"' in done.out
+    assert (
+        "leave it out with --ranks"
+        in run(*("run", "--gpu", "l4", "--ranks", 4, "--by", "op", "train.py")).err
+    )

@@ -12,6 +12,7 @@ import wavecast
 from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
 from wavecast.cli.assumptions import AssumeOption, given_values
 from wavecast.cli.predict import By, ByOption, exit_if_incomplete
+from wavecast.cli.ranks import RanksOption
 from wavecast.cli.screen import counting_ops, print_error, print_json, show, tell, width
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import ALL, named_or_all_gpus
@@ -80,6 +81,7 @@ def run(
     until: UntilOption = None,
     batch: SamplesOption = None,
     assume: AssumeOption = None,
+    ranks: RanksOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -89,6 +91,7 @@ def run(
     wavecast run --gpu h100-sxm-80gb --gpu l4 train.py --batch-size 64
     wavecast run --memory --gpu rtx-4090 train.py config/small.yaml
     wavecast run --gpu all -m package.train --epochs 3
+    wavecast run --gpu h100-sxm-80gb --ranks 8 train_ddp.py
 
     The script is stopped when its step repeats itself. Nothing of yours is written. Options of
     wavecast come before the script; all that follows belongs to the script.
@@ -96,12 +99,14 @@ def run(
     _check(memory, page, by, gpu, batch, out)
     runs = _Runs(
         [script, *(arguments or ())],
-        {"module": is_module, "steps": steps, "until": until, "samples": batch},
+        {"module": is_module, "steps": steps, "until": until, "samples": batch, "ranks": ranks},
     )
     runs.options["assume"] = given_values(assume or [])
     devices = named_or_all_gpus(gpu) if gpu else []
     if memory:
         record = _show_memory(runs, devices, page, as_json)
+    elif devices and ranks is not None:
+        record = _predict_ranks(runs, devices, ranks, by, as_json)
     elif devices:
         rows = _predictions(runs, devices, ranked=ALL in (gpu or ()))
         record = records.predictions(runs.first.script, rows, by)
@@ -117,7 +122,7 @@ def run(
         runs.first.trace.save(out)
     if as_json:
         print_json({"script": records.script_run(runs.first), **record})
-    if devices and not memory:
+    if devices and not memory and ranks is None:
         exit_if_incomplete(rows)
 
 
@@ -205,6 +210,25 @@ def _predictions(runs: _Runs, devices: list[Device], ranked: bool) -> list[wavec
     traces = of_families(runs.trace_for, devices)
     predictions = [wavecast.predict(traces, device) for device in devices]
     return fastest_first(predictions) if ranked else fitting_first(predictions)
+
+
+def _predict_ranks(
+    runs: _Runs, devices: list[Device], ranks: int, by: By | None, as_json: bool
+) -> dict[str, Any]:
+    """Predict a script whose own code is parallel, on so many GPUs."""
+    from wavecast.footprint.parallel_memory import fullest_rank
+    from wavecast.report import parallel as report
+
+    if by is not None:
+        raise InvalidInput("--by breaks down one GPU's time; leave it out with --ranks")
+    traces = of_families(runs.trace_for, devices)
+    strategy = wavecast.Parallel(data=ranks)
+    steps = [wavecast.predict(traces, device, parallel=strategy) for device in devices]
+    rows = [(step, fullest_rank(step.step, step.device)) for step in steps]
+    if not as_json:
+        table = report.predictions(f"step {runs.first.step}, predicted", rows, width())
+        show(script_report.script_run(runs.first), table)
+    return {"predictions": [report.record(*row) for row in rows]}
 
 
 def _show_predictions(run: ScriptRun, rows: list[wavecast.Prediction], by: By | None) -> None:

@@ -25,12 +25,12 @@ def run_script(
     samples: int | None = None,
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
-    The script runs in this process, as `python train.py` would run it on a machine with a GPU. It
-    is stopped when two steps in a row did the same. What it writes goes to a scratch folder, which
-    is removed at the end.
+    The script runs in this process as on a machine with a GPU. It is stopped when two steps in a
+    row did the same. What it writes goes to a scratch folder, which is removed at the end.
 
     Example:
         ```python
@@ -42,8 +42,7 @@ def run_script(
         script: the path of the script.
         arguments: what it finds in `sys.argv` after its own name.
         module: whether `script` is the name of a module, as in `python -m package.train`.
-        gpu: the GPU whose kernels to choose; a recent data-centre GPU if None. It matters only for
-            attention, for which older GPUs have other kernels.
+        gpu: the GPU whose attention kernels to choose; a recent data-centre GPU if None.
         capability: the compute capability of the GPU, instead of `gpu`.
         steps: how many steps to run. None to stop as soon as two in a row are equal.
         until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
@@ -52,6 +51,7 @@ def run_script(
             loader gives.
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
+        ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
 
     Raises:
         CaptureError: the script failed, ended with an error code, or has no step. The error of the
@@ -71,4 +71,5 @@ def run_script(
         samples=samples,
         progress=progress,
         assume=assume,
+        ranks=ranks,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -24,9 +25,11 @@ from parallel_code import (
     issued,
     plain_step,
     tensor_step,
+    two_axes_step,
 )
 from torch import distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -112,6 +115,40 @@ def test_tensor_parallel_layers_exchange_what_torch_does_on_real_tensors(name: s
     made = exchanges(capture(partial(tensor_step, name), ranks=RANKS))
     assert made == issued(partial(tensor_step, name, "cpu"))
     assert made
+
+
+def test_sharding_and_splitting_together_exchange_what_torch_does() -> None:
+    trace = capture(two_axes_step, ranks=RANKS)
+    assert sizes(exchanges(trace)) == sizes(issued(partial(two_axes_step, "cpu")))
+    groups = Counter((c.op.name, *(v for _, v in c.op.attrs)) for c in trace if "nccl" in c.op.name)
+    assert groups["nccl.all_gather", 4, 2] > 0
+    assert groups["nccl.all_reduce", 2, 1] > 0
+
+
+def test_fully_shard_finds_the_gpu_and_takes_a_model_without_memory() -> None:
+    def make_step() -> Step:
+        with torch.device("meta"):
+            model = mlp()
+        fully_shard(model)
+        model.to_empty(device="cuda")
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
+        x = torch.randn(4, 8, device="cuda")
+        return minimize(lambda: model(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert [each.name for each in exchanges(traced(make_step))] == ["all_gather", "reduce_scatter"]
+
+
+def test_batch_norm_is_synchronised() -> None:
+    def make_step() -> Step:
+        plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(plain).cuda()
+        x = torch.randn(4, 3, 16, 16, device="cuda")
+        return lambda: (model.zero_grad(), model(x).sum().backward())
+
+    # Means, deviations and a count of each rank forward; two sums for each channel backward.
+    made = sizes(exchanges(traced(make_step)))
+    assert made == [("all_gather", 17 * 4, 17 * 4 * RANKS), ("all_reduce", 16 * 4, 16 * 4)]
 
 
 # Streams and waits.
@@ -393,6 +430,13 @@ def test_everything_is_as_before_after_the_trace(monkeypatch: pytest.MonkeyPatch
     assert before == (dict(os.environ), sys.excepthook, dist.Reducer, torch.UntypedStorage.resize_)
 
 
+@pytest.mark.parametrize("make_step", [ddp_step, fsdp_step, tensor_step])
+def test_a_trace_of_ranks_leaves_no_tensor_behind(make_step: Callable[[str], Step]) -> None:
+    traced(partial(make_step, "gpt2"))
+    gc.collect()
+    assert not any(issubclass(type(o), FakeTensor) for o in gc.get_objects())
+
+
 def test_process_groups_from_before_come_back() -> None:
     with group("gloo"):
         outside = dist.group.WORLD
@@ -478,3 +522,31 @@ def test_a_trace_of_ranks_is_predicted_with_its_own_collectives() -> None:
     made = Counter(c.op for c in step.step.groups[0].parts[0].last)
     assert made == Counter(c.op for c in trace)
     assert step.stages[0].communication_s > 0
+
+
+SCRIPT = """
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(100):
+    x = torch.randn(8, 64, device="cuda")
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_for_torchrun_runs_as_one_rank(tmp_path: Any) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    run = wavecast.run_script(file, ranks=RANKS)
+    assert sizes(exchanges(run.trace)) == [("all_reduce", 65 * 64 * 4, 65 * 64 * 4)]
+    assert not dist.is_initialized()

@@ -30,6 +30,21 @@ def _native_batch_norm(
     return torch.empty_like(source), *statistics
 
 
+def _batch_norm_stats(source: Any, *_: Any) -> Any:
+    """Mean and deviation of each channel, for SyncBatchNorm: float32 for half precision."""
+    dtype = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
+    return tuple(source.new_empty(source.shape[1], dtype=dtype) for _ in range(2))
+
+
+def _batch_norm_backward_reduce(
+    gradient: Any, source: Any, mean: Any, _: Any, weight: Any, *wanted: bool
+) -> Any:
+    """The sums of one rank for the backward pass of SyncBatchNorm."""
+    sums = [torch.empty_like(mean) if is_wanted else None for is_wanted in (wanted[0],) * 2]
+    like = mean if weight is None else weight
+    return (*sums, *(torch.empty_like(like) if is_wanted else None for is_wanted in wanted[1:]))
+
+
 def _ctc_loss(log_probs: Any, targets: Any, _lengths: Any, target_lengths: Any, *_: Any) -> Any:
     """CTC losses, and the table over all states of the longest target for the backward pass."""
     steps, batch = log_probs.shape[:2]
@@ -180,6 +195,11 @@ FAKE_OPS: dict[Any, Callable[..., Any]] = {
     _aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
     _aten.native_batch_norm.default: _native_batch_norm,
     _aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    _aten.batch_norm_stats.default: _batch_norm_stats,
+    _aten.batch_norm_gather_stats_with_counts.default: _batch_norm_stats,
+    _aten.batch_norm_elemt.default: lambda source, *_: torch.empty_like(source),
+    _aten.batch_norm_backward_reduce.default: _batch_norm_backward_reduce,
+    _aten.batch_norm_backward_elemt.default: lambda _, source, *__: torch.empty_like(source),
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
     _aten.embedding.default: _embedding,

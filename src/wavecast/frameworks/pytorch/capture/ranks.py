@@ -31,6 +31,7 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         )
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import _random as tensor_random
 
     from wavecast.frameworks.pytorch.capture.collectives import TracedCollectives
 
@@ -60,9 +61,15 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         make = AsyncCollectiveTensor.__new__
         replace(AsyncCollectiveTensor, __new__=staticmethod(_made_on_cpu(make, placement)))
         _replace_data_parallel(replace, recorder)
-        for module in _modules_that_ask():
+        # The device of a mesh that the code does not name.
+        replace(torch._C, _get_accelerator=lambda *_: torch.device("cuda"))
+        for module in _modules_with("_are_we_tracing"):
             # Torch would wait at once for what it takes for a part of a compiled program.
             replace(module, _are_we_tracing=lambda: False)
+        for module in _modules_with("is_rng_supported_mesh"):
+            # DTensor would read the state of the GPU's random generator.
+            replace(module, is_rng_supported_mesh=lambda _: False)
+        replace(tensor_random, _rng_tracker=None)
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             replace(module, **object_exchanges(placement.assumptions))
         replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
@@ -90,9 +97,9 @@ def _made_on_cpu(make: Callable[..., Any], placement: Placement) -> Callable[...
     return new
 
 
-def _modules_that_ask() -> list[Any]:
-    """The modules of torch that ask whether a program is being compiled."""
-    prefix, name = "torch.distributed.", "_are_we_tracing"
+def _modules_with(name: str) -> list[Any]:
+    """The modules of torch.distributed that have a function of this name."""
+    prefix = "torch.distributed."
     known = [module for path, module in list(sys.modules.items()) if path.startswith(prefix)]
     return [module for module in known if name in vars(module)]
 

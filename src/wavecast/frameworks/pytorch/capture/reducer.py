@@ -8,6 +8,7 @@ backward pass the present stream waits for all of them, and the gradients are co
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,8 +127,13 @@ class TracedReducer:
         self._bucket_of = {n: bucket for bucket in self._buckets for n in bucket.variables}
 
     def _noticing(self, number: int) -> Callable[[Any], None]:
+        # A parameter must not keep the reducer, which keeps the parameter.
+        reducer = weakref.ref(self)
+
         def notice(_: Any) -> None:
-            self._mark_ready(number)
+            alive = reducer()
+            if alive is not None:
+                alive._mark_ready(number)
 
         return notice
 

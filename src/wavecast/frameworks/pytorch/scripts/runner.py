@@ -16,6 +16,7 @@ from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
+from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
 from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.scripts.batches import Batches
@@ -64,6 +65,7 @@ def run(
     samples: int | None = None,
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
+    ranks: int | None = None,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -76,6 +78,7 @@ def run(
         samples: how many samples a step takes. None to count those that a data loader gives.
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
+        ranks: how many ranks the script's own parallel code has. The first of them runs.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -89,7 +92,8 @@ def run(
         overlay = Overlay(Path(scratch))
         # The files of the script are known until its errors are explained.
         with programs_forgotten(), explaining("the script"), ExitStack() as stack:
-            stack.enter_context(pretending(capability, recorder, assumptions))
+            place = None if ranks is None else RankPlace(ranks)
+            stack.enter_context(pretending(capability, recorder, assumptions, place))
             stack.enter_context(recorder.step())
             stack.enter_context(loop.watched(line))
             stack.enter_context(checkpoints_kept(recorder))
