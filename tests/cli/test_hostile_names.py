@@ -161,12 +161,10 @@ def test_runs_with_such_names_are_refused_without_them(folder: Path) -> None:
 
 def test_a_store_is_listed_and_exported_without_them(folder: Path) -> None:
     pytest.importorskip("sqlalchemy")
-    text = Path("runs.jsonl").read_text(encoding="utf-8")
-    runs = [{**json.loads(line), "model": "plain", "gpu": "t4"} for line in text.splitlines()]
-    Path("plain.jsonl").write_text("\n".join(map(json.dumps, runs)), encoding="utf-8")
+    plain = Path(__file__).parents[2] / "examples" / "runs.csv"
     store = f"s{EVIL.replace('/', '')}.sqlite"
     for command in (
-        ("add", "plain.jsonl"),
+        ("add", str(plain)),
         ("list",),
         ("export", f"out{EVIL.replace('/', '')}.csv"),
     ):
