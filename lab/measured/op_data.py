@@ -26,7 +26,7 @@ from wavecast.traces import overlap
 from wavecast.traces.step import Op, Trace
 
 OUR_GPU = "h200-sxm"
-HELD_OUT = {"runs", "blind", "scaled", "iterations", "huggingface"}
+HELD_OUT = {"runs", "blind", "scaled", "iterations", "huggingface", "habitat-weights"}
 """Our campaigns and folders that no fit reads; predictions are scored on them."""
 OUR_STEPS = "h200 steps"
 """The source of ops from our measured traces."""
