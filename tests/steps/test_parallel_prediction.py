@@ -66,6 +66,8 @@ def test_micro_batches_are_counted() -> None:
 def test_what_has_no_meaning_for_several_gpus_is_refused() -> None:
     with pytest.raises(InvalidInput, match="graphed cannot be used together"):
         wavecast.predict(_step(), GPU, graphed=True, parallel=Parallel(data=2))  # type: ignore[call-overload]
+    with pytest.raises(InvalidInput, match="no network is known for lambda-pcie; use at most"):
+        _predicted(data=64, cluster="lambda-pcie")
     with pytest.raises(UnknownName, match="no-such"):
         _predicted(data=2, cluster="no-such-cluster")
 

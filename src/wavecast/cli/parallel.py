@@ -81,7 +81,7 @@ def parallelize(
     if as_json:
         print_json([report.layout_record(layout) for layout in found])
         return
-    title = f"{traced.name}: {gpus} x {device.id}, {global_batch} samples in a step"
+    title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
     show(report.layouts(title, found, width(), show_best))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wavecast import ops
+from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel, Seconds
@@ -173,6 +174,7 @@ def predict_parallel(
     Raises:
         InvalidInput: the step cannot be spread this way. The message says what would fit.
     """
+    _refuse_without_network(strategy, predictor.cluster)
     predictor.learn([call.op for call in trace])
     step = spread(trace, strategy, lambda call: float(predictor.seconds([call])[0]))
     player = _RankPlayer(predictor, host)
@@ -194,6 +196,14 @@ def predict_parallel(
         single_s=single.seconds,
         unpredicted=_unpredicted(step, predictor),
     )
+
+
+def _refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
+    if cluster.network is None and strategy.gpus > cluster.domain_gpus:
+        raise InvalidInput(
+            f"{strategy.gpus} GPUs need several machines, and no network is known for "
+            f"{cluster.id}; use at most {cluster.domain_gpus} GPUs, or another cluster (wavecast clusters)"
+        )
 
 
 class _RankPlayer:
