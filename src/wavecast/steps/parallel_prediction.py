@@ -202,7 +202,8 @@ def _refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
     if cluster.network is None and strategy.gpus > cluster.domain_gpus:
         raise InvalidInput(
             f"{strategy.gpus} GPUs need several machines, and no network is known for "
-            f"{cluster.id}; use at most {cluster.domain_gpus} GPUs, or another cluster (wavecast clusters)"
+            f"{cluster.id}; use at most {cluster.domain_gpus} GPUs, or another cluster "
+            "(wavecast clusters)"
         )
 
 
