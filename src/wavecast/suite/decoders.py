@@ -1,0 +1,368 @@
+"""Language modelling: GPT and Llama of any size, as frameworks for large models build them.
+
+Weights can be stored in 16 bits beside float32 copies for the optimizer, as in Megatron and
+nanotron. Attention is fused or not, and activations can be computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from wavecast.errors import InvalidInput
+from wavecast.suite.training import Minimizer, TrainingStep
+
+RECOMPUTE = ("none", "selective", "full")
+"""Nothing, only the scores of attention, or whole blocks are computed again."""
+BETAS, DECAY = (0.9, 0.95), 0.1
+"""The settings of AdamW (Touvron et al. 2023, section 2.3)."""
+_STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The sizes of a decoder."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    gated: bool
+    """Llama's norms, positions and gated feed-forward network; GPT's otherwise."""
+    tied: bool
+    """Whether the embedding is also the output layer."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.hidden % self.heads or self.heads % self.kv_heads or self.hidden // self.heads % 2:
+            raise InvalidInput(
+                f"hidden={self.hidden} must divide into heads={self.heads} of an even size, and "
+                f"the heads into kv_heads={self.kv_heads} equal groups"
+            )
+
+
+def _step(
+    batch: int,
+    precision: str,
+    *,
+    device: str = "cuda",
+    layers: int = 24,
+    hidden: int = 2048,
+    heads: int = 16,
+    kv_heads: int | None = None,
+    ffn: int | None = None,
+    vocab: int = 50_304,
+    seq: int = 2048,
+    weights: str = "fp32",
+    recompute: str = "none",
+    fused_attention: bool = True,
+    tied: bool = True,
+    gated: bool = False,
+    learning_rate: float = 3e-4,
+) -> TrainingStep:
+    """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next words.
+
+    Args:
+        batch: sequences in a micro-batch.
+        precision: the precision of the products.
+        device: where the model is.
+        layers: transformer blocks.
+        hidden: the width of the model.
+        heads: the heads of attention.
+        kv_heads: the heads of keys and values. None for as many as `heads`.
+        ffn: the inner width of the feed-forward network. None for four times `hidden`.
+        vocab: words.
+        seq: tokens of a sequence.
+        weights: how weights are stored. In 16 bits, the optimizer has float32 copies.
+        recompute: one of `RECOMPUTE`.
+        fused_attention: whether scores stay on the chip (`F.scaled_dot_product_attention`).
+        tied: whether the embedding is also the output layer.
+        gated: Llama's block in place of GPT's.
+        learning_rate: of AdamW.
+    """
+    if recompute not in RECOMPUTE:
+        raise InvalidInput(f"recompute is {recompute!r}; it is one of {', '.join(RECOMPUTE)}")
+    if weights not in ("fp32", precision):
+        raise InvalidInput(
+            f"weights in {weights} need products in the same precision, not in {precision}; "
+            "store them as fp32, or compute in their precision"
+        )
+    sizes = DecoderShape(
+        layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, seq, gated, tied
+    )
+    with torch.device(device):
+        model = Decoder(sizes, recompute, fused_attention).to(_STORED[weights])
+    optimizer: torch.optim.Optimizer
+    if weights == "fp32":
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=DECAY, fused=True
+        )
+    else:
+        optimizer = MasterWeights(model.parameters(), learning_rate)
+    text = torch.randint(vocab, (batch, seq + 1), device=device)
+    inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = model(tokens).flatten(0, 1)
+        return F.cross_entropy(logits.float(), targets.flatten())
+
+    if isinstance(optimizer, MasterWeights):
+        return TrainingStep(model, inputs, partial(_update_copies, loss, optimizer))
+    return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device, clip_norm=1.0))
+
+
+gpt = partial(_step, gated=False)
+llama = partial(
+    _step,
+    gated=True,
+    layers=16,
+    heads=32,
+    kv_heads=8,
+    ffn=8192,
+    vocab=128_256,
+)
+
+
+def _update_copies(
+    loss: Callable[..., Tensor], optimizer: MasterWeights, *inputs: Tensor
+) -> Tensor:
+    """One optimizer step of weights that the optimizer has in float32, too."""
+    optimizer.zero_grad()
+    value = loss(*inputs)
+    (value * optimizer.scale).backward()
+    optimizer.step()
+    return value.detach()
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """AdamW on float32 copies of 16-bit weights, with gradients clipped to a norm of 1.
+
+    Gradients in bfloat16 are added to float32 ones (`main_grad`, Megatron's name for them) as soon
+    as they are made. Those in float16 are added up in float16 and widened before the update, and
+    are scaled.
+    """
+
+    def __init__(self, weights: Iterable[nn.Parameter], learning_rate: float) -> None:
+        super().__init__(weights, {"lr": learning_rate})
+        self.weights: list[nn.Parameter] = self.param_groups[0]["params"]
+        half = self.weights[0].dtype is torch.float16
+        self.scale = 2.0**16 if half else 1.0
+        for weight in self.weights:
+            self.state[weight] = {
+                "master": weight.detach().float(),
+                "exp_avg": torch.zeros_like(weight, dtype=torch.float32),
+                "exp_avg_sq": torch.zeros_like(weight, dtype=torch.float32),
+                "step": torch.zeros((), device=weight.device),
+            }
+            if half:
+                self.state[weight]["gradient"] = torch.zeros_like(weight, dtype=torch.float32)
+            else:
+                weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)  # type: ignore[attr-defined]
+                weight.register_post_accumulate_grad_hook(_widen)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the 16-bit gradients. The float32 ones are zero since the last update."""
+        for weight in self.weights:
+            weight.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Clip the gradients, update the copies, and round them to the weights."""
+        if self.scale == 1:
+            gradients = [weight.main_grad for weight in self.weights]  # type: ignore[attr-defined]
+        else:
+            gradients = self._listed("gradient")
+            torch._foreach_copy_(gradients, [weight.grad for weight in self.weights])
+            torch._foreach_mul_(gradients, 1 / self.scale)
+        norm = nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (1 / (norm + 1e-6)).clamp(max=1.0))
+        steps = self._listed("step")
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            self._listed("master"),
+            gradients,
+            self._listed("exp_avg"),
+            self._listed("exp_avg_sq"),
+            [],
+            steps,
+            lr=self.param_groups[0]["lr"],
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=DECAY,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+        torch._foreach_copy_(self.weights, self._listed("master"))
+        torch._foreach_zero_(gradients)
+
+    def _listed(self, name: str) -> list[Tensor]:
+        return [self.state[weight][name] for weight in self.weights]
+
+
+def _widen(weight: Any) -> None:
+    weight.main_grad.add_(weight.grad)
+    weight.grad = None
+
+
+class Decoder(nn.Module):
+    """Blocks of attention and a feed-forward network, each with a norm before it."""
+
+    def __init__(self, sizes: DecoderShape, recompute: str, fused_attention: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.words = nn.Embedding(sizes.vocab, sizes.hidden)
+        self.positions = None if sizes.gated else nn.Embedding(sizes.seq, sizes.hidden)
+        scores_again = recompute == "selective"
+        self.blocks = nn.ModuleList(
+            DecoderBlock(sizes, fused_attention, scores_again) for _ in range(sizes.layers)
+        )
+        self.norm = _norm(sizes)
+        self.output = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
+        if sizes.tied:
+            self.output.weight = self.words.weight
+        size = sizes.hidden // sizes.heads
+        rates = 500_000.0 ** (-torch.arange(0, size, 2) / size)
+        angles = torch.outer(torch.arange(sizes.seq).float(), rates).repeat(1, 2)
+        self.register_buffer("cos", angles.cos() if sizes.gated else None)
+        self.register_buffer("sin", angles.sin() if sizes.gated else None)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, sequence) -> logits of each next word, (batch, sequence, vocabulary)."""
+        x = self.words(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        turn = (self.cos, self.sin)
+        for block in self.blocks:
+            if self.recompute == "full":
+                x = checkpoint(block, x, turn, use_reentrant=False)
+            else:
+                x = block(x, turn)
+        return self.output(self.norm(x))
+
+
+def _norm(sizes: DecoderShape) -> nn.Module:
+    return nn.RMSNorm(sizes.hidden) if sizes.gated else nn.LayerNorm(sizes.hidden)
+
+
+Turn = tuple[Tensor | None, Tensor | None]
+
+
+class DecoderBlock(nn.Module):
+    """One block."""
+
+    def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
+        super().__init__()
+        self.attention_norm = _norm(sizes)
+        self.attention = DecoderAttention(sizes, fused, scores_again)
+        self.feed_forward_norm = _norm(sizes)
+        self.feed_forward = GatedLayers(sizes) if sizes.gated else PlainLayers(sizes)
+
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        x = x + self.attention(self.attention_norm(x), turn)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class DecoderAttention(nn.Module):
+    """Causal attention with one product for queries, keys and values."""
+
+    def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
+        super().__init__()
+        self.size = sizes.hidden // sizes.heads
+        self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
+        self.fused, self.scores_again = fused, scores_again and not fused
+        bias, narrow = not sizes.gated, sizes.kv_heads * self.size
+        self.query = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
+        self.key = nn.Linear(sizes.hidden, narrow, bias=bias)
+        self.value = nn.Linear(sizes.hidden, narrow, bias=bias)
+        self.query_rotary = Rotary() if sizes.gated else None
+        self.key_rotary = Rotary() if sizes.gated else None
+        self.project = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
+
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        query, key, value = (
+            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        if self.query_rotary is not None and self.key_rotary is not None:
+            query, key = self.query_rotary(query, turn), self.key_rotary(key, turn)
+        if self.fused:
+            shared = self.kv_heads < self.heads
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=shared
+            )
+        elif self.scores_again:
+            mixed = checkpoint(self._mixed, query, key, value, use_reentrant=False)
+        else:
+            mixed = self._mixed(query, key, value)
+        return self.project(mixed.transpose(1, 2).flatten(2))
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention whose scores are written to memory. The softmax is one kernel."""
+        if self.kv_heads < self.heads:
+            key = key.repeat_interleave(self.heads // self.kv_heads, dim=1)
+            value = value.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        scores = query @ key.transpose(-1, -2)
+        return torch.softmax(scores, dim=-1) @ value
+
+
+class Rotary(nn.Module):
+    """Rotary positions (Su et al. 2021)."""
+
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        """Rotate pairs of `x`, taken from its two halves, by the angles of their positions."""
+        cos, sin = turn
+        assert cos is not None and sin is not None
+        first, second = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+class PlainLayers(nn.Module):
+    """GPT's feed-forward network."""
+
+    def __init__(self, sizes: DecoderShape) -> None:
+        super().__init__()
+        self.up = nn.Linear(sizes.hidden, sizes.ffn)
+        self.activation = nn.GELU(approximate="tanh")
+        self.down = nn.Linear(sizes.ffn, sizes.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        return self.down(self.activation(self.up(x)))
+
+
+class GatedLayers(nn.Module):
+    """Llama's feed-forward network (SwiGLU; Shazeer 2020)."""
+
+    def __init__(self, sizes: DecoderShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.hidden, sizes.ffn, bias=False)
+        self.up = nn.Linear(sizes.hidden, sizes.ffn, bias=False)
+        self.activation = GatedSilu()
+        self.down = nn.Linear(sizes.ffn, sizes.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        return self.down(self.activation(self.gate(x), self.up(x)))
+
+
+class GatedSilu(nn.Module):
+    """The gate of SwiGLU."""
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        """SiLU of one tensor times the other."""
+        return F.silu(gate) * up
