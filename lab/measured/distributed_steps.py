@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import wavecast
+from lab.measured.deeper_traces import TRACED, deeper
 from lab.measured.fused_kernels import fused
 from wavecast.errors import UnknownName
 from wavecast.hardware.cluster import Cluster
@@ -212,9 +213,16 @@ def _network(text: str, gpus: int) -> NodeNetwork | None:
     return NodeNetwork(kind, count * int(match[2]) * 1e9 / 8, nics=count)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
 def traced(sizes: Sizes) -> Trace:
     """The trace of one micro-batch."""
+    shallow = _shallow(replace(sizes, layers=min(sizes.layers, TRACED)))
+    trace = deeper(shallow, sizes.layers) if sizes.layers > TRACED else shallow
+    return fused(trace) if sizes.fused_kernels else trace
+
+
+@functools.lru_cache(maxsize=256)
+def _shallow(sizes: Sizes) -> Trace:
     from wavecast.suite.decoders import gpt, llama
 
     make = functools.partial(
@@ -235,4 +243,4 @@ def traced(sizes: Sizes) -> Trace:
     )
     trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)
-    return fused(trace) if sizes.fused_kernels else trace
+    return trace
