@@ -180,14 +180,14 @@ class MasterWeights(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Clip the gradients, update the copies, and round them to the weights."""
+        made: list[Any]
         if self.scale == 1:
-            gradients = [weight.main_grad for weight in self.weights]  # type: ignore[attr-defined]
+            made = gradients = [weight.main_grad for weight in self.weights]  # type: ignore[attr-defined]
         else:
-            gradients = self._listed("gradient")
-            torch._foreach_copy_(gradients, [weight.grad for weight in self.weights])
-            torch._foreach_mul_(gradients, 1 / self.scale)
-        norm = nn.utils.get_total_norm(gradients)
-        torch._foreach_mul_(gradients, (1 / (norm + 1e-6)).clamp(max=1.0))
+            made, gradients = [w.grad for w in self.weights], self._listed("gradient")
+            torch._foreach_copy_(gradients, made)
+        norm = nn.utils.get_total_norm(made) / self.scale
+        torch._foreach_mul_(gradients, (1 / (norm + 1e-6)).clamp(max=1.0) / self.scale)
         steps = self._listed("step")
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(
@@ -206,7 +206,8 @@ class MasterWeights(torch.optim.Optimizer):
             maximize=False,
         )
         torch._foreach_copy_(self.weights, self._listed("master"))
-        torch._foreach_zero_(gradients)
+        if self.scale == 1:
+            torch._foreach_zero_(gradients)
 
     def _listed(self, name: str) -> list[Tensor]:
         return [self.state[weight][name] for weight in self.weights]
