@@ -14,7 +14,7 @@ from typing import Any
 
 import wavecast
 from lab.measured.deeper_traces import TRACED, deeper
-from lab.measured.fused_kernels import fused
+from lab.measured.fused_kernels import fused, sequence_first
 from wavecast.errors import UnknownName
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import usual_cluster
@@ -218,6 +218,8 @@ def traced(sizes: Sizes) -> Trace:
     """The trace of one micro-batch."""
     shallow = _shallow(replace(sizes, layers=min(sizes.layers, TRACED)))
     trace = deeper(shallow, sizes.layers) if sizes.layers > TRACED else shallow
+    if not sizes.fused_attention:
+        trace = sequence_first(trace)
     return fused(trace) if sizes.fused_kernels else trace
 
 
@@ -240,6 +242,7 @@ def _shallow(sizes: Sizes) -> Trace:
         recompute=sizes.recompute,
         fused_attention=sizes.fused_attention,
         tied=not sizes.gated,
+        dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
     )
     trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)

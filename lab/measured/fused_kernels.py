@@ -11,7 +11,9 @@ from dataclasses import replace
 from itertools import groupby
 
 from wavecast import ops
-from wavecast.traces.step import Call, Op, TensorSpec, Trace
+from wavecast.parallel.editing import Edit
+from wavecast.traces.recomputed import recomputed
+from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 FUSED = ("query_rotary", "key_rotary", "activation")
 """The modules of `wavecast.suite.decoders` that are one kernel there."""
@@ -31,6 +33,29 @@ def fused(trace: Trace) -> Trace:
             calls.extend(run)
     kept = tuple(a for a in trace.allocations if a.born is None and a.freed is None)
     return replace(trace, calls=tuple(calls), allocations=kept)
+
+
+def sequence_first(trace: Trace) -> Trace:
+    """The trace without the copies that attention makes because the batch comes first.
+
+    In Megatron's layout the position comes first, and the products of unfused attention read views.
+    The last copy of each forward pass joins the heads, and is made in both layouts.
+    """
+    again = recomputed(trace.calls)
+    edit = Edit(trace)
+    copies: list[int] = []
+    for position, call in enumerate(trace):
+        if not call.module.endswith(".attention"):
+            continue
+        forward = call.phase is Phase.FORWARD or position in again
+        if call.op.base == "aten.clone" and forward:
+            copies.append(position)
+        elif call.op.base == "aten.bmm" and forward:
+            for copy in copies:
+                op = trace.calls[copy].op
+                edit.replace_op(copy, Op("aten.view", op.inputs, op.outputs))
+            copies = []
+    return edit.made()
 
 
 def _joined(run: list[Call]) -> Iterator[Call]:

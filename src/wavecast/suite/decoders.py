@@ -41,6 +41,8 @@ class DecoderShape:
     """Llama's norms, positions and gated feed-forward network; GPT's otherwise."""
     tied: bool
     """Whether the embedding is also the output layer."""
+    dropout: float
+    """The share of attention's scores that is dropped, where it is not fused."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
@@ -70,6 +72,7 @@ def _step(
     fused_attention: bool = True,
     tied: bool = True,
     gated: bool = False,
+    dropout: float = 0.0,
     learning_rate: float = 3e-4,
 ) -> TrainingStep:
     """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next words.
@@ -90,6 +93,7 @@ def _step(
         fused_attention: whether scores stay on the chip (`F.scaled_dot_product_attention`).
         tied: whether the embedding is also the output layer.
         gated: Llama's block in place of GPT's.
+        dropout: the share of scores that is dropped, where attention is not fused.
         learning_rate: of AdamW.
     """
     if recompute not in RECOMPUTE:
@@ -100,7 +104,7 @@ def _step(
             "store them as fp32, or compute in their precision"
         )
     sizes = DecoderShape(
-        layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, seq, gated, tied
+        layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, seq, gated, tied, dropout
     )
     with torch.device(device):
         model = Decoder(sizes, recompute, fused_attention).to(_STORED[weights])
@@ -278,27 +282,38 @@ class DecoderBlock(nn.Module):
 
 
 class DecoderAttention(nn.Module):
-    """Causal attention with one product for queries, keys and values."""
+    """Causal attention. GPT has one product for queries, keys and values, ordered by heads."""
 
     def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
         super().__init__()
         self.size = sizes.hidden // sizes.heads
         self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
         self.fused, self.scores_again = fused, scores_again and not fused
+        self.dropout = sizes.dropout
+        self.joint = not sizes.gated and sizes.kv_heads == sizes.heads
         bias, narrow = not sizes.gated, sizes.kv_heads * self.size
-        self.query = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
-        self.key = nn.Linear(sizes.hidden, narrow, bias=bias)
-        self.value = nn.Linear(sizes.hidden, narrow, bias=bias)
+        if self.joint:
+            self.query_key_value = nn.Linear(sizes.hidden, 3 * sizes.hidden, bias=bias)
+        else:
+            self.query = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
+            self.key = nn.Linear(sizes.hidden, narrow, bias=bias)
+            self.value = nn.Linear(sizes.hidden, narrow, bias=bias)
         self.query_rotary = Rotary() if sizes.gated else None
         self.key_rotary = Rotary() if sizes.gated else None
         self.project = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
 
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, (batch, heads, sequence, size) each."""
+        if self.joint:
+            parts = self.query_key_value(x).unflatten(-1, (self.heads, -1)).chunk(3, dim=-1)
+        else:
+            layers = (self.query, self.key, self.value)
+            parts = tuple(layer(x).unflatten(-1, (-1, self.size)) for layer in layers)
+        return [part.transpose(1, 2) for part in parts]
+
     def forward(self, x: Tensor, turn: Turn) -> Tensor:
         """(batch, sequence, width) -> the same."""
-        query, key, value = (
-            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
+        query, key, value = self._parts(x)
         if self.query_rotary is not None and self.key_rotary is not None:
             query, key = self.query_rotary(query, turn), self.key_rotary(key, turn)
         if self.fused:
@@ -317,8 +332,8 @@ class DecoderAttention(nn.Module):
         if self.kv_heads < self.heads:
             key = key.repeat_interleave(self.heads // self.kv_heads, dim=1)
             value = value.repeat_interleave(self.heads // self.kv_heads, dim=1)
-        scores = query @ key.transpose(-1, -2)
-        return torch.softmax(scores, dim=-1) @ value
+        chances = torch.softmax(query @ key.transpose(-1, -2), dim=-1)
+        return F.dropout(chances, self.dropout, self.training) @ value
 
 
 class Rotary(nn.Module):
