@@ -88,9 +88,7 @@ def _copy(
         calls.append(named(trace.calls[position]))
 
 
-def _lengthened(
-    weights: list[Allocation], middle: str, layers: int
-) -> Callable[[Op], Op]:
+def _lengthened(weights: list[Allocation], middle: str, layers: int) -> Callable[[Op], Op]:
     """A function that lengthens the lists of an optimizer's op."""
     count = len(weights)
     inner = [i for i, weight in enumerate(weights) if _within(weight.module, middle)]
@@ -99,9 +97,7 @@ def _lengthened(
 
     def lists(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         if len(tensors) < count:
-            return tuple(
-                replace(t, shape=(total,)) if t.shape == (count,) else t for t in tensors
-            )
+            return tuple(replace(t, shape=(total,)) if t.shape == (count,) else t for t in tensors)
         longer: list[TensorSpec] = []
         listed = len(tensors) // count * count  # a scalar for all of them may follow
         for k in range(0, listed, count):
@@ -141,12 +137,10 @@ def _memory(
             held.append(allocation)
         module = _renamed(allocation.module, last, f".{blocks}.{layers - 1}")
         memory.append(replace(allocation, module=module))
-    return tuple([*memory, *_repeated(held, middle, copies, blocks)])
+    return (*memory, *_repeated(held, middle, copies, blocks))
 
 
-def _repeated(
-    held: list[Allocation], middle: str, copies: range, blocks: str
-) -> list[Allocation]:
+def _repeated(held: list[Allocation], middle: str, copies: range, blocks: str) -> list[Allocation]:
     return [
         replace(a, module=_renamed(a.module, middle, f".{blocks}.{block}"))
         for block in copies

@@ -14,7 +14,7 @@ from typing import Any
 
 import wavecast
 from lab.measured.deeper_traces import TRACED, deeper
-from lab.measured.fused_kernels import fused, sequence_first
+from lab.measured.fused_kernels import ROTARY, fused, sequence_first
 from wavecast.errors import UnknownName
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import usual_cluster
@@ -26,6 +26,8 @@ from wavecast.traces.step import Trace
 
 NEVER_OVERLAPS = ("Megatron-DeepSpeed", "Megatron-LM")
 """Frameworks that reduce gradients only when the backward pass has ended."""
+TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge")
+"""Frameworks on NVIDIA's Transformer Engine."""
 _WHOLE = 1 << 50
 """The size of a bucket that holds all gradients."""
 _GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
@@ -59,7 +61,8 @@ class Sizes:
     precision: str
     recompute: str
     fused_attention: bool
-    fused_kernels: bool
+    fused_kernels: tuple[str, ...]
+    """The modules that run as one kernel."""
     gpu: str
     """The GPU, or another one with the same attention kernels."""
 
@@ -105,30 +108,29 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
 
 
 def _refuse(row: Mapping[str, Any]) -> None:
-    if "TPU" in str(row["gpu"]):
-        raise NotRebuilt("a TPU")
-    if "JAX" in str(row["framework"]):
-        raise NotRebuilt("JAX")
-    if row["step_s"] is None:
-        raise NotRebuilt("no step time")
-    if row["layers"] is None or row["hidden"] is None:
-        raise NotRebuilt("the model's sizes are not stated, or it is no decoder")
-    if row["precision"] not in _STORED:
-        raise NotRebuilt("products in 8 or 4 bits")
-    if (row["n_experts"] or 1) > 1:
-        raise NotRebuilt("a mixture of experts")
-    if row["task"] == "lora":
-        raise NotRebuilt("LoRA")
-    if (row["cp"] or 1) > 1:
-        raise NotRebuilt("context parallelism")
-    if row["strategy"] == "unknown" or row["dp"] is None:
-        raise NotRebuilt("the strategy is not stated")
-    if row["micro_batch"] is None or row["grad_accum"] is None:
-        raise NotRebuilt("the micro-batch is not stated")
+    reasons = {
+        "a TPU": "TPU" in str(row["gpu"]),
+        "JAX": "JAX" in str(row["framework"]),
+        "no step time": row["step_s"] is None,
+        "no decoder, or its sizes are not stated": any(
+            row[name] is None for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq_len")
+        ),
+        "products in 8 or 4 bits": row["precision"] not in _STORED,
+        "a mixture of experts": (row["n_experts"] or 1) > 1,
+        "LoRA": row["task"] == "lora",
+        "context parallelism": (row["cp"] or 1) > 1,
+        "the strategy is not stated": row["strategy"] == "unknown" or row["dp"] is None,
+        "the micro-batch is not stated": row["micro_batch"] is None or row["grad_accum"] is None,
+        "offloading to the host": row["offload"] not in (None, "none"),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise NotRebuilt(reason)
     if row["micro_batch"] < 1 or row["grad_accum"] % 1:
         raise NotRebuilt("the micro-batch is not a whole number")
-    if row["offload"] not in (None, "none"):
-        raise NotRebuilt("offloading to the host")
+    batch = row["dp"] * row["micro_batch"] * row["grad_accum"]
+    if row["global_batch"] is not None and row["global_batch"] != batch:
+        raise NotRebuilt("the micro-batches do not add up to the global batch")
 
 
 def _gpu(name: str) -> Device:
@@ -160,9 +162,29 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         precision=_STORED[row["precision"]],
         recompute=str(row["activation_checkpointing"] or "none"),
         fused_attention=bool(row["flash_attention"]),
-        fused_kernels=gated and row["compile"] is not False or "nanotron" in str(row["framework"]),
-        gpu="h100-sxm-80gb" if gpu.id.startswith(("h", "b", "gb")) else gpu.id,
+        fused_kernels=_fused_kernels(row) if gated else (),
+        gpu=_traced_gpu(row, gpu),
     )
+
+
+def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
+    framework = str(row["framework"])
+    if framework.startswith(TRANSFORMER_ENGINE) or row["compile"]:
+        return (*ROTARY, "activation")
+    return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
+
+
+def _traced_gpu(row: Mapping[str, Any], gpu: Device) -> str:
+    """The GPU for whose kernels to trace.
+
+    Transformer Engine takes cuDNN's attention on Hopper and later. The others have FlashAttention
+    2, whose kernels are those of Ampere.
+    """
+    if not gpu.id.startswith(("h", "b", "gb")):
+        return gpu.id
+    is_newest = str(row["framework"]).startswith(TRANSFORMER_ENGINE)
+    return "h100-sxm-80gb" if is_newest else "a100-sxm-80gb"
 
 
 def _strategy(row: Mapping[str, Any]) -> Parallel:
@@ -220,7 +242,7 @@ def traced(sizes: Sizes) -> Trace:
     trace = deeper(shallow, sizes.layers) if sizes.layers > TRACED else shallow
     if not sizes.fused_attention:
         trace = sequence_first(trace)
-    return fused(trace) if sizes.fused_kernels else trace
+    return fused(trace, sizes.fused_kernels) if sizes.fused_kernels else trace
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,19 +15,19 @@ from wavecast.parallel.editing import Edit
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
-FUSED = ("query_rotary", "key_rotary", "activation")
-"""The modules of `wavecast.suite.decoders` that are one kernel there."""
+ROTARY = ("query_rotary", "key_rotary")
+"""The modules of `wavecast.suite.decoders` that rotate."""
 
 
-def fused(trace: Trace) -> Trace:
-    """The trace with one call in place of the kernels of each of these modules.
+def fused(trace: Trace, names: tuple[str, ...]) -> Trace:
+    """The trace with one call in place of the kernels of each module with one of these names.
 
     Only memory that is kept from step to step stays, since positions change.
     """
     calls: list[Call] = []
     for (module, _), group in groupby(trace, key=lambda call: (call.module, call.phase)):
         run = list(group)
-        if module.rpartition(".")[2] in FUSED:
+        if module.rpartition(".")[2] in names:
             calls.extend(_joined(run))
         else:
             calls.extend(run)
@@ -46,6 +46,7 @@ def sequence_first(trace: Trace) -> Trace:
     copies: list[int] = []
     for position, call in enumerate(trace):
         if not call.module.endswith(".attention"):
+            copies = []
             continue
         forward = call.phase is Phase.FORWARD or position in again
         if call.op.base == "aten.clone" and forward:

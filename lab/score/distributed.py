@@ -53,8 +53,9 @@ class ScoredStep:
 class PublishedSteps:
     """Predicts rows, with one predictor for each cluster."""
 
-    def __init__(self, rates: Mapping[tuple[str, str], float]) -> None:
+    def __init__(self, rates: Mapping[tuple[str, str], float], host_factor: float = 1.0) -> None:
         self._rates = rates
+        self._host = REFERENCE_HOST.scaled(host_factor)
         self._predictors: dict[tuple[Device, Cluster], ClusterPredictor] = {}
 
     def score(self, row: Mapping[str, Any]) -> ScoredStep:
@@ -71,7 +72,7 @@ class PublishedSteps:
             )
         try:
             prediction = predict_parallel(
-                step.trace, step.strategy, self._predictors[key], REFERENCE_HOST
+                step.trace, step.strategy, self._predictors[key], self._host
             )
         except WavecastError as error:
             raise NotRebuilt(str(error).split(";")[0]) from error
@@ -109,9 +110,7 @@ def chosen_rows(rows: Sequence[dict[str, Any]], count: int | None) -> list[dict[
     for row in rows:
         by_source[str(row["source"]) + str((row["n_gpu"] or 0) > 8)].append(row)
     drawn = random.Random(SEED)
-    return [
-        row for own in by_source.values() for row in drawn.sample(own, min(count, len(own)))
-    ]
+    return [row for own in by_source.values() for row in drawn.sample(own, min(count, len(own)))]
 
 
 def group_of(row: Mapping[str, Any]) -> str:
@@ -181,12 +180,16 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     needs.add_data(parser, "distributed")
     parser.add_argument("--rows", type=int, help="at most so many rows of each source")
-    parser.add_argument("--source", default="", help="only sources with this in their name")
+    parser.add_argument("--source", default="", help="only sources with one of these, by commas")
+    parser.add_argument("--host-factor", type=float, default=1.0, help="how slow the hosts are")
     parser.add_argument("--save", type=Path, help="write each row's times to a CSV file")
     args = parser.parse_args(given)
     every = read_rows(args.data / "distributed" / "steps.parquet")
-    steps = PublishedSteps(usual_rates(every))
-    chosen = chosen_rows([row for row in every if args.source in row["source"]], args.rows)
+    steps = PublishedSteps(usual_rates(every), args.host_factor)
+    chosen = chosen_rows(
+        [row for row in every if any(name in row["source"] for name in args.source.split(","))],
+        args.rows,
+    )
     chosen.sort(key=lambda row: (row["source"], str(row["model"]), row["micro_batch"] or 0))
     scored: list[ScoredStep] = []
     reasons: dict[str, Counter[str]] = defaultdict(Counter)

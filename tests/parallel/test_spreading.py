@@ -141,3 +141,13 @@ def test_the_first_bucket_is_small() -> None:
     filled = buckets(ready, 25 << 20, first_bytes=1000)
     assert len(filled[0]) < len(ready)
     assert [g for bucket in filled for g in bucket] == ready
+
+
+def test_later_micro_batches_add_their_gradients() -> None:
+    trace = _step()
+    made = [a for a in trace.allocations if a.role is Role.GRADIENT and a.born is not None]
+    once = spread(trace, Parallel()).groups[0].parts[0].plain
+    several = spread(trace, Parallel(microbatches=4)).groups[0].parts[0].plain
+    added = [call.op for call in several if call.op.name == "aten.add_.Tensor"]
+    assert len(several) == len(once) + len(made)
+    assert sum(op.outputs[0].nbytes for op in added) >= sum(a.nbytes for a in made)

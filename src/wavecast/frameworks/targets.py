@@ -21,6 +21,7 @@ from wavecast.errors import (
     WavecastError,
     needing_extra,
 )
+from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.reading import open_file
@@ -89,6 +90,8 @@ def resolve(
         raise InvalidInput(f"{text} names a file but no function; write {text}:make_step")
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
+    if is_decoder(text, options):
+        return _decoder(text, batch or 1, precision or "fp32", options)
     return _suite_model(text, batch, precision or "fp32")
 
 
@@ -97,7 +100,11 @@ def _check(text: str, batch: int | None, precision: str | None, options: ModelOp
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if precision is not None and precision not in suite.PRECISIONS:
         raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
-    if options.given() and not text.startswith("hf:"):
+    is_sized = is_decoder(text, options)
+    if options.sizes() and not is_sized:
+        sizes = ", ".join(ModelOptions(**options.sizes()).given())
+        raise InvalidInput(f"{sizes}: only for decoders of any size (gpt, llama), not for {text}")
+    if options.given() and not is_sized and not text.startswith("hf:"):
         raise InvalidInput(
             f"{', '.join(options.given())}: only for Hugging Face models (hf:NAME), not for {text}"
         )
@@ -197,6 +204,21 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
         text=model.name,
         batch=size,
         precision=precision,
+    )
+
+
+def _decoder(text: str, batch: int, precision: str, options: ModelOptions) -> Target:
+    """GPT or Llama of the given sizes."""
+    decoder = decoder_of(text, batch, precision, options)
+    return Target(
+        f"{decoder.title}, batch {batch}, {precision}",
+        make_step=decoder.make_step,
+        samples=batch * decoder.seq,
+        unit="tokens",
+        text=text,
+        batch=batch,
+        precision=precision,
+        options=options,
     )
 
 

@@ -104,7 +104,16 @@ def _step(
             "store them as fp32, or compute in their precision"
         )
     sizes = DecoderShape(
-        layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, seq, gated, tied, dropout
+        layers,
+        hidden,
+        heads,
+        kv_heads or heads,
+        ffn or 4 * hidden,
+        vocab,
+        seq,
+        gated,
+        tied,
+        dropout,
     )
     with torch.device(device):
         model = Decoder(sizes, recompute, fused_attention).to(_STORED[weights])
@@ -342,7 +351,8 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor, turn: Turn) -> Tensor:
         """Rotate pairs of `x`, taken from its two halves, by the angles of their positions."""
         cos, sin = turn
-        assert cos is not None and sin is not None
+        assert cos is not None
+        assert sin is not None
         first, second = x.chunk(2, dim=-1)
         return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
