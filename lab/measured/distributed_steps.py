@@ -160,11 +160,17 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         seq=int(row["seq_len"]),
         micro_batch=int(row["micro_batch"]),
         precision=_STORED[row["precision"]],
-        recompute=str(row["activation_checkpointing"] or "none"),
+        recompute=_recompute(row),
         fused_attention=bool(row["flash_attention"]),
         fused_kernels=_fused_kernels(row) if gated else (),
         gpu=_traced_gpu(row, gpu),
     )
+
+
+def _recompute(row: Mapping[str, Any]) -> str:
+    """What is computed again. Beside FSDP, `selective` is torchtitan's rule, else Megatron's."""
+    stated = str(row["activation_checkpointing"] or "none")
+    return "alternate" if stated == "selective" and "FSDP" in str(row["framework"]) else stated
 
 
 def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:

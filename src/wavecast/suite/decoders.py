@@ -14,13 +14,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from wavecast.errors import InvalidInput
 from wavecast.suite.training import Minimizer, TrainingStep
 
-RECOMPUTE = ("none", "selective", "full")
-"""Nothing, only the scores of attention, or whole blocks are computed again."""
+RECOMPUTE = ("none", "selective", "alternate", "full")
+"""Nothing, only the scores of attention, all but fused attention and every second product (as in
+torchtitan), or whole blocks are computed again."""
 BETAS, DECAY = (0.9, 0.95), 0.1
 """The settings of AdamW (Touvron et al. 2023, section 2.3)."""
 _STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -262,9 +267,28 @@ class Decoder(nn.Module):
         for block in self.blocks:
             if self.recompute == "full":
                 x = checkpoint(block, x, turn, use_reentrant=False)
+            elif self.recompute == "alternate":
+                contexts = partial(create_selective_checkpoint_contexts, _EverySecond())
+                x = checkpoint(block, x, turn, use_reentrant=False, context_fn=contexts)
             else:
                 x = block(x, turn)
         return self.output(self.norm(x))
+
+
+class _EverySecond:
+    """torchtitan's policy: keep the results of attention and of every second product."""
+
+    def __init__(self) -> None:
+        self.products = {False: 0, True: 0}
+
+    def __call__(self, context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        name = op.overloadpacket.__name__
+        if name in ("mm", "addmm"):
+            self.products[context.is_recompute] += 1
+            kept = self.products[context.is_recompute] % 2 == 1
+        else:
+            kept = "scaled_dot_product" in name
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _norm(sizes: DecoderShape) -> nn.Module:
