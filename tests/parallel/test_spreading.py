@@ -9,12 +9,14 @@ import pytest
 import torch
 from parallel_steps import small_gpt2_step
 
+import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.footprint.parallel_memory import fullest_rank
 from wavecast.parallel.gradients import buckets, gradients, parameters
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.suite.decoders import gpt
 from wavecast.traces.step import Call, Measurement, Phase, Role, Trace
 
 
@@ -151,3 +153,20 @@ def test_later_micro_batches_add_their_gradients() -> None:
     added = [call.op for call in several if call.op.name == "aten.add_.Tensor"]
     assert len(several) == len(once) + len(made)
     assert sum(op.outputs[0].nbytes for op in added) >= sum(a.nbytes for a in made)
+
+
+def test_weights_in_16_bits_are_gathered_once_and_their_wide_gradients_reduced() -> None:
+    small = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+    trace = wavecast.trace(lambda: gpt(2, "bf16", weights="bf16", **small))
+    assert isinstance(trace, Trace)
+    weights = sum(a.nbytes for a in trace.allocations if a.role is Role.PARAMETER)
+
+    def moved(strategy: Parallel, name: str, end: str) -> int:
+        last = spread(trace, strategy).groups[0].parts[0].last
+        ops = [call.op for call in last if call.op.name == name]
+        return sum(getattr(op, end)[0].nbytes for op in ops)
+
+    assert moved(Parallel(data=4), "nccl.all_reduce", "inputs") == 2 * weights
+    block = Parallel(data=4, shard=3, reshard=False)
+    assert moved(block, "nccl.all_gather", "outputs") == pytest.approx(weights, rel=0.01)
+    assert moved(block, "nccl.reduce_scatter", "inputs") == pytest.approx(2 * weights, rel=0.01)

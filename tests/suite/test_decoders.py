@@ -10,7 +10,7 @@ import torch
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.tracing import trace
-from wavecast.suite.decoders import gpt, llama
+from wavecast.suite.decoders import RECOMPUTE, gpt, llama
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Phase, Role, Trace
 
@@ -34,13 +34,21 @@ def test_a_decoder_learns(make: Any, weights: str) -> None:
 
 def test_recomputing_changes_no_result() -> None:
     results = []
-    for recompute in ("none", "selective", "full"):
+    for recompute in RECOMPUTE:
         torch.manual_seed(0)
         options = {"recompute": recompute, "fused_attention": False}
         step = gpt(2, "fp32", device="cpu", **SMALL, **options)
         results.append([float(step()) for _ in range(2)])
-    assert results[0] == pytest.approx(results[1])
-    assert results[0] == pytest.approx(results[2])
+    assert all(result == pytest.approx(results[0]) for result in results)
+
+
+def test_torchtitans_recomputation_repeats_half_of_the_products() -> None:
+    def products(recompute: str) -> int:
+        calls = _traced(llama, kv_heads=2, ffn=48, weights="bf16", recompute=recompute).calls
+        return sum(c.op.base == "aten.mm" and c.phase is Phase.BACKWARD for c in calls)
+
+    none, half, full = (products(name) for name in ("none", "alternate", "full"))
+    assert half - none == pytest.approx((full - none) / 2)
 
 
 def test_weights_in_16_bits_have_float32_copies_and_gradients() -> None:
@@ -67,7 +75,7 @@ def test_full_recomputation_repeats_the_blocks() -> None:
     ("options", "message"),
     [
         ({"heads": 5}, "must divide into heads=5"),
-        ({"recompute": "some"}, "one of none, selective, full"),
+        ({"recompute": "some"}, "one of none, selective, alternate, full"),
         ({"weights": "fp16"}, "need products in the same precision"),
         ({"layers": 0}, "layers must be at least 1"),
     ],
