@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
@@ -37,7 +38,7 @@ def deeper(trace: Trace, layers: int, blocks: str = "blocks") -> Trace:
     backward = _stretch(trace, Phase.BACKWARD, middle, f".{blocks}.0")
     copies = range(2, layers - 1)
 
-    def named(call: Call, block: int) -> Call:
+    def named(block: int, call: Call) -> Call:
         return replace(call, module=_renamed(call.module, middle, f".{blocks}.{block}"))
 
     def moved(call: Call) -> Call:
@@ -50,10 +51,10 @@ def deeper(trace: Trace, layers: int, blocks: str = "blocks") -> Trace:
     for position, call in enumerate(trace):
         if position == forward.end:
             for block in copies:
-                _copy(calls, at, trace, forward, lambda c, b=block: named(c, b))
+                _copy(calls, at, trace, forward, partial(named, block))
         if position == backward.begin:
             for block in reversed(copies):
-                _copy(calls, at, trace, backward, lambda c, b=block: named(c, b))
+                _copy(calls, at, trace, backward, partial(named, block))
         at.setdefault(position, []).append(len(calls))
         later = call.phase in (Phase.OPTIMIZER, Phase.OTHER)
         calls.append(replace(call, op=lengthen(call.op)) if later else moved(call))

@@ -118,7 +118,6 @@ def _refuse(row: Mapping[str, Any]) -> None:
         "products in 8 or 4 bits": row["precision"] not in _STORED,
         "a mixture of experts": (row["n_experts"] or 1) > 1,
         "LoRA": row["task"] == "lora",
-        "context parallelism": (row["cp"] or 1) > 1,
         "the strategy is not stated": row["strategy"] == "unknown" or row["dp"] is None,
         "the micro-batch is not stated": row["micro_batch"] is None or row["grad_accum"] is None,
         "offloading to the host": row["offload"] not in (None, "none"),
@@ -195,8 +194,8 @@ def _traced_gpu(row: Mapping[str, Any], gpu: Device) -> str:
 
 def _strategy(row: Mapping[str, Any]) -> Parallel:
     tensor, pipeline = int(row["tp"] or 1), int(row["pp"] or 1)
-    data = int(row["dp"])
-    if data * tensor * pipeline != row["n_gpu"]:
+    data, context = int(row["dp"]), int(row["cp"] or 1)
+    if data * tensor * pipeline * context != row["n_gpu"]:
         raise NotRebuilt("the parallel sizes do not multiply to the GPUs")
     stage = row["zero_stage"]
     shard = 3 if stage == "hybrid" else int(stage or 0)
@@ -212,6 +211,7 @@ def _strategy(row: Mapping[str, Any]) -> Parallel:
         shard=shard if data > 1 else 0,
         shard_group=group if shard and data > 1 and group and data % group == 0 else None,
         tensor=tensor,
+        context=context,
         sequence=tensor > 1 and bool(usual if stated is None else stated),
         pipeline=pipeline,
         virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,

@@ -61,7 +61,7 @@ def test_a_row_gives_the_model_the_strategy_and_the_cluster() -> None:
     [
         ({"gpu": "TPU-v4"}, "a TPU"),
         ({"precision": "fp8"}, "8 or 4 bits"),
-        ({"cp": 2}, "context parallelism"),
+        ({"cp": 2}, "do not multiply to the GPUs"),
         ({"micro_batch": None}, "micro-batch is not stated"),
         ({"global_batch": 32}, "do not add up to the global batch"),
         ({"n_gpu": 4}, "do not multiply to the GPUs"),

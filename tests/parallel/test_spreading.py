@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ def test_later_micro_batches_add_their_gradients() -> None:
 
 
 def test_weights_in_16_bits_are_gathered_once_and_their_wide_gradients_reduced() -> None:
-    small = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+    small: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
     trace = wavecast.trace(lambda: gpt(2, "bf16", weights="bf16", **small))
     assert isinstance(trace, Trace)
     weights = sum(a.nbytes for a in trace.allocations if a.role is Role.PARAMETER)

@@ -36,7 +36,7 @@ def test_recomputing_changes_no_result() -> None:
     results = []
     for recompute in RECOMPUTE:
         torch.manual_seed(0)
-        options = {"recompute": recompute, "fused_attention": False}
+        options: dict[str, Any] = {"recompute": recompute, "fused_attention": False}
         step = gpt(2, "fp32", device="cpu", **SMALL, **options)
         results.append([float(step()) for _ in range(2)])
     assert all(result == pytest.approx(results[0]) for result in results)

@@ -50,7 +50,7 @@ def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> 
     def make_step() -> Callable[[], Any]:
         with needing_extra("tracing"):
             from wavecast.suite import decoders
-        make = decoders.gpt if text == "gpt" else decoders.llama
+        make: Callable[..., Callable[[], Any]] = decoders.gpt if text == "gpt" else decoders.llama
         recompute = "full" if options.checkpointing else "none"
         return make(
             batch, precision, seq=seq, weights=weights, recompute=recompute, **options.sizes()

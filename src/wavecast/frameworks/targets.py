@@ -102,7 +102,7 @@ def _check(text: str, batch: int | None, precision: str | None, options: ModelOp
         raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
     is_sized = is_decoder(text, options)
     if options.sizes() and not is_sized:
-        sizes = ", ".join(ModelOptions(**options.sizes()).given())
+        sizes = ", ".join("--" + name.replace("_", "-") for name in options.sizes())
         raise InvalidInput(f"{sizes}: only for decoders of any size (gpt, llama), not for {text}")
     if options.given() and not is_sized and not text.startswith("hf:"):
         raise InvalidInput(

@@ -187,7 +187,7 @@ class MasterWeights(torch.optim.Optimizer):
             if half:
                 self.state[weight]["gradient"] = torch.zeros_like(weight, dtype=torch.float32)
             else:
-                weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)  # type: ignore[attr-defined]
+                weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
                 weight.register_post_accumulate_grad_hook(_widen)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -195,12 +195,15 @@ class MasterWeights(torch.optim.Optimizer):
         for weight in self.weights:
             weight.grad = None
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """Clip the gradients, update the copies, and round them to the weights."""
+        with torch.no_grad():
+            self._update()
+
+    def _update(self) -> None:
         made: list[Any]
         if self.scale == 1:
-            made = gradients = [weight.main_grad for weight in self.weights]  # type: ignore[attr-defined]
+            made = gradients = [weight.main_grad for weight in self.weights]
         else:
             made, gradients = [w.grad for w in self.weights], self._listed("gradient")
             torch._foreach_copy_(gradients, made)
