@@ -66,9 +66,9 @@ def test_full_recomputation_repeats_the_blocks() -> None:
     kept, again = _traced(gpt), _traced(gpt, recompute="full")
     assert not recomputed(kept.calls)
     modules = {again.calls[position].module for position in recomputed(again.calls)}
-    assert {f"Decoder.blocks.{i}.feed_forward.up" for i in range(2)} <= modules
+    assert {f"SizedDecoder.blocks.{i}.feed_forward.up" for i in range(2)} <= modules
     assert all(again.calls[p].phase is Phase.BACKWARD for p in recomputed(again.calls))
-    assert not any(name in ("Decoder.words", "Decoder.norm") for name in modules)
+    assert not any(name in ("SizedDecoder.words", "SizedDecoder.norm") for name in modules)
 
 
 @pytest.mark.parametrize(

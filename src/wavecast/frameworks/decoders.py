@@ -14,12 +14,15 @@ _TAKEN = {"--seq", "--weights", "--checkpointing", *("--" + s.replace("_", "-") 
 
 
 @dataclass(frozen=True)
-class SizedDecoder:
+class DecoderTarget:
     """A decoder to trace."""
 
-    title: str
-    seq: int
-    """Tokens of a sequence."""
+    name: str
+    batch: int
+    """Sequences."""
+    precision: str
+    samples: int
+    """Tokens of the batch."""
     make_step: Callable[[], Callable[[], Any]]
 
 
@@ -31,7 +34,7 @@ def is_decoder(text: str, options: ModelOptions) -> bool:
     return text == "gpt" or (text == "llama" and bool(options.sizes()))
 
 
-def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> SizedDecoder:
+def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> DecoderTarget:
     """The decoder that a target and its options describe.
 
     Raises:
@@ -57,4 +60,6 @@ def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> 
         )
 
     chosen = ", ".join(f"{name} {value}" for name, value in options.sizes().items())
-    return SizedDecoder(f"{text} ({chosen})" if chosen else text, seq, make_step)
+    name = f"{text} ({chosen})" if chosen else text
+    title = f"{name}, batch {batch}, {precision}"
+    return DecoderTarget(title, batch, precision, batch * seq, make_step)

@@ -91,7 +91,8 @@ def resolve(
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
     if is_decoder(text, options):
-        return _decoder(text, batch or 1, precision or "fp32", options)
+        decoder = decoder_of(text, batch or 1, precision or "fp32", options)
+        return Target(**vars(decoder), unit="tokens", text=text, options=options)
     return _suite_model(text, batch, precision or "fp32")
 
 
@@ -100,11 +101,10 @@ def _check(text: str, batch: int | None, precision: str | None, options: ModelOp
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if precision is not None and precision not in suite.PRECISIONS:
         raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
-    is_sized = is_decoder(text, options)
-    if options.sizes() and not is_sized:
-        sizes = ", ".join("--" + name.replace("_", "-") for name in options.sizes())
-        raise InvalidInput(f"{sizes}: only for decoders of any size (gpt, llama), not for {text}")
-    if options.given() and not is_sized and not text.startswith("hf:"):
+    if is_decoder(text, options):
+        return
+    options.refuse_sizes(text)
+    if options.given() and not text.startswith("hf:"):
         raise InvalidInput(
             f"{', '.join(options.given())}: only for Hugging Face models (hf:NAME), not for {text}"
         )
@@ -204,21 +204,6 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
         text=model.name,
         batch=size,
         precision=precision,
-    )
-
-
-def _decoder(text: str, batch: int, precision: str, options: ModelOptions) -> Target:
-    """GPT or Llama of the given sizes."""
-    decoder = decoder_of(text, batch, precision, options)
-    return Target(
-        f"{decoder.title}, batch {batch}, {precision}",
-        make_step=decoder.make_step,
-        samples=batch * decoder.seq,
-        unit="tokens",
-        text=text,
-        batch=batch,
-        precision=precision,
-        options=options,
     )
 
 

@@ -6,7 +6,7 @@ nanotron. Attention is fused or not, and activations can be computed again in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,13 +21,12 @@ from torch.utils.checkpoint import (
 )
 
 from wavecast.errors import InvalidInput
+from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
 from wavecast.suite.training import Minimizer, TrainingStep
 
 RECOMPUTE = ("none", "selective", "alternate", "full")
 """Nothing, only the scores of attention, all but fused attention and every second product (as in
 torchtitan), or whole blocks are computed again."""
-BETAS, DECAY = (0.9, 0.95), 0.1
-"""The settings of AdamW (Touvron et al. 2023, section 2.3)."""
 _STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -82,24 +81,10 @@ def _step(
 ) -> TrainingStep:
     """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next words.
 
-    Args:
-        batch: sequences in a micro-batch.
-        precision: the precision of the products.
-        device: where the model is.
-        layers: transformer blocks.
-        hidden: the width of the model.
-        heads: the heads of attention.
-        kv_heads: the heads of keys and values. None for as many as `heads`.
-        ffn: the inner width of the feed-forward network. None for four times `hidden`.
-        vocab: words.
-        seq: tokens of a sequence.
-        weights: how weights are stored. In 16 bits, the optimizer has float32 copies.
-        recompute: one of `RECOMPUTE`.
-        fused_attention: whether scores stay on the chip (`F.scaled_dot_product_attention`).
-        tied: whether the embedding is also the output layer.
-        gated: Llama's block in place of GPT's.
-        dropout: the share of scores that is dropped, where attention is not fused.
-        learning_rate: of AdamW.
+    Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`. If
+    `weights` is not "fp32", weights are stored so, and the optimizer has float32 copies.
+    `recompute` is one of `RECOMPUTE`. Without `fused_attention`, scores are written to memory, and
+    the share `dropout` of them is dropped. `gated` stands for Llama's block in place of GPT's.
     """
     if recompute not in RECOMPUTE:
         raise InvalidInput(f"recompute is {recompute!r}; it is one of {', '.join(RECOMPUTE)}")
@@ -121,14 +106,7 @@ def _step(
         dropout,
     )
     with torch.device(device):
-        model = Decoder(sizes, recompute, fused_attention).to(_STORED[weights])
-    optimizer: torch.optim.Optimizer
-    if weights == "fp32":
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=DECAY, fused=True
-        )
-    else:
-        optimizer = MasterWeights(model.parameters(), learning_rate)
+        model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
     text = torch.randint(vocab, (batch, seq + 1), device=device)
     inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
 
@@ -136,9 +114,18 @@ def _step(
         logits = model(tokens).flatten(0, 1)
         return F.cross_entropy(logits.float(), targets.flatten())
 
-    if isinstance(optimizer, MasterWeights):
-        return TrainingStep(model, inputs, partial(_update_copies, loss, optimizer))
-    return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device, clip_norm=1.0))
+    return TrainingStep(model, inputs, _minimizer(loss, model, precision, device, learning_rate))
+
+
+def _minimizer(
+    loss: Callable[..., Tensor], model: nn.Module, precision: str, device: str, rate: float
+) -> Callable[..., Tensor]:
+    """What makes one optimizer step, by the dtype of the weights."""
+    weights = list(model.parameters())
+    if weights[0].dtype is not torch.float32:
+        return partial(_update_copies, loss, MasterWeights(weights, rate))
+    optimizer = torch.optim.AdamW(weights, lr=rate, betas=BETAS, weight_decay=DECAY, fused=True)
+    return Minimizer(loss, optimizer, precision, device, clip_norm=1.0)
 
 
 gpt = partial(_step, gated=False)
@@ -164,82 +151,7 @@ def _update_copies(
     return value.detach()
 
 
-class MasterWeights(torch.optim.Optimizer):
-    """AdamW on float32 copies of 16-bit weights, with gradients clipped to a norm of 1.
-
-    Gradients in bfloat16 are added to float32 ones (`main_grad`, Megatron's name for them) as soon
-    as they are made. Those in float16 are added up in float16 and widened before the update, and
-    are scaled.
-    """
-
-    def __init__(self, weights: Iterable[nn.Parameter], learning_rate: float) -> None:
-        super().__init__(weights, {"lr": learning_rate})
-        self.weights: list[nn.Parameter] = self.param_groups[0]["params"]
-        half = self.weights[0].dtype is torch.float16
-        self.scale = 2.0**16 if half else 1.0
-        for weight in self.weights:
-            self.state[weight] = {
-                "master": weight.detach().float(),
-                "exp_avg": torch.zeros_like(weight, dtype=torch.float32),
-                "exp_avg_sq": torch.zeros_like(weight, dtype=torch.float32),
-                "step": torch.zeros((), device=weight.device),
-            }
-            if half:
-                self.state[weight]["gradient"] = torch.zeros_like(weight, dtype=torch.float32)
-            else:
-                weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
-                weight.register_post_accumulate_grad_hook(_widen)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the 16-bit gradients. The float32 ones are zero since the last update."""
-        for weight in self.weights:
-            weight.grad = None
-
-    def step(self, closure: Any = None) -> None:
-        """Clip the gradients, update the copies, and round them to the weights."""
-        with torch.no_grad():
-            self._update()
-
-    def _update(self) -> None:
-        made: list[Any]
-        if self.scale == 1:
-            made = gradients = [weight.main_grad for weight in self.weights]
-        else:
-            made, gradients = [w.grad for w in self.weights], self._listed("gradient")
-            torch._foreach_copy_(gradients, made)
-        norm = nn.utils.get_total_norm(made) / self.scale
-        torch._foreach_mul_(gradients, (1 / (norm + 1e-6)).clamp(max=1.0) / self.scale)
-        steps = self._listed("step")
-        torch._foreach_add_(steps, 1)
-        torch._fused_adamw_(
-            self._listed("master"),
-            gradients,
-            self._listed("exp_avg"),
-            self._listed("exp_avg_sq"),
-            [],
-            steps,
-            lr=self.param_groups[0]["lr"],
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            weight_decay=DECAY,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
-        torch._foreach_copy_(self.weights, self._listed("master"))
-        if self.scale == 1:
-            torch._foreach_zero_(gradients)
-
-    def _listed(self, name: str) -> list[Tensor]:
-        return [self.state[weight][name] for weight in self.weights]
-
-
-def _widen(weight: Any) -> None:
-    weight.main_grad.add_(weight.grad)
-    weight.grad = None
-
-
-class Decoder(nn.Module):
+class SizedDecoder(nn.Module):
     """Blocks of attention and a feed-forward network, each with a norm before it."""
 
     def __init__(self, sizes: DecoderShape, recompute: str, fused_attention: bool) -> None:

@@ -54,6 +54,14 @@ class ModelOptions:
         named = {name: getattr(self, name) for name in SIZES}
         return {name: value for name, value in named.items() if value is not None}
 
+    def refuse_sizes(self, target: str) -> None:
+        """Raise InvalidInput if sizes are given for a target that has its own."""
+        if self.sizes():
+            named = ", ".join("--" + name.replace("_", "-") for name in self.sizes())
+            raise InvalidInput(
+                f"{named}: only for decoders of any size (gpt, llama), not for {target}"
+            )
+
 
 NO_OPTIONS = ModelOptions()
 """Everything as the model's task and its library have it by default."""
