@@ -14,7 +14,7 @@ from pathlib import Path
 SOURCES = "docs/sources.md"
 FILES: dict[str, tuple[str, ...]] = {
     "deepbench": ("ops.parquet",),
-    "distributed": ("collectives.csv",),
+    "distributed": ("collectives.csv", "steps.parquet"),
     "kernels": (
         *("gemm.parquet", "gemm_replicate.parquet", "attention.parquet"),
         *("vidur_gemm.parquet", "vidur_ops.parquet"),

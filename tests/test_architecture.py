@@ -50,7 +50,9 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("", "base", "collectives", "roofline", "attainable", "mlp", "learned"),
         *("wave", "habitat", "mixed_precision", "published"),
     ),
-    "wavecast/frameworks": ("", "kineto", "ncu", "pytorch", "tracing", "scripts", "targets"),
+    "wavecast/frameworks": (
+        *("", "kineto", "ncu", "pytorch", "tracing", "scripts", "decoders", "targets"),
+    ),
     "wavecast/frameworks/pytorch": ("", "capture", "scripts", "measurement", "huggingface"),
     "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
 }

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from parallel_steps import small_gpt2_step
 
+import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.footprint.parallel_memory import fullest_rank
 from wavecast.parallel.gradients import buckets, gradients, parameters
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.suite.decoders import gpt
 from wavecast.traces.step import Call, Measurement, Phase, Role, Trace
 
 
@@ -105,7 +108,8 @@ def test_the_stages_of_a_pipeline_add_up(virtual: int) -> None:
     trace = _step(4)
     step = spread(trace, Parallel(pipeline=2, virtual=virtual, microbatches=4))
     parts = [part for group in step.groups for part in group.parts]
-    passes = sum(len(part.plain) for part in parts)
+    kept = [a for a in trace.allocations if a.role is Role.GRADIENT and a.born is not None]
+    passes = sum(len(part.plain) for part in parts) - len(kept)  # each is added to the one before
     end = max(i for i, c in enumerate(trace) if c.phase is Phase.BACKWARD) + 1
     assert passes == end
     assert sum(_weights(part.last) for part in parts) == _weights(trace)
@@ -140,3 +144,30 @@ def test_the_first_bucket_is_small() -> None:
     filled = buckets(ready, 25 << 20, first_bytes=1000)
     assert len(filled[0]) < len(ready)
     assert [g for bucket in filled for g in bucket] == ready
+
+
+def test_later_micro_batches_add_their_gradients() -> None:
+    trace = _step()
+    made = [a for a in trace.allocations if a.role is Role.GRADIENT and a.born is not None]
+    once = spread(trace, Parallel()).groups[0].parts[0].plain
+    several = spread(trace, Parallel(microbatches=4)).groups[0].parts[0].plain
+    added = [call.op for call in several if call.op.name == "aten.add_.Tensor"]
+    assert len(several) == len(once) + len(made)
+    assert sum(op.outputs[0].nbytes for op in added) >= sum(a.nbytes for a in made)
+
+
+def test_weights_in_16_bits_are_gathered_once_and_their_wide_gradients_reduced() -> None:
+    small: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+    trace = wavecast.trace(lambda: gpt(2, "bf16", weights="bf16", **small))
+    assert isinstance(trace, Trace)
+    weights = sum(a.nbytes for a in trace.allocations if a.role is Role.PARAMETER)
+
+    def moved(strategy: Parallel, name: str, end: str) -> int:
+        last = spread(trace, strategy).groups[0].parts[0].last
+        ops = [call.op for call in last if call.op.name == name]
+        return sum(getattr(op, end)[0].nbytes for op in ops)
+
+    assert moved(Parallel(data=4), "nccl.all_reduce", "inputs") == 2 * weights
+    block = Parallel(data=4, shard=3, reshard=False)
+    assert moved(block, "nccl.all_gather", "outputs") == pytest.approx(weights, rel=0.01)
+    assert moved(block, "nccl.reduce_scatter", "inputs") == pytest.approx(2 * weights, rel=0.01)

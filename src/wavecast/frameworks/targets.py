@@ -21,6 +21,7 @@ from wavecast.errors import (
     WavecastError,
     needing_extra,
 )
+from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.reading import open_file
@@ -89,6 +90,9 @@ def resolve(
         raise InvalidInput(f"{text} names a file but no function; write {text}:make_step")
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
+    if is_decoder(text, options):
+        decoder = decoder_of(text, batch or 1, precision or "fp32", options)
+        return Target(**vars(decoder), unit="tokens", text=text, options=options)
     return _suite_model(text, batch, precision or "fp32")
 
 
@@ -97,6 +101,9 @@ def _check(text: str, batch: int | None, precision: str | None, options: ModelOp
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if precision is not None and precision not in suite.PRECISIONS:
         raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
+    if is_decoder(text, options):
+        return
+    options.refuse_sizes(text)
     if options.given() and not text.startswith("hf:"):
         raise InvalidInput(
             f"{', '.join(options.given())}: only for Hugging Face models (hf:NAME), not for {text}"

@@ -27,8 +27,9 @@ def parameters(trace: Trace) -> list[Allocation]:
 def gradients(trace: Trace) -> list[Gradient]:
     """The gradients of a step in the order in which they become ready.
 
-    A step that keeps the memory of its gradients (`zero_grad(set_to_none=False)`) makes none. Each
-    of its gradients is then taken to be ready when the backward pass of its module ends.
+    A step that keeps the memory of its gradients (`zero_grad(set_to_none=False)`, or Megatron's
+    `main_grad`) makes none. Each of its gradients is then taken to be ready when the backward pass
+    of its module ends.
     """
     made = [
         Gradient(a.nbytes, _ready(trace, a.born), trace.calls[min(a.born, len(trace) - 1)].module)
@@ -67,7 +68,9 @@ def _by_module(trace: Trace) -> list[Gradient]:
         if call.phase is Phase.BACKWARD:
             last[call.module] = position
     end = max(last.values(), default=len(trace) - 1)
-    return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in parameters(trace)]
+    kept = [a for a in trace.allocations if a.role is Role.GRADIENT and a.module]
+    made = kept or parameters(trace)
+    return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in made]
 
 
 FIRST_BUCKET_BYTES = 1 << 20

@@ -68,6 +68,7 @@ class _Unit:
 
     name: str
     nbytes: int
+    """The bytes of its weights in float32."""
     forward: tuple[int, int]
     """Where its forward pass begins and ends."""
     backward: tuple[int, int]
@@ -149,8 +150,9 @@ def _units(trace: Trace, end: int) -> list[_Unit]:
     """The repeated blocks with their weights, and the rest of the model, in order of use."""
     block_of = block_finder(trace)
     nbytes: dict[str, int] = defaultdict(int)
+    wider = 2 if _stored_narrow(trace) else 1
     for allocation in parameters(trace):
-        nbytes[block_of(allocation.module)] += allocation.nbytes
+        nbytes[block_of(allocation.module)] += allocation.nbytes * wider
     spans: dict[tuple[str, Phase], list[int]] = defaultdict(list)
     for position, call in enumerate(trace.calls[:end]):
         phase = Phase.BACKWARD if call.phase is Phase.BACKWARD else Phase.FORWARD
@@ -218,6 +220,12 @@ def _weight_dtype(trace: Trace) -> str:
             for tensor in call.op.inputs:
                 counts[tensor.dtype] += tensor.numel
     return max(counts, key=lambda dtype: counts[dtype]) if counts else "float32"
+
+
+def _stored_narrow(trace: Trace) -> bool:
+    """Whether weights are stored in 16 bits: products use them so, and no copies are made."""
+    copies = any(a.role is Role.WEIGHT_COPY for a in trace.allocations)
+    return _used_dtype(trace) != "float32" and not copies
 
 
 def _used_dtype(trace: Trace) -> str:

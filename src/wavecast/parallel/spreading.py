@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from wavecast.errors import InvalidInput
 from wavecast.parallel.data import with_reduction
+from wavecast.parallel.editing import Edit, flat
+from wavecast.parallel.gradients import gradients
 from wavecast.parallel.layers import with_layers_divided
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
-from wavecast.traces.step import Call, Phase, Trace
+from wavecast.traces.step import Call, Op, Phase, Role, Trace
 
 
 def spread(
@@ -103,6 +105,24 @@ def backward_end(trace: Trace) -> int:
     raise InvalidInput("the step has no backward pass, so it is not a training step to be spread")
 
 
+def _accumulating(trace: Trace, end: int) -> Trace:
+    """A micro-batch whose gradients are added to those of the micro-batches before it.
+
+    Of so many micro-batches all but the first do so. A step that has a place for its gradients
+    from the beginning (Megatron's `main_grad`) adds to it in any case, in its own calls.
+    """
+    edit = Edit(replace(trace, allocations=()))
+    if any(a.role is Role.GRADIENT and a.born is not None for a in trace.allocations):
+        for gradient in gradients(trace):
+            made = trace.calls[min(gradient.ready, end - 1)].op.outputs
+            dtype = made[0].dtype if made else "float32"
+            tensor = flat(gradient.nbytes, dtype)
+            op = Op("aten.add_.Tensor", (tensor, tensor), (tensor,))
+            edit.insert(gradient.ready + 1, [Call(op, Phase.BACKWARD, gradient.module)])
+    edit.leave_out(range(end, len(trace)))
+    return edit.made()
+
+
 def _part(trace: Trace, strategy: Parallel) -> ModelPart:
     end = backward_end(trace)
     passes = replace(trace, calls=trace.calls[:end], allocations=())
@@ -116,4 +136,6 @@ def _part(trace: Trace, strategy: Parallel) -> ModelPart:
         plain = replace(last, calls=last.calls[: backward_end(last)]) if every else passes
     else:
         last, plain = with_reduction(trace, strategy, end), passes
+    if plain is passes and strategy.microbatches > 1:
+        plain = _accumulating(trace, end)
     return ModelPart(plain, last, backward_end(last))

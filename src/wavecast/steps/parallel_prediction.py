@@ -21,6 +21,7 @@ from wavecast.predictors.base import Estimate, Predictor, refuse_impossible
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.shares import Share
 from wavecast.steps.streams import StreamTimes, play_streams
+from wavecast.traces.recomputed import as_issued
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 SLOWDOWN = 0.1
@@ -217,9 +218,11 @@ class _RankPlayer:
     def play(self, trace: Trace, begin: int = 0, end: int | None = None) -> StreamTimes:
         """The times of some calls of a trace, repeated as in a training."""
         calls = trace.calls[begin:end]
+        # Of the whole trace, since a forward pass alone would count as one without a backward pass.
+        issue_s = self._host.issue_times(as_issued(trace.calls))[begin:end]
         return play_streams(
             calls,
-            self._host.issue_times(calls),
+            issue_s,
             self._predictor.seconds(calls),
             slowdown=SLOWDOWN,
             sync_s=self._host.trip_s,

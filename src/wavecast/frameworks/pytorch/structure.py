@@ -127,8 +127,8 @@ class Structure:
                 yield Role.BUFFER, scale, _join(root, name)
         for parameter in self._parameters():
             yield Role.PARAMETER, local_part(parameter), self._owner(parameter)
-            if parameter.grad is not None:
-                yield Role.GRADIENT, local_part(parameter.grad), self._owner(parameter)
+            for gradient in _gradients_of(parameter):
+                yield Role.GRADIENT, local_part(gradient), self._owner(parameter)
 
     def _owner(self, parameter: Any) -> str:
         return self._parameter_paths.get(id(parameter), "")
@@ -198,6 +198,15 @@ class Structure:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.claim(Role.GRADIENT, key_of(local_part(parameter.grad)))
+
+
+def _gradients_of(parameter: Any) -> Iterator[Any]:
+    """Its gradient, and the float32 one of a 16-bit weight, which Megatron calls `main_grad`."""
+    if parameter.grad is not None:
+        yield parameter.grad
+    wide = getattr(parameter, "main_grad", None)
+    if isinstance(wide, torch.Tensor):
+        yield wide
 
 
 def _join(root: str, name: str) -> str:

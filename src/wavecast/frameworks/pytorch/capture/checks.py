@@ -126,7 +126,7 @@ class StepWatch:
 
     def _notice_gradients(self, optimizer: Any) -> None:
         self.has_gradients = self.has_gradients or any(
-            parameter.grad is not None
+            parameter.grad is not None or getattr(parameter, "main_grad", None) is not None
             for group in optimizer.param_groups
             for parameter in group["params"]
         )

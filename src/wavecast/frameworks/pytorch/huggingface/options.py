@@ -9,11 +9,16 @@ from wavecast.errors import InvalidInput
 
 WEIGHTS = ("fp32", "bf16", "fp16")
 """The precisions that weights can be stored in."""
+SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+"""The options that only decoders of any size take."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of an `hf:` target. What is not given is chosen by the model's task."""
+    """The options of an `hf:` target, or of a decoder of any size.
+
+    What is not given is chosen by the model's task, or is the decoder's default.
+    """
 
     task: str | None = None
     """What the model is trained for, one of `tasks.TASKS`. None to read it from the config."""
@@ -29,11 +34,33 @@ class ModelOptions:
     """Whether linear layers are stored in 4 bits, and only adapters train."""
     checkpointing: bool = False
     """Whether activations are computed again in the backward pass instead of being kept."""
+    layers: int | None = None
+    """The transformer blocks of a decoder of any size (`gpt`, `llama`). None for its default."""
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
 
     def given(self) -> tuple[str, ...]:
         """The names of the options that differ from their defaults, as on the command line."""
         values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
-        return tuple(f"--{name}" for name, value, default in values if value != default)
+        return tuple(
+            "--" + name.replace("_", "-") for name, value, default in values if value != default
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """The given sizes of a decoder, by name."""
+        named = {name: getattr(self, name) for name in SIZES}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def refuse_sizes(self, target: str) -> None:
+        """Raise InvalidInput if sizes are given for a target that has its own."""
+        if self.sizes():
+            named = ", ".join("--" + name.replace("_", "-") for name in self.sizes())
+            raise InvalidInput(
+                f"{named}: only for decoders of any size (gpt, llama), not for {target}"
+            )
 
 
 NO_OPTIONS = ModelOptions()

@@ -1,0 +1,277 @@
+"""Measured steps on several GPUs, rebuilt from the columns of a public table.
+
+Each row of `distributed/steps.parquet` gives a model's sizes, a strategy and a cluster. What a row
+does not say is taken from the defaults of its framework; what cannot be rebuilt is named.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import wavecast
+from lab.measured.deeper_traces import TRACED, deeper
+from lab.measured.fused_kernels import ROTARY, fused, sequence_first
+from wavecast.errors import UnknownName
+from wavecast.hardware.cluster import Cluster
+from wavecast.hardware.clusters import usual_cluster
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.hardware.links import NetworkKind, NodeNetwork
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import Trace
+
+NEVER_OVERLAPS = ("Megatron-DeepSpeed", "Megatron-LM")
+"""Frameworks that reduce gradients only when the backward pass has ended."""
+TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge")
+"""Frameworks on NVIDIA's Transformer Engine."""
+_WHOLE = 1 << 50
+"""The size of a bucket that holds all gradients."""
+_GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
+_STORED = {"fp16": "fp16", "bf16": "bf16", "bf16-pure": "bf16", "bf16-amp": "bf16"}
+"""The precision of the weights that products read. FSDP gathers them so under autocast, too."""
+_NETWORKS = {
+    "EFA": NetworkKind.EFA,
+    "RoCE": NetworkKind.ROCE,
+    "Omni-Path": NetworkKind.OMNIPATH,
+    "RDMA": NetworkKind.ROCE,
+}
+
+
+class NotRebuilt(Exception):
+    """A row from which no step can be made; the message says why."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the trace of a micro-batch depends on."""
+
+    gated: bool
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    micro_batch: int
+    precision: str
+    recompute: str
+    fused_attention: bool
+    fused_kernels: tuple[str, ...]
+    """The modules that run as one kernel."""
+    gpu: str
+    """The GPU, or another one with the same attention kernels."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One row: what was measured, and what it is rebuilt from."""
+
+    source: str
+    strategy_name: str
+    row: Mapping[str, Any]
+    seconds: float
+    device: Device
+    cluster: Cluster
+    sizes: Sizes
+    strategy: Parallel
+
+    @property
+    def trace(self) -> Trace:
+        """One micro-batch."""
+        return traced(self.sizes)
+
+
+def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
+    """The step of a row.
+
+    Raises:
+        NotRebuilt: the row lacks something, or uses what the suite does not have.
+    """
+    _refuse(row)
+    gpu = _gpu(str(row["gpu"]))
+    strategy = _strategy(row)
+    return MeasuredStep(
+        source=str(row["source"]).split("/")[-1],
+        strategy_name=str(row["strategy"]),
+        row=row,
+        seconds=float(row["step_s"]),
+        device=gpu,
+        cluster=_cluster(row, gpu),
+        sizes=_sizes(row, gpu),
+        strategy=strategy,
+    )
+
+
+def _refuse(row: Mapping[str, Any]) -> None:
+    reasons = {
+        "a TPU": "TPU" in str(row["gpu"]),
+        "JAX": "JAX" in str(row["framework"]),
+        "no step time": row["step_s"] is None,
+        "no decoder, or its sizes are not stated": any(
+            row[name] is None for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq_len")
+        ),
+        "products in 8 or 4 bits": row["precision"] not in _STORED,
+        "a mixture of experts": (row["n_experts"] or 1) > 1,
+        "LoRA": row["task"] == "lora",
+        "the strategy is not stated": row["strategy"] == "unknown" or row["dp"] is None,
+        "the micro-batch is not stated": row["micro_batch"] is None or row["grad_accum"] is None,
+        "offloading to the host": row["offload"] not in (None, "none"),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise NotRebuilt(reason)
+    if row["micro_batch"] < 1 or row["grad_accum"] % 1:
+        raise NotRebuilt("the micro-batch is not a whole number")
+    batch = row["dp"] * row["micro_batch"] * row["grad_accum"]
+    if row["global_batch"] is not None and row["global_batch"] != batch:
+        raise NotRebuilt("the micro-batches do not add up to the global batch")
+
+
+def _gpu(name: str) -> Device:
+    name = {"A100-SXM": "a100-sxm-80gb"}.get(name, name).replace("SXM2", "SXM")
+    try:
+        return device(name)
+    except UnknownName:
+        raise NotRebuilt(f"the GPU is not known: {name}") from None
+
+
+def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
+    tensor = int(row["tp"] or 1)
+    vocab = int(row["vocab"])
+    if "Megatron" in str(row["framework"]):  # padded, so that it divides among the tensor ranks
+        multiple = 128 * tensor
+        vocab = -(-vocab // multiple) * multiple
+    gated = bool(_GATED.search(f"{row['model']} {row['model_family']}"))
+    heads = int(row["heads"])
+    return Sizes(
+        gated=gated,
+        layers=int(row["layers"]),
+        hidden=int(row["hidden"]),
+        heads=heads,
+        kv_heads=int(row["kv_heads"] or heads),
+        ffn=int(row["ffn"]),
+        vocab=vocab,
+        seq=int(row["seq_len"]),
+        micro_batch=int(row["micro_batch"]),
+        precision=_STORED[row["precision"]],
+        recompute=_recompute(row),
+        fused_attention=bool(row["flash_attention"]),
+        fused_kernels=_fused_kernels(row) if gated else (),
+        gpu=_traced_gpu(row, gpu),
+    )
+
+
+def _recompute(row: Mapping[str, Any]) -> str:
+    """What is computed again. Beside FSDP, `selective` is torchtitan's rule, else Megatron's."""
+    stated = str(row["activation_checkpointing"] or "none")
+    return "alternate" if stated == "selective" and "FSDP" in str(row["framework"]) else stated
+
+
+def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
+    framework = str(row["framework"])
+    if framework.startswith(TRANSFORMER_ENGINE) or row["compile"]:
+        return (*ROTARY, "activation")
+    return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
+
+
+def _traced_gpu(row: Mapping[str, Any], gpu: Device) -> str:
+    """The GPU for whose kernels to trace.
+
+    Transformer Engine takes cuDNN's attention on Hopper and later. The others have FlashAttention
+    2, whose kernels are those of Ampere.
+    """
+    if not gpu.id.startswith(("h", "b", "gb")):
+        return gpu.id
+    is_newest = str(row["framework"]).startswith(TRANSFORMER_ENGINE)
+    return "h100-sxm-80gb" if is_newest else "a100-sxm-80gb"
+
+
+def _strategy(row: Mapping[str, Any]) -> Parallel:
+    tensor, pipeline = int(row["tp"] or 1), int(row["pp"] or 1)
+    data, context = int(row["dp"]), int(row["cp"] or 1)
+    if data * tensor * pipeline * context != row["n_gpu"]:
+        raise NotRebuilt("the parallel sizes do not multiply to the GPUs")
+    stage = row["zero_stage"]
+    shard = 3 if stage == "hybrid" else int(stage or 0)
+    group = int(row["shard_group"]) if row["shard_group"] is not None else None
+    if stage == "hybrid" and group is None:
+        group = int(row["gpus_per_node"])
+    stated = row["sequence_parallel"]
+    # The default of Megatron-Core and of nanotron's benchmarks; older frameworks have none.
+    usual = str(row["framework"]).startswith(("nanotron", "NeMo", "Megatron-Bridge"))
+    framework = str(row["framework"])
+    return Parallel(
+        data=data,
+        shard=shard if data > 1 else 0,
+        shard_group=group if shard and data > 1 and group and data % group == 0 else None,
+        tensor=tensor,
+        context=context,
+        sequence=tensor > 1 and bool(usual if stated is None else stated),
+        pipeline=pipeline,
+        virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,
+        microbatches=int(row["grad_accum"]),
+        bucket_bytes=_WHOLE if framework.startswith(NEVER_OVERLAPS) else 25 << 20,
+    )
+
+
+def _cluster(row: Mapping[str, Any], gpu: Device) -> Cluster:
+    """The GPU's usual machine, with the network that the row names."""
+    machine = usual_cluster(gpu)
+    per_node = int(row["gpus_per_node"] or machine.gpus_per_node)
+    used = min(per_node, machine.gpus_per_node)
+    if used < machine.gpus_per_node:
+        machine = machine.with_gpus_per_node(used)
+    network = _network(str(row["interconnect_inter"] or ""), used)
+    return replace(machine, network=network) if network else machine
+
+
+def _network(text: str, gpus: int) -> NodeNetwork | None:
+    match = re.search(r"(?:(\d+)x)?\s*(\d+) ?Gb/s", text)
+    if match is None:
+        return None
+    count = int(match[1] or (gpus if "per GPU" in text else 1))
+    kinds = (kind for word, kind in _NETWORKS.items() if word in text)
+    kind = next(kinds, NetworkKind.INFINIBAND)
+    return NodeNetwork(kind, count * int(match[2]) * 1e9 / 8, nics=count)
+
+
+@functools.lru_cache(maxsize=8)
+def traced(sizes: Sizes) -> Trace:
+    """The trace of one micro-batch."""
+    shallow = _shallow(replace(sizes, layers=min(sizes.layers, TRACED)))
+    trace = deeper(shallow, sizes.layers) if sizes.layers > TRACED else shallow
+    if not sizes.fused_attention:
+        trace = sequence_first(trace)
+    return fused(trace, sizes.fused_kernels) if sizes.fused_kernels else trace
+
+
+@functools.lru_cache(maxsize=256)
+def _shallow(sizes: Sizes) -> Trace:
+    from wavecast.suite.decoders import gpt, llama
+
+    make = functools.partial(
+        llama if sizes.gated else gpt,
+        sizes.micro_batch,
+        sizes.precision,
+        weights=sizes.precision,
+        layers=sizes.layers,
+        hidden=sizes.hidden,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        ffn=sizes.ffn,
+        vocab=sizes.vocab,
+        seq=sizes.seq,
+        recompute=sizes.recompute,
+        fused_attention=sizes.fused_attention,
+        tied=not sizes.gated,
+        dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
+    )
+    trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
+    assert isinstance(trace, Trace)
+    return trace

@@ -1,0 +1,241 @@
+"""How well are published steps on several GPUs predicted, rebuilt from the columns of a table?
+
+    python -m lab.score.distributed --data FOLDER [--rows 100] [--source vTrain] [--save FILE]
+
+Needs torch, pandas and the public table distributed (docs/sources.md). Prints the tables of
+docs/parallel.md. The error is |predicted / measured - 1|. The baseline has one share of the peak
+for each GPU and precision, the median of all rows. `--rows` takes so many rows of each source, at
+random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab import needs
+from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
+from lab.measured.tables import read_rows
+from wavecast.errors import WavecastError
+from wavecast.hardware.cluster import Cluster
+from wavecast.hardware.device import Device
+from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.predictors.collectives import Collectives
+from wavecast.steps.parallel_prediction import ClusterPredictor, predict_parallel
+from wavecast.steps.predicting import default_predictor
+
+SEED = 1
+
+
+@dataclass(frozen=True)
+class ScoredStep:
+    """A measured step and its prediction."""
+
+    step: MeasuredStep
+    seconds: float
+    baseline_s: float | None
+
+    @property
+    def ratio(self) -> float:
+        """Predicted through measured."""
+        return self.seconds / self.step.seconds
+
+
+class PublishedSteps:
+    """Predicts rows, with one predictor for each cluster."""
+
+    def __init__(self, rates: Mapping[tuple[str, str], float], host_factor: float = 1.0) -> None:
+        self._rates = rates
+        self._host = REFERENCE_HOST.scaled(host_factor)
+        self._predictors: dict[tuple[Device, Cluster], ClusterPredictor] = {}
+
+    def score(self, row: Mapping[str, Any]) -> ScoredStep:
+        """The prediction of a row.
+
+        Raises:
+            NotRebuilt: it cannot be rebuilt, or cannot be spread as it says.
+        """
+        step = rebuilt(row)
+        key = (step.device, step.cluster)
+        if key not in self._predictors:
+            self._predictors[key] = ClusterPredictor(
+                default_predictor(), Collectives.shipped(), *key
+            )
+        try:
+            prediction = predict_parallel(
+                step.trace, step.strategy, self._predictors[key], self._host
+            )
+        except WavecastError as error:
+            raise NotRebuilt(str(error).split(";")[0]) from error
+        rate = self._rates.get((str(row["gpu"]), str(row["precision"])))
+        flops = step_flops(row)
+        baseline = None if rate is None or flops is None else flops / rate
+        return ScoredStep(step, prediction.seconds, baseline)
+
+
+def step_flops(row: Mapping[str, Any]) -> float | None:
+    """The model's FLOPs of one GPU in one step: 6 N + 6 L h s for each token."""
+    needed = ("params_b", "layers", "hidden", "seq_len", "global_batch", "n_gpu")
+    if any(row[name] is None for name in needed):
+        return None
+    params = 1e9 * (row["active_params_b"] or row["params_b"])
+    token = 6 * params + 6 * row["layers"] * row["hidden"] * row["seq_len"]
+    return float(token * row["seq_len"] * row["global_batch"] / row["n_gpu"])
+
+
+def usual_rates(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """The median FLOP/s of each GPU and precision."""
+    rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        flops = step_flops(row)
+        if flops and row["step_s"]:
+            rates[str(row["gpu"]), str(row["precision"])].append(flops / row["step_s"])
+    return {key: float(np.median(values)) for key, values in rates.items()}
+
+
+def chosen_rows(rows: Sequence[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
+    """At most so many rows of each source, at random, in the order of their models."""
+    if count is None:
+        return list(rows)
+    by_source: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_source[str(row["source"]) + str((row["n_gpu"] or 0) > 8)].append(row)
+    drawn = random.Random(SEED)
+    return [row for own in by_source.values() for row in drawn.sample(own, min(count, len(own)))]
+
+
+def group_of(row: Mapping[str, Any]) -> str:
+    """The source; vTrain's one machine and several apart."""
+    source = str(row["source"]).split("/")[-1]
+    if source == "vTrain":
+        return "vTrain, one machine" if row["n_gpu"] <= 8 else "vTrain, several machines"
+    return source
+
+
+def table(title: str, groups: Mapping[str, tuple[int, Sequence[ScoredStep]]]) -> list[str]:
+    """Lines of a table: rows, rebuilt rows, and errors of each group."""
+    lines = [
+        f"| {title} | rows | rebuilt | mean | median | bias | baseline mean |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, (count, scored) in sorted(groups.items()):
+        if not scored:
+            lines.append(f"| {name} | {count} | 0 | | | | |")
+            continue
+        ratios = np.array([one.ratio for one in scored])
+        errors = np.abs(ratios - 1)
+        usual = [abs(s.baseline_s / s.step.seconds - 1) for s in scored if s.baseline_s]
+        plain = f"{np.mean(usual):.0%}" if usual else ""
+        lines.append(
+            f"| {name} | {count} | {len(scored)} | {errors.mean():.1%} | {np.median(errors):.1%} "
+            f"| {np.median(ratios) - 1:+.1%} | {plain} |"
+        )
+    return lines
+
+
+def ranking(scored: Sequence[ScoredStep]) -> list[str]:
+    """nanotron: does the prediction rank the strategies of one model and number of GPUs?"""
+    groups: dict[tuple[str, int], list[ScoredStep]] = defaultdict(list)
+    for one in scored:
+        if one.step.source.startswith("nanotron"):
+            groups[str(one.step.row["model"]), int(one.step.row["n_gpu"])].append(one)
+    lines = [
+        "| nanotron, model and GPUs | strategies | Kendall's tau | predicted best slower by |",
+        "|---|---:|---:|---:|",
+    ]
+    slower, taus = [], []
+    for (model, gpus), own in sorted(groups.items()):
+        if len(own) < 3:
+            continue
+        best = min(own, key=lambda one: one.seconds)
+        slower.append(best.step.seconds / min(one.step.seconds for one in own) - 1)
+        taus.append(kendall([o.seconds for o in own], [o.step.seconds for o in own]))
+        lines.append(f"| {model}, {gpus} | {len(own)} | {taus[-1]:.2f} | {slower[-1]:.1%} |")
+    if taus:
+        lines.append(f"| **mean** | | {np.mean(taus):.2f} | {np.mean(slower):.1%} |")
+    return lines if taus else []
+
+
+def kendall(some: Sequence[float], others: Sequence[float]) -> float:
+    """The share of pairs in the same order less the share in the other."""
+    left, right = np.array(some), np.array(others)
+    signs = np.sign(left[:, None] - left) * np.sign(right[:, None] - right)
+    pairs = len(left) * (len(left) - 1)
+    return float(signs.sum() / pairs)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    needs.add_data(parser, "distributed")
+    parser.add_argument("--rows", type=int, help="at most so many rows of each source")
+    parser.add_argument("--source", default="", help="only sources with one of these, by commas")
+    parser.add_argument("--host-factor", type=float, default=1.0, help="how slow the hosts are")
+    parser.add_argument("--save", type=Path, help="write each row's times to a CSV file")
+    args = parser.parse_args(given)
+    every = read_rows(args.data / "distributed" / "steps.parquet")
+    steps = PublishedSteps(usual_rates(every), args.host_factor)
+    chosen = chosen_rows(
+        [row for row in every if any(name in row["source"] for name in args.source.split(","))],
+        args.rows,
+    )
+    chosen.sort(key=lambda row: (row["source"], str(row["model"]), row["micro_batch"] or 0))
+    scored: list[ScoredStep] = []
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for index, row in enumerate(chosen):
+        try:
+            scored.append(steps.score(row))
+        except NotRebuilt as error:
+            reasons[group_of(row)][str(error)] += 1
+        if index % 20 == 0:
+            print(f"{index}/{len(chosen)}", file=sys.stderr, flush=True)
+    print_tables(chosen, scored, reasons)
+    if args.save:
+        save(args.save, scored)
+
+
+def print_tables(
+    rows: Sequence[Mapping[str, Any]],
+    scored: Sequence[ScoredStep],
+    reasons: Mapping[str, Counter[str]],
+) -> None:
+    """Print errors by source and by strategy, the ranking, and what was not rebuilt."""
+    for title, key in (("source", group_of), ("strategy", lambda row: str(row["strategy"]))):
+        counts = Counter(key(row) for row in rows)
+        groups = {
+            name: (count, [one for one in scored if key(one.step.row) == name])
+            for name, count in counts.items()
+        }
+        print("\n".join(table(title, groups)), end="\n\n")
+    print("\n".join(ranking(scored)), end="\n\n")
+    print("| source | not rebuilt | rows |\n|---|---|---:|")
+    for name, counter in sorted(reasons.items()):
+        for reason, count in counter.most_common():
+            print(f"| {name} | {reason} | {count} |")
+
+
+def save(path: Path, scored: Sequence[ScoredStep]) -> None:
+    """Write each row's times."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("row_id", "source", "strategy", "predicted_s", "measured_s"))
+        for one in scored:
+            step = one.step
+            writer.writerow(
+                (step.row["row_id"], step.source, step.strategy_name, one.seconds, step.seconds)
+            )
+
+
+if __name__ == "__main__":
+    main()

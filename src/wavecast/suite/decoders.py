@@ -1,0 +1,333 @@
+"""Language modelling: GPT and Llama of any size, as frameworks for large models build them.
+
+Weights can be stored in 16 bits beside float32 copies for the optimizer, as in Megatron and
+nanotron. Attention is fused or not, and activations can be computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from wavecast.errors import InvalidInput
+from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
+from wavecast.suite.training import Minimizer, TrainingStep
+
+RECOMPUTE = ("none", "selective", "alternate", "full")
+"""Nothing, only the scores of attention, all but fused attention and every second product (as in
+torchtitan), or whole blocks are computed again."""
+_STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The sizes of a decoder."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    gated: bool
+    """Llama's norms, positions and gated feed-forward network; GPT's otherwise."""
+    tied: bool
+    """Whether the embedding is also the output layer."""
+    dropout: float
+    """The share of attention's scores that is dropped, where it is not fused."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.hidden % self.heads or self.heads % self.kv_heads or self.hidden // self.heads % 2:
+            raise InvalidInput(
+                f"hidden={self.hidden} must divide into heads={self.heads} of an even size, and "
+                f"the heads into kv_heads={self.kv_heads} equal groups"
+            )
+
+
+def _step(
+    batch: int,
+    precision: str,
+    *,
+    device: str = "cuda",
+    layers: int = 24,
+    hidden: int = 2048,
+    heads: int = 16,
+    kv_heads: int | None = None,
+    ffn: int | None = None,
+    vocab: int = 50_304,
+    seq: int = 2048,
+    weights: str = "fp32",
+    recompute: str = "none",
+    fused_attention: bool = True,
+    tied: bool = True,
+    gated: bool = False,
+    dropout: float = 0.0,
+    learning_rate: float = 3e-4,
+) -> TrainingStep:
+    """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next words.
+
+    Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`. If
+    `weights` is not "fp32", weights are stored so, and the optimizer has float32 copies.
+    `recompute` is one of `RECOMPUTE`. Without `fused_attention`, scores are written to memory, and
+    the share `dropout` of them is dropped. `gated` stands for Llama's block in place of GPT's.
+    """
+    if recompute not in RECOMPUTE:
+        raise InvalidInput(f"recompute is {recompute!r}; it is one of {', '.join(RECOMPUTE)}")
+    if weights not in ("fp32", precision):
+        raise InvalidInput(
+            f"weights in {weights} need products in the same precision, not in {precision}; "
+            "store them as fp32, or compute in their precision"
+        )
+    sizes = DecoderShape(
+        layers,
+        hidden,
+        heads,
+        kv_heads or heads,
+        ffn or 4 * hidden,
+        vocab,
+        seq,
+        gated,
+        tied,
+        dropout,
+    )
+    with torch.device(device):
+        model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
+    text = torch.randint(vocab, (batch, seq + 1), device=device)
+    inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = model(tokens).flatten(0, 1)
+        return F.cross_entropy(logits.float(), targets.flatten())
+
+    return TrainingStep(model, inputs, _minimizer(loss, model, precision, device, learning_rate))
+
+
+def _minimizer(
+    loss: Callable[..., Tensor], model: nn.Module, precision: str, device: str, rate: float
+) -> Callable[..., Tensor]:
+    """What makes one optimizer step, by the dtype of the weights."""
+    weights = list(model.parameters())
+    if weights[0].dtype is not torch.float32:
+        return partial(_update_copies, loss, MasterWeights(weights, rate))
+    optimizer = torch.optim.AdamW(weights, lr=rate, betas=BETAS, weight_decay=DECAY, fused=True)
+    return Minimizer(loss, optimizer, precision, device, clip_norm=1.0)
+
+
+gpt = partial(_step, gated=False)
+llama = partial(
+    _step,
+    gated=True,
+    layers=16,
+    heads=32,
+    kv_heads=8,
+    ffn=8192,
+    vocab=128_256,
+)
+
+
+def _update_copies(
+    loss: Callable[..., Tensor], optimizer: MasterWeights, *inputs: Tensor
+) -> Tensor:
+    """One optimizer step of weights that the optimizer has in float32, too."""
+    optimizer.zero_grad()
+    value = loss(*inputs)
+    (value * optimizer.scale).backward()
+    optimizer.step()
+    return value.detach()
+
+
+class SizedDecoder(nn.Module):
+    """Blocks of attention and a feed-forward network, each with a norm before it."""
+
+    def __init__(self, sizes: DecoderShape, recompute: str, fused_attention: bool) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.words = nn.Embedding(sizes.vocab, sizes.hidden)
+        self.positions = None if sizes.gated else nn.Embedding(sizes.seq, sizes.hidden)
+        scores_again = recompute == "selective"
+        self.blocks = nn.ModuleList(
+            DecoderBlock(sizes, fused_attention, scores_again) for _ in range(sizes.layers)
+        )
+        self.norm = _norm(sizes)
+        self.output = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
+        if sizes.tied:
+            self.output.weight = self.words.weight
+        size = sizes.hidden // sizes.heads
+        rates = 500_000.0 ** (-torch.arange(0, size, 2) / size)
+        angles = torch.outer(torch.arange(sizes.seq).float(), rates).repeat(1, 2)
+        self.register_buffer("cos", angles.cos() if sizes.gated else None)
+        self.register_buffer("sin", angles.sin() if sizes.gated else None)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, sequence) -> logits of each next word, (batch, sequence, vocabulary)."""
+        x = self.words(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        turn = (self.cos, self.sin)
+        for block in self.blocks:
+            if self.recompute == "full":
+                x = checkpoint(block, x, turn, use_reentrant=False)
+            elif self.recompute == "alternate":
+                contexts = partial(create_selective_checkpoint_contexts, _EverySecond())
+                x = checkpoint(block, x, turn, use_reentrant=False, context_fn=contexts)
+            else:
+                x = block(x, turn)
+        return self.output(self.norm(x))
+
+
+class _EverySecond:
+    """torchtitan's policy: keep the results of attention and of every second product."""
+
+    def __init__(self) -> None:
+        self.products = {False: 0, True: 0}
+
+    def __call__(self, context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        name = op.overloadpacket.__name__
+        if name in ("mm", "addmm"):
+            self.products[context.is_recompute] += 1
+            kept = self.products[context.is_recompute] % 2 == 1
+        else:
+            kept = "scaled_dot_product" in name
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _norm(sizes: DecoderShape) -> nn.Module:
+    return nn.RMSNorm(sizes.hidden) if sizes.gated else nn.LayerNorm(sizes.hidden)
+
+
+Turn = tuple[Tensor | None, Tensor | None]
+
+
+class DecoderBlock(nn.Module):
+    """One block."""
+
+    def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
+        super().__init__()
+        self.attention_norm = _norm(sizes)
+        self.attention = DecoderAttention(sizes, fused, scores_again)
+        self.feed_forward_norm = _norm(sizes)
+        self.feed_forward = GatedLayers(sizes) if sizes.gated else PlainLayers(sizes)
+
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        x = x + self.attention(self.attention_norm(x), turn)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class DecoderAttention(nn.Module):
+    """Causal attention. GPT has one product for queries, keys and values, ordered by heads."""
+
+    def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
+        super().__init__()
+        self.size = sizes.hidden // sizes.heads
+        self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
+        self.fused, self.scores_again = fused, scores_again and not fused
+        self.dropout = sizes.dropout
+        self.joint = not sizes.gated and sizes.kv_heads == sizes.heads
+        bias, narrow = not sizes.gated, sizes.kv_heads * self.size
+        if self.joint:
+            self.query_key_value = nn.Linear(sizes.hidden, 3 * sizes.hidden, bias=bias)
+        else:
+            self.query = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
+            self.key = nn.Linear(sizes.hidden, narrow, bias=bias)
+            self.value = nn.Linear(sizes.hidden, narrow, bias=bias)
+        self.query_rotary = Rotary() if sizes.gated else None
+        self.key_rotary = Rotary() if sizes.gated else None
+        self.project = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
+
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, (batch, heads, sequence, size) each."""
+        if self.joint:
+            parts = self.query_key_value(x).unflatten(-1, (self.heads, -1)).chunk(3, dim=-1)
+        else:
+            layers = (self.query, self.key, self.value)
+            parts = tuple(layer(x).unflatten(-1, (-1, self.size)) for layer in layers)
+        return [part.transpose(1, 2) for part in parts]
+
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        query, key, value = self._parts(x)
+        if self.query_rotary is not None and self.key_rotary is not None:
+            query, key = self.query_rotary(query, turn), self.key_rotary(key, turn)
+        if self.fused:
+            shared = self.kv_heads < self.heads
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=shared
+            )
+        elif self.scores_again:
+            mixed = checkpoint(self._mixed, query, key, value, use_reentrant=False)
+        else:
+            mixed = self._mixed(query, key, value)
+        return self.project(mixed.transpose(1, 2).flatten(2))
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention whose scores are written to memory. The softmax is one kernel."""
+        if self.kv_heads < self.heads:
+            key = key.repeat_interleave(self.heads // self.kv_heads, dim=1)
+            value = value.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        chances = torch.softmax(query @ key.transpose(-1, -2), dim=-1)
+        return F.dropout(chances, self.dropout, self.training) @ value
+
+
+class Rotary(nn.Module):
+    """Rotary positions (Su et al. 2021)."""
+
+    def forward(self, x: Tensor, turn: Turn) -> Tensor:
+        """Rotate pairs of `x`, taken from its two halves, by the angles of their positions."""
+        cos, sin = turn
+        assert cos is not None
+        assert sin is not None
+        first, second = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+class PlainLayers(nn.Module):
+    """GPT's feed-forward network."""
+
+    def __init__(self, sizes: DecoderShape) -> None:
+        super().__init__()
+        self.up = nn.Linear(sizes.hidden, sizes.ffn)
+        self.activation = nn.GELU(approximate="tanh")
+        self.down = nn.Linear(sizes.ffn, sizes.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        return self.down(self.activation(self.up(x)))
+
+
+class GatedLayers(nn.Module):
+    """Llama's feed-forward network (SwiGLU; Shazeer 2020)."""
+
+    def __init__(self, sizes: DecoderShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.hidden, sizes.ffn, bias=False)
+        self.up = nn.Linear(sizes.hidden, sizes.ffn, bias=False)
+        self.activation = GatedSilu()
+        self.down = nn.Linear(sizes.ffn, sizes.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        return self.down(self.activation(self.gate(x), self.up(x)))
+
+
+class GatedSilu(nn.Module):
+    """The gate of SwiGLU."""
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        """SiLU of one tensor times the other."""
+        return F.silu(gate) * up

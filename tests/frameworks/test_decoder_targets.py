@@ -1,0 +1,42 @@
+"""Decoders of any size as targets of commands."""
+
+from __future__ import annotations
+
+import pytest
+
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+from wavecast.frameworks.targets import resolve
+from wavecast.frameworks.tracing import trace
+from wavecast.traces.step import Role, Trace
+
+
+def test_the_sizes_of_a_target_are_those_of_the_model() -> None:
+    options = ModelOptions(layers=3, hidden=32, heads=4, vocab=64, seq=16, ffn=48, kv_heads=2)
+    target = resolve("llama", 2, "bf16", options)
+    assert target.samples == 2 * 16
+    assert target.make_step is not None
+    step = trace(target.make_step)
+    assert isinstance(step, Trace)
+    assert {c.module.split(".")[2] for c in step if ".blocks." in c.module} == {"0", "1", "2"}
+    block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
+    held = sum(a.nbytes for a in step.allocations if a.role is Role.PARAMETER)
+    assert held == 4 * (64 * 32 + 3 * block + 32)
+
+
+def test_llama_without_sizes_is_the_model_of_the_suite() -> None:
+    assert resolve("llama").text == "llama-1b"
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("resnet50", ModelOptions(layers=3), "--layers: only for decoders of any size"),
+        ("hf:gpt2", ModelOptions(kv_heads=3), "--kv-heads: only for decoders of any size"),
+        ("gpt", ModelOptions(lora="r=8"), "--lora: not for gpt"),
+        ("gpt", ModelOptions(weights="int8"), "unknown --weights 'int8'"),
+    ],
+)
+def test_options_of_others_are_refused(target: str, options: ModelOptions, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        resolve(target, options=options)

@@ -1,0 +1,83 @@
+"""Published steps on several GPUs, rebuilt from the columns of a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lab.measured.distributed_steps import NotRebuilt, rebuilt
+from lab.score.distributed import kendall, step_flops
+
+ROW: dict[str, Any] = {
+    # vTrain's validation set, data/ground_truth_single.csv, first line
+    **dict.fromkeys(("kv_heads", "n_experts", "active_params_b", "shard_group", "offload")),
+    **dict.fromkeys(("sequence_parallel", "compile", "interconnect_inter", "qc", "ep")),
+    "source": "VIA-Research/vTrain",
+    "framework": "Megatron-DeepSpeed",
+    "task": "pretrain",
+    "model": "GPT L24 H1024",
+    "model_family": "GPT",
+    "params_b": 0.35482112,
+    "layers": 24,
+    "hidden": 1024,
+    "heads": 16,
+    "ffn": 4096,
+    "vocab": 50257,
+    "seq_len": 1024,
+    "gpu": "A100-SXM",
+    "n_gpu": 2,
+    "gpus_per_node": 8,
+    "precision": "fp16",
+    "strategy": "PP",
+    "dp": 1,
+    "zero_stage": "0",
+    "tp": 1,
+    "pp": 2,
+    "cp": 1,
+    "virtual_pp": 1,
+    "micro_batch": 8,
+    "grad_accum": 2,
+    "global_batch": 16,
+    "activation_checkpointing": "full",
+    "flash_attention": False,
+    "step_s": 0.372160408,
+}
+
+
+def test_a_row_gives_the_model_the_strategy_and_the_cluster() -> None:
+    step = rebuilt(ROW)
+    assert (step.strategy.pipeline, step.strategy.microbatches, step.strategy.gpus) == (2, 2, 2)
+    assert step.sizes.vocab == 50304  # padded to a multiple of 128
+    assert (step.sizes.recompute, step.sizes.fused_attention) == ("full", False)
+    assert step.cluster.gpus_per_node == 8
+    wide = rebuilt({**ROW, "interconnect_inter": "RoCE 4x100 Gb/s per node"})
+    assert wide.cluster.network is not None
+    assert wide.cluster.network.bytes_per_s == 5e10
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "TPU-v4"}, "a TPU"),
+        ({"precision": "fp8"}, "8 or 4 bits"),
+        ({"cp": 2}, "do not multiply to the GPUs"),
+        ({"micro_batch": None}, "micro-batch is not stated"),
+        ({"global_batch": 32}, "do not add up to the global batch"),
+        ({"n_gpu": 4}, "do not multiply to the GPUs"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_named(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotRebuilt, match=reason):
+        rebuilt({**ROW, **change})
+
+
+def test_the_baseline_counts_the_flops_of_one_gpu() -> None:
+    token = 6 * 0.35482112e9 + 6 * 24 * 1024 * 1024
+    assert step_flops(ROW) == pytest.approx(token * 1024 * 16 / 2)
+
+
+def test_kendall_is_one_for_equal_orders_and_minus_one_for_opposite_ones() -> None:
+    assert kendall([1, 2, 3], [10, 20, 90]) == 1
+    assert kendall([1, 2, 3], [3, 2, 1]) == -1
+    assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)

@@ -1,0 +1,85 @@
+"""GPT and Llama of any size."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.tracing import trace
+from wavecast.suite.decoders import RECOMPUTE, gpt, llama
+from wavecast.traces.recomputed import recomputed
+from wavecast.traces.step import Phase, Role, Trace
+
+SMALL: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
+
+
+def _traced(make: Any, precision: str = "bf16", **options: Any) -> Trace:
+    step = trace(partial(make, 2, precision, **{**SMALL, **options}))
+    assert isinstance(step, Trace)
+    return step
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+@pytest.mark.parametrize("make", [gpt, partial(llama, kv_heads=2, ffn=48)])
+def test_a_decoder_learns(make: Any, weights: str) -> None:
+    torch.manual_seed(0)
+    step = make(2, "bf16", device="cpu", weights=weights, learning_rate=1e-2, **SMALL)
+    losses = [float(step()) for _ in range(8)]
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_recomputing_changes_no_result() -> None:
+    results = []
+    for recompute in RECOMPUTE:
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"recompute": recompute, "fused_attention": False}
+        step = gpt(2, "fp32", device="cpu", **SMALL, **options)
+        results.append([float(step()) for _ in range(2)])
+    assert all(result == pytest.approx(results[0]) for result in results)
+
+
+def test_torchtitans_recomputation_repeats_half_of_the_products() -> None:
+    def products(recompute: str) -> int:
+        calls = _traced(llama, kv_heads=2, ffn=48, weights="bf16", recompute=recompute).calls
+        return sum(c.op.base == "aten.mm" and c.phase is Phase.BACKWARD for c in calls)
+
+    none, half, full = (products(name) for name in ("none", "alternate", "full"))
+    assert half - none == pytest.approx((full - none) / 2)
+
+
+def test_weights_in_16_bits_have_float32_copies_and_gradients() -> None:
+    step = _traced(gpt, weights="bf16")
+    held = {
+        role: sum(a.nbytes for a in step.allocations if a.role is role and a.born is None)
+        for role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE)
+    }
+    assert held[Role.GRADIENT] == 2 * held[Role.PARAMETER]
+    assert held[Role.OPTIMIZER_STATE] >= 6 * held[Role.PARAMETER]
+    assert not any(a.role is Role.WEIGHT_COPY for a in step.allocations)
+
+
+def test_full_recomputation_repeats_the_blocks() -> None:
+    kept, again = _traced(gpt), _traced(gpt, recompute="full")
+    assert not recomputed(kept.calls)
+    modules = {again.calls[position].module for position in recomputed(again.calls)}
+    assert {f"SizedDecoder.blocks.{i}.feed_forward.up" for i in range(2)} <= modules
+    assert all(again.calls[p].phase is Phase.BACKWARD for p in recomputed(again.calls))
+    assert not any(name in ("SizedDecoder.words", "SizedDecoder.norm") for name in modules)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 5}, "must divide into heads=5"),
+        ({"recompute": "some"}, "one of none, selective, alternate, full"),
+        ({"weights": "fp16"}, "need products in the same precision"),
+        ({"layers": 0}, "layers must be at least 1"),
+    ],
+)
+def test_bad_sizes_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        gpt(2, "bf16", device="cpu", **{**SMALL, **options})
