@@ -10,12 +10,12 @@ from wavecast.footprint.memory import Memory
 from wavecast.footprint.parallel_memory import fullest_rank
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.gradients import parameters
-from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
 from wavecast.steps.parallel_prediction import (
     ClusterPredictor,
     ParallelPrediction,
-    predict_parallel,
+    predict_spread,
+    spread_by_time,
 )
 from wavecast.traces.blocks import blocks_of
 from wavecast.traces.step import Role, Trace
@@ -151,11 +151,12 @@ def _tried(
         needed = f"weights, gradients and optimizer alone need {least / 1e9:.0f} GB"
         return Layout(strategy, micro, reason=f"does not fit: {needed}")
     try:
-        needed_memory = fullest_rank(spread(trace, strategy), device)
+        step = spread_by_time(trace, strategy, predictor)
+        needed_memory = fullest_rank(step, device)
         if not needed_memory.fits:
             needed = f"it needs {needed_memory.needed_bytes / 1e9:.0f} GB"
             return Layout(strategy, micro, needed_memory, reason=f"does not fit: {needed}")
-        prediction = predict_parallel(trace, strategy, predictor, host)
+        prediction = predict_spread(trace, step, predictor, host)
     except InvalidInput as error:
         return Layout(strategy, micro, reason=str(error))
     return Layout(strategy, micro, needed_memory, prediction, _losses(prediction))

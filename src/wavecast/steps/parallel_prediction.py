@@ -175,9 +175,21 @@ def predict_parallel(
     Raises:
         InvalidInput: the step cannot be spread this way. The message says what would fit.
     """
+    return predict_spread(trace, spread_by_time(trace, strategy, predictor), predictor, host)
+
+
+def spread_by_time(trace: Trace, strategy: Parallel, predictor: ClusterPredictor) -> ParallelStep:
+    """What each group of ranks runs, with the stages of a pipeline cut at equal predicted time."""
     _refuse_without_network(strategy, predictor.cluster)
     predictor.learn([call.op for call in trace])
-    step = spread(trace, strategy, lambda call: float(predictor.seconds([call])[0]))
+    return spread(trace, strategy, lambda call: float(predictor.seconds([call])[0]))
+
+
+def predict_spread(
+    trace: Trace, step: ParallelStep, predictor: ClusterPredictor, host: HostModel
+) -> ParallelPrediction:
+    """The time of one optimizer step that was spread before, from the trace of one micro-batch."""
+    strategy = step.strategy
     player = _RankPlayer(predictor, host)
     if strategy.pipeline == 1:
         seconds, stages = _without_pipeline(step.groups[0], strategy, player)

@@ -1,0 +1,88 @@
+"""The commands for several GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from parallel_steps import small_gpt2_step
+from shell import run
+
+from wavecast.cli.parallel_options import parse_parallel
+from wavecast.errors import InvalidInput
+from wavecast.parallel.strategy import Parallel
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> str:
+    path = tmp_path / "step.json.gz"
+    small_gpt2_step().save(path)
+    return str(path)
+
+
+def test_the_option_names_a_strategy() -> None:
+    text = "data=16, shard=3,sequence,tensor=2,reshard=no,cluster=dgx-h100"
+    assert parse_parallel(text) == Parallel(
+        data=16, shard=3, sequence=True, tensor=2, reshard=False, cluster="dgx-h100"
+    )
+    assert parse_parallel("") == Parallel()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rows=2", "does not know 'rows'"),
+        ("data", "data is a whole number, not ''"),
+        ("data=two", "not 'two'"),
+        ("data=2,data=4", "data twice"),
+        ("sequence=maybe,tensor=2", "yes or no"),
+        ("cluster=", "needs a name"),
+        ("data=0", "at least 1"),
+        ("data=99999999999999999999", "a whole number"),
+    ],
+)
+def test_what_is_no_strategy_is_refused(text: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        parse_parallel(text)
+
+
+def test_predict_shows_a_spread_step(step: str) -> None:
+    done = run("predict", step, "--gpu", "h100-sxm-80gb", "--parallel", "data=8,shard=3")
+    assert done.code == 0, done.err
+    assert "8 x h100-sxm-80gb" in done.out
+    assert "data 8, shard 3" in done.out
+    done = run("predict", step, "--gpu", "l4", "--parallel", "data=4", "--json")
+    [record] = json.loads(done.out)["predictions"]
+    assert record["gpus"] == 4
+    assert record["strategy"]["data"] == 4
+    assert 0 < record["low_s"] <= record["seconds"] <= record["high_s"]
+
+
+def test_memory_and_fits_answer_for_the_fullest_rank(step: str) -> None:
+    gpu = ("--gpu", "h100-sxm-80gb")
+    whole = json.loads(run("memory", step, *gpu, "--json").out)
+    shared = json.loads(run("memory", step, *gpu, "--parallel", "data=8,shard=3", "--json").out)
+    assert whole != shared
+    assert run("fits", step, *gpu, "--parallel", "data=8,shard=3").code == 0
+    refused = run("memory", step, *gpu, "--parallel", "data=8", "--advice")
+    assert refused.code == 1
+    assert "--parallel cannot be used with" in refused.err
+
+
+def test_scale_and_parallelize(step: str) -> None:
+    done = run("scale", step, "--gpu", "a100-sxm-80gb", "--up-to", "16", "--json")
+    assert done.code == 0, done.err
+    assert [point["gpus"] for point in json.loads(done.out)["points"]] == [1, 2, 4, 8, 16]
+    done = run("parallelize", step, "--gpu", "l4", "--gpus", "4", "--global-batch", "16")
+    assert done.code == 0, done.err
+    assert "strategies tried" in done.out
+    wrong = run("parallelize", step, "--gpu", "l4", "--gpus", "0", "--global-batch", "16")
+    assert (wrong.code, "--gpus is a whole number" in wrong.err) == (1, True)
+
+
+@pytest.mark.parametrize("option", [("--by", "op"), ("--predictor", "roofline"), ("--cuda-graph",)])
+def test_options_of_one_gpu_are_refused(step: str, option: tuple[str, ...]) -> None:
+    done = run("predict", step, "--gpu", "l4", "--parallel", "data=2", *option)
+    assert done.code == 1
+    assert f"{option[0]} cannot be used with --parallel" in done.err

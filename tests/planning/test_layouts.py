@@ -1,0 +1,86 @@
+"""The search for the fastest way to spread a step, and scaling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from parallel_steps import small_gpt2_step
+
+import wavecast
+from wavecast.errors import InvalidInput
+from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.parallel.strategy import Parallel
+from wavecast.planning.layouts import Layout, Search, candidates, search_layouts
+from wavecast.planning.scaling import Scaling, scale
+from wavecast.steps.parallel_prediction import ClusterPredictor
+from wavecast.steps.predicting import on_cluster
+
+FAST_HOST = REFERENCE_HOST.scaled(1e-3)
+
+
+def _predictor(gpu: str = "h100-sxm-80gb", cluster: str | None = None) -> ClusterPredictor:
+    return on_cluster(wavecast.device(gpu), Parallel(cluster=cluster))
+
+
+def _found(gpus: int, batch: int) -> list[Layout]:
+    search = Search(gpus, batch, (2,))
+    return search_layouts(search, lambda _: small_gpt2_step(4), _predictor(), FAST_HOST)
+
+
+def test_every_candidate_uses_all_gpus_and_the_whole_batch() -> None:
+    tried = list(candidates(Search(16, 64, (1, 2)), domain_gpus=8, blocks=12))
+    assert {strategy.gpus for strategy, _ in tried} == {16}
+    assert {s.data * s.microbatches * micro for s, micro in tried} == {64}
+    assert max(strategy.tensor for strategy, _ in tried) == 8
+    kinds = {(s.tensor > 1, s.pipeline > 1, s.shard) for s, _ in tried}
+    assert {(False, False, 0), (False, False, 3), (True, False, 1), (False, True, 0)} <= kinds
+
+
+def test_the_fastest_comes_first_and_failures_last_with_their_reason() -> None:
+    found = _found(8, 32)
+    working = [layout.seconds for layout in found if layout.seconds is not None]
+    assert working == sorted(working)
+    failed = found[len(working) :]
+    assert failed
+    assert all(layout.prediction is None and layout.reason for layout in failed)
+    # Two heads cannot be divided among four GPUs.
+    assert any("tensor=4" in layout.reason for layout in failed)
+
+
+def test_what_does_not_fit_is_told_with_its_size() -> None:
+    tiny = replace(wavecast.device("h100-sxm-80gb"), memory_bytes=1 << 16)
+    predictor = on_cluster(tiny, Parallel(cluster="dgx-h100"))
+    found = search_layouts(Search(2, 4, (2,)), lambda _: small_gpt2_step(), predictor, FAST_HOST)
+    assert all(layout.reason.startswith("does not fit: ") for layout in found)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="a global batch of 7 cannot be divided among 8 GPUs"):
+        _found(8, 7)
+
+
+def _curve(strong: bool, counts: list[int]) -> Scaling:
+    strategy = Parallel(microbatches=8 if strong else 1)
+    predictor = _predictor(cluster="tbd-ethernet") if not strong else _predictor()
+    return scale(small_gpt2_step(), strategy, counts, predictor, FAST_HOST, strong=strong)
+
+
+def test_weak_scaling_over_a_slow_network_has_a_knee() -> None:
+    curve = _curve(False, [1, 2, 4])
+    assert [point.gpus for point in curve.points] == [1, 2, 4]
+    assert curve.points[0].relative == 1.0
+    assert curve.points[-1].relative < 0.8
+    assert curve.knee is not None
+
+
+def test_strong_scaling_divides_the_micro_batches() -> None:
+    curve = _curve(True, [1, 2, 8])
+    assert [p.prediction.strategy.microbatches for p in curve.points] == [8, 4, 1]
+    samples = {point.prediction.samples for point in curve.points}
+    assert samples == {16}
+
+
+def test_a_number_that_holds_no_whole_replica_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="use a multiple of 2"):
+        scale(small_gpt2_step(), Parallel(tensor=2), [3], _predictor(), FAST_HOST)
