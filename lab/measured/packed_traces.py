@@ -54,6 +54,7 @@ class PackedTraces(Mapping[str, Trace]):
             samples=head["samples"],
             unit=head["unit"],
             notes=tuple(head["notes"]),
+            asks_capability=bool(head.get("asks_capability", False)),
             measurement=measurement and Measurement(**measurement),
         )
 

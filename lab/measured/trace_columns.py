@@ -98,6 +98,8 @@ class _Writer:
             )
         kernels = [kernel for call in trace.calls for kernel in call.kernels]
         fields = {field.name: getattr(trace, field.name) for field in dataclasses.fields(trace)}
+        if not trace.asks_capability:  # campaigns that were packed before do not have it
+            del fields["asks_capability"]
         return fields | {
             "calls": len(trace.calls),
             "allocations": len(trace.allocations),
