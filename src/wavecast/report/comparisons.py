@@ -67,7 +67,8 @@ def figure_lines(row: StepComparison) -> Iterator[tuple[str, str, str, str]]:
 
     yield measured("step", lambda step: step.seconds, duration)
     if old.low_s is not None or new.low_s is not None:
-        yield "range", *(time_range(step.low_s, step.high_s) for step in (old, new)), ""
+        ranges = [time_range(step.low_s, step.high_s) for step in (old, new)]
+        yield "range", ranges[0], ranges[1], ""
     yield measured("GPU busy", lambda step: step.gpu_s, duration)
     yield measured("host busy", lambda step: step.host_s, duration)
     if old.throughput is not None and new.throughput is not None:
