@@ -218,8 +218,7 @@ def max_batch(
     strategy = None if parallel is None else parse_parallel(parallel)
     if resolve(target, start, precision, options).make_step is None:
         raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
-    if limit is not None and not 0 < limit < math.inf:
-        raise InvalidInput(f"--limit-gib is a number of GiB above 0, not {limit:g}")
+    limit_bytes = _limit_bytes(limit)
 
     gpus = named_or_all_gpus(gpu)
     first = family(gpus[0])
@@ -236,7 +235,6 @@ def max_batch(
         def traced(batch: int, device: Device = device) -> Trace:
             return traced_for(batch, family(device))
 
-        limit_bytes = None if limit is None else bytes_of_gib(limit)
         answer = largest_traced_batch(
             traced,
             device,
@@ -251,6 +249,15 @@ def max_batch(
     else:
         what = "batch" if parallel is None else f"micro-batch of one replica with {parallel}"
         show(report.largest_batches(f"{target}: the largest {what}", answers, width()))
+
+
+def _limit_bytes(limit_gib: float | None) -> int | None:
+    """The limit that the option gives; None for that of the GPU."""
+    if limit_gib is None:
+        return None
+    if not 0 < limit_gib < math.inf:
+        raise InvalidInput(f"--limit-gib is a number of GiB above 0, not {limit_gib:g}")
+    return bytes_of_gib(limit_gib)
 
 
 def _trace(target: Target, gpu: Device | None) -> Trace:
