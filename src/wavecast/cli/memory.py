@@ -40,6 +40,7 @@ from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
     from wavecast.footprint.advice import Advice
+    from wavecast.footprint.largest_batch import LargestBatch
     from wavecast.footprint.memory import Memory
     from wavecast.parallel.strategy import Parallel
 
@@ -229,21 +230,17 @@ def max_batch(
             return common
         return trace_of(assuming(resolve(target, batch, precision, options), assume), wanted)
 
-    answers = []
-    for device in gpus:
-
-        def traced(batch: int, device: Device = device) -> Trace:
-            return traced_for(batch, family(device))
-
-        answer = largest_traced_batch(
-            traced,
+    def answer(device: Device) -> LargestBatch:
+        return largest_traced_batch(
+            lambda batch: traced_for(batch, family(device)),
             device,
             limit_bytes,
             start=start,
             expandable=expandable_segments,
             parallel=strategy,
         )
-        answers.append((device, answer))
+
+    answers = [(device, answer(device)) for device in gpus]
     if as_json:
         print_json(records.largest_batches(answers))
     else:
