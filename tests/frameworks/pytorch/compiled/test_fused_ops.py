@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import sympy
+import sympy  # type: ignore[import-untyped]
 
 from wavecast import ops
 from wavecast.frameworks.pytorch.compiled.fused_ops import fused_op, kernels_of, list_kernel
