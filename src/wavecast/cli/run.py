@@ -20,7 +20,6 @@ from wavecast.errors import CaptureError, InvalidInput
 from wavecast.files import write_whole
 from wavecast.frameworks.tracing import of_families
 from wavecast.hardware.device import Device
-from wavecast.hardware.families import Family
 from wavecast.planning.choice import fastest_first, fitting_first
 from wavecast.report import memory as memory_report
 from wavecast.report import predictions as prediction_report
@@ -158,14 +157,14 @@ class _Runs:
         """The first run."""
         return self.done[0]
 
-    def trace_for(self, family: Family | None) -> Trace:
-        """The step of the script with the kernels of a GPU family."""
+    def trace_for(self, gpu: Device | None) -> Trace:
+        """The step of the script with the kernels of a GPU."""
         script, *arguments = self.command
         keep_for_results()
         with counting_ops(f"running {script}") as progress:
             try:
                 done = wavecast.run_script(
-                    script, arguments, capability=family, progress=progress, **self.options
+                    script, arguments, gpu=gpu, progress=progress, **self.options
                 )
             except CaptureError as error:
                 _pass_on(error)

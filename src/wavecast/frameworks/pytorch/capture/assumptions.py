@@ -37,6 +37,8 @@ class Assumptions:
         self._quiet = False
         self.compiled = False
         """Whether the step runs something that torch.compile would compile."""
+        self.stops_at_compile = False
+        """Whether such a step is to be stopped there, to begin again with a compiler."""
         self._answers: dict[str, None] = {}
         self.asks_capability = False
         """Whether the user's code asked for what depends on the GPU's family."""
