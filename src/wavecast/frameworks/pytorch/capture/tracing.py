@@ -82,8 +82,7 @@ def capture(
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
     Args:
-        make_step: builds model, optimizer and inputs, and returns the function that runs one
-            step. It is plain CUDA code and needs no changes for tracing.
+        make_step: builds model, optimizer and inputs, and returns the function of one step.
         capability: the compute capability whose attention kernels to choose.
         samples: how many samples (or other `unit`) the step consumes.
         unit: what `samples` counts.
