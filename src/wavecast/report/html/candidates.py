@@ -9,6 +9,7 @@ from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device
 from wavecast.planning.choice import comparable
 from wavecast.planning.prices import price
+from wavecast.report.units import percent
 from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.rank_timetables import rank_timetables
@@ -37,6 +38,9 @@ class Candidate:
     """Whether enough of the step was predicted to rank it."""
     timetables: Callable[[], Mapping[str, Timetable]]
     """A function that gives the timetable of each distinct rank, by what it is called."""
+    gpus: int = 1
+    remark: str = ""
+    """What the verdict adds; empty to say what the step is bound by."""
 
     @property
     def fits(self) -> bool | None:
@@ -73,7 +77,8 @@ def of_prediction(step: Prediction, setup: str | None = None) -> Candidate:
 def of_parallel(step: ParallelPrediction, memory: Memory | None) -> Candidate:
     """A step on several GPUs, with the memory of its fullest rank."""
     offer = price(step.device)
-    exposed = step.exposed_s + step.idle_s
+    lost = {"communication": step.exposed_s, "pipeline bubble": step.idle_s}
+    most = max(lost, key=lost.__getitem__)
     return Candidate(
         name=f"{step.gpus} x {step.device.id}",
         device=step.device,
@@ -84,9 +89,11 @@ def of_parallel(step: ParallelPrediction, memory: Memory | None) -> Candidate:
         unit=step.trace.unit,
         usd_per_hour=None if offer is None else offer.usd_per_hour * step.gpus,
         memory=memory,
-        bound_by="communication" if exposed > 0.5 * step.seconds else "gpu",
+        bound_by=most if lost[most] > step.seconds / 2 else "gpu",
         is_comparable=True,
         timetables=lambda: rank_timetables(step),
+        gpus=step.gpus,
+        remark=f"each GPU has {percent(step.efficiency)} of the speed of one alone",
     )
 
 
@@ -100,6 +107,15 @@ def best_value(candidates: Sequence[Candidate]) -> Candidate | None:
     """The one that does most work for a dollar; None without prices."""
     priced = [one for one in ranked(candidates) if one.per_usd is not None]
     return max(priced, key=lambda one: one.per_usd or 0.0, default=None)
+
+
+def most_wanted(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The fastest first, then the one that gives most for the money, then the others."""
+    value = best_value(candidates)
+    order = ranked(candidates)
+    first = [*order[:1], *([] if value is None or value in order[:1] else [value])]
+    chosen = {id(one) for one in first}
+    return [*first, *(one for one in candidates if id(one) not in chosen)]
 
 
 def cannot_be_told_apart(candidates: Sequence[Candidate]) -> list[Candidate]:

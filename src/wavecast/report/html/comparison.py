@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from wavecast.report.html.axes import title_of
@@ -28,7 +29,6 @@ _BOUNDS = {
     "gpu": "the GPU sets the pace",
     "host": "the host sets the pace: the GPU waits for it",
     "both": "host and GPU wait for each other",
-    "communication": "communication sets the pace",
 }
 
 
@@ -50,7 +50,7 @@ def _of_one(one: Candidate) -> Html:
     parts = ["One step takes about ", _strong(duration(one.seconds)), f" on {one.name}"]
     if one.low_s is not None:
         parts.append(f" (range {time_range(one.low_s, one.high_s)})")
-    parts.append(f"; {_BOUNDS.get(one.bound_by, one.bound_by)}.")
+    parts.append(f"; {one.remark or _BOUNDS[one.bound_by]}.")
     if one.memory is not None:
         needed = memory(one.memory.needed_bytes)
         parts += [" It ", _strong("fits"), f": it needs {needed} of {_capacity(one)}."]
@@ -114,7 +114,9 @@ def tiles(one: Candidate) -> Html:
         hourly = f"at ${one.usd_per_hour:.2f} an hour"
         shown.append((f"{one.unit} per dollar", quantity(one.per_usd), hourly))
     boxes = [
-        element("div", element("dt", what), element("dd", figure), element("dd", more, class_="more"))
+        element(
+            "div", element("dt", what), element("dd", figure), element("dd", more, class_="more")
+        )
         for what, figure, more in shown
     ]
     name = element("p", one.name, class_="of")
@@ -139,11 +141,11 @@ def comparison(candidates: Sequence[Candidate]) -> Html:
         Column("memory", [_memory(one) for one in candidates], 1),
         Column("bound by", [one.bound_by for one in candidates], 1, left=True),
     ]
-    longest = max(one.high_s or one.seconds for one in candidates)
+    ends = _ends(candidates)
 
     def drawn(column: Column, row: int) -> Html | None:
         one = candidates[row]
-        return _range_bar(one, longest) if column.name == "range" and one.is_comparable else None
+        return _range_bar(one, ends) if column.name == "range" and one.is_comparable else None
 
     return table(
         fitting(columns, ANY_WIDTH),
@@ -153,11 +155,23 @@ def comparison(candidates: Sequence[Candidate]) -> Html:
     )
 
 
-def _range_bar(one: Candidate, longest: float) -> Html:
-    """A line from the low to the high end, with a dot at the predicted time."""
+def _ends(candidates: Sequence[Candidate]) -> tuple[float, float]:
+    """The shortest and the longest time that is drawn, both logarithms."""
+    low = min(one.low_s or one.seconds for one in candidates)
+    high = max(one.high_s or one.seconds for one in candidates)
+    return math.log(low or high), math.log(high)
+
+
+def _range_bar(one: Candidate, drawn: tuple[float, float]) -> Html:
+    """A line from the low to the high end, with a dot at the predicted time.
+
+    The scale is logarithmic, so that ranges of fast and of slow GPUs can be compared.
+    """
+    low, high = drawn
 
     def at(seconds: float) -> str:
-        return f"{2 + 96 * seconds / longest:.2f}%"
+        share = (math.log(seconds) - low) / (high - low) if seconds and high > low else 0.5
+        return f"{4 + 92 * min(1.0, max(0.0, share)):.2f}%"
 
     parts = []
     if one.low_s is not None and one.high_s is not None:
@@ -184,4 +198,4 @@ def _memory(one: Candidate) -> str:
     if one.memory is None:
         return UNKNOWN
     share = one.memory.needed_bytes / one.device.memory_bytes
-    return f"{memory(one.memory.needed_bytes)} of {_capacity(one)} ({percent(share)})"
+    return f"{memory(one.memory.needed_bytes)} ({percent(share)})"
