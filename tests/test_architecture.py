@@ -100,6 +100,8 @@ PUBLIC = [
     "ScriptRun",
     "StoreUnavailable",
     "Trace",
+    "TrainingCost",
+    "TrainingPlan",
     "UnknownName",
     "WavecastError",
     "caffe_net",
@@ -118,6 +120,7 @@ PUBLIC = [
     "read_runs",
     "run_script",
     "trace",
+    "training_cost",
 ]
 
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
