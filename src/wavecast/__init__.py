@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from wavecast.regression.per_layer import LayerTime, PerLayer, published
     from wavecast.runs.readers import read_runs
     from wavecast.runs.store.store import RunStore
+    from wavecast.steps.comparison import StepComparison, compare
     from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
     from wavecast.steps.parallel_prediction import ParallelPrediction
     from wavecast.steps.predicting import predict
@@ -83,6 +84,7 @@ __all__ = [
     "Scaler",
     "ScriptPart",
     "ScriptRun",
+    "StepComparison",
     "StoreUnavailable",
     "Trace",
     "TrainingCost",
@@ -90,6 +92,7 @@ __all__ = [
     "UnknownName",
     "WavecastError",
     "caffe_net",
+    "compare",
     "device",
     "devices",
     "extrapolate_batch",
@@ -129,7 +132,9 @@ _LAZY = {
     "Scaler": "wavecast.predictors.base",
     "ScriptPart": "wavecast.traces.script",
     "ScriptRun": "wavecast.traces.script",
+    "StepComparison": "wavecast.steps.comparison",
     "caffe_net": "wavecast.regression.caffe_nets",
+    "compare": "wavecast.steps.comparison",
     "extrapolate_batch": "wavecast.steps.larger_batch",
     "max_batch": "wavecast.frameworks.tracing",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
