@@ -63,9 +63,10 @@ def write_prediction_files(
     setup: str | None = None,
 ) -> None:
     """Write the report and the timelines of predictions, where they were asked for."""
+    from wavecast.planning.prices import price_book
     from wavecast.report.html.reports import prediction_report
 
-    write_page(html, lambda: prediction_report(title, rows, setup))
+    write_page(html, lambda: prediction_report(title, rows, price_book(setup)))
     _write_chrome_trace(chrome_trace, lambda: {row.device.id: row.timetable for row in rows})
 
 

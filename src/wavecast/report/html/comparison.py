@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 from wavecast.report.html.axes import title_of
-from wavecast.report.html.candidates import (
-    Candidate,
+from wavecast.report.html.compared import (
+    ComparedStep,
     best_value,
     cannot_be_told_apart,
     ranked,
 )
 from wavecast.report.html.markup import Html, element, empty_element, joined, table
+from wavecast.report.prices import hourly
 from wavecast.report.tables import ANY_WIDTH, Column, fitting, listed
 from wavecast.report.units import (
     UNKNOWN,
@@ -32,7 +33,7 @@ _BOUNDS = {
 }
 
 
-def verdict(candidates: Sequence[Candidate]) -> Html:
+def verdict(candidates: Sequence[ComparedStep]) -> Html:
     """The answer in a sentence or three."""
     order = ranked(candidates)
     if not order:
@@ -46,7 +47,7 @@ def _strong(text: str) -> Html:
     return element("strong", text)
 
 
-def _of_one(one: Candidate) -> Html:
+def _of_one(one: ComparedStep) -> Html:
     parts = ["One step takes about ", _strong(duration(one.seconds)), f" on {one.name}"]
     if one.low_s is not None:
         parts.append(f" (range {time_range(one.low_s, one.high_s)})")
@@ -57,7 +58,9 @@ def _of_one(one: Candidate) -> Html:
     return joined(parts)
 
 
-def _of_several(candidates: Sequence[Candidate], order: Sequence[Candidate]) -> list[str | Html]:
+def _of_several(
+    candidates: Sequence[ComparedStep], order: Sequence[ComparedStep]
+) -> list[str | Html]:
     first, close, value = order[0], cannot_be_told_apart(candidates), best_value(candidates)
     speed = or_unknown(first.throughput, lambda rate: f"{count(rate)} {first.unit}/s")
     told = "" if first.throughput is None else f", {speed}"
@@ -67,7 +70,7 @@ def _of_several(candidates: Sequence[Candidate], order: Sequence[Candidate]) -> 
     ]
     if close:
         names = listed([one.name for one in close])
-        parts.append(f" It cannot be told apart from {names}: each lies in the other's range.")
+        parts.append(f" It cannot be told apart from {names}: their ranges overlap too far.")
     if value is not None and value.per_usd is not None:
         most = f"{quantity(value.per_usd)} {value.unit} per dollar"
         if value is first:
@@ -77,12 +80,12 @@ def _of_several(candidates: Sequence[Candidate], order: Sequence[Candidate]) -> 
     return parts
 
 
-def _too_small(candidates: Sequence[Candidate]) -> list[str | Html]:
+def _too_small(candidates: Sequence[ComparedStep]) -> list[str | Html]:
     names = [one.name for one in candidates if one.fits is False]
     return [f" The step does not fit on {listed(names)}."] if names else []
 
 
-def _nothing_fits(candidates: Sequence[Candidate]) -> Html:
+def _nothing_fits(candidates: Sequence[ComparedStep]) -> Html:
     if all(one.fits is False for one in candidates):
         needed = min(one.memory.needed_bytes for one in candidates if one.memory is not None)
         names = "this GPU" if len(candidates) == 1 else f"none of {len(candidates)} GPUs"
@@ -97,15 +100,15 @@ def _nothing_fits(candidates: Sequence[Candidate]) -> Html:
     )
 
 
-def _capacity(one: Candidate) -> str:
+def _capacity(one: ComparedStep) -> str:
     return memory(one.device.memory_bytes)
 
 
-def tiles(one: Candidate) -> Html:
+def tiles(one: ComparedStep) -> Html:
     """The main figures of one candidate, large."""
     shown = [("step", _step(one), time_range(one.low_s, one.high_s) if one.low_s else "no range")]
-    if one.throughput is not None and one.is_comparable:
-        shown.append(("speed", f"{count(one.throughput)}", f"{one.unit}/s"))
+    if one.rate is not None:
+        shown.append(("speed", f"{count(one.rate)}", f"{one.unit}/s"))
     if one.memory is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[one.fits]
         needed = memory(one.memory.needed_bytes)
@@ -123,11 +126,11 @@ def tiles(one: Candidate) -> Html:
     return element("div", name, element("dl", *boxes), class_="tiles")
 
 
-def _step(one: Candidate) -> str:
+def _step(one: ComparedStep) -> str:
     return f"{'' if one.is_comparable else '> '}{duration(one.seconds)}"
 
 
-def comparison(candidates: Sequence[Candidate]) -> Html:
+def comparison(candidates: Sequence[ComparedStep]) -> Html:
     """One row for each candidate, with its range drawn; headings sort."""
     unit = candidates[0].unit
     columns = [
@@ -135,8 +138,8 @@ def comparison(candidates: Sequence[Candidate]) -> Html:
         Column("fits", [_fits(one) for one in candidates], left=True),
         Column("step", [_step(one) for one in candidates]),
         Column("range", [_range(one) for one in candidates], 1, left=True),
-        Column(f"{unit}/s", [or_unknown(_rate(one), count) for one in candidates], 1),
-        Column("$/h", [or_unknown(one.usd_per_hour, "{:.2f}".format) for one in candidates], 1),
+        Column(f"{unit}/s", [or_unknown(one.rate, count) for one in candidates], 1),
+        Column("$/h", [_hourly(one) for one in candidates], 1),
         Column(f"{unit}/$", [or_unknown(one.per_usd, quantity) for one in candidates], 1),
         Column("memory", [_memory(one) for one in candidates], 1),
         Column("bound by", [one.bound_by for one in candidates], 1, left=True),
@@ -155,14 +158,14 @@ def comparison(candidates: Sequence[Candidate]) -> Html:
     )
 
 
-def _ends(candidates: Sequence[Candidate]) -> tuple[float, float]:
+def _ends(candidates: Sequence[ComparedStep]) -> tuple[float, float]:
     """The shortest and the longest time that is drawn, both logarithms."""
     low = min(one.low_s or one.seconds for one in candidates)
     high = max(one.high_s or one.seconds for one in candidates)
     return math.log(low or high), math.log(high)
 
 
-def _range_bar(one: Candidate, drawn: tuple[float, float]) -> Html:
+def _range_bar(one: ComparedStep, drawn: tuple[float, float]) -> Html:
     """A line from the low to the high end, with a dot at the predicted time.
 
     The scale is logarithmic, so that ranges of fast and of slow GPUs can be compared.
@@ -182,19 +185,19 @@ def _range_bar(one: Candidate, drawn: tuple[float, float]) -> Html:
     return element("svg", text, *parts, class_="range", height="16", aria_hidden="true")
 
 
-def _range(one: Candidate) -> str:
+def _hourly(one: ComparedStep) -> str:
+    return hourly(one.offer) if one.gpus == 1 else or_unknown(one.usd_per_hour, "{:.2f}".format)
+
+
+def _range(one: ComparedStep) -> str:
     return time_range(one.low_s, one.high_s) if one.is_comparable else UNKNOWN
 
 
-def _rate(one: Candidate) -> float | None:
-    return one.throughput if one.is_comparable else None
-
-
-def _fits(one: Candidate) -> str:
+def _fits(one: ComparedStep) -> str:
     return {True: "yes", False: "no", None: UNKNOWN}[one.fits]
 
 
-def _memory(one: Candidate) -> str:
+def _memory(one: ComparedStep) -> str:
     if one.memory is None:
         return UNKNOWN
     share = one.memory.needed_bytes / one.device.memory_bytes

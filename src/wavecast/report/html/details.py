@@ -10,7 +10,7 @@ from typing import Any
 from wavecast.report.html import breakdown, memory_charts, roofline_charts, timelines
 from wavecast.report.html.axes import bar
 from wavecast.report.html.breakdown import Names
-from wavecast.report.html.candidates import Candidate
+from wavecast.report.html.compared import ComparedStep
 from wavecast.report.html.documents import Section, Subject
 from wavecast.report.html.markup import Html, element, folded, joined
 from wavecast.report.units import duration, percent
@@ -28,7 +28,7 @@ class Detailed:
 
     identity: str
     name: str
-    candidate: Candidate
+    candidate: ComparedStep
     moments: Timetable
 
 
@@ -41,7 +41,7 @@ class Details:
     names: tuple[str, ...]
 
 
-def details(candidates: Sequence[Candidate]) -> Details:
+def details(candidates: Sequence[ComparedStep]) -> Details:
     """Where time and memory go, for the first of the candidates."""
     chosen = [
         Detailed(f"{index}-{rank}", ", ".join(filter(None, (one.name, label))), one, moments)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from wavecast.report import profiles as texts
-from wavecast.report.html.candidates import Candidate
+from wavecast.report.html.compared import ComparedStep
 from wavecast.report.html.comparison import tiles, verdict
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
@@ -31,7 +31,7 @@ def predicted_profile_report(
 
 def measured_profile_report(title: str, profile: Profile, trace: Trace) -> Report:
     """The profile of a measured step."""
-    candidate = Candidate(
+    candidate = ComparedStep(
         name=f"{profile.device.id} (measured)",
         device=profile.device,
         seconds=profile.seconds,
@@ -39,7 +39,7 @@ def measured_profile_report(title: str, profile: Profile, trace: Trace) -> Repor
         high_s=None,
         throughput=profile.throughput,
         unit=profile.unit,
-        usd_per_hour=None,
+        offer=None,
         memory=None,
         bound_by="gpu" if profile.gpu_utilisation > 0.9 else "host",
         is_comparable=True,

@@ -5,43 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from wavecast.footprint.memory import Memory
+from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import Scaling
 from wavecast.report import predictions as prediction_texts
 from wavecast.report.html import scaling_charts
-from wavecast.report.html.candidates import Candidate, most_wanted, of_parallel, of_prediction
+from wavecast.report.html.compared import ComparedStep, most_wanted, of_parallel, of_prediction
 from wavecast.report.html.comparison import comparison, tiles, verdict
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
 from wavecast.report.parallel import scaling_remarks, strategy_text
+from wavecast.report.prices import price_lines
 from wavecast.report.tables import Column, notes_by_gpu
 from wavecast.report.units import duration, percent
 from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
 
-_PRICES = "prices are the cheapest known on-demand offers in USD per GPU and hour"
 
+def prediction_report(
+    title: str, rows: Sequence[Prediction], book: PriceBook | None = None
+) -> Report:
+    """Predictions of one step on some GPUs.
 
-def prediction_report(title: str, rows: Sequence[Prediction], setup: str | None = None) -> Report:
-    """Predictions of one step on some GPUs. With a setup, prices are those of its paper."""
-    candidates = [of_prediction(row, setup) for row in rows]
+    Args:
+        title: what was predicted.
+        rows: the predictions, in the order in which they are shown.
+        book: the prices. None for today's.
+    """
+    candidates = [of_prediction(row, book or price_book()) for row in rows]
     return _report(title, candidates, [_how_sure(rows)])
 
 
 def parallel_report(title: str, rows: Sequence[tuple[ParallelPrediction, Memory | None]]) -> Report:
     """Predictions of one step that is spread over several GPUs, with the fullest rank's memory."""
-    candidates = [of_parallel(step, needed) for step, needed in rows]
+    book = price_book()
+    candidates = [of_parallel(step, needed, book) for step, needed in rows]
     steps = [step for step, _ in rows]
     return _report(title, candidates, [_stages(steps), _how_sure_of_ranks(steps)])
 
 
-def _report(title: str, candidates: Sequence[Candidate], more: Iterable[Section]) -> Report:
+def _report(title: str, candidates: Sequence[ComparedStep], more: Iterable[Section]) -> Report:
     wanted = most_wanted(candidates)
+    told = ["the dot is the predicted time, the line its range"]
+    told += price_lines([one.offer for one in candidates])
     compared = Section(
         "comparison",
         "The GPUs compared" if len(candidates) > 1 else "The step",
         comparison(candidates),
-        f"The dot is the predicted time, the line its range; {_PRICES}.",
+        " ".join(map(_sentence, told)),
         "comparison",
     )
     shown = details(wanted)
@@ -53,7 +64,8 @@ def _report(title: str, candidates: Sequence[Candidate], more: Iterable[Section]
 def scaling_report(title: str, curve: Scaling) -> Report:
     """How the speed grows with the number of GPUs, with details of the fewest and the most."""
     steps = [point.prediction for point in curve.points]
-    candidates = [of_parallel(step, None) for step in steps]
+    book = price_book()
+    candidates = [of_parallel(step, None, book) for step in steps]
     shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
     chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
     lead = " ".join(map(_sentence, scaling_remarks(curve)))
