@@ -248,7 +248,8 @@ LANGUAGE = (
         "language",
         (
             (
-                "        loss.backward()\n        optimizer.step()\n\n    return step\n\n\nclass Ranker",
+                "        loss.backward()\n        optimizer.step()\n"
+                "\n    return step\n\n\nclass Ranker",
                 "        loss.backward()\n"
                 "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
                 "        optimizer.step()\n\n    return step\n\n\nclass Ranker",
@@ -376,7 +377,8 @@ RANKING = (
         (
             (
                 "    def forward(self, categories: Any, numbers: Any) -> Any:\n        found = [",
-                '    def forward(self, categories: Any, numbers: Any) -> Any:\n        """The scores."""\n        found: list[Any] = [',
+                "    def forward(self, categories: Any, numbers: Any) -> Any:\n"
+                '        """The scores."""\n        found: list[Any] = [',
             ),
         ),
         IGNORED,

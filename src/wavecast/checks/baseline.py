@@ -28,8 +28,19 @@ _HEAD = """\
 """
 _KEYS = ("format", "host", "software", "usd_per_hour", "steps")
 _STEP_KEYS = (
-    *("step_ms", "gpu_ms", "host_ms", "bound_by", "peak_mib", "needed_mib", "fits", "kernels", "waits"),
-    *("samples", "unit", "unpredicted", "ops_hash", "memory", "types", "ops", "modules"),
+    *("step_ms", "gpu_ms", "host_ms", "bound_by", "peak_mib", "needed_mib", "fits"),
+    *(
+        "kernels",
+        "waits",
+        "samples",
+        "unit",
+        "unpredicted",
+        "ops_hash",
+        "memory",
+        "types",
+        "ops",
+        "modules",
+    ),
 )
 
 
@@ -221,6 +232,8 @@ def _step(table: Mapping[str, Any], gpu: str, where: str) -> StepSummary:
     def size(key: str) -> int | None:
         return round(number(key)) * _MIB if key in table else None
 
+    if not number("step_ms"):
+        raise InvalidInput(f"{where}.step_ms is 0, and no step takes no time")
     fits = table.get("fits")
     if fits is not None and not isinstance(fits, bool):
         raise InvalidInput(f"{where}.fits must be true or false, not {fits!r}")

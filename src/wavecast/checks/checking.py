@@ -61,7 +61,8 @@ class CheckResult:
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes of all verdicts."""
-        return tuple(verdict.outcome for verdict in (*self.steps, *self.choices))
+        of_steps = (verdict.outcome for verdict in self.steps)
+        return (*of_steps, *(verdict.outcome for verdict in self.choices))
 
     @property
     def outcome(self) -> Outcome:

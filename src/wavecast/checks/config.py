@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, WavecastError
 from wavecast.files import read_toml
 from wavecast.hardware.devices import device
 from wavecast.hardware.fact_files import names_of, refuse_unknown, table_of, text_of
@@ -119,7 +119,7 @@ def read_config(path: Path) -> CheckConfig:
         InvalidInput: the file cannot be read, or a key or value in it is wrong.
     """
     try:
-        table = read_toml(path)
+        table: Mapping[str, Any] = read_toml(path)
         if path.name == PROJECT:
             table = table_of(table_of(table, "tool"), "wavecast")
         refuse_unknown(table, _KEYS, "a file of checks")
@@ -167,7 +167,7 @@ def _target(
             options=table_of(table, "options"),
             assume=table_of(table, "assume"),
         )
-    except InvalidInput as error:
+    except WavecastError as error:
         raise InvalidInput(f"{where}: {error}") from None
 
 
