@@ -387,3 +387,14 @@ RANKING = (
 )
 
 CHANGES = (*VISION, *LANGUAGE, *RANKING)
+
+
+def table() -> str:
+    """The changes as a table for the documents."""
+    lines = ["| change | step | expected | because | found |", "|---|---|---|---|---|"]
+    for change in CHANGES:
+        found = change.found or change.verdict
+        said = f"{found}: {change.surprise}" if change.surprise else found
+        cells = change.what, change.target, change.verdict, change.why, said
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

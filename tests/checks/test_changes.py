@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from checks.changes import BETTER, CHANGES, IGNORED, SOURCE, WORSE, Change
+import yaml  # type: ignore[import-untyped]
+from checks.changes import BETTER, CHANGES, IGNORED, SOURCE, WORSE, Change, table
 from shell import Outcome, run
+from typer.main import get_command
+
+from wavecast.cli import app
 
 pytest.importorskip("torch")
 
@@ -42,3 +47,26 @@ def test_there_are_at_least_25_changes_of_three_models() -> None:
     assert len(CHANGES) >= 25
     assert {change.target for change in CHANGES} == {"vision", "language", "ranking"}
     assert {change.verdict for change in CHANGES} == {WORSE, BETTER, IGNORED}
+
+
+def test_the_documents_show_this_table() -> None:
+    page = (SOURCE.parents[2] / "docs" / "howto" / "check-in-ci.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- changes -->\n")[2].partition("\n<!-- /changes -->")[0]
+    assert shown == table()
+    wrong = sum(1 for change in CHANGES if change.found)
+    assert f"{len(CHANGES)} small changes" in page
+    words = {3: "Three", 4: "Four", 5: "Five"}
+    assert f"{words[wrong]} of them were wrong" in page
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+def test_the_examples_for_ci_run_a_command_that_exists(name: str) -> None:
+    job = yaml.safe_load((SOURCE.parent / name).read_text(encoding="utf-8"))
+    if name.startswith("github"):
+        commands = [step.get("run", "") for step in job["jobs"]["check"]["steps"]]
+    else:
+        commands = job["wavecast"]["script"]
+    [command] = [line for line in commands if line.startswith("wavecast ")]
+    word, *arguments = shlex.split(command)[1:]
+    shown = get_command(app).commands[word]  # type: ignore[attr-defined]
+    assert shown.make_context(word, arguments).params["markdown"] is not None
