@@ -17,7 +17,7 @@ from torch import nn
 
 from lab.steps.libraries import import_torchvision
 from lab.steps.llama import PlainLlama
-from lab.steps.small_nets import Detector, SequenceNet, Tower, Denoiser, focal_loss
+from lab.steps.small_nets import Denoiser, Detector, SequenceNet, Tower, focal_loss
 from wavecast import suite
 from wavecast.suite.training import Minimizer
 
