@@ -40,6 +40,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "suite",
         "frameworks",
         "campaigns",
+        "checks",
         "",  # the public face
         "integrations",
         "report",
@@ -108,6 +109,8 @@ PUBLIC = [
     "StepComparison",
     "StoreUnavailable",
     "Trace",
+    "TrainingCost",
+    "TrainingPlan",
     "UnknownName",
     "WavecastError",
     "caffe_net",
@@ -127,6 +130,7 @@ PUBLIC = [
     "read_runs",
     "run_script",
     "trace",
+    "training_cost",
 ]
 
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
