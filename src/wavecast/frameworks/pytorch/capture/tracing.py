@@ -79,7 +79,7 @@ def capture(
     compiler: Compiler | None = None,
     stops_at_compile: bool = False,
 ) -> Trace:
-    """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
+    """The trace of one training step.
 
     Args:
         make_step: builds model, optimizer and inputs, and returns the function of one step.
@@ -99,16 +99,15 @@ def capture(
     warm_up = warm_up if warm_up is not None else 1 if place is None else 2
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
-    assumptions, recorder = Assumptions(GivenValues(assume)), OpRecorder(Structure())
-    assumptions.stops_at_compile = stops_at_compile
+    assumptions = Assumptions(GivenValues(assume), stops_at_compile)
+    recorder = OpRecorder(Structure())
     with pretending(capability, recorder, assumptions, place, compiler) as threads, explaining():
         step = _made(make_step)
         call = partial(_call, step, assumptions, threads)
         before = _warmed_up(call, warm_up, recorder, compiler)
         assumptions.notes.clear()
         recorder.on_call = progress
-        recorded = StepWatch()
-        with recorder.step(), recorded.watch(recorder):
+        with recorder.step(), (recorded := StepWatch()).watch(recorder):
             call()
         recording = _not_empty(recorder.recording())
         assumptions.given.check_used()

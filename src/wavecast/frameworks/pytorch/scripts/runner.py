@@ -101,8 +101,8 @@ def run(
     capability = DEFAULT_CAPABILITY if capability is None else capability
 
     def attempt(compiler: StepCompiler | None, stops: bool) -> ScriptRun:
-        assumptions, recorder = Assumptions(GivenValues(assume)), OpRecorder(Structure())
-        assumptions.stops_at_compile = stops
+        assumptions = Assumptions(GivenValues(assume), stops)
+        recorder = OpRecorder(Structure())
         recorder.on_call = progress
         loop = _Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
