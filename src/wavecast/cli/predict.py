@@ -22,6 +22,12 @@ from wavecast.cli.app import (
     app,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.compile_options import (
+    CompileBothOption,
+    CompileOption,
+    as_compiled,
+    show_gains,
+)
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import NO_FILES, ReportFiles, report_files, write_prediction_files
 from wavecast.cli.parallel import show_parallel
@@ -157,6 +163,8 @@ def predict(
     parallel: ParallelOption = None,
     assume: AssumeOption = None,
     ranks: RanksOption = None,
+    compile_: CompileOption = False,
+    both: CompileBothOption = False,
     moved: MovedOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
@@ -168,6 +176,7 @@ def predict(
     wavecast predict resnet50 --batch 64 --precision bf16 --gpu all
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
     wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
+    wavecast predict gpt2 --precision bf16 --gpu all --compile both
     wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
 
@@ -176,6 +185,7 @@ def predict(
     """
     files.refuse_bad_places()
     wanted = of_ranks(assuming(resolve(target, batch, precision, options), assume), ranks)
+    wanted = as_compiled(wanted, compile_ and not both)
     refuse_scaling(wanted, origin, predictor, setup)
     if parallel is None and ranks is not None:
         parallel = f"data={ranks}"
@@ -197,6 +207,12 @@ def predict(
     predictions = [predict_on(traces, device) for device in gpus]
     if setup is not None and not model:
         predictions = [replace(one, notes=(*one.notes, _NARROW)) for one in predictions]
+    if both:
+        traces = family_traces(as_compiled(wanted, compiled=True), gpus)
+        compiled = [predict_on(traces, device) for device in gpus]
+        show_gains(wanted, predictions, compiled, as_json)
+        exit_if_incomplete(compiled)
+        return
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
     write_prediction_files(files, wanted.name, rows, setup)
     _print(wanted, rows, by, as_json, setup)

@@ -64,19 +64,23 @@ def unchanged(target: Target, batch: int | None, precision: str | None) -> Targe
     return target
 
 
-def trace_of(target: Target, capability: tuple[int, int] | None) -> Trace:
-    """The trace of a target: the saved one, or a new one for a compute capability."""
+def trace_of(
+    target: Target, capability: tuple[int, int] | None, gpu: Device | None = None
+) -> Trace:
+    """The trace of a target: the saved one, or a new one for a GPU or a compute capability."""
     if target.trace is not None or target.make_step is None:
         return target.trace or Trace(())
     with _tracing(target) as progress:
         return wavecast.trace(
             target.make_step,
-            capability=capability,
+            gpu=gpu,
+            capability=capability if gpu is None else None,
             samples=target.samples,
             unit=target.unit,
             progress=progress,
             assume=target.assume,
             ranks=target.ranks,
+            compiled=target.compiled,
         )
 
 
@@ -93,6 +97,7 @@ def family_traces(target: Target, gpus: Sequence[Device]) -> FamilyTraces:
             progress=progress,
             assume=target.assume,
             ranks=target.ranks,
+            compiled=target.compiled,
         )
 
 

@@ -57,7 +57,7 @@ class StepCompiler:
     def rewrite(self, recorder: OpRecorder) -> bool:
         """After a first call of the step: compile the modules that it called from outside.
 
-        Each such module with parameters is compiled as a whole, as `Module.compile()` does. It
+        Each such module with parameters is compiled as a whole, as `torch.compile` does. It
         returns whether anything was compiled.
         """
         if not self._everything:
@@ -65,7 +65,7 @@ class StepCompiler:
         for module in recorder.structure.roots():
             if dynamo.is_compiled(module) or not any(True for _ in module.parameters()):
                 continue
-            module.compile()
+            dynamo.compile_module(module)
             self._compiled.append(module)
         return bool(self._compiled)
 

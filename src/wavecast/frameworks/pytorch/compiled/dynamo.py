@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._C._dynamo import guards
-from torch._dynamo import convert_frame, output_graph, trace_rules
+from torch._dynamo import convert_frame, external_utils, output_graph, trace_rules
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.types import ConvertFrameReturn
@@ -160,6 +160,15 @@ def is_user_error(error: BaseException) -> bool:
 def graph_breaks() -> list[tuple[str, list[Any]]]:
     """The reasons for graph breaks and the stacks of the user's lines, since the trace began."""
     return [(r.reason, list(r.user_stack)) for r in output_graph.graph_break_reasons]
+
+
+def compile_module(module: Any) -> None:
+    """Compile a module as `torch.compile(module)` does, but in its place.
+
+    Torch would not capture the frames of its own modules, such as `nn.Sequential`, so the call is
+    wrapped in a function that it captures.
+    """
+    module._compiled_call_impl = torch.compile(external_utils.wrap_inline(module._call_impl))
 
 
 def is_compiled(module: Any) -> bool:

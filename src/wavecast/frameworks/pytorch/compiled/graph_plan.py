@@ -128,8 +128,8 @@ class _Planner:
                 name = output.get_name()
                 if name in inside or self._is_alias(output):
                     continue
-                if not output.node.should_allocate() and not _is_part_of_result(output.node):
-                    continue
+                if not hasattr(output.node.get_output_spec(), "size"):
+                    continue  # a call with several results, which are nodes of their own
                 spec = spec_of(output.node, self._hint)
                 if spec.device != "cuda":
                     continue
@@ -139,10 +139,10 @@ class _Planner:
         """Note a buffer that is part of another one, and say whether it is."""
         layout = output.node.get_output_spec()
         base = getattr(layout, "view", None) or getattr(layout, "target", None)
-        if base is None:
-            return False
-        self._aliases[output.get_name()] = base.get_name()
-        return True
+        names = [base.get_name()] if base is not None else list(output.get_aliases())
+        if names:
+            self._aliases[output.get_name()] = names[0]
+        return bool(names)
 
     def _taken_over(
         self, spec: TensorSpec, members: list[Any], free: dict[str, None]
@@ -170,11 +170,6 @@ class _Planner:
             tuple(self._hint(n) for n in layout.stride),
             self._hint(layout.offset),
         )
-
-
-def _is_part_of_result(node: Any) -> bool:
-    """Whether a node names one of several results of a library call."""
-    return type(node).__name__ == "MultiOutput"
 
 
 def _same_memory(source: TensorSpec, result: TensorSpec) -> bool:
