@@ -15,6 +15,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     run,
     run_models,
     runs,
+    serve,
     suite,
     trace,
 )

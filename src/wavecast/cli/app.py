@@ -31,7 +31,7 @@ from wavecast.traces.file import SUFFIXES
 _ORDER = (
     *("run", "predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
     *("parallelize", "scale"),
-    *("trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
+    *("serve", "trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
     *("runs", "design", "layers", "collect", "fit"),
 )
 """The order of the commands in the help: the most used ones first."""

@@ -1,0 +1,123 @@
+"""What a client may ask: the fields of a question, their bounds, and the name of the answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from wavecast.errors import InvalidInput
+from wavecast.hardware.devices import device
+from wavecast.parallel.strategy import Parallel
+from wavecast.suite import benchmark
+
+DECODERS = ("gpt", "llama")
+"""Models of any size, beside those of the suite."""
+MOST_GPUS = 8
+"""GPUs that are compared in one question."""
+
+
+
+def _no_file(name: str) -> str:
+    """A name of the library. It also takes paths of files; a client must not make it open one."""
+    if name.lower().endswith(".toml"):
+        raise ValueError("names of files are not taken here")
+    return name
+
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9 ._+()-]{1,60}$"), AfterValidator(_no_file)]
+_Size = Annotated[int, Field(ge=1, le=10_000_000)]
+_Ranks = Annotated[int, Field(ge=1, le=4096)]
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SpreadQuestion(BaseModel):
+    """How the step is spread over several GPUs; the batch is then that of one of them."""
+
+    model_config = _STRICT
+
+    data: _Ranks = 1
+    """Replicas, or shards, of the model: each has its own samples."""
+    shard: Annotated[int, Field(ge=0, le=3)] = 0
+    """The ZeRO stage: 1 shards the optimizer, 2 the gradients too, 3 the weights too (FSDP)."""
+    tensor: Annotated[int, Field(ge=1, le=64)] = 1
+    pipeline: Annotated[int, Field(ge=1, le=64)] = 1
+    microbatches: Annotated[int, Field(ge=1, le=256)] = 1
+    cluster: _Name | None = None
+
+    def strategy(self) -> Parallel:
+        """The strategy in the words of the library."""
+        return Parallel(**self.model_dump())
+
+
+class TrainingQuestion(BaseModel):
+    """The size of a whole training: exactly one of these."""
+
+    model_config = _STRICT
+
+    iterations: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    samples: Annotated[int, Field(ge=1, le=10**18)] | None = None
+    """Samples, or whatever the step counts: tokens, nodes, seconds of audio."""
+
+    @model_validator(mode="after")
+    def _one(self) -> TrainingQuestion:
+        if (self.iterations is None) == (self.samples is None):
+            raise ValueError("give either iterations or samples")
+        return self
+
+
+class PredictionQuestion(BaseModel):
+    """A training step, the GPUs to compare, and how the step is run."""
+
+    model_config = _STRICT
+
+    model: _Name | None = None
+    """A model of the suite, or `gpt` or `llama` of any size. Code is never named here."""
+    trace: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """An uploaded file, by the name that the upload gave."""
+    sizes: Annotated[dict[_Name, _Size], Field(max_length=12)] = {}
+    """Sizes of the model, such as `image` or `layers`, where they differ from the published."""
+    batch: _Size | None = None
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    gpus: Annotated[list[_Name], Field(min_length=1, max_length=MOST_GPUS)]
+    parallel: SpreadQuestion | None = None
+    training: TrainingQuestion | None = None
+
+    @model_validator(mode="after")
+    def _one_target(self) -> PredictionQuestion:
+        if (self.model is None) == (self.trace is None):
+            raise ValueError("give either a model or a trace")
+        if self.trace is not None and self.sizes:
+            raise ValueError("the sizes of a trace are fixed")
+        return self
+
+    def canonical(self) -> PredictionQuestion:
+        """The same question in the library's own names, so that equal questions are equal.
+
+        Raises:
+            UnknownName: there is no such model or GPU.
+            InvalidInput: the strategy contradicts itself.
+        """
+        name = self.model
+        if name is not None and name not in DECODERS:
+            name = benchmark(name).name
+        spread = self.parallel
+        if spread is not None and spread.strategy().gpus > 16_384:
+            raise InvalidInput("a step is spread over at most 16384 GPUs here")
+        gpus = list(dict.fromkeys(device(gpu).id for gpu in self.gpus))
+        alone = spread is None or spread == SpreadQuestion()
+        return self.model_copy(
+            update={"model": name, "gpus": gpus, "parallel": None if alone else spread}
+        )
+
+    def step(self) -> dict[str, Any]:
+        """The part that decides the trace."""
+        return self.model_dump(include={"model", "trace", "sizes", "batch", "precision"})
+
+
+def digest(*parts: object) -> str:
+    """A name for some plain data, equal for equal data on every machine."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
