@@ -53,7 +53,14 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast/frameworks": (
         *("", "kineto", "ncu", "pytorch", "tracing", "scripts", "decoders", "targets"),
     ),
-    "wavecast/frameworks/pytorch": ("", "capture", "scripts", "measurement", "huggingface"),
+    "wavecast/frameworks/pytorch": (
+        "",
+        "capture",
+        "compiled",
+        "scripts",
+        "measurement",
+        "huggingface",
+    ),
     "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
 }
 # Imports that point the other way, each with the reason why it must.
@@ -98,11 +105,13 @@ PUBLIC = [
     "Scaler",
     "ScriptPart",
     "ScriptRun",
+    "StepComparison",
     "StoreUnavailable",
     "Trace",
     "UnknownName",
     "WavecastError",
     "caffe_net",
+    "compare",
     "device",
     "devices",
     "extrapolate_batch",

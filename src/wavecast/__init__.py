@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from wavecast.regression.per_layer import LayerTime, PerLayer, published
     from wavecast.runs.readers import read_runs
     from wavecast.runs.store.store import RunStore
+    from wavecast.steps.comparison import StepComparison, compare
     from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
     from wavecast.steps.parallel_prediction import ParallelPrediction
     from wavecast.steps.predicting import predict
@@ -82,11 +83,13 @@ __all__ = [
     "Scaler",
     "ScriptPart",
     "ScriptRun",
+    "StepComparison",
     "StoreUnavailable",
     "Trace",
     "UnknownName",
     "WavecastError",
     "caffe_net",
+    "compare",
     "device",
     "devices",
     "extrapolate_batch",
@@ -125,7 +128,9 @@ _LAZY = {
     "Scaler": "wavecast.predictors.base",
     "ScriptPart": "wavecast.traces.script",
     "ScriptRun": "wavecast.traces.script",
+    "StepComparison": "wavecast.steps.comparison",
     "caffe_net": "wavecast.regression.caffe_nets",
+    "compare": "wavecast.steps.comparison",
     "extrapolate_batch": "wavecast.steps.larger_batch",
     "max_batch": "wavecast.frameworks.tracing",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",

@@ -29,7 +29,7 @@ from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
 
 _ORDER = (
-    *("run", "predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
+    *("run", "predict", "memory", "fits", "max-batch", "profile", "compare", "extrapolate"),
     *("parallelize", "scale"),
     *("serve", "trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
     *("runs", "design", "layers", "collect", "fit"),

@@ -9,6 +9,7 @@ from wavecast.footprint.memory import Memory, memory
 from wavecast.hardware.device import Device
 from wavecast.parallel.rank_memory import communicator_bytes, memory_trace
 from wavecast.parallel.ranks import ParallelStep, RankGroup
+from wavecast.traces.step import Trace
 
 
 def rank_memory(
@@ -24,8 +25,16 @@ def rank_memory(
 
 def fullest_rank(step: ParallelStep, gpu: Device | None, expandable: bool = False) -> Memory:
     """The memory of the group of ranks that needs most."""
+    return rank_memory(step, _fullest(step), gpu, expandable)
+
+
+def fullest_trace(step: ParallelStep) -> Trace:
+    """What the ranks that need most memory run, with all memory that they hold."""
+    return memory_trace(step, _fullest(step))
+
+
+def _fullest(step: ParallelStep) -> RankGroup:
     if len(step.groups) == 1:
-        return rank_memory(step, step.groups[0], gpu, expandable)
+        return step.groups[0]
     # The peak without the allocator's caching is enough to find the fullest stage.
-    fullest = max(step.groups, key=lambda g: peak_bytes(memory_trace(step, g).allocations))
-    return rank_memory(step, fullest, gpu, expandable)
+    return max(step.groups, key=lambda g: peak_bytes(memory_trace(step, g).allocations))
