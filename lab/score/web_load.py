@@ -3,10 +3,11 @@
     python -m lab.score.web_load
 
 A real server is started. Most clients ask for predictions that were made before, some for new ones:
-each changes one control of the page (batch, precision, GPUs, sizes, strategy) as a person does. Every
-client asks again as soon as it has its answer, so that 200 requests are always on their way. The
-table has the times of the answers and the memory of the server with its workers. The clients run on
-the same machine, so an idle one is needed for figures that mean something; the load is printed.
+each changes one control of the page (model, batch, precision, GPUs, strategy) as a person does.
+Every client asks again as soon as it has its answer, so that 200 requests are always on their way.
+The table has the times of the answers and the memory of the server with its workers. The clients
+run on the same machine, so an idle one is needed for figures that mean something; the load is
+printed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "l4", "rtx-4090", "t4", "v100-sxm-16gb", "l40s")
 MODELS = {"resnet50": 64, "gpt2": 8, "bert-base": 16, "dcgan": 64, "vit": 32}
+CONTROLS = ("model", "batch", "batch", "precision", "gpus", "gpus", "parallel")
 _PATH = "/api/predictions"
 
 
@@ -71,7 +73,9 @@ def main() -> None:
     print(known.row("made before"))
     print(new.row("new"))
     ends = f"{memory[0] / 2**20:,.0f} MiB at the start, at most {max(memory) / 2**20:,.0f} MiB"
-    print(f"\nmemory of the server and its workers: {ends}, {memory[-1] / 2**20:,.0f} MiB at the end")
+    print(
+        f"\nmemory of the server and its workers: {ends}, {memory[-1] / 2**20:,.0f} MiB at the end"
+    )
     for status, count in (known.statuses + new.statuses).items():
         if status != 200:
             print(f"{status}: {count}")
@@ -94,7 +98,9 @@ def questions(seed: int) -> Iterator[dict[str, Any]]:
     asked = set()
     question: dict[str, Any] = _first(choose)
     while True:
-        control = choose.choice(("model", "batch", "batch", "precision", "gpus", "gpus", "parallel"))
+        control = choose.choice(
+            ("model", "batch", "batch", "precision", "gpus", "gpus", "parallel")
+        )
         match control:
             case "model":
                 question = _first(choose)

@@ -11,6 +11,7 @@ import wavecast
 from wavecast.errors import MissingExtra
 from wavecast.hardware.device import Device
 from wavecast.server.catalogue import catalogue
+from wavecast.server.presentation import detail_parts, summary_parts, whole_report
 from wavecast.server.questions import PredictionQuestion
 from wavecast.server.rows import predicted_rows
 from wavecast.server.traced import QuestionedStep, TraceShelf, questioned_step, read_file
@@ -52,12 +53,28 @@ def _predict(question: Mapping[str, Any]) -> dict[str, Any]:
     rows, failed = predicted_rows(asked, step, _gpus(asked))
     return {
         "target": step.name,
+        "parts": summary_parts(rows),
         "measured": step.measured,
         "question": asked.model_dump(),
         "rows": [row.record() for row in rows],
         "failed": failed,
         "notes": list(dict.fromkeys(note for row in rows for note in row.step.trace.notes)),
     }
+
+
+def _details(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Where time and memory go on one of the GPUs of a question."""
+    asked, step = _step(question)
+    gpu = wavecast.device(question["gpu"])
+    (row,), _ = predicted_rows(asked, step, [gpu])
+    return {"gpu": gpu.id, **detail_parts(row)}
+
+
+def _report(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole answer as a page that needs nothing but itself."""
+    asked, step = _step(question)
+    rows, _ = predicted_rows(asked, step, _gpus(asked))
+    return {"html": whole_report(step.name, rows)}
 
 
 def _gpus(asked: PredictionQuestion) -> list[Device]:
@@ -68,9 +85,7 @@ def _step(question: Mapping[str, Any]) -> tuple[PredictionQuestion, QuestionedSt
     asked = PredictionQuestion.model_validate(question["question"])
     file, folder = question.get("file"), question.get("traces")
     _shelf.folder = None if folder is None else Path(folder)
-    step = questioned_step(
-        asked.step(), _gpus(asked), None if file is None else Path(file), _shelf
-    )
+    step = questioned_step(asked.step(), _gpus(asked), None if file is None else Path(file), _shelf)
     return asked, step
 
 
@@ -79,5 +94,7 @@ ANSWERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "catalogue": _catalogue,
     "inspect": _inspect,
     "predict": _predict,
+    "details": _details,
+    "report": _report,
 }
 """What a worker answers, by the name of the question."""

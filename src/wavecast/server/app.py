@@ -11,11 +11,12 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import wavecast
 from wavecast.errors import StoreUnavailable, UnknownName, WavecastError
+from wavecast.report.html.documents import script_text, style_sheet
 from wavecast.server.guard import Guard, Refused
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import ServerBusy, Unanswerable
@@ -42,7 +43,10 @@ Upload a trace or a torch.profiler file, or name a model of the suite. Times are
 in bytes; what is unknown is null. The server runs no code of yours: it reads traces only.
 """
 
+_NOT_STORED = {"cache-control": "no-store"}
+
 Name = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+Gpu = Annotated[str, Path(pattern="^[a-z0-9.-]{1,60}$")]
 
 
 def make_app(
@@ -110,12 +114,13 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _add_pages(app: FastAPI) -> None:
-    files = {
-        file.name: file.read_bytes()
-        for file in resources.files("wavecast.server").joinpath("static").iterdir()
-        if file.is_file()
+    own = resources.files("wavecast.server").joinpath("static").iterdir()
+    files = {file.name: file.read_bytes() for file in own if file.is_file()}
+    # The parts of an answer look and behave as in a report.
+    files |= {"report.css": style_sheet().encode(), "report.js": script_text().encode()}
+    tags = {
+        name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in files.items()
     }
-    tags = {name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in files.items()}
 
     def sent(name: str, request: Request) -> Response:
         if name not in files:
@@ -178,14 +183,31 @@ def _add_results(app: FastAPI, service: PredictionService) -> None:
         """A prediction that was made before."""
         return _json(await service.result_bytes(name))
 
+    @app.get("/api/results/{name}/gpus/{gpu}")
+    async def details(name: Name, gpu: Gpu, request: Request) -> Response:
+        """Where time and memory go on one GPU: sections of HTML, and the data of their script."""
+        return _json(await _unless_gone(request, service.details(name, gpu)))
+
+    @app.get("/api/results/{name}/report", response_class=HTMLResponse)
+    async def report(name: Name, request: Request) -> Response:
+        """The report of a prediction as one self-contained file, to keep or to send."""
+        page = await _unless_gone(request, service.report(name))
+        headers = {"content-disposition": f'attachment; filename="wavecast-{name[:8]}.html"'}
+        return Response(page, media_type="text/html", headers=headers | _NOT_STORED)
+
+    @app.post("/api/results/{name}/save", status_code=204)
+    async def save(name: Name) -> None:
+        """Keep a prediction and its details for as long as there is room."""
+        await service.save(name)
+
 
 def _upload_body() -> dict[str, Any]:
     schema = {"schema": {"type": "string", "format": "binary"}}
-    return {"requestBody": {"required": True, "content": {kind: schema for kind in _UPLOADED}}}
+    return {"requestBody": {"required": True, "content": dict.fromkeys(_UPLOADED, schema)}}
 
 
 def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+    return Response(body, media_type="application/json", headers=_NOT_STORED)
 
 
 async def _unless_gone(request: Request, answer: Awaitable[_T]) -> _T:

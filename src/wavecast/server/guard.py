@@ -119,7 +119,7 @@ class _Exchange:
     def __init__(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send, limits: ServerLimits
     ) -> None:
-        self.headers = {name: value for name, value in scope["headers"]}
+        self.headers = dict(scope["headers"])
         self._receive, self._send = receive, send
         upload = scope["path"] == UPLOAD_PATH
         self._most = limits.upload_bytes if upload else limits.body_bytes

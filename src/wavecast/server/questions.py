@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -19,16 +20,20 @@ MOST_GPUS = 8
 """GPUs that are compared in one question."""
 
 
-
-def _no_file(name: str) -> str:
-    """A name of the library. It also takes paths of files; a client must not make it open one."""
-    if name.lower().endswith(".toml"):
-        raise ValueError("names of files are not taken here")
+def _plain_name(name: str) -> str:
+    """A name of the library. It also takes paths of files, and code; here neither is taken."""
+    if not _NAME.fullmatch(name) or name.lower().endswith((".toml", ".py")):
+        raise ValueError(
+            "this is not a name; files and code are not taken here. Trace your own code with "
+            "wavecast trace, and upload the trace"
+        )
     return name
 
 
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9 ._+()-]{1,60}$"), AfterValidator(_no_file)]
+_NAME = re.compile(r"[A-Za-z0-9 ._+()-]{1,60}")
+_Name = Annotated[str, AfterValidator(_plain_name)]
 _Size = Annotated[int, Field(ge=1, le=10_000_000)]
+_Amount = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 _Ranks = Annotated[int, Field(ge=1, le=4096)]
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -53,18 +58,23 @@ class SpreadQuestion(BaseModel):
 
 
 class TrainingQuestion(BaseModel):
-    """The size of a whole training: exactly one of these."""
+    """The length of a whole training: iterations, samples, tokens, or epochs of a data set."""
 
     model_config = _STRICT
 
-    iterations: Annotated[int, Field(ge=1, le=10**12)] | None = None
-    samples: Annotated[int, Field(ge=1, le=10**18)] | None = None
-    """Samples, or whatever the step counts: tokens, nodes, seconds of audio."""
+    iterations: _Amount | None = None
+    samples: _Amount | None = None
+    """Samples, or whatever the step counts: nodes, frames, seconds of audio."""
+    tokens: _Amount | None = None
+    epochs: _Amount | None = None
+    dataset_samples: _Amount | None = None
+    """The samples of an epoch."""
 
     @model_validator(mode="after")
     def _one(self) -> TrainingQuestion:
-        if (self.iterations is None) == (self.samples is None):
-            raise ValueError("give either iterations or samples")
+        given = [self.iterations, self.samples, self.tokens, self.epochs]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("give one of iterations, samples, tokens and epochs")
         return self
 
 
@@ -77,6 +87,8 @@ class PredictionQuestion(BaseModel):
     """A model of the suite, or `gpt` or `llama` of any size. Code is never named here."""
     trace: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """An uploaded file, by the name that the upload gave."""
+    label: Annotated[str, Field(max_length=80)] | None = None
+    """What to call the uploaded file in the answer."""
     sizes: Annotated[dict[_Name, _Size], Field(max_length=12)] = {}
     """Sizes of the model, such as `image` or `layers`, where they differ from the published."""
     batch: _Size | None = None
@@ -91,6 +103,8 @@ class PredictionQuestion(BaseModel):
             raise ValueError("give either a model or a trace")
         if self.trace is not None and self.sizes:
             raise ValueError("the sizes of a trace are fixed")
+        if self.model is not None and self.label is not None:
+            raise ValueError("a label is for an uploaded file")
         return self
 
     def canonical(self) -> PredictionQuestion:
@@ -114,7 +128,7 @@ class PredictionQuestion(BaseModel):
 
     def step(self) -> dict[str, Any]:
         """The part that decides the trace."""
-        return self.model_dump(include={"model", "trace", "sizes", "batch", "precision"})
+        return self.model_dump(include={"model", "trace", "label", "sizes", "batch", "precision"})
 
 
 def digest(*parts: object) -> str:

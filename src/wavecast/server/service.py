@@ -81,7 +81,7 @@ class PredictionService:
         except WavecastError as error:
             with suppress(OSError):
                 kept.unlink()
-            raise shown(error, "the file") from None
+            raise shown(error) from None
         about = reply["answer"] | {"trace": name, "doubts": [tidy(d) for d in reply["doubts"]]}
         return json.dumps(about).encode()
 
@@ -128,17 +128,43 @@ class PredictionService:
             raise UnknownResult(f"the result {name} is {_NOT_KEPT}")
         return body
 
+    async def details(self, name: str, gpu: str) -> bytes:
+        """Where time and memory go on one GPU of a result, as JSON.
+
+        Raises:
+            UnknownResult: there is no such result, or it has no such GPU.
+        """
+        question = await self._question(name)
+        if gpu not in question.gpus:
+            raise UnknownResult(f"the result has no GPU {gpu}; it has {', '.join(question.gpus)}")
+        asked = self._asked("details", question, gpu=gpu)
+        return await self._kept(f"{name}-{gpu}", self._topic(question), asked)
+
+    async def report(self, name: str) -> str:
+        """The report of a result, as one self-contained page."""
+        question = await self._question(name)
+        asked = self._asked("report", question)
+        page = json.loads(await self._kept(f"{name}-report", self._topic(question), asked))
+        return str(page["html"])
+
+    async def save(self, name: str) -> None:
+        """Keep a result with all its details for as long as possible."""
+        question = await self._question(name)
+        gpus = [row["gpu"] for row in (await self.result(name))["rows"]]
+        await asyncio.gather(*(self.details(name, gpu) for gpu in question.gpus if gpu in gpus))
+        names = [name, *(f"{name}-{gpu}" for gpu in gpus)]
+        await asyncio.to_thread(self.results.save, names)
+
+    async def _question(self, name: str) -> PredictionQuestion:
+        return PredictionQuestion.model_validate((await self.result(name))["question"])
+
     def _topic(self, question: PredictionQuestion) -> str:
         return digest(question.step())
 
     def _asked(self, ask: str, question: PredictionQuestion, **more: Any) -> dict[str, Any]:
+        file = None if question.trace is None else self.uploads.path(question.trace)
         asked = {"ask": ask, "question": question.model_dump(), "traces": str(self.traces.folder)}
-        if question.trace is not None:
-            file = self.uploads.path(question.trace)
-            if file is None:
-                raise UnknownResult(f"the uploaded file is {_NOT_KEPT}")
-            asked["file"] = str(file)
-        return asked | more
+        return asked | {"file": None if file is None else str(file)} | more
 
     async def _kept(
         self, name: str, topic: str, question: dict[str, Any], more: dict[str, Any] | None = None
@@ -147,10 +173,12 @@ class PredictionService:
         body = self.results.recent(name) or await asyncio.to_thread(self.results.get, name)
         if body is not None:
             return body
+        if "question" in question and question["question"]["trace"] and not question["file"]:
+            raise UnknownResult(f"the uploaded file is {_NOT_KEPT}")
         try:
             reply = await self.pool.ask(name, topic, question)
         except WavecastError as error:
-            raise shown(error, "the uploaded file") from None
+            raise shown(error) from None
         doubts = {"doubts": [tidy(doubt) for doubt in reply["doubts"]]}
         body = json.dumps(reply["answer"] | doubts | (more or {})).encode()
         await asyncio.to_thread(self.results.put, name, body)
@@ -184,18 +212,18 @@ def fingerprint() -> str:
     return digest(wavecast.__version__, seen, os.environ.get("WAVECAST_HOST"))
 
 
-def shown(error: WavecastError, file: str) -> WavecastError:
+def shown(error: WavecastError) -> WavecastError:
     """The same error without paths of this machine."""
-    return type(error)(tidy(str(error), file))
+    return type(error)(tidy(str(error)))
 
 
-def tidy(message: str, file: str = "the file") -> str:
+def tidy(message: str) -> str:
     """A message without paths of this machine and without control characters."""
-    return one_line(_PATH.sub(lambda path: _short_path(path[0], file), message))
+    return one_line(_PATH.sub(lambda path: _short_path(path[0]), message))
 
 
-def _short_path(path: str, file: str) -> str:
+def _short_path(path: str) -> str:
     name = re.split(r"[/\\]", path)[-1]
-    if re.match(r"[0-9a-f]{64}\.json", name):
-        return file
+    if uploaded := re.fullmatch(r"[0-9a-f]{64}(\.json(?:\.gz)?)", name):
+        return f"upload{uploaded[1]}"
     return name if name.split(":")[0].endswith(".py") else path if path.count("/") < 2 else "..."

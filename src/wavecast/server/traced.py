@@ -120,8 +120,7 @@ def _uploaded(step: Mapping[str, Any], file: Path, shelf: TraceShelf) -> Questio
     measured = read.measurement is not None
     if step["precision"] is not None and not measured:
         raise InvalidInput("the precision of a trace is fixed; leave it as it was traced")
-    name = "the uploaded step" if measured else "the uploaded trace"
-    return QuestionedStep(name, FamilyTraces((read,)), measured)
+    return QuestionedStep(step["label"] or "the uploaded file", FamilyTraces((read,)), measured)
 
 
 def read_file(file: Path, batch: int | None = None) -> Trace:
