@@ -81,9 +81,10 @@ def main() -> None:
             print(f"{status}: {count}")
 
 
-def start_server(folder: Path) -> tuple[subprocess.Popen[str], int]:
+def start_server(folder: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
     """A server on a free port, once it listens."""
     command = [sys.executable, "-m", "wavecast", "serve", "--port", "0", "--folder", str(folder)]
+    command += options
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     for line in server.stderr:

@@ -60,7 +60,13 @@ def predicted_rows(
             failed[gpu.id] = str(error)
     if first is not None and not rows:
         raise first
-    return rows, failed
+    return sorted(rows, key=_place), failed
+
+
+def _place(row: PredictedRow) -> tuple[bool, float]:
+    """Where a row stands: GPUs with too little memory last, else the fastest first."""
+    fits = row.memory is None or row.memory.fits is not False
+    return not fits, -(row.step.throughput or 1 / row.step.seconds)
 
 
 def _predicted(question: PredictionQuestion, step: QuestionedStep, gpu: Device) -> PredictedRow:
