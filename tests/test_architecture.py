@@ -108,6 +108,8 @@ PUBLIC = [
     "StepComparison",
     "StoreUnavailable",
     "Trace",
+    "TrainingCost",
+    "TrainingPlan",
     "UnknownName",
     "WavecastError",
     "caffe_net",
@@ -127,6 +129,7 @@ PUBLIC = [
     "read_runs",
     "run_script",
     "trace",
+    "training_cost",
 ]
 
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))

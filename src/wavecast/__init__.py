@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wavecast.hardware.family_traces import FamilyTraces
     from wavecast.hardware.hosts import Host
     from wavecast.parallel.strategy import Parallel
+    from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.predictors.base import Estimate, Predictor, Scaler
     from wavecast.regression.caffe_nets import caffe_net
     from wavecast.regression.end_to_end import EndToEnd
@@ -86,6 +87,8 @@ __all__ = [
     "StepComparison",
     "StoreUnavailable",
     "Trace",
+    "TrainingCost",
+    "TrainingPlan",
     "UnknownName",
     "WavecastError",
     "caffe_net",
@@ -105,6 +108,7 @@ __all__ = [
     "read_runs",
     "run_script",
     "trace",
+    "training_cost",
 ]
 
 # Loaded when first used: importing wavecast should cost next to nothing.
@@ -141,7 +145,10 @@ _LAZY = {
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
     "run_script": "wavecast.frameworks.scripts",
+    "TrainingCost": "wavecast.planning.cost",
+    "TrainingPlan": "wavecast.planning.cost",
     "trace": "wavecast.frameworks.tracing",
+    "training_cost": "wavecast.planning.cost",
 }
 
 

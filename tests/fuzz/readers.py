@@ -214,9 +214,9 @@ def read_host(path: Path, number: int) -> None:
 
 
 def read_prices(path: Path, number: int) -> None:
-    from wavecast.planning import prices
+    from wavecast.planning import price_files
 
-    for price in prices.read_prices(path).values():
+    for price in price_files.read_prices(path).offers:
         _need(0 < price.per_usd(1.0) < math.inf, "samples for a dollar", price)
 
 

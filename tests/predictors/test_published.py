@@ -11,7 +11,7 @@ import wavecast
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.planning.prices import price, prices
+from wavecast.planning.prices import price, price_book
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mixed_precision import MixedPrecision
 from wavecast.predictors.mlp.predictor import Mlp
@@ -77,7 +77,7 @@ def test_another_gpu_keeps_its_numbers() -> None:
 
 
 def test_the_prices_are_those_of_table_2_and_rank_the_t4_first() -> None:
-    paper = prices("habitat")
+    paper = {offer.device_id: offer for offer in price_book("habitat").offers}
     assert {gpu: offer.usd_per_hour for gpu, offer in paper.items()} == {
         "p100-pcie-16gb": 1.46,
         "v100-pcie-16gb": 2.48,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from wavecast import ops
 from wavecast.hardware.device import Device
-from wavecast.hardware.rates import available
 from wavecast.hardware.hosts import Seconds
+from wavecast.hardware.rates import available
 from wavecast.predictors.roofline import demand
 from wavecast.traces.step import Call, Op
 

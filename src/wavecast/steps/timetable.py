@@ -10,7 +10,7 @@ import numpy as np
 
 from wavecast.hardware.hosts import Seconds
 from wavecast.steps.streams import COMPUTE, StreamTimes
-from wavecast.traces.step import Call
+from wavecast.traces.step import Call, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +50,14 @@ class Timetable:
         after = [*self.issued_s[1:].tolist(), self.seconds + float(self.issued_s[:1].sum())]
         ends = (self.issued_s + self.issue_s).tolist()
         pairs = zip(self.calls, ends, after, strict=True)
-        return tuple((end, later) for call, end, later in pairs if call.syncs and later > end + 1e-12)
+        return tuple(
+            (end, later) for call, end, later in pairs if call.syncs and later > end + 1e-12
+        )
 
     @property
     def end_s(self) -> float:
         """When all calls have ended; later than `seconds` if the GPU ends after the host."""
-        return max([self.seconds, *(self.begin_s + self.gpu_s).tolist()])
+        return float(max(self.seconds, np.max(self.begin_s + self.gpu_s, initial=0.0)))
 
 
 def timetable(
@@ -131,4 +133,28 @@ def of_streams(calls: Sequence[Call], issue_s: Seconds, times: StreamTimes) -> T
         begin_s=times.begin_s,
         gpu_s=times.end_s - times.begin_s,
         host_ahead=ahead,
+    )
+
+
+def of_measured(trace: Trace) -> Timetable:
+    """The timetable of a measured step: when its kernels ran, as far as that was recorded.
+
+    Kernels without a recorded time follow each other. The host's calls follow each other, too.
+    """
+    begin_s, gpu_s = np.zeros(len(trace)), np.zeros(len(trace))
+    free_s = 0.0
+    for index, call in enumerate(trace):
+        starts = [kernel.start_s for kernel in call.kernels if kernel.start_s is not None]
+        gpu_s[index] = sum(kernel.seconds for kernel in call.kernels)
+        begin_s[index] = min(starts, default=free_s)
+        free_s = max(free_s, float(begin_s[index] + gpu_s[index]))
+    issue_s = np.array([call.host_s or 0.0 for call in trace], dtype=float)
+    whole = None if trace.measurement is None else trace.measurement.seconds
+    return Timetable(
+        calls=trace.calls,
+        seconds=whole or free_s or float(issue_s.sum()),
+        issued_s=np.cumsum(issue_s) - issue_s,
+        issue_s=issue_s,
+        begin_s=begin_s,
+        gpu_s=gpu_s,
     )

@@ -55,7 +55,9 @@ def _round_step(step: float, binary: bool) -> float:
     if binary:  # of bytes: 1, 2, 4, ... of any unit
         return float(2 ** math.ceil(math.log2(step)))
     size = 10 ** math.floor(math.log10(step))
-    return float(next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * 0.999))
+    return float(
+        next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= step * 0.999)
+    )
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,15 @@ class Plot:
             for value, text in self.up.ticks
         ]
         lines = [
-            empty_element("line", x1="0", x2="100%", y1=self.y(value), y2=self.y(value), class_="grid")
+            empty_element(
+                "line", x1="0", x2="100%", y1=self.y(value), y2=self.y(value), class_="grid"
+            )
             for value, _ in self.up.ticks
         ]
         below = [
-            element("text", text, x=self.x(value), y=self.height + 17.0, class_=_anchor(self, value))
+            element(
+                "text", text, x=self.x(value), y=self.height + 17.0, class_=_anchor(self, value)
+            )
             for value, text in self.across.ticks
         ]
         plot = element("svg", *lines, *self.parts, *below, height=height, class_="plot")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wavecast import ops
+from wavecast.report.characters import one_line
 from wavecast.report.html.axes import bar
 from wavecast.report.html.colors import color_of_kind, key
 from wavecast.report.html.markup import Html, element, joined, table
@@ -55,13 +56,17 @@ def op_kinds(table_of: Timetable) -> Html:
         if column.name != "GPU time":
             return None
         parts = [
-            (seconds / longest, _PHASES[phase], f"{phase}: {duration(seconds)}")
+            (
+                seconds / longest,
+                f"{_PHASES[phase]} c{color_of_kind(kinds[row])}",
+                f"{phase}: {duration(seconds)}",
+            )
             for phase, seconds in sums[kinds[row]].items()
         ]
         return bar(parts, "")
 
     used = [phase for phase in Phase if any(sums[kind][phase] for kind in kinds)]
-    legend = key({str(phase): _PHASES[phase] for phase in used})
+    legend = key({str(phase): f"{_PHASES[phase]} ink" for phase in used})
     return joined([legend, table(columns, caption="GPU time by kind of op", drawn=drawn)])
 
 
@@ -115,7 +120,7 @@ class Names:
 
     def position(self, text: str) -> int:
         """The position of a text."""
-        return self._positions.setdefault(text, len(self._positions))
+        return self._positions.setdefault(one_line(text), len(self._positions))
 
     def listed(self) -> list[str]:
         """All texts, in the order of their positions."""
@@ -125,8 +130,8 @@ class Names:
 def module_tree(table_of: Timetable, names: Names) -> list[Any]:
     """The GPU's time by module as a tree, whose leaves are ops.
 
-    A node is a list: the position of its name, nanoseconds, calls, a color, and its children,
-    longest first.
+    A node is a list: the position of its name, nanoseconds, calls, a color, and its children, in
+    the order in which they first run.
     """
     root = _Node()
     for call, gpu_s in zip(table_of.calls, table_of.gpu_s.tolist(), strict=True):
@@ -145,15 +150,14 @@ def _path(module: str, phase: Phase) -> Sequence[str]:
     if not module:
         return (f"({phase})",)
     parts = module.split(".")
-    return parts if len(parts) <= DEEPEST else [*parts[: DEEPEST - 1], ".".join(parts[DEEPEST - 1 :])]
+    return (
+        parts if len(parts) <= DEEPEST else [*parts[: DEEPEST - 1], ".".join(parts[DEEPEST - 1 :])]
+    )
 
 
 def _listed(node: _Node, name: str, names: Names, least_s: float) -> list[Any]:
     shown = {child: one for child, one in node.children.items() if one.seconds >= least_s}
-    children = [
-        _listed(one, child, names, least_s)
-        for child, one in sorted(shown.items(), key=lambda item: -item[1].seconds)
-    ]
+    children = [_listed(one, child, names, least_s) for child, one in shown.items()]
     rest = [one for child, one in node.children.items() if child not in shown]
     if rest and sum(one.seconds for one in rest) >= least_s:
         children.append(_added_up(rest, names))

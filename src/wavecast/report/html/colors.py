@@ -44,10 +44,7 @@ def key(entries: dict[str, str]) -> Html:
     """What the colors of a drawing mean: classes by name."""
     return element(
         "ul",
-        *(
-            element("li", joined([_swatch(class_), name]))
-            for name, class_ in entries.items()
-        ),
+        *(element("li", joined([_swatch(class_), name])) for name, class_ in entries.items()),
         class_="key",
     )
 

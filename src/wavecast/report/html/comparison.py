@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from wavecast.report.html.axes import title_of
-from wavecast.report.html.candidates import (
-    Candidate,
+from wavecast.report.html.compared import (
+    ComparedStep,
     best_value,
     cannot_be_told_apart,
     ranked,
 )
 from wavecast.report.html.markup import Html, element, empty_element, joined, table
+from wavecast.report.prices import hourly
 from wavecast.report.tables import ANY_WIDTH, Column, fitting, listed
 from wavecast.report.units import (
     UNKNOWN,
@@ -28,11 +30,10 @@ _BOUNDS = {
     "gpu": "the GPU sets the pace",
     "host": "the host sets the pace: the GPU waits for it",
     "both": "host and GPU wait for each other",
-    "communication": "communication sets the pace",
 }
 
 
-def verdict(candidates: Sequence[Candidate]) -> Html:
+def verdict(candidates: Sequence[ComparedStep]) -> Html:
     """The answer in a sentence or three."""
     order = ranked(candidates)
     if not order:
@@ -46,18 +47,20 @@ def _strong(text: str) -> Html:
     return element("strong", text)
 
 
-def _of_one(one: Candidate) -> Html:
+def _of_one(one: ComparedStep) -> Html:
     parts = ["One step takes about ", _strong(duration(one.seconds)), f" on {one.name}"]
     if one.low_s is not None:
         parts.append(f" (range {time_range(one.low_s, one.high_s)})")
-    parts.append(f"; {_BOUNDS.get(one.bound_by, one.bound_by)}.")
+    parts.append(f"; {one.remark or _BOUNDS[one.bound_by]}.")
     if one.memory is not None:
         needed = memory(one.memory.needed_bytes)
         parts += [" It ", _strong("fits"), f": it needs {needed} of {_capacity(one)}."]
     return joined(parts)
 
 
-def _of_several(candidates: Sequence[Candidate], order: Sequence[Candidate]) -> list[str | Html]:
+def _of_several(
+    candidates: Sequence[ComparedStep], order: Sequence[ComparedStep]
+) -> list[str | Html]:
     first, close, value = order[0], cannot_be_told_apart(candidates), best_value(candidates)
     speed = or_unknown(first.throughput, lambda rate: f"{count(rate)} {first.unit}/s")
     told = "" if first.throughput is None else f", {speed}"
@@ -67,7 +70,7 @@ def _of_several(candidates: Sequence[Candidate], order: Sequence[Candidate]) -> 
     ]
     if close:
         names = listed([one.name for one in close])
-        parts.append(f" It cannot be told apart from {names}: each lies in the other's range.")
+        parts.append(f" It cannot be told apart from {names}: their ranges overlap too far.")
     if value is not None and value.per_usd is not None:
         most = f"{quantity(value.per_usd)} {value.unit} per dollar"
         if value is first:
@@ -77,12 +80,12 @@ def _of_several(candidates: Sequence[Candidate], order: Sequence[Candidate]) -> 
     return parts
 
 
-def _too_small(candidates: Sequence[Candidate]) -> list[str | Html]:
+def _too_small(candidates: Sequence[ComparedStep]) -> list[str | Html]:
     names = [one.name for one in candidates if one.fits is False]
     return [f" The step does not fit on {listed(names)}."] if names else []
 
 
-def _nothing_fits(candidates: Sequence[Candidate]) -> Html:
+def _nothing_fits(candidates: Sequence[ComparedStep]) -> Html:
     if all(one.fits is False for one in candidates):
         needed = min(one.memory.needed_bytes for one in candidates if one.memory is not None)
         names = "this GPU" if len(candidates) == 1 else f"none of {len(candidates)} GPUs"
@@ -97,15 +100,15 @@ def _nothing_fits(candidates: Sequence[Candidate]) -> Html:
     )
 
 
-def _capacity(one: Candidate) -> str:
+def _capacity(one: ComparedStep) -> str:
     return memory(one.device.memory_bytes)
 
 
-def tiles(one: Candidate) -> Html:
+def tiles(one: ComparedStep) -> Html:
     """The main figures of one candidate, large."""
     shown = [("step", _step(one), time_range(one.low_s, one.high_s) if one.low_s else "no range")]
-    if one.throughput is not None and one.is_comparable:
-        shown.append(("speed", f"{count(one.throughput)}", f"{one.unit}/s"))
+    if one.rate is not None:
+        shown.append(("speed", f"{count(one.rate)}", f"{one.unit}/s"))
     if one.memory is not None:
         fits = {True: "fits", False: "does not fit", None: ""}[one.fits]
         needed = memory(one.memory.needed_bytes)
@@ -114,18 +117,20 @@ def tiles(one: Candidate) -> Html:
         hourly = f"at ${one.usd_per_hour:.2f} an hour"
         shown.append((f"{one.unit} per dollar", quantity(one.per_usd), hourly))
     boxes = [
-        element("div", element("dt", what), element("dd", figure), element("dd", more, class_="more"))
+        element(
+            "div", element("dt", what), element("dd", figure), element("dd", more, class_="more")
+        )
         for what, figure, more in shown
     ]
     name = element("p", one.name, class_="of")
     return element("div", name, element("dl", *boxes), class_="tiles")
 
 
-def _step(one: Candidate) -> str:
+def _step(one: ComparedStep) -> str:
     return f"{'' if one.is_comparable else '> '}{duration(one.seconds)}"
 
 
-def comparison(candidates: Sequence[Candidate]) -> Html:
+def comparison(candidates: Sequence[ComparedStep]) -> Html:
     """One row for each candidate, with its range drawn; headings sort."""
     unit = candidates[0].unit
     columns = [
@@ -133,17 +138,17 @@ def comparison(candidates: Sequence[Candidate]) -> Html:
         Column("fits", [_fits(one) for one in candidates], left=True),
         Column("step", [_step(one) for one in candidates]),
         Column("range", [_range(one) for one in candidates], 1, left=True),
-        Column(f"{unit}/s", [or_unknown(_rate(one), count) for one in candidates], 1),
-        Column("$/h", [or_unknown(one.usd_per_hour, "{:.2f}".format) for one in candidates], 1),
+        Column(f"{unit}/s", [or_unknown(one.rate, count) for one in candidates], 1),
+        Column("$/h", [_hourly(one) for one in candidates], 1),
         Column(f"{unit}/$", [or_unknown(one.per_usd, quantity) for one in candidates], 1),
         Column("memory", [_memory(one) for one in candidates], 1),
         Column("bound by", [one.bound_by for one in candidates], 1, left=True),
     ]
-    longest = max(one.high_s or one.seconds for one in candidates)
+    ends = _ends(candidates)
 
     def drawn(column: Column, row: int) -> Html | None:
         one = candidates[row]
-        return _range_bar(one, longest) if column.name == "range" and one.is_comparable else None
+        return _range_bar(one, ends) if column.name == "range" and one.is_comparable else None
 
     return table(
         fitting(columns, ANY_WIDTH),
@@ -153,11 +158,23 @@ def comparison(candidates: Sequence[Candidate]) -> Html:
     )
 
 
-def _range_bar(one: Candidate, longest: float) -> Html:
-    """A line from the low to the high end, with a dot at the predicted time."""
+def _ends(candidates: Sequence[ComparedStep]) -> tuple[float, float]:
+    """The shortest and the longest time that is drawn, both logarithms."""
+    low = min(one.low_s or one.seconds for one in candidates)
+    high = max(one.high_s or one.seconds for one in candidates)
+    return math.log(low or high), math.log(high)
+
+
+def _range_bar(one: ComparedStep, drawn: tuple[float, float]) -> Html:
+    """A line from the low to the high end, with a dot at the predicted time.
+
+    The scale is logarithmic, so that ranges of fast and of slow GPUs can be compared.
+    """
+    low, high = drawn
 
     def at(seconds: float) -> str:
-        return f"{2 + 96 * seconds / longest:.2f}%"
+        share = (math.log(seconds) - low) / (high - low) if seconds and high > low else 0.5
+        return f"{4 + 92 * min(1.0, max(0.0, share)):.2f}%"
 
     parts = []
     if one.low_s is not None and one.high_s is not None:
@@ -168,20 +185,20 @@ def _range_bar(one: Candidate, longest: float) -> Html:
     return element("svg", text, *parts, class_="range", height="16", aria_hidden="true")
 
 
-def _range(one: Candidate) -> str:
+def _hourly(one: ComparedStep) -> str:
+    return hourly(one.offer) if one.gpus == 1 else or_unknown(one.usd_per_hour, "{:.2f}".format)
+
+
+def _range(one: ComparedStep) -> str:
     return time_range(one.low_s, one.high_s) if one.is_comparable else UNKNOWN
 
 
-def _rate(one: Candidate) -> float | None:
-    return one.throughput if one.is_comparable else None
-
-
-def _fits(one: Candidate) -> str:
+def _fits(one: ComparedStep) -> str:
     return {True: "yes", False: "no", None: UNKNOWN}[one.fits]
 
 
-def _memory(one: Candidate) -> str:
+def _memory(one: ComparedStep) -> str:
     if one.memory is None:
         return UNKNOWN
     share = one.memory.needed_bytes / one.device.memory_bytes
-    return f"{memory(one.memory.needed_bytes)} of {_capacity(one)} ({percent(share)})"
+    return f"{memory(one.memory.needed_bytes)} ({percent(share)})"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from typing import Any
 
 from wavecast.report.html import breakdown, memory_charts, roofline_charts, timelines
 from wavecast.report.html.axes import bar
 from wavecast.report.html.breakdown import Names
-from wavecast.report.html.candidates import Candidate
+from wavecast.report.html.compared import ComparedStep
 from wavecast.report.html.documents import Section, Subject
 from wavecast.report.html.markup import Html, element, folded, joined
 from wavecast.report.units import duration, percent
@@ -26,7 +28,7 @@ class Detailed:
 
     identity: str
     name: str
-    candidate: Candidate
+    candidate: ComparedStep
     moments: Timetable
 
 
@@ -39,7 +41,7 @@ class Details:
     names: tuple[str, ...]
 
 
-def details(candidates: Sequence[Candidate]) -> Details:
+def details(candidates: Sequence[ComparedStep]) -> Details:
     """Where time and memory go, for the first of the candidates."""
     chosen = [
         Detailed(f"{index}-{rank}", ", ".join(filter(None, (one.name, label))), one, moments)
@@ -49,9 +51,10 @@ def details(candidates: Sequence[Candidate]) -> Details:
     if not chosen:
         return Details((), (), ())
     names = Names()
-    subjects, left = [], _MOST_SPANS
+    subjects: list[Subject] = []
+    left = _MOST_SPANS
     for one in chosen:
-        data = {"tree": breakdown.module_tree(one.moments, names), "timeline": None}
+        data: dict[str, Any] = {"tree": breakdown.module_tree(one.moments, names), "timeline": None}
         spans = timelines.spans_of(one.moments)
         if spans <= left or not subjects:
             data["timeline"] = timelines.timeline(one.moments, names)
@@ -67,32 +70,31 @@ def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[S
             "Where the time goes",
             each(chosen, _time),
             "The GPU's time by kind of op, then by module. Choose a module to see what is in it.",
+            "time",
         ),
         Section(
             "timeline",
             "Host, compute and communication over one step",
-            joined(_timeline(one, s.data["timeline"] is not None) for one, s in _paired(chosen, subjects)),
-            "One step in the steady state of many. Drag to move, scroll to zoom.",
+            joined(starmap(_timeline, zip(chosen, subjects, strict=True))),
+            "One step in the steady state of many. Drag to move; click, then scroll to zoom.",
+            "timeline",
         ),
     ]
     if any(one.candidate.memory is not None for one in chosen):
-        lead = "What the GPU's memory holds at the fullest moment, and over the step."
-        made.append(Section("memory", "Memory", each(chosen, _memory), lead))
+        is_shared = any(one.candidate.gpus > 1 for one in chosen)
+        whose = "the fullest GPU's" if is_shared else "the GPU's"
+        lead = f"What {whose} memory holds at the fullest moment, and over the step."
+        made.append(Section("memory", "Memory", each(chosen, _memory), lead, "memory"))
     made.append(
         Section(
             "roofline",
             "How near the ops are to the GPU's limits",
             each(chosen, _roofline),
             "Under the sloping roof memory traffic is the limit, under the flat ones arithmetic.",
+            "roofline",
         )
     )
     return made
-
-
-def _paired(
-    chosen: Sequence[Detailed], subjects: Sequence[Subject]
-) -> Sequence[tuple[Detailed, Subject]]:
-    return list(zip(chosen, subjects, strict=True))
 
 
 def subject_part(identity: str, name: str, *content: Html) -> Html:
@@ -137,8 +139,8 @@ def busy_bars(moments: Timetable) -> Html:
     return element("div", *parts, class_="meters")
 
 
-def _timeline(one: Detailed, is_drawn: bool) -> Html:
-    if is_drawn:
+def _timeline(one: Detailed, subject: Subject) -> Html:
+    if subject.data["timeline"] is not None:
         drawn = timelines.timeline_place(one.identity)
     else:
         text = "This timeline was left out to keep the page small: ask for fewer GPUs."

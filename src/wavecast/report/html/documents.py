@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import wavecast
-from wavecast.report.html.markup import Html, data_element, element, escaped, joined
+from wavecast.report.html.markup import NOTHING, Html, data_element, element, escaped, joined
 from wavecast.report.templates import filled, template
 
 DATA = "wavecast-data"
@@ -26,6 +26,8 @@ class Section:
     content: Html
     lead: str = ""
     """A sentence under the heading."""
+    short: str = ""
+    """What links call it; its title if not given."""
 
     def drawn(self) -> Html:
         """The section as HTML."""
@@ -47,48 +49,57 @@ class Subject:
     """Its tree of modules and its timeline, for the script."""
 
 
-def document(
-    title: str,
-    verdict: Html,
-    head: Html,
-    sections: Sequence[Section],
-    subjects: Sequence[Subject] = (),
-    names: Sequence[str] = (),
-) -> str:
-    """A page that needs nothing but itself.
+@dataclass(frozen=True)
+class Report:
+    """What a page shows, before it is put into a file or into another page."""
 
-    Args:
-        title: what the page is about.
-        verdict: the answer, in a sentence or two.
-        head: what stands under the verdict.
-        sections: the parts of the page, in order.
-        subjects: what the reader can choose to see details of.
-        names: the texts to which the data of the subjects refer.
-    """
+    title: str
+    """What it is about: the target, in plain text."""
+    verdict: Html
+    """The answer, in a sentence or three."""
+    sections: tuple[Section, ...]
+    head: Html = NOTHING
+    """What stands under the verdict: the main figures."""
+    subjects: tuple[Subject, ...] = ()
+    """What the reader can choose to see details of."""
+    names: tuple[str, ...] = ()
+    """The texts to which the data of the subjects refer."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the script needs, as plain data for JSON."""
+        subjects = {
+            subject.identity: {"name": subject.name, **subject.data} for subject in self.subjects
+        }
+        return {"names": list(self.names), "subjects": subjects}
+
+
+def document(report: Report) -> str:
+    """A report as a page that needs nothing but itself."""
     style, script = style_sheet(), script_text()
     return filled(
         "report.html",
         {
-            "title": escaped(title),
+            "title": escaped(report.title),
             "policy": escaped(
                 "default-src 'none'; base-uri 'none'; form-action 'none'; "
                 f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
             ),
             "style": style,
             "script": script,
-            "verdict": verdict,
-            "head": head,
-            "links": _links(sections),
-            "choice": subject_choice(subjects),
-            "sections": joined(section.drawn() for section in sections),
+            "verdict": report.verdict,
+            "head": report.head,
+            "links": section_links(report.sections),
+            "choice": subject_choice(report.subjects),
+            "sections": joined(section.drawn() for section in report.sections),
             "version": escaped(wavecast.__version__),
-            "data": data_element(DATA, subjects_data(subjects, names)),
+            "data": data_element(DATA, report.data),
         },
     )
 
 
 def style_sheet() -> str:
-    """The style of all pages, without characters that could end its element."""
+    """The style of all pages. It concerns only what is in an element of class "wavecast"."""
     return template("report.css")
 
 
@@ -102,9 +113,10 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
-def _links(sections: Sequence[Section]) -> Html:
+def section_links(sections: Sequence[Section]) -> Html:
+    """Links to the sections of a page."""
     items = [
-        element("li", element("a", section.title, href=f"#{section.identity}"))
+        element("li", element("a", section.short or section.title, href=f"#{section.identity}"))
         for section in sections
     ]
     return element("ul", *items)
@@ -117,13 +129,3 @@ def subject_choice(subjects: Sequence[Subject]) -> Html:
     options = [element("option", subject.name, value=subject.identity) for subject in subjects]
     choice = element("select", *options, id="subject")
     return element("label", "Details for ", choice, class_="choice needs-script", for_="subject")
-
-
-def subjects_data(subjects: Sequence[Subject], names: Sequence[str]) -> dict[str, Any]:
-    """The data of the subjects, as the script reads it."""
-    return {
-        "names": list(names),
-        "subjects": {
-            subject.identity: {"name": subject.name, **subject.data} for subject in subjects
-        },
-    }

@@ -17,6 +17,8 @@ class Html(str):
     __slots__ = ()
 
 
+NOTHING = Html()
+
 Content = str | Html | float | int | None
 
 
@@ -82,7 +84,9 @@ def table(
         for column in columns
     ]
     rows = [
-        element("tr", *(_cell(column, row, drawn, index == 0) for index, column in enumerate(columns)))
+        element(
+            "tr", *(_cell(column, row, drawn, index == 0) for index, column in enumerate(columns))
+        )
         for row in range(len(columns[0].cells) if columns else 0)
     ]
     whole = element(

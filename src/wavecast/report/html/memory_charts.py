@@ -50,7 +50,9 @@ def memory_bar(needed: Memory) -> Html:
         height=26,
     )
     entries = {
-        f"{name} {memory(nbytes)}": class_ for class_, name, nbytes in parts if nbytes / whole > 0.001
+        f"{name} {memory(nbytes)}": class_
+        for class_, name, nbytes in parts
+        if nbytes / whole > 0.001
     }
     return joined([drawn, element("p", _told(needed), class_="told"), key(entries)])
 
@@ -80,8 +82,9 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
     top = max(timeline.totals) or 1
     limit = needed.allocatable_bytes
     shows_limit = 0 < limit <= _NEAR * top
-    up = linear_axis(max(top, limit if shows_limit else 0) * 1.04, memory, binary=True)
-    plot = Plot(across, Axis(0.0, max(top, limit if shows_limit else 0) * 1.12, _within(up, top)))
+    high = max(top, limit if shows_limit else 0) * 1.12
+    up = linear_axis(high, memory, binary=True)
+    plot = Plot(across, _ending(up, high))
     parts, below = [], [0.0] * len(places)
     for kind in KINDS:
         above = [b + timeline.by_kind[kind][p] for b, p in zip(below, places, strict=True)]
@@ -100,12 +103,9 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
         plot = plot.with_parts(_limit_mark(plot, limit))
     plot = plot.with_parts(_phase_names(needed, plot, xs, places))
     label = f"Memory over the step. {_told(needed)}"
-    beyond = "" if shows_limit or not limit else f" The card's limit, {memory(limit)}, is far above."
-    return joined([plot.drawn(label, under + beyond)])
-
-
-def _within(axis: Axis, top: float) -> tuple[tuple[float, str], ...]:
-    return tuple(tick for tick in axis.ticks if tick[0] <= axis.high)
+    if limit and not shows_limit:
+        under += f"; the limit for PyTorch, {memory(limit)}, is far above"
+    return plot.drawn(label, under)
 
 
 def _across(
@@ -133,8 +133,8 @@ def _peak_mark(
     """A line at the peak, with the op that runs there."""
     call = needed.trace.calls[needed.peak_call]
     x = xs[places.index(needed.peak_call)]
-    at = {"x1": plot.x(x), "x2": plot.x(x), "y1": plot.y(top) - 4, "y2": float(plot.height)}
-    yield empty_element("line", class_="peak", **at)
+    ends = plot.y(top) - 4, float(plot.height)
+    yield empty_element("line", x1=plot.x(x), x2=plot.x(x), y1=ends[0], y2=ends[1], class_="peak")
     text = f"peak {memory(top)}: {call.op.base}"
     yield label_at(plot, x, max(24.0, plot.y(top) - 8), text, "strong halo")
 
@@ -159,8 +159,8 @@ def _phase_names(
             x = plot.x((first + last) / 2)
             yield element("text", str(phase), x=x, y="11", class_="middle soft")
         if position:
-            at = {"x1": plot.x(first), "x2": plot.x(first), "y1": "0", "y2": float(plot.height)}
-            yield empty_element("line", class_="grid", **at)
+            x, bottom = plot.x(first), str(plot.height)
+            yield empty_element("line", x1=x, x2=x, y1="0", y2=bottom, class_="grid")
         position += length
 
 

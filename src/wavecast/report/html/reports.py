@@ -4,86 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from wavecast.footprint.advice import Advice
 from wavecast.footprint.memory import Memory
+from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import Scaling
 from wavecast.report import predictions as prediction_texts
-from wavecast.report.html import memory_charts, scaling_charts
-from wavecast.report.html.candidates import Candidate, of_parallel, of_prediction, ranked
+from wavecast.report.html import scaling_charts
+from wavecast.report.html.compared import ComparedStep, most_wanted, of_parallel, of_prediction
 from wavecast.report.html.comparison import comparison, tiles, verdict
-from wavecast.report.html.details import Details, details
-from wavecast.report.html.documents import Section, document
-from wavecast.report.html.markup import Html, bullets, element, folded, joined, table
+from wavecast.report.html.details import details
+from wavecast.report.html.documents import Report, Section
+from wavecast.report.html.markup import Html, bullets, element, joined, table
 from wavecast.report.parallel import scaling_remarks, strategy_text
+from wavecast.report.prices import price_lines
 from wavecast.report.tables import Column, notes_by_gpu
-from wavecast.report.units import duration, memory, percent
+from wavecast.report.units import duration, percent
 from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
 
-_PRICES = "prices are the cheapest known on-demand offers in USD per GPU and hour"
+
+def prediction_report(
+    title: str, rows: Sequence[Prediction], book: PriceBook | None = None
+) -> Report:
+    """Predictions of one step on some GPUs.
+
+    Args:
+        title: what was predicted.
+        rows: the predictions, in the order in which they are shown.
+        book: the prices. None for today's.
+    """
+    candidates = [of_prediction(row, book or price_book()) for row in rows]
+    return _report(title, candidates, [_how_sure(rows)])
 
 
-def prediction_page(title: str, rows: Sequence[Prediction], setup: str | None = None) -> str:
-    """Predictions of one step on some GPUs. With a setup, prices are those of its paper."""
-    candidates = [of_prediction(row, setup) for row in rows]
-    shown = details(candidates)
-    return _page(title, candidates, shown, [_how_sure(rows)])
-
-
-def parallel_page(title: str, rows: Sequence[tuple[ParallelPrediction, Memory | None]]) -> str:
+def parallel_report(title: str, rows: Sequence[tuple[ParallelPrediction, Memory | None]]) -> Report:
     """Predictions of one step that is spread over several GPUs, with the fullest rank's memory."""
-    candidates = [of_parallel(step, needed) for step, needed in rows]
-    shown = details(candidates)
+    book = price_book()
+    candidates = [of_parallel(step, needed, book) for step, needed in rows]
     steps = [step for step, _ in rows]
-    return _page(title, candidates, shown, [_stages(steps), _how_sure_of_ranks(steps)])
+    return _report(title, candidates, [_stages(steps), _how_sure_of_ranks(steps)])
 
 
-def scaling_page(title: str, curve: Scaling) -> str:
-    """How the speed grows with the number of GPUs, with details of the fewest and the most."""
-    points = curve.points
-    steps = [point.prediction for point in points]
-    candidates = [of_parallel(step, None) for step in steps]
-    shown = details([candidates[-1], *candidates[:1]] if len(points) > 1 else candidates)
-    chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
-    section = Section("scaling", "Scaling", chart, ". ".join(scaling_remarks(curve)) + ".")
-    last = points[-1]
-    told = joined(
-        [
-            f"{last.gpus} GPUs run ",
-            element("strong", f"{last.relative * last.gpus / points[0].gpus:.3g} times"),
-            f" as fast as {points[0].gpus}: {percent(last.relative)} of perfect scaling.",
-            f" Beyond {curve.knee} GPUs, each adds less." if curve.knee is not None else "",
-        ]
-    )
-    sections = [section, *shown.sections, _how_sure_of_ranks(steps)]
-    return document(title, told, tiles(candidates[-1]), sections, shown.subjects, shown.names)
-
-
-def memory_page(title: str, memories: Sequence[Memory], advice: Sequence[Advice] = ()) -> str:
-    """The memory of one step on some GPUs, or on none in particular."""
-    first = memories[0]
-    sections = [
-        Section(f"memory-{index}", _memory_title(needed), _memory_part(needed, advice if not index else ()))
-        for index, needed in enumerate(memories)
-    ]
-    notes = [*first.trace.notes, *(note for needed in memories for note in needed.notes)]
-    if notes:
-        sections.append(Section("notes", "Notes", bullets(dict.fromkeys(notes))))
-    return document(title, _memory_verdict(memories), Html(), sections)
-
-
-def _page(
-    title: str, candidates: Sequence[Candidate], shown: Details, more: Iterable[Section]
-) -> str:
-    best = next(iter(ranked(candidates)), candidates[0])
+def _report(title: str, candidates: Sequence[ComparedStep], more: Iterable[Section]) -> Report:
+    wanted = most_wanted(candidates)
+    told = ["the dot is the predicted time, the line its range"]
+    told += price_lines([one.offer for one in candidates])
     compared = Section(
         "comparison",
         "The GPUs compared" if len(candidates) > 1 else "The step",
         comparison(candidates),
-        f"The dot is the predicted time, the line its range; {_PRICES}.",
+        " ".join(map(_sentence, told)),
+        "comparison",
     )
-    sections = [compared, *shown.sections, *more]
-    return document(title, verdict(candidates), tiles(best), sections, shown.subjects, shown.names)
+    shown = details(wanted)
+    sections = (compared, *shown.sections, *more)
+    head = tiles(wanted[0])
+    return Report(title, verdict(candidates), sections, head, shown.subjects, shown.names)
+
+
+def scaling_report(title: str, curve: Scaling) -> Report:
+    """How the speed grows with the number of GPUs, with details of the fewest and the most."""
+    steps = [point.prediction for point in curve.points]
+    book = price_book()
+    candidates = [of_parallel(step, None, book) for step in steps]
+    shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
+    chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
+    lead = " ".join(map(_sentence, scaling_remarks(curve)))
+    sections = (
+        Section("scaling", "Scaling", chart, lead, "scaling"),
+        *shown.sections,
+        _how_sure_of_ranks(steps),
+    )
+    told, head = _scaling_verdict(curve), tiles(candidates[-1])
+    return Report(title, told, sections, head, shown.subjects, shown.names)
+
+
+def _scaling_verdict(curve: Scaling) -> Html:
+    first, last = curve.points[0], curve.points[-1]
+    if first is last:
+        return joined(
+            ["One number of GPUs was predicted: ", element("strong", str(first.gpus)), "."]
+        )
+    times = f"{last.relative * last.gpus / first.gpus:.3g} times"
+    return joined(
+        [
+            f"{last.gpus} GPUs run ",
+            element("strong", times),
+            f" as fast as {first.gpus}: {percent(last.relative)} of perfect scaling.",
+            f" Beyond {curve.knee} GPUs, each adds less." if curve.knee is not None else "",
+        ]
+    )
 
 
 def _how_sure(rows: Sequence[Prediction]) -> Section:
@@ -107,9 +116,7 @@ def _how_sure_of_ranks(steps: Sequence[ParallelPrediction]) -> Section:
     return _sureness(cautions, methods, list(notes))
 
 
-def _sureness(
-    cautions: Sequence[str], methods: Sequence[str], notes: Sequence[str]
-) -> Section:
+def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[str]) -> Section:
     content = joined(
         [
             bullets(map(_sentence, cautions), class_="cautions"),
@@ -118,7 +125,8 @@ def _sureness(
         ]
     )
     lead = "A prediction is a model's answer, not a measurement."
-    return Section("method", "How this was predicted, and how sure it is", content, lead)
+    title = "How this was predicted, and how sure it is"
+    return Section("method", title, content, lead, "how sure")
 
 
 def _sentence(text: str) -> str:
@@ -142,41 +150,6 @@ def _stages(steps: Sequence[ParallelPrediction]) -> Section:
     ]
     efficiency = ", ".join(dict.fromkeys(percent(step.efficiency) for step in steps))
     lead = f"Forward and backward are of one micro-batch. Efficiency: {efficiency}."
-    return Section("stages", "Each rank", table(columns, caption="Times of the ranks"), lead)
-
-
-def _memory_title(needed: Memory) -> str:
-    return f"Memory on {needed.device.id}" if needed.device else "Memory"
-
-
-def _memory_part(needed: Memory, advice: Sequence[Advice]) -> Html:
-    parts = [
-        memory_charts.memory_bar(needed),
-        memory_charts.memory_chart(needed),
-        folded("Largest tensors at the peak", memory_charts.largest_tensors(needed)),
-        folded("Largest modules at the peak", memory_charts.largest_modules(needed)),
-    ]
-    if advice:
-        columns = [
-            Column("change", [change.name for change in advice], left=True),
-            Column("saves", [memory(change.saved_bytes) for change in advice]),
-            Column("how", [change.how for change in advice], left=True),
-        ]
-        caption = "Changes that would save memory"
-        parts += [element("h3", caption), table(columns, caption=caption)]
-    return joined(parts)
-
-
-def _memory_verdict(memories: Sequence[Memory]) -> Html:
-    first = memories[0]
-    if first.device is None:
-        size = memory(first.reserved_bytes)
-        return joined(["The step needs ", element("strong", size), " beside CUDA's context."])
-    fitting = [needed.device.id for needed in memories if needed.device and needed.fits]
-    size = memory(max(needed.needed_bytes for needed in memories))
-    if len(fitting) == len(memories):
-        where = fitting[0] if len(fitting) == 1 else f"all {len(fitting)} GPUs"
-        return joined(["It ", element("strong", "fits"), f" on {where}: it needs up to {size}."])
-    if not fitting:
-        return joined(["It ", element("strong", "does not fit"), f": it needs up to {size}."])
-    return joined(["It ", element("strong", f"fits on {', '.join(fitting)}"), ", not on the others."])
+    return Section(
+        "stages", "Each rank", table(columns, caption="Times of the ranks"), lead, "ranks"
+    )

@@ -100,7 +100,9 @@ def _roof_names(plot: Plot, gpu: Device, roofs: dict[str, float]) -> Iterable[Ht
     bandwidth = gpu.memory_bytes_per_s
     text = f"memory {quantity(bandwidth, 'B/s')}"
     at = max(plot.across.low, plot.up.low / bandwidth) * 1.6
-    yield element("text", text, x=plot.x(at), y=plot.y(at * bandwidth) - 14, class_="first soft halo")
+    yield element(
+        "text", text, x=plot.x(at), y=plot.y(at * bandwidth) - 14, class_="first soft halo"
+    )
 
 
 def _points(

@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from wavecast.planning.scaling import KNEE, Scaling
-from wavecast.report.html.axes import Axis, Plot, log_axis, title_of
-from wavecast.report.html.markup import Html, element, empty_element, joined, table
+from wavecast.report.html.axes import Axis, Plot, title_of
+from wavecast.report.html.markup import Html, element, empty_element, table
 from wavecast.report.parallel import scaling_columns
-from wavecast.report.units import count, duration, percent
+from wavecast.report.units import duration, percent
 
 
 def scaling_chart(curve: Scaling) -> Html:
-    """The speed over the number of GPUs, beside that of perfect scaling."""
+    """The speed per GPU over the number of GPUs; perfect scaling keeps it."""
     points = curve.points
-    speeds = [point.relative * point.gpus for point in points]
-    first, last = points[0].gpus, points[-1].gpus
+    first, last = points[0], points[-1]
     ticks = tuple((float(point.gpus), str(point.gpus)) for point in points)
-    across = Axis(float(first), float(max(last, 2 * first)), ticks, is_log=True)
-    up = log_axis(min(speeds) or 1.0, float(last), lambda speed: f"{count(speed)} x", base=2.0)
+    across = Axis(float(first.gpus), float(max(last.gpus, 2 * first.gpus)), ticks, is_log=True)
+    high = max(1.0, *(point.relative for point in points))
+    up = Axis(0.0, 1.1 * high, tuple((mark, percent(mark)) for mark in (0, 0.25, 0.5, 0.75, 1.0)))
     plot = Plot(across, up)
-    ends = [float(first), float(last)]
-    ideal = empty_element("polyline", points=plot.path(ends, ends), class_="ideal")
-    xs = [float(point.gpus) for point in points]
-    line = empty_element("polyline", points=plot.path(xs, speeds), class_="curve")
-    plot = plot.with_parts([plot.stretched(ideal, line), *_dots(curve, plot)])
-    end = points[-1]
+    xs, ys = [float(point.gpus) for point in points], [point.relative for point in points]
+    bottom = plot.area(xs, ys, [0.0] * len(xs))
+    area = empty_element("polygon", points=bottom, class_="under-curve")
+    line = empty_element("polyline", points=plot.path(xs, ys), class_="curve")
+    level = plot.y(KNEE)
+    mark = empty_element("line", x1="0", x2="100%", y1=level, y2=level, class_="ideal")
+    plot = plot.with_parts([plot.stretched(area, line), mark, *_dots(curve, plot)])
     label = (
-        f"Speed from {first} to {last} GPUs: {last} GPUs are {count(speeds[-1])} times as fast as "
-        f"one would be, {percent(end.relative)} of perfect scaling."
+        f"Speed per GPU from {first.gpus} to {last.gpus} GPUs: in the end it is "
+        f"{percent(last.relative)} of that of {first.gpus}."
     )
-    return joined([plot.drawn(label, "GPUs; the dashed line is perfect scaling")])
+    under = f"GPUs; the height is the speed of each, and the dashed line marks {percent(KNEE)}"
+    return plot.drawn(label, under)
 
 
 def _dots(curve: Scaling, plot: Plot) -> Iterable[Html]:
@@ -39,11 +41,12 @@ def _dots(curve: Scaling, plot: Plot) -> Iterable[Html]:
             f"{point.gpus} GPUs: {duration(point.prediction.seconds)} a step, "
             f"{percent(point.relative)} of the speed per GPU"
         )
-        x, y = plot.x(point.gpus), plot.y(point.relative * point.gpus)
+        x, y = plot.x(point.gpus), plot.y(point.relative)
+        side = "first" if x == "0.00%" else "last" if x == "100.00%" else "middle"
         yield element("circle", title_of(text), cx=x, cy=y, r="4.5", class_="dot")
-        if point.gpus == curve.knee:
-            knee = f"knee: beyond, less than {percent(KNEE)} of the speed per GPU"
-            yield element("text", knee, x=x, y=y + 20, class_="middle halo")
+        knee = "knee: " if point.gpus == curve.knee else ""
+        shown = f"{knee}{percent(point.relative)}"
+        yield element("text", shown, x=x, y=y - 10, class_=f"{side} strong halo")
 
 
 def scaling_table(curve: Scaling) -> Html:

@@ -65,7 +65,9 @@ def timeline(table_of: Timetable, names: Names) -> dict[str, Any]:
 
 def _on(table_of: Timetable, stream: int) -> Codes:
     """The positions of the calls of a stream."""
-    return np.array([i for i, call in enumerate(table_of.calls) if call.stream == stream], dtype=int)
+    return np.array(
+        [i for i, call in enumerate(table_of.calls) if call.stream == stream], dtype=int
+    )
 
 
 def _whole(seconds: float) -> int:
