@@ -20,9 +20,17 @@ from typing import Any
 
 import torch
 
-from lab.collect.inductor_hook import KernelOrigins
+from lab.collect.inductor_hook import KernelOrigins, LateChoice
 from lab.collect.profiled import busy_s, kernels_of, profiled, regions
-from lab.steps.compiled import DEVICE, EAGER, HOST_STEPS, STEPS, CompiledStep, step_named
+from lab.steps.compiled import (
+    DEVICE,
+    EAGER,
+    GRAPHS,
+    HOST_STEPS,
+    STEPS,
+    CompiledStep,
+    step_named,
+)
 from lab.steps.fused_functions import drawn
 from wavecast.traces.step import Op
 
@@ -124,7 +132,8 @@ class StepTask:
         """Everything about the step, compiled and eager."""
         row: Row = {"step": self.step.name, "family": self.step.family, "mode": self.step.mode}
         row["compile_s"] = round(self.compile_s, 2)
-        self.compiled()
+        for _ in range(2):
+            self.compiled()
         row["compiled"] = timed(self.compiled) | recorded(self.compiled)
         row["graphs"] = list(self.origins.graphs)
         used = {kernel["name"] for kernel in row["compiled"]["kernels"]}
@@ -199,6 +208,12 @@ def prepared(task: str, origins: KernelOrigins) -> StepTask | BundleTask:
     return StepTask(step_named(name, all_steps()), origins)
 
 
+def is_graphed(task: str) -> bool:
+    """Whether a task is a step that runs as CUDA graphs."""
+    kind, _, name = task.partition(" ")
+    return kind == "step" and any(s.name == name and s.mode == GRAPHS for s in all_steps())
+
+
 def all_steps() -> tuple[CompiledStep, ...]:
     """The steps that can be asked for by name; those of the blind test too, once they exist."""
     return (*STEPS, *HOST_STEPS)
@@ -210,6 +225,9 @@ def serve(folder: Path, replies: int) -> None:
     origins = KernelOrigins()
     on_gpu = torch.cuda.is_available()
     origins.install(torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else 1)
+    choice = LateChoice()
+    if on_gpu:
+        choice.install()
     task: StepTask | BundleTask | None = None
     number = 0
     for line in sys.stdin:
@@ -220,6 +238,9 @@ def serve(folder: Path, replies: int) -> None:
                 task = None
                 release()
                 origins.clear()
+                choice.noisy()
+                if is_graphed(name):  # a graph keeps the versions with which it was recorded
+                    choice.quiet()
                 begin = time.perf_counter()
                 task = prepared(name, origins)
                 gc.collect()
@@ -227,6 +248,7 @@ def serve(folder: Path, replies: int) -> None:
             else:
                 assert task is not None
                 number += 1
+                choice.quiet()
                 path = folder / f"{os.getpid()}-{number}.json.gz"
                 with gzip.open(path, "wt", encoding="utf-8") as file:
                     json.dump(task.measure(), file, separators=(",", ":"))

@@ -70,3 +70,49 @@ class KernelOrigins:
         except Exception as error:  # the other kernels still count
             return [f"{type(error).__name__}: {error}"[:300]]
         return [op for op in made if op.name in FUSED or op.name.startswith("inductor.")]
+
+
+class LateChoice:
+    """Lets Inductor choose between versions of a kernel when the machine is quiet.
+
+    Inductor times two or more versions of most kernels when they first run. While other processes
+    use the GPU, that says nothing. So the first version runs until `quiet` is called.
+    """
+
+    def __init__(self) -> None:
+        self.is_quiet = False
+        self._waiting: list[tuple[Any, list[Any]]] = []
+
+    def install(self) -> None:
+        """Put off all choices from now on, and make them with fewer runs."""
+        from torch._inductor.runtime.benchmarking import InductorBenchmarker
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        plain_choose = CachingAutotuner.autotune_to_one_config
+        plain_time = InductorBenchmarker.benchmark_gpu
+        fewer = {"memory_warmup_iters": 20, "benchmark_iters": 20, "max_benchmark_duration": 5}
+
+        def choose(tuner: Any, *arguments: Any, **named: Any) -> Any:
+            if self.is_quiet:
+                return plain_choose(tuner, *arguments, **named)
+            self._waiting.append((tuner, list(tuner.launchers)))
+            tuner.launchers = tuner.launchers[:1]
+            return None
+
+        def benchmark_gpu(timer: Any, run: Any, *arguments: Any, **named: Any) -> Any:
+            return plain_time(timer, run, *arguments, **(named | fewer))
+
+        CachingAutotuner.autotune_to_one_config = choose
+        InductorBenchmarker.benchmark_gpu = benchmark_gpu
+
+    def quiet(self) -> None:
+        """From the next run on, choose: of kernels that have already run, and of new ones."""
+        self.is_quiet = True
+        for tuner, launchers in self._waiting:
+            tuner.launchers = launchers
+        self._waiting.clear()
+
+    def noisy(self) -> None:
+        """Put off choices again."""
+        self.is_quiet = False
+        self._waiting.clear()

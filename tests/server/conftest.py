@@ -39,6 +39,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     yield port
     server.send_signal(signal.SIGINT)
     assert server.wait(30) == 0
+    assert server.stderr is not None
+    server.stderr.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from wavecast.server.limits import ServerLimits
 from wavecast.server.service import PredictionService, tidy
 from wavecast.suite import benchmark
 
-QUESTION = {"model": "dcgan", "batch": 4, "precision": "bf16", "gpus": ["l4", "h100-sxm-80gb"]}
+QUESTION = {"model": "dcgan", "batch": 64, "precision": "bf16", "gpus": ["l4", "h100-sxm-80gb"]}
 
 
 def post(client: TestClient, path: str, body: object, status: int = 200) -> Any:
@@ -48,7 +48,7 @@ def test_the_catalogue_has_models_with_sizes_and_gpus(client: TestClient) -> Non
 def test_a_prediction_is_that_of_the_library_and_has_a_link(client: TestClient) -> None:
     answer = post(client, "/api/predictions", QUESTION)
     model = benchmark("dcgan")
-    trace = wavecast.trace(lambda: model.make_step(4, "bf16"), gpu="l4", samples=4)
+    trace = wavecast.trace(lambda: model.make_step(64, "bf16"), gpu="l4", samples=64)
     alone = wavecast.predict(trace, "l4")
     (row,) = (row for row in answer["rows"] if row["gpu"] == "l4")
     assert math.isclose(row["seconds"], alone.seconds)
@@ -66,14 +66,14 @@ def test_sizes_batch_and_strategy_change_the_answer(client: TestClient) -> None:
         return float(post(client, "/api/predictions", QUESTION | controls)["rows"][-1]["seconds"])
 
     usual = seconds()
-    assert seconds(batch=64) > usual
+    assert seconds(batch=128) > usual
     assert seconds(sizes={"width": 128}) > usual
     spread = post(client, "/api/predictions", QUESTION | {"parallel": {"data": 8, "shard": 3}})
     row = spread["rows"][0]
     assert row["gpus"] == 8
     assert row["throughput_per_s"] > 0
     assert row["needed_bytes"] < row["memory_bytes"]
-    decoder = {"model": "llama", "batch": 1, "sizes": {"layers": 1, "hidden": 64, "heads": 4}}
+    decoder = {"model": "llama", "batch": 1, "sizes": {"layers": 1, "hidden": 64, "heads": 8}}
     assert post(client, "/api/predictions", QUESTION | decoder)["rows"][0]["unit"] == "tokens"
 
 
@@ -130,9 +130,12 @@ def test_a_profiler_file_is_scaled(client: TestClient, tmp_path: Path) -> None:
     file.op("aten::relu", "relu_kernel", us=50.0)
     path = file.write(tmp_path, "profile.json")
     about = upload(client, path.read_bytes(), "application/json").json()
-    assert about["measured_on"]
+    assert about["measured_on"] == "Tesla V100"
+    assert about["origin"] is None  # there are several
     question = {"trace": about["trace"], "gpus": ["l4"]}
-    answer = post(client, "/api/predictions", question)
+    refused = post(client, "/api/predictions", question, 422)
+    assert "v100-sxm-16gb" in refused["error"]["message"]
+    answer = post(client, "/api/predictions", question | {"origin": "v100-sxm-16gb"})
     assert answer["measured"]
     assert answer["target"] == "the uploaded file"
     assert answer["rows"][0]["fits"] is None

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from wavecast.errors import MissingExtra
+from wavecast.errors import MissingExtra, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.server.catalogue import catalogue
 from wavecast.server.presentation import detail_parts, summary_parts, whole_report
-from wavecast.server.questions import PredictionQuestion
+from wavecast.server.questions import PredictionQuestion, plain_name
 from wavecast.server.rows import predicted_rows
 from wavecast.server.traced import QuestionedStep, TraceShelf, questioned_step, read_file
 
@@ -42,9 +42,18 @@ def _inspect(question: Mapping[str, Any]) -> dict[str, Any]:
         "unit": trace.unit,
         "framework": trace.framework,
         "measured_on": None if measured is None else measured.gpu,
+        "origin": None if measured is None else _known(measured.gpu),
         "has_memory": bool(trace.allocations),
         "notes": list(trace.notes),
     }
+
+
+def _known(gpu: str) -> str | None:
+    """The id of a GPU by the name that a file gives it; None if that fits none, or several."""
+    try:
+        return wavecast.device(gpu).id if plain_name(gpu) else None
+    except (UnknownName, ValueError):
+        return None
 
 
 def _predict(question: Mapping[str, Any]) -> dict[str, Any]:

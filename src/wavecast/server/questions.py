@@ -20,8 +20,12 @@ MOST_GPUS = 8
 """GPUs that are compared in one question."""
 
 
-def _plain_name(name: str) -> str:
-    """A name of the library. It also takes paths of files, and code; here neither is taken."""
+def plain_name(name: str) -> str:
+    """The name itself, if it is one: the library also takes files and code by their paths.
+
+    Raises:
+        ValueError: it is not a plain name.
+    """
     if not _NAME.fullmatch(name) or name.lower().endswith((".toml", ".py")):
         raise ValueError(
             "this is not a name; files and code are not taken here. Trace your own code with "
@@ -31,7 +35,7 @@ def _plain_name(name: str) -> str:
 
 
 _NAME = re.compile(r"[A-Za-z0-9 ._+()-]{1,60}")
-_Name = Annotated[str, AfterValidator(_plain_name)]
+_Name = Annotated[str, AfterValidator(plain_name)]
 _Size = Annotated[int, Field(ge=1, le=10_000_000)]
 _Amount = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 _Ranks = Annotated[int, Field(ge=1, le=4096)]
@@ -89,6 +93,8 @@ class PredictionQuestion(BaseModel):
     """An uploaded file, by the name that the upload gave."""
     label: Annotated[str, Field(max_length=80)] | None = None
     """What to call the uploaded file in the answer."""
+    origin: _Name | None = None
+    """The GPU on which an uploaded step was measured, if its file does not name one GPU."""
     sizes: Annotated[dict[_Name, _Size], Field(max_length=12)] = {}
     """Sizes of the model, such as `image` or `layers`, where they differ from the published."""
     batch: _Size | None = None
@@ -103,8 +109,8 @@ class PredictionQuestion(BaseModel):
             raise ValueError("give either a model or a trace")
         if self.trace is not None and self.sizes:
             raise ValueError("the sizes of a trace are fixed")
-        if self.model is not None and self.label is not None:
-            raise ValueError("a label is for an uploaded file")
+        if self.model is not None and (self.label is not None or self.origin is not None):
+            raise ValueError("label and origin are for an uploaded file")
         return self
 
     def canonical(self) -> PredictionQuestion:
@@ -122,9 +128,9 @@ class PredictionQuestion(BaseModel):
             raise InvalidInput("a step is spread over at most 16384 GPUs here")
         gpus = list(dict.fromkeys(device(gpu).id for gpu in self.gpus))
         alone = spread is None or spread == SpreadQuestion()
-        return self.model_copy(
-            update={"model": name, "gpus": gpus, "parallel": None if alone else spread}
-        )
+        origin = None if self.origin is None else device(self.origin).id
+        own = {"model": name, "gpus": gpus, "origin": origin}
+        return self.model_copy(update=own | {"parallel": None if alone else spread})
 
     def step(self) -> dict[str, Any]:
         """The part that decides the trace."""

@@ -72,7 +72,7 @@ def _place(row: PredictedRow) -> tuple[bool, float]:
 def _predicted(question: PredictionQuestion, step: QuestionedStep, gpu: Device) -> PredictedRow:
     if question.parallel is None:
         scaler = _scaler(step, question.precision)
-        alone = wavecast.predict(step.traces, gpu, predictor=scaler)
+        alone = wavecast.predict(step.traces, gpu, predictor=scaler, origin=question.origin)
         return PredictedRow(gpu, alone, alone.memory)
     spread = wavecast.predict(step.traces, gpu, parallel=question.parallel.strategy())
     memory = fullest_rank(spread.step, gpu) if spread.trace.allocations else None

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def run_server(
     )
     url = f"http://{_in_url(host)}:{sock.getsockname()[1]}"
     server = TellingServer(config, lambda: listening(url))
-    asyncio.run(server.serve(sockets=[sock]))
+    with suppress(KeyboardInterrupt):  # the usual end of a server, after it has shut down
+        asyncio.run(server.serve(sockets=[sock]))
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -226,4 +226,5 @@ def _short_path(path: str) -> str:
     name = re.split(r"[/\\]", path)[-1]
     if uploaded := re.fullmatch(r"[0-9a-f]{64}(\.json(?:\.gz)?)", name):
         return f"upload{uploaded[1]}"
-    return name if name.split(":")[0].endswith(".py") else path if path.count("/") < 2 else "..."
+    is_code, is_long = name.endswith(".py"), len(re.findall(r"[/\\]", path)) > 1
+    return name if is_code else "..." if is_long else path
