@@ -10,9 +10,10 @@ from typing import Any
 import wavecast
 from wavecast.errors import MissingExtra, UnknownName
 from wavecast.hardware.device import Device
+from wavecast.hardware.devices import known_device
 from wavecast.server.catalogue import catalogue
-from wavecast.server.presentation import detail_parts, summary_parts, whole_report
-from wavecast.server.questions import PredictionQuestion, plain_name
+from wavecast.server.presentation import detail_parts, report_page, summary_parts
+from wavecast.server.questions import PredictionQuestion
 from wavecast.server.rows import predicted_rows
 from wavecast.server.traced import QuestionedStep, TraceShelf, questioned_step, read_file
 
@@ -51,8 +52,8 @@ def _inspect(question: Mapping[str, Any]) -> dict[str, Any]:
 def _known(gpu: str) -> str | None:
     """The id of a GPU by the name that a file gives it; None if that fits none, or several."""
     try:
-        return wavecast.device(gpu).id if plain_name(gpu) else None
-    except (UnknownName, ValueError):
+        return known_device(gpu).id
+    except UnknownName:
         return None
 
 
@@ -76,14 +77,14 @@ def _details(question: Mapping[str, Any]) -> dict[str, Any]:
     asked, step = _step(question)
     gpu = wavecast.device(question["gpu"])
     (row,), _ = predicted_rows(asked, step, [gpu])
-    return {"gpu": gpu.id, **detail_parts(row)}
+    return {"gpu": gpu.id, **detail_parts(step.name, row)}
 
 
 def _report(question: Mapping[str, Any]) -> dict[str, Any]:
     """The whole answer as a page that needs nothing but itself."""
     asked, step = _step(question)
     rows, _ = predicted_rows(asked, step, _gpus(asked))
-    return {"html": whole_report(step.name, rows)}
+    return {"html": report_page(step.name, rows)}
 
 
 def _gpus(asked: PredictionQuestion) -> list[Device]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import wavecast
@@ -10,6 +10,8 @@ from wavecast.errors import WavecastError
 from wavecast.footprint.memory import Memory
 from wavecast.footprint.parallel_memory import fullest_rank
 from wavecast.hardware.device import Device
+from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
+from wavecast.planning.prices import price_book
 from wavecast.predictors.base import Scaler
 from wavecast.report import parallel as parallel_report
 from wavecast.report import records
@@ -29,6 +31,8 @@ class PredictedRow:
     step: Prediction | ParallelPrediction
     memory: Memory | None
     """The memory of the step; of its fullest rank if there are several. None when unknown."""
+    cost: TrainingCost | None = None
+    """What the whole training takes, if it was asked for."""
 
     def record(self) -> dict[str, Any]:
         """The row as plain data: times in seconds, sizes in bytes, unknown is null."""
@@ -39,7 +43,18 @@ class PredictedRow:
             # Under the names that a step on one GPU has.
             record["needed_bytes"] = record.pop("memory_bytes")
             record["throughput_per_s"] = record.pop("throughput")
+        record["training"] = None if self.cost is None else _cost_record(self.cost)
         return record | {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
+
+
+def _cost_record(cost: TrainingCost) -> dict[str, Any]:
+    return {
+        "steps": cost.steps,
+        "seconds": asdict(cost.seconds),
+        "usd": None if cost.usd is None else asdict(cost.usd),
+        "energy_kwh": None if cost.energy_kwh is None else asdict(cost.energy_kwh),
+        "machines": cost.machines,
+    }
 
 
 def predicted_rows(
@@ -73,10 +88,21 @@ def _predicted(question: PredictionQuestion, step: QuestionedStep, gpu: Device) 
     if question.parallel is None:
         scaler = _scaler(step, question.precision)
         alone = wavecast.predict(step.traces, gpu, predictor=scaler, origin=question.origin)
-        return PredictedRow(gpu, alone, alone.memory)
+        return PredictedRow(gpu, alone, alone.memory, _cost(question, alone))
     spread = wavecast.predict(step.traces, gpu, parallel=question.parallel.strategy())
     memory = fullest_rank(spread.step, gpu) if spread.trace.allocations else None
-    return PredictedRow(gpu, spread, memory)
+    return PredictedRow(gpu, spread, memory, _cost(question, spread))
+
+
+def _cost(
+    question: PredictionQuestion, step: Prediction | ParallelPrediction
+) -> TrainingCost | None:
+    """What the whole training takes, with the cheapest offer; None if it was not asked for."""
+    if question.training is None:
+        return None
+    gpus = step.gpus if isinstance(step, ParallelPrediction) else 1
+    plan = TrainingPlan(**question.training.model_dump())
+    return training_cost(step, plan, price_book().cheapest(step.device.id, gpus))
 
 
 def _scaler(step: QuestionedStep, precision: str | None) -> Scaler | None:

@@ -75,6 +75,7 @@ const wavecastControls = {
     for (const part of document.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== this.source();
     byId("batch").disabled = this.source() === "upload" && !this.upload?.takesBatch;
     byId("compile").disabled = this.source() === "upload";
+    byId("origin-box").hidden = !this.upload?.asksOrigin;
     this.fillPrecisions();
     this.showBatch();
   },
@@ -182,7 +183,7 @@ const wavecastControls = {
     const isUpload = this.source() === "upload";
     if ((isUpload && !this.upload) || !this.gpus.length) return null;
     const question = { gpus: [...this.gpus] };
-    if (isUpload) Object.assign(question, { trace: this.upload.trace, label: this.upload.label });
+    if (isUpload) Object.assign(question, { trace: this.upload.trace, label: this.upload.label, origin: this.origin() });
     else Object.assign(question, { model: byId("model").value, sizes: this.sizes() });
     question.batch = byId("batch").disabled ? null : this.whole("batch");
     question.precision = this.precision() || null;
@@ -190,6 +191,10 @@ const wavecastControls = {
     question.parallel = this.parallel();
     question.training = this.training();
     return document.querySelector('#controls [aria-invalid="true"]') || !byId("spread").hidden && byId("spread-hint").classList.contains("bad") ? null : question;
+  },
+  origin() {
+    const text = byId("origin").value.trim();
+    return this.upload?.asksOrigin && this.catalogue.gpus.some(gpu => gpu.id === text) ? text : null;
   },
   sizes() {
     const sizes = {};
@@ -222,6 +227,7 @@ const wavecastControls = {
     byId("sizes-box").open = Object.keys(question.sizes ?? {}).length > 0;
     this.showSource();
     byId("batch").value = question.batch ?? "";
+    byId("origin").value = question.origin ?? "";
     this.setPrecision(question.precision ?? (question.model ? "fp32" : ""));
     byId("compile").checked = Boolean(question.compile);
     this.setGpus(question.gpus);

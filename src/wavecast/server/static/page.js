@@ -35,7 +35,7 @@ const wavecastPage = {
   async recall(question) {
     // The file itself is not asked for; what the controls need to know of it is in the question.
     wavecastControls.setUpload(
-      { trace: question.trace, label: question.label ?? "An uploaded file", measured: question.precision !== null, takesBatch: question.batch !== null },
+      { trace: question.trace, label: question.label ?? "An uploaded file", measured: question.precision !== null, asksOrigin: question.origin !== null, takesBatch: question.batch !== null },
       "Uploaded before",
     );
   },
@@ -81,7 +81,7 @@ const wavecastPage = {
       const read = await this.post("/api/traces", file, kind, asking.signal);
       const measured = Boolean(read.measured_on);
       const label = file.name.slice(0, 80);
-      wavecastControls.setUpload({ trace: read.trace, label, measured, takesBatch: measured && read.samples === null },
+      wavecastControls.setUpload({ trace: read.trace, label, measured, asksOrigin: measured && read.origin === null, takesBatch: measured && read.samples === null },
         `${read.calls.toLocaleString("en")} calls${measured ? `, measured on ${read.measured_on}` : ""}${read.samples ? `, ${read.samples.toLocaleString("en")} ${read.unit}` : ""}`);
       byId("file").value = "";
       this.ask();
@@ -146,12 +146,13 @@ const wavecastPage = {
     document.title = `${result.target} - Wavecast`;
     for (const part of ["verdict", "tiles", "comparison", "training"]) this.put(part, result.parts[part]);
     byId("training-section").hidden = !result.parts.training;
-    byId("training-lead").textContent = result.parts.training_lead ?? "";
+    byId("comparison-lead").textContent = ["The dot is the predicted time, the line its range.", ...result.parts.prices.map(line => `${line}.`)].join(" ");
+    byId("peek").textContent = `${result.parts.best}: ${byId("tiles").querySelector("dd")?.textContent ?? ""} a step`;
+    byId("peek").hidden = false;
     for (const table of byId("answer").querySelectorAll("#comparison table.sorts, #training table.sorts")) wavecastSorts(table);
     byId("download").href = `/api/results/${result.id}/report`;
     byId("share-told").textContent = "";
     this.showCautions(result);
-    this.showNotes(result);
     this.showChoice(result);
   },
   showCautions(result) {
@@ -160,11 +161,6 @@ const wavecastPage = {
     list.append(...told.map(text => made("li", text)));
     box.append(list);
     byId("cautions").replaceChildren(...(told.length ? [box] : []));
-  },
-  showNotes(result) {
-    const notes = [...new Set([...result.notes, ...result.rows.flatMap(row => row.notes.map(note => `${row.gpu}: ${note}`))])];
-    byId("notes").replaceChildren(...notes.map(note => made("li", note)));
-    byId("notes-section").hidden = !notes.length;
   },
   showChoice(result) {
     const gpus = result.rows.map(row => row.gpu);
