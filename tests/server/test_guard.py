@@ -29,16 +29,9 @@ async def sleepy(scope: MutableMapping[str, Any], receive: Receive, send: Send) 
     await asyncio.sleep(3600)
 
 
-def ask(
-    guard: Guard,
-    *parts: bytes,
-    method: str = "POST",
-    path: str = "/api/x",
-    stalls: bool = False,
-    **headers: str,
-) -> tuple[int, dict[str, str], bytes]:
+def ask(guard: Guard, *parts: bytes, **options: Any) -> tuple[int, dict[str, str], bytes]:
     """The status, headers and body of the answer to a request that arrives in parts."""
-    return asyncio.run(asked(guard, *parts, method=method, path=path, stalls=stalls, **headers))
+    return asyncio.run(asked(guard, *parts, **options))
 
 
 async def asked(

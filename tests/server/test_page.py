@@ -13,7 +13,14 @@ from server.test_hostile import hostile_trace
 
 pytest.importorskip("playwright", reason="needs Playwright, which drives Chromium")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Dialog,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 ANSWER_MS = 120_000
 """A busy machine may take long; nothing here asks for speed."""
@@ -38,6 +45,14 @@ class Visit:
         expect(self.page.locator("#details")).to_have_attribute("aria-busy", "false")
         expect(self.page.locator("#details section").first).to_be_visible()
 
+    def note_console(self, said: ConsoleMessage) -> None:
+        if said.type == "error":
+            self.problems.append(said.text)
+
+    def note_dialog(self, dialog: Dialog) -> None:
+        self.problems.append(dialog.message)
+        dialog.dismiss()
+
     def verdict(self) -> str:
         return self.page.locator("#verdict").inner_text()
 
@@ -60,9 +75,9 @@ def visit(chromium: Browser, port: int) -> Iterator[Visit]:
     context.set_default_timeout(ANSWER_MS)
     page = context.new_page()
     made = Visit(page, f"http://127.0.0.1:{port}")
-    page.on("console", lambda said: made.problems.append(said.text) if said.type == "error" else 0)
+    page.on("console", made.note_console)
     page.on("pageerror", lambda error: made.problems.append(str(error)))
-    page.on("dialog", lambda dialog: (made.problems.append(dialog.message), dialog.dismiss()))
+    page.on("dialog", made.note_dialog)
     context.on("request", lambda request: made.requests.append(request.url))
     yield made
     context.close()

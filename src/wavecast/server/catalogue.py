@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import wavecast
+from wavecast.errors import MissingExtra
 from wavecast.hardware.clusters import clusters
 from wavecast.planning.prices import price
 from wavecast.server.questions import DECODERS, MOST_GPUS
@@ -18,7 +19,7 @@ def catalogue() -> dict[str, Any]:
     """The choices of the page, as plain data."""
     return {
         "version": wavecast.__version__,
-        "models": [*map(_model, benchmarks()), *map(_decoder, DECODERS)],
+        "models": _models(),
         "gpus": [
             {
                 "id": gpu.id,
@@ -34,6 +35,14 @@ def catalogue() -> dict[str, Any]:
         "clusters": sorted(cluster.id for cluster in clusters()),
         "most_gpus": MOST_GPUS,
     }
+
+
+def _models() -> list[dict[str, Any]]:
+    """The models that can be traced here; none without torch."""
+    try:
+        return [*map(_model, benchmarks()), *map(_decoder, DECODERS)]
+    except MissingExtra:
+        return []
 
 
 def _model(model: Benchmark) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # no websockets here; the server closes the connection
-        exchange = _Exchange(scope, receive, send, self.limits)
+        exchange = GuardedExchange(scope, receive, send, self.limits)
         self._running += 1
         try:
             self._check(scope, exchange.headers)
@@ -113,7 +113,7 @@ def _check_origin(headers: dict[bytes, bytes], ours: str) -> None:
         raise Refused(403, "this was sent by a page of another origin")
 
 
-class _Exchange:
+class GuardedExchange:
     """One request and its response."""
 
     def __init__(

@@ -143,7 +143,8 @@ def model_target(step: Mapping[str, Any]) -> Target:
         known = decoder_sizes(name)
         _refuse_others(name, sizes, known)
         # `llama` without sizes is a model of the suite; here it is a decoder all the same.
-        return resolve(name, batch, precision, ModelOptions(**{"layers": known["layers"]} | sizes))
+        chosen: dict[str, Any] = {"layers": known["layers"]} | sizes
+        return resolve(name, batch, precision, ModelOptions(**chosen))
     model = benchmark(name)
     if not sizes:
         return resolve(model.name, batch, precision)

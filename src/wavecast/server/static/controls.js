@@ -23,6 +23,12 @@ const wavecastControls = {
     for (const gpu of catalogue.gpus) byId("gpu-list").append(made("option", gpu.name, { value: gpu.id }));
     byId("compile-box").hidden = !catalogue.compiles;
     this.listen();
+    if (!catalogue.models.length) {  // the server has no torch: it reads files, and traces no models
+      for (const input of document.querySelectorAll('input[name="source"]')) {
+        input.checked = input.value === "upload";
+        input.disabled = input.value === "model";
+      }
+    }
   },
   fillModels() {
     const groups = new Map();
@@ -88,7 +94,7 @@ const wavecastControls = {
     byId("batch").placeholder = this.source() === "model" ? String(this.model().batch) : "as it is";
   },
   showSizes(values) {
-    const fields = Object.entries(this.model().sizes).map(([name, usual]) => {
+    const fields = Object.entries(this.model()?.sizes ?? {}).map(([name, usual]) => {
       const field = made("div", null, { class: "field" });
       field.append(made("label", name.replaceAll("_", " "), { for: `size-${name}` }));
       const input = made("input", null, {
@@ -221,7 +227,8 @@ const wavecastControls = {
 
   // Set all controls to a question that was asked before.
   set(question) {
-    document.querySelector(`input[name="source"][value="${question.trace ? "upload" : "model"}"]`).checked = true;
+    const source = document.querySelector(`input[name="source"][value="${question.trace ? "upload" : "model"}"]`);
+    if (!source.disabled) source.checked = true;
     if (question.model) byId("model").value = question.model;
     this.showSizes(question.sizes ?? {});
     byId("sizes-box").open = Object.keys(question.sizes ?? {}).length > 0;
