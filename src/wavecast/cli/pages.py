@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wavecast.cli.option_groups import grouped
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 
@@ -29,6 +31,27 @@ ChromeTraceOption = Annotated[
         help="Also write the predicted timeline as JSON for Perfetto or chrome://tracing.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files that a prediction is written to; None for those that were not asked for."""
+
+    html: Path | None = None
+    chrome_trace: Path | None = None
+
+    def refuse_bad_places(self) -> None:
+        """Refuse files that cannot be written at once, before tracing takes its time."""
+        refuse_bad_places(self.html, self.chrome_trace)
+
+
+NO_FILES = ReportFiles()
+
+
+def report_files(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that gives a command the options of `ReportFiles`, as its parameter `files`."""
+    annotations = {"html": HtmlOption, "chrome_trace": ChromeTraceOption}
+    return grouped(command, "files", ReportFiles, annotations)
 
 
 def refuse_bad_places(*paths: Path | None) -> None:
@@ -56,8 +79,7 @@ def write_page(path: Path | None, make: Callable[[], Report]) -> None:
 
 
 def write_prediction_files(
-    html: Path | None,
-    chrome_trace: Path | None,
+    files: ReportFiles,
     title: str,
     rows: Sequence[Prediction],
     setup: str | None = None,
@@ -66,13 +88,12 @@ def write_prediction_files(
     from wavecast.planning.prices import price_book
     from wavecast.report.html.reports import prediction_report
 
-    write_page(html, lambda: prediction_report(title, rows, price_book(setup)))
-    _write_chrome_trace(chrome_trace, lambda: {row.device.id: row.timetable for row in rows})
+    write_page(files.html, lambda: prediction_report(title, rows, price_book(setup)))
+    _write_chrome_trace(files.chrome_trace, lambda: {row.device.id: row.timetable for row in rows})
 
 
 def write_parallel_files(
-    html: Path | None,
-    chrome_trace: Path | None,
+    files: ReportFiles,
     title: str,
     rows: Sequence[tuple[ParallelPrediction, Memory | None]],
 ) -> None:
@@ -80,9 +101,9 @@ def write_parallel_files(
     from wavecast.report.html.reports import parallel_report
     from wavecast.steps.rank_timetables import rank_timetables
 
-    write_page(html, lambda: parallel_report(title, rows))
+    write_page(files.html, lambda: parallel_report(title, rows))
     _write_chrome_trace(
-        chrome_trace,
+        files.chrome_trace,
         lambda: {
             f"{step.gpus} x {step.device.id}, {rank}": table
             for step, _ in rows

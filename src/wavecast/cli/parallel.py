@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArg
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import (
     HtmlOption,
+    ReportFiles,
     refuse_bad_places,
     write_page,
     write_parallel_files,
@@ -168,7 +168,7 @@ def show_parallel(
     gpus: list[Device],
     text: str,
     issuing: tuple[str | None, float],
-    files: tuple[Path | None, Path | None],
+    files: ReportFiles,
     as_json: bool,
 ) -> None:
     """Print the prediction of a step that is spread as the option `--parallel` says."""
@@ -183,7 +183,7 @@ def show_parallel(
         step = wavecast.predict(traces, gpu, parallel=strategy, host=host, host_factor=factor)
         needed = fullest_rank(step.step, gpu) if step.trace.allocations else None
         rows.append((step, needed))
-    write_parallel_files(*files, target.name, rows)
+    write_parallel_files(files, target.name, rows)
     if as_json:
         print_json({"target": target.name, "predictions": [report.record(*row) for row in rows]})
     else:

@@ -86,10 +86,7 @@ def profile(
     wavecast profile kernels.json.gz counters.json.gz          (two measurements of one step)
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
-    from wavecast.report.html.profile_reports import (
-        measured_profile_report,
-        predicted_profile_report,
-    )
+    from wavecast.report.html import profile_reports as pages
     from wavecast.steps.arguments import origin_of
     from wavecast.steps.profiling import profile_measured, profile_predicted
 
@@ -111,11 +108,11 @@ def profile(
         traces = family_traces(wanted, gpus)
         predictions = [predict_on(traces, device) for device in gpus]
         profiles = [profile_predicted(wanted.name, prediction) for prediction in predictions]
-        write_page(html, lambda: predicted_profile_report(wanted.name, profiles, predictions))
+        write_page(html, lambda: pages.predicted_profile_report(wanted.name, profiles, predictions))
     else:
         trace = _measured(unchanged(wanted, None, precision), more)
         profiles = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
-        write_page(html, lambda: measured_profile_report(wanted.name, profiles[0], trace))
+        write_page(html, lambda: pages.measured_profile_report(wanted.name, profiles[0], trace))
     if as_json:
         print_json([records.profile(step, kernels) for step in profiles])
     else:

@@ -12,9 +12,9 @@ import wavecast
 from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
 from wavecast.cli.assumptions import AssumeOption, given_values
 from wavecast.cli.pages import (
-    ChromeTraceOption,
-    HtmlOption,
-    refuse_bad_places,
+    NO_FILES,
+    ReportFiles,
+    report_files,
     write_page,
     write_parallel_files,
     write_prediction_files,
@@ -72,14 +72,13 @@ _SETTINGS = {"allow_interspersed_args": False}
 
 
 @app.command("run", context_settings=_SETTINGS)
+@report_files
 def run(
     script: ScriptArgument,
     arguments: ArgumentsArgument = None,
     is_module: ModuleOption = False,
     gpu: RunGpuOption = None,
     memory: MemoryOption = False,
-    page: HtmlOption = None,
-    chrome_trace: ChromeTraceOption = None,
     by: ByOption = None,
     steps: StepsOption = None,
     until: UntilOption = None,
@@ -88,6 +87,7 @@ def run(
     ranks: RanksOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
+    files: ReportFiles = NO_FILES,
 ) -> None:
     """Run a training script unchanged, without a GPU, and predict its step.
 
@@ -100,8 +100,8 @@ def run(
     The script is stopped when its step repeats itself. Nothing of yours is written. Options of
     wavecast come before the script; all that follows belongs to the script.
     """
-    refuse_bad_places(page, chrome_trace)
-    _check(memory, (page, chrome_trace), by, gpu, batch, out)
+    files.refuse_bad_places()
+    _check(memory, files, by, gpu, batch, out)
     runs = _Runs(
         [script, *(arguments or ())],
         {"module": is_module, "steps": steps, "until": until, "samples": batch, "ranks": ranks},
@@ -109,13 +109,13 @@ def run(
     runs.options["assume"] = given_values(assume or [])
     devices = named_or_all_gpus(gpu) if gpu else []
     if memory:
-        record = _show_memory(runs, devices, page, as_json)
+        record = _show_memory(runs, devices, files.html, as_json)
     elif devices and ranks is not None:
-        record = _predict_ranks(runs, devices, ranks, by, (page, chrome_trace), as_json)
+        record = _predict_ranks(runs, devices, ranks, by, files, as_json)
     elif devices:
         rows = _predictions(runs, devices, ranked=ALL in (gpu or ()))
         record = records.predictions(runs.first.script, rows, by)
-        write_prediction_files(page, chrome_trace, runs.first.script, rows)
+        write_prediction_files(files, runs.first.script, rows)
         if not as_json:
             _show_predictions(runs.first, rows, by)
     else:
@@ -134,17 +134,16 @@ def run(
 
 def _check(
     memory: bool,
-    files: tuple[Path | None, Path | None],
+    files: ReportFiles,
     by: Any,
     gpu: list[str] | None,
     batch: int | None,
     out: Path | None,
 ) -> None:
     """Refuse options that do not go together, before the script runs."""
-    page, chrome_trace = files
-    if page is not None and not (memory or gpu):
+    if files.html is not None and not (memory or gpu):
         raise InvalidInput("--html shows a prediction or the memory; add --gpu or --memory")
-    if chrome_trace is not None and (memory or not gpu):
+    if files.chrome_trace is not None and (memory or not gpu):
         raise InvalidInput("--chrome-trace is for predictions; it needs --gpu, and not --memory")
     if by is not None and (memory or not gpu):
         raise InvalidInput("--by breaks down the GPU's time; it needs --gpu, and not --memory")
@@ -225,7 +224,7 @@ def _predict_ranks(
     devices: list[Device],
     ranks: int,
     by: By | None,
-    files: tuple[Path | None, Path | None],
+    files: ReportFiles,
     as_json: bool,
 ) -> dict[str, Any]:
     """Predict a script whose own code is parallel, on so many GPUs."""
@@ -238,7 +237,7 @@ def _predict_ranks(
     strategy = wavecast.Parallel(data=ranks)
     steps = [wavecast.predict(traces, device, parallel=strategy) for device in devices]
     rows = [(step, fullest_rank(step.step, step.device)) for step in steps]
-    write_parallel_files(*files, runs.first.script, rows)
+    write_parallel_files(files, runs.first.script, rows)
     if not as_json:
         table = report.predictions(f"step {runs.first.step}, predicted", rows, width())
         show(script_report.script_run(runs.first), table)

@@ -17,7 +17,7 @@ _FINE = 1000.0
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """One axis of a plot: its ends, marks and their labels."""
 
     low: float
@@ -33,14 +33,16 @@ class Axis:
         return min(1.0, max(0.0, (value - low) / (high - low or 1.0)))
 
 
-def linear_axis(high: float, label: Callable[[float], str], *, binary: bool = False) -> Axis:
+def linear_axis(high: float, label: Callable[[float], str], *, binary: bool = False) -> PlotAxis:
     """An axis from 0 to at least `high`, with three to six marks at round numbers."""
     step = _round_step(high / 4 or 1.0, binary)
     marks = [index * step for index in range(math.ceil(high / step - 1e-9) + 1)]
-    return Axis(0.0, max(high, marks[-1]), tuple((mark, label(mark)) for mark in marks))
+    return PlotAxis(0.0, max(high, marks[-1]), tuple((mark, label(mark)) for mark in marks))
 
 
-def log_axis(low: float, high: float, label: Callable[[float], str], base: float = 10.0) -> Axis:
+def log_axis(
+    low: float, high: float, label: Callable[[float], str], base: float = 10.0
+) -> PlotAxis:
     """A logarithmic axis with marks at powers of its base, all or every second, third, ... one."""
     first = math.floor(math.log(low, base) + 1e-9)
     last = math.ceil(math.log(high, base) - 1e-9)
@@ -48,7 +50,7 @@ def log_axis(low: float, high: float, label: Callable[[float], str], base: float
     every = max(1, math.ceil((last - first) / 7))
     marks = [base**power for power in range(first, last + 1, every)]
     ticks = tuple((mark, label(mark)) for mark in marks)
-    return Axis(base**first, base**last, ticks, is_log=True)
+    return PlotAxis(base**first, base**last, ticks, is_log=True)
 
 
 def _round_step(step: float, binary: bool) -> float:
@@ -64,8 +66,8 @@ def _round_step(step: float, binary: bool) -> float:
 class Plot:
     """Two axes, and what is drawn between them."""
 
-    across: Axis
-    up: Axis
+    across: PlotAxis
+    up: PlotAxis
     parts: tuple[Html, ...] = ()
     height: int = HEIGHT
 

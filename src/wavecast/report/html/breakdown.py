@@ -98,13 +98,13 @@ def _largest(op: Op) -> str:
 
 
 @dataclass
-class _Node:
+class _ModuleNode:
     """A module, or an op within it."""
 
     seconds: float = 0.0
     calls: int = 0
     kinds: dict[str, float] = field(default_factory=dict)
-    children: dict[str, _Node] = field(default_factory=dict)
+    children: dict[str, _ModuleNode] = field(default_factory=dict)
 
     def add(self, seconds: float, kind: str) -> None:
         self.seconds += seconds
@@ -133,14 +133,14 @@ def module_tree(table_of: Timetable, names: Names) -> list[Any]:
     A node is a list: the position of its name, nanoseconds, calls, a color, and its children, in
     the order in which they first run.
     """
-    root = _Node()
+    root = _ModuleNode()
     for call, gpu_s in zip(table_of.calls, table_of.gpu_s.tolist(), strict=True):
         if gpu_s > 0:
             kind = str(ops.kind(call.op) or "unknown")
             root.add(gpu_s, kind)
             node = root
             for name in (*_path(call.module, call.phase), call.op.base):
-                node = node.children.setdefault(name, _Node())
+                node = node.children.setdefault(name, _ModuleNode())
                 node.add(gpu_s, kind)
     return _listed(root, "step", names, root.seconds * _LEAST)
 
@@ -155,7 +155,7 @@ def _path(module: str, phase: Phase) -> Sequence[str]:
     )
 
 
-def _listed(node: _Node, name: str, names: Names, least_s: float) -> list[Any]:
+def _listed(node: _ModuleNode, name: str, names: Names, least_s: float) -> list[Any]:
     shown = {child: one for child, one in node.children.items() if one.seconds >= least_s}
     children = [_listed(one, child, names, least_s) for child, one in shown.items()]
     rest = [one for child, one in node.children.items() if child not in shown]
@@ -166,7 +166,7 @@ def _listed(node: _Node, name: str, names: Names, least_s: float) -> list[Any]:
     return [position, round(node.seconds * 1e9), node.calls, color_of_kind(main), children]
 
 
-def _added_up(nodes: Iterable[_Node], names: Names) -> list[Any]:
+def _added_up(nodes: Iterable[_ModuleNode], names: Names) -> list[Any]:
     nodes = list(nodes)
     seconds, calls = sum(one.seconds for one in nodes), sum(one.calls for one in nodes)
     return [names.position(f"{len(nodes)} smaller ones"), round(seconds * 1e9), calls, 9, []]

@@ -10,8 +10,8 @@ import numpy as np
 from wavecast.footprint.kinds import KINDS, KindTimeline
 from wavecast.footprint.memory import Memory
 from wavecast.report.html.axes import (
-    Axis,
     Plot,
+    PlotAxis,
     bar,
     label_at,
     linear_axis,
@@ -110,7 +110,7 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
 
 def _across(
     needed: Memory, places: Sequence[int], moments: Timetable | None
-) -> tuple[list[float], Axis, str]:
+) -> tuple[list[float], PlotAxis, str]:
     """Where the calls are across the chart: by time where it is known, else by number."""
     length = len(needed.trace)
     if moments is None or len(moments.calls) != length or not moments.seconds:
@@ -122,9 +122,9 @@ def _across(
     return xs, _ending(axis, float(begin_s[-1]) or moments.seconds), "time on the GPU"
 
 
-def _ending(axis: Axis, high: float) -> Axis:
+def _ending(axis: PlotAxis, high: float) -> PlotAxis:
     """The axis, cut where the values end."""
-    return Axis(axis.low, high, tuple(tick for tick in axis.ticks if tick[0] <= high))
+    return PlotAxis(axis.low, high, tuple(tick for tick in axis.ticks if tick[0] <= high))
 
 
 def _peak_mark(

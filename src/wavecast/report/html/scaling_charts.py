@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from wavecast.planning.scaling import KNEE, Scaling
-from wavecast.report.html.axes import Axis, Plot, title_of
+from wavecast.report.html.axes import Plot, PlotAxis, title_of
 from wavecast.report.html.markup import Html, element, empty_element, table
 from wavecast.report.parallel import scaling_columns
 from wavecast.report.units import duration, percent
@@ -16,9 +16,11 @@ def scaling_chart(curve: Scaling) -> Html:
     points = curve.points
     first, last = points[0], points[-1]
     ticks = tuple((float(point.gpus), str(point.gpus)) for point in points)
-    across = Axis(float(first.gpus), float(max(last.gpus, 2 * first.gpus)), ticks, is_log=True)
+    across = PlotAxis(float(first.gpus), float(max(last.gpus, 2 * first.gpus)), ticks, is_log=True)
     high = max(1.0, *(point.relative for point in points))
-    up = Axis(0.0, 1.1 * high, tuple((mark, percent(mark)) for mark in (0, 0.25, 0.5, 0.75, 1.0)))
+    up = PlotAxis(
+        0.0, 1.1 * high, tuple((mark, percent(mark)) for mark in (0, 0.25, 0.5, 0.75, 1.0))
+    )
     plot = Plot(across, up)
     xs, ys = [float(point.gpus) for point in points], [point.relative for point in points]
     bottom = plot.area(xs, ys, [0.0] * len(xs))
