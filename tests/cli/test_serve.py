@@ -10,7 +10,7 @@ pytest.importorskip("fastapi", reason="needs wavecast[server]")
 
 
 def test_without_the_extra_the_message_says_what_to_install() -> None:
-    for missing in ("fastapi", "uvicorn", "pydantic"):
+    for missing in ("fastapi", "uvicorn"):
         done = run_process("serve", python=f"sys.modules[{missing!r}] = None")
         assert done.code == 1
         assert "the web page needs" in done.err

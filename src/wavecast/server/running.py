@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from wavecast.errors import InvalidInput
 from wavecast.server.app import make_app
+from wavecast.server.guard import Guard
 from wavecast.server.limits import ServerLimits
 from wavecast.server.service import PredictionService
 
@@ -80,10 +81,18 @@ def run_server(
         StoreUnavailable: the folder cannot be written.
     """
     limits = limits or ServerLimits()
-    service = PredictionService(folder, limits)
-    sock = _bound(host, port)
-    config = uvicorn.Config(
-        make_app(service, limits, names),
+    with _bound(host, port) as sock:
+        service = PredictionService(folder, limits)
+        config = _config(make_app(service, limits, names), limits)
+        url = f"http://{_in_url(host)}:{sock.getsockname()[1]}"
+        server = TellingServer(config, lambda: listening(url))
+        with suppress(KeyboardInterrupt):  # the usual end of a server, after it has shut down
+            asyncio.run(server.serve(sockets=[sock]))
+
+
+def _config(app: Guard, limits: ServerLimits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         http=PromptProtocol,
         ws="none",
         lifespan="on",
@@ -97,10 +106,6 @@ def run_server(
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=16 << 10,
     )
-    url = f"http://{_in_url(host)}:{sock.getsockname()[1]}"
-    server = TellingServer(config, lambda: listening(url))
-    with suppress(KeyboardInterrupt):  # the usual end of a server, after it has shut down
-        asyncio.run(server.serve(sockets=[sock]))
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -110,7 +115,11 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        try:
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(
