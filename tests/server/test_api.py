@@ -53,6 +53,7 @@ def test_a_prediction_is_that_of_the_library_and_has_a_link(client: TestClient) 
     (row,) = (row for row in answer["rows"] if row["gpu"] == "l4")
     assert math.isclose(row["seconds"], alone.seconds)
     assert row["low_s"] < row["seconds"] < row["high_s"]
+    assert alone.memory is not None
     assert row["needed_bytes"] == alone.memory.needed_bytes
     assert answer["rows"][0]["gpu"] == "h100-sxm-80gb"  # the fastest comes first
     assert "<strong>" in answer["parts"]["verdict"]
