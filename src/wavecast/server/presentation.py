@@ -31,10 +31,21 @@ def summary_parts(rows: Sequence[PredictedRow]) -> dict[str, str | list[str]]:
         "verdict": verdict(compared),
         "tiles": tiles(best),
         "comparison": comparison(compared),
-        "prices": price_lines([one.offer for one in compared]),
+        "prices": _price_lines(compared),
         "training": _training(rows),
         "best": best.device.id,
     }
+
+
+def _price_lines(compared: Sequence[ComparedStep]) -> list[str]:
+    """What the prices in the table mean, and how old they are."""
+    offers = [one.offer for one in compared]
+    lines = price_lines(offers)
+    if lines and compared[0].gpus > 1:
+        dates = sorted(offer.date for offer in offers if offer is not None)
+        whole = f"$/h: whole machines for {compared[0].gpus} GPUs, cheapest offers on demand in USD"
+        return [f"{whole}, prices of {dates[0]} to {dates[-1]}"]
+    return lines
 
 
 def _compared(row: PredictedRow) -> ComparedStep:
