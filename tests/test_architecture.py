@@ -40,6 +40,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "suite",
         "frameworks",
         "campaigns",
+        "checks",
         "",  # the public face
         "integrations",
         "report",
@@ -53,7 +54,14 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast/frameworks": (
         *("", "kineto", "ncu", "pytorch", "tracing", "scripts", "decoders", "targets"),
     ),
-    "wavecast/frameworks/pytorch": ("", "capture", "scripts", "measurement", "huggingface"),
+    "wavecast/frameworks/pytorch": (
+        "",
+        "capture",
+        "compiled",
+        "scripts",
+        "measurement",
+        "huggingface",
+    ),
     "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
 }
 # Imports that point the other way, each with the reason why it must.
@@ -98,11 +106,15 @@ PUBLIC = [
     "Scaler",
     "ScriptPart",
     "ScriptRun",
+    "StepComparison",
     "StoreUnavailable",
     "Trace",
+    "TrainingCost",
+    "TrainingPlan",
     "UnknownName",
     "WavecastError",
     "caffe_net",
+    "compare",
     "device",
     "devices",
     "extrapolate_batch",
@@ -118,6 +130,7 @@ PUBLIC = [
     "read_runs",
     "run_script",
     "trace",
+    "training_cost",
 ]
 
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))

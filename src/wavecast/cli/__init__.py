@@ -4,7 +4,9 @@ A module has the name of its main command.
 """
 
 from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
+    check,
     clusters,
+    compare,
     devices,
     fit,
     layers,
