@@ -140,7 +140,7 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
     for row, kind in enumerate(kinds):
         for name, times in _costs_of_op(*kind):
             rows[row, column[name]] = times
-    counts = rows[np.array(kind_of, dtype=int)]
+    counts: NDArray[np.float64] = rows[np.array(kind_of, dtype=int)]
     modules = [None, *(call.module for call in calls)]
     entered = [
         row
