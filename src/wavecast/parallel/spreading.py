@@ -119,17 +119,24 @@ def without_collectives(trace: Trace) -> Trace:
 def _as_traced(trace: Trace, strategy: Parallel) -> ParallelStep:
     """The step of code that is parallel itself: all ranks run what one of them was seen to run."""
     ranks = exchanging_ranks(trace)
-    if strategy.gpus < ranks or strategy.pipeline > 1:
+    receives = any(call.op.name == "nccl.recv" for call in trace)
+    if strategy.gpus < ranks or (strategy.pipeline > 1 and not receives):
         raise InvalidInput(
             f"the traced step exchanges tensors among {ranks} ranks itself, so parallel= only says "
             f"how many GPUs there are and in which cluster; give Parallel(data={ranks}), or more "
-            "ranks, and no pipeline"
+            "ranks, and no pipeline, unless the code itself is one"
         )
     end = backward_end(trace) if _trains(trace) else len(trace)
     passes = replace(trace, calls=trace.calls[:end], allocations=())
     group = RankGroup(strategy.gpus, 0, (ModelPart(passes, trace, end),))
-    note = "the collectives are those of the step's own code, and each rank runs the traced step"
-    return ParallelStep(strategy, (group,), notes=(note,))
+    notes = ["the collectives are those of the step's own code, and each rank runs the traced step"]
+    if receives:
+        notes.append(
+            "the rank receives tensors from another one; the time until that rank sends them, a "
+            "pipeline's bubble, is not known and not counted: trace the whole model and predict it "
+            f"with parallel=Parallel(pipeline={strategy.pipeline})"
+        )
+    return ParallelStep(strategy, (group,), notes=tuple(notes))
 
 
 def _trains(trace: Trace) -> bool:

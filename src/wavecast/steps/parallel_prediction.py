@@ -219,7 +219,7 @@ class ParallelSteps:
     def predict(self, step: ParallelStep) -> ParallelPrediction:
         """The time of one optimizer step that was spread before."""
         strategy, predictor = step.strategy, self._predictor
-        if strategy.pipeline == 1:
+        if step.boundary is None:
             seconds, stages = _without_pipeline(step.groups[0], strategy, self._player)
         else:
             seconds, stages = _with_pipeline(step, self._player)
