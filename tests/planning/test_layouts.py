@@ -14,8 +14,9 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import Layout, Search, candidates, search_layouts
 from wavecast.planning.scaling import Scaling, scale
-from wavecast.steps.parallel_prediction import ClusterPredictor, predict_parallel
+from wavecast.steps.parallel_prediction import predict_parallel
 from wavecast.steps.predicting import on_cluster
+from wavecast.steps.rank_player import ClusterPredictor
 
 FAST_HOST = REFERENCE_HOST.scaled(1e-3)
 

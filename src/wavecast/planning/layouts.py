@@ -14,10 +14,10 @@ from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.gradients import parameters
 from wavecast.parallel.strategy import Parallel
 from wavecast.steps.parallel_prediction import (
-    ClusterPredictor,
     ParallelPrediction,
     ParallelSteps,
 )
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.traces.blocks import blocks_of
 from wavecast.traces.step import Role, Trace
 
