@@ -9,10 +9,10 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.strategy import Parallel
 from wavecast.steps.parallel_prediction import (
-    ClusterPredictor,
     ParallelPrediction,
     predict_parallel,
 )
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.traces.step import Trace
 
 KNEE = 0.8

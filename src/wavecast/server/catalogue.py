@@ -32,6 +32,7 @@ def catalogue() -> dict[str, Any]:
             for gpu in wavecast.devices()
         ],
         "precisions": list(PRECISIONS),
+        "compiles": True,
         "clusters": sorted(cluster.id for cluster in clusters()),
         "most_gpus": MOST_GPUS,
     }

@@ -20,7 +20,7 @@ class ServerLimits:
     """Questions that wait for a worker. Others are told to come again (503)."""
     workers: int = max(1, min(4, os.cpu_count() or 1))
     """Worker processes."""
-    job_s: float = 60.0
+    job_s: float = 120.0
     """The longest that a worker works on one question. It is ended then."""
     job_bytes: int = 3 << 30
     """The most memory that a worker may allocate."""
@@ -28,7 +28,7 @@ class ServerLimits:
     """Questions after which a worker is replaced by a new one."""
     receive_s: float = 60.0
     """The longest that a request takes to arrive."""
-    request_s: float = 180.0
+    request_s: float = 300.0
     """The longest that a request takes, waiting for a worker included."""
     uploads_bytes: int = 1 << 30
     """All uploaded files together. The longest unused ones are forgotten."""

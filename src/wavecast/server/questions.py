@@ -39,6 +39,7 @@ _Name = Annotated[str, AfterValidator(plain_name)]
 _Size = Annotated[int, Field(ge=1, le=10_000_000)]
 _Amount = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 _Ranks = Annotated[int, Field(ge=1, le=4096)]
+_STEP = {"model", "trace", "label", "sizes", "batch", "precision", "compile"}
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
@@ -99,6 +100,8 @@ class PredictionQuestion(BaseModel):
     """Sizes of the model, such as `image` or `layers`, where they differ from the published."""
     batch: _Size | None = None
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    compile: bool = False
+    """Whether the model is compiled with `torch.compile`."""
     gpus: Annotated[list[_Name], Field(min_length=1, max_length=MOST_GPUS)]
     parallel: SpreadQuestion | None = None
     training: TrainingQuestion | None = None
@@ -107,8 +110,8 @@ class PredictionQuestion(BaseModel):
     def _one_target(self) -> PredictionQuestion:
         if (self.model is None) == (self.trace is None):
             raise ValueError("give either a model or a trace")
-        if self.trace is not None and self.sizes:
-            raise ValueError("the sizes of a trace are fixed")
+        if self.trace is not None and (self.sizes or self.compile):
+            raise ValueError("sizes and compile are for models: those of a trace are fixed")
         if self.model is not None and (self.label is not None or self.origin is not None):
             raise ValueError("label and origin are for an uploaded file")
         return self
@@ -134,7 +137,7 @@ class PredictionQuestion(BaseModel):
 
     def step(self) -> dict[str, Any]:
         """The part that decides the trace."""
-        return self.model_dump(include={"model", "trace", "label", "sizes", "batch", "precision"})
+        return self.model_dump(include=_STEP)
 
 
 def digest(*parts: object) -> str:

@@ -88,23 +88,47 @@ def questioned_step(
     """
     if file is not None:
         return _uploaded(step, file, shelf)
-    target = model_target(step)
-    assert target.make_step is not None
+    model = _Model(model_target(step), step, shelf)
+    traces = model.compiled(gpus) if step.get("compile") else model.eager(gpus)
+    return QuestionedStep(model.target.name, FamilyTraces(traces))
 
-    def traced(wanted: Family) -> Trace:
+
+@dataclass(frozen=True)
+class _Model:
+    """A model whose step is traced as often as the GPUs need it."""
+
+    target: Target
+    step: Mapping[str, Any]
+    shelf: TraceShelf
+
+    def eager(self, gpus: list[Device]) -> tuple[Trace, ...]:
+        """One trace for all GPUs, and one for each family that it does not serve."""
+        common = self._traced(_COMMON)
+        if not depends_on_family(common):
+            return (common,)
+        others = dict.fromkeys(family(gpu) for gpu in gpus if not _serves(common, gpu))
+        return common, *map(self._traced, others)
+
+    def compiled(self, gpus: list[Device]) -> tuple[Trace, ...]:
+        """A trace for each family: the compiler chooses its kernels for a GPU."""
+        named: dict[Family, Device] = {}
+        for gpu in gpus:
+            named.setdefault(family(gpu), gpu)
+        return tuple(self._traced(gpu) for gpu in named.values())
+
+    def _traced(self, wanted: Family | Device) -> Trace:
+        """The trace for a family, or, compiled, for a GPU."""
+
         def make() -> Trace:
-            assert target.make_step is not None
-            return wavecast.trace(
-                target.make_step, capability=wanted, samples=target.samples, unit=target.unit
-            )
+            assert self.target.make_step is not None
+            counted: dict[str, Any] = {"samples": self.target.samples, "unit": self.target.unit}
+            if isinstance(wanted, Device):
+                return wavecast.trace(self.target.make_step, gpu=wanted, compiled=True, **counted)
+            return wavecast.trace(self.target.make_step, capability=wanted, **counted)
 
-        return shelf.get(digest("trace", wavecast.__version__, step, wanted), make, share=True)
-
-    common = traced(_COMMON)
-    if not depends_on_family(common):
-        return QuestionedStep(target.name, FamilyTraces((common,)))
-    others = dict.fromkeys(family(gpu) for gpu in gpus if not _serves(common, gpu))
-    return QuestionedStep(target.name, FamilyTraces((common, *map(traced, others))))
+        kind = wanted.id if isinstance(wanted, Device) else wanted
+        name = digest("trace", wavecast.__version__, self.step, kind)
+        return self.shelf.get(name, make, share=True)
 
 
 def _serves(trace: Trace, gpu: Device) -> bool:
