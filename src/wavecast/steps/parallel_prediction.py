@@ -19,6 +19,7 @@ from wavecast.parallel.spreading import spread, without_collectives
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.predictors.base import Estimate, Predictor, refuse_impossible
 from wavecast.predictors.collectives import Collectives
+from wavecast.showing import Shown
 from wavecast.steps.shares import Share
 from wavecast.steps.streams import StreamTimes, play_streams
 from wavecast.traces.recomputed import as_issued
@@ -88,8 +89,8 @@ class StageTime:
     """The time in which the stage waits for other stages: the bubble of the pipeline."""
 
 
-@dataclass(frozen=True)
-class ParallelPrediction:
+@dataclass(frozen=True, repr=False)
+class ParallelPrediction(Shown):
     """The predicted time of one optimizer step on several GPUs.
 
     ```python
