@@ -41,6 +41,8 @@ class ParallelStep(Brief):
     groups: tuple[RankGroup, ...]
     """The distinct groups, one for each pipeline stage, in order of the stages."""
     boundary: TensorSpec | None = None
-    """The tensor that one stage sends to the next. None without a pipeline."""
+    """The tensor that one stage sends to the next.
+
+    None without a pipeline, or where the step's own code sends it."""
     notes: tuple[str, ...] = ()
     """What was assumed: how products were paired, where the model was cut, ..."""

@@ -10,10 +10,10 @@ from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.strategy import Parallel
 from wavecast.showing import Shown
 from wavecast.steps.parallel_prediction import (
-    ClusterPredictor,
     ParallelPrediction,
     predict_parallel,
 )
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.traces.step import Trace
 
 KNEE = 0.8
