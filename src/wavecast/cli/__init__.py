@@ -4,6 +4,7 @@ A module has the name of its main command.
 """
 
 from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
+    choose,
     clusters,
     compare,
     devices,
@@ -12,6 +13,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     memory,
     parallel,
     predict,
+    prices,
     profile,
     run,
     run_models,

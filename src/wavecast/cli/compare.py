@@ -9,7 +9,8 @@ import typer
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, app
 from wavecast.cli.assumptions import AssumeOption, assuming
-from wavecast.cli.predict import GraphOption, HostOption, exit_if_incomplete, precision_scaler
+from wavecast.cli.predict import GraphOption, HostOption, exit_if_incomplete
+from wavecast.cli.predictor_choice import precision_scaler
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, named_gpus, refuse_all
 from wavecast.frameworks.targets import FORMS, Target, resolve

@@ -16,9 +16,9 @@ from wavecast.cli.predict import (
     HostOption,
     OriginOption,
     exit_if_incomplete,
-    precision_scaler,
     refuse_scaling,
 )
+from wavecast.cli.predictor_choice import precision_scaler
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import (
     family_traces,
