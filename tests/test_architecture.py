@@ -40,6 +40,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "suite",
         "frameworks",
         "campaigns",
+        "checks",
         "",  # the public face
         "integrations",
         "report",

@@ -5,6 +5,7 @@ A module has the name of its main command.
 
 from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
     choose,
+    check,
     clusters,
     compare,
     devices,

@@ -29,8 +29,8 @@ from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
 
 _ORDER = (
-    *("run", "predict", "memory", "fits", "max-batch", "profile", "compare", "extrapolate"),
-    *("parallelize", "scale"),
+    *("run", "predict", "memory", "fits", "max-batch", "profile", "compare", "check"),
+    *("extrapolate", "parallelize", "scale"),
     *("trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
     *("runs", "design", "layers", "collect", "fit"),
 )
@@ -42,7 +42,7 @@ _INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
 INCOMPLETE = 3
 """The exit code of a prediction in which too many ops could not be predicted."""
-_ANSWERS_BY_CODE = ("fits",)
+_ANSWERS_BY_CODE = ("fits", "check")
 """Commands whose exit code 1 is an answer: "no". Their errors have exit code 2."""
 
 

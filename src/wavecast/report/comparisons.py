@@ -76,6 +76,7 @@ def figure_lines(row: StepComparison) -> Iterator[tuple[str, str, str, str]]:
     yield "bound by", old.bound_by, new.bound_by, ""
     yield measured("kernels", lambda step: step.kernels, count)
     yield measured("waits of the host", lambda step: step.syncs, count)
+    yield measured("memory at the peak", lambda step: step.peak_bytes, memory)
     yield measured("memory needed", lambda step: step.needed_bytes, memory)
     yield "fits", yes_or_no(old.fits), yes_or_no(new.fits), ""
     for kind in dict.fromkeys((*old.memory, *new.memory)):

@@ -65,10 +65,10 @@ class StepComparison:
 
     @property
     def memory_ratio(self) -> float | None:
-        """The memory needed after, divided by that before; None when one of them is unknown."""
-        if not self.before.needed_bytes or self.after.needed_bytes is None:
+        """The peak of memory after, divided by that before; None when one of them is unknown."""
+        if not self.before.peak_bytes or self.after.peak_bytes is None:
             return None
-        return self.after.needed_bytes / self.before.needed_bytes
+        return self.after.peak_bytes / self.before.peak_bytes
 
     @property
     def is_same_step(self) -> bool:
