@@ -4,8 +4,8 @@ A module has the name of its main command.
 """
 
 from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
-    choose,
     check,
+    choose,
     clusters,
     compare,
     devices,

@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    gpu_names,
+)
 from wavecast.cli.durations import seconds_of
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.predict import HostOption, SetupOption, refuse_scaling
@@ -45,7 +52,12 @@ def choose(
     target: TargetArgument,
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", "-g", help="Only these GPUs; by default all that have an offer."),
+        typer.Option(
+            "--gpu",
+            "-g",
+            autocompletion=gpu_names,
+            help="Only these GPUs; by default all that have an offer.",
+        ),
     ] = None,
     budget: Annotated[
         float | None, typer.Option("--budget", help="The most that the training may cost, in USD.")

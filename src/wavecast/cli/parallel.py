@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    gpu_names,
+)
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.parallel_options import ParallelOption, parse_parallel
 from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
@@ -28,7 +35,9 @@ from wavecast.report import costs as cost_report
 from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.traces.step import Trace
 
-OneGpuOption = Annotated[str, typer.Option("--gpu", "-g", help="The model of the GPUs.")]
+OneGpuOption = Annotated[
+    str, typer.Option("--gpu", "-g", autocompletion=gpu_names, help="The model of the GPUs.")
+]
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="The cluster; the GPU's usual machine by default.")
 ]

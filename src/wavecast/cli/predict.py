@@ -20,6 +20,7 @@ from wavecast.cli.app import (
     SetupName,
     TargetArgument,
     app,
+    gpu_names,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
@@ -59,7 +60,12 @@ _NARROW = (
 
 GpuOption = Annotated[
     list[str],
-    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help='A GPU to predict for; repeat for more, or "all".',
+    ),
 ]
 PredictorOption = Annotated[
     PredictorName | None,

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from wavecast.cli.app import Commands, JsonOption, app
+from wavecast.cli.app import Commands, JsonOption, app, gpu_names
 from wavecast.cli.screen import print_json, print_text, show, waiting, warn, width
 from wavecast.cli.steps import ALL, named_gpus
 from wavecast.errors import InvalidInput
@@ -61,7 +61,12 @@ def prices(
     ctx: typer.Context,
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", "-g", help='Show all offers of a GPU; repeat, or "all".'),
+        typer.Option(
+            "--gpu",
+            "-g",
+            autocompletion=gpu_names,
+            help='Show all offers of a GPU; repeat, or "all".',
+        ),
     ] = None,
     gpus: Annotated[
         int, typer.Option("--gpus", min=1, help="Only machines with at least so many GPUs.")

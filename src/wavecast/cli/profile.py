@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    gpu_names,
+)
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.predict import (
@@ -46,7 +53,12 @@ MoreArgument = Annotated[
 ]
 SomeGpusOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help="Predict it for this GPU; repeat to compare several."),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help="Predict it for this GPU; repeat to compare several.",
+    ),
 ]
 KernelsOption = Annotated[
     int | None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import wavecast
-from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
+from wavecast.cli.app import JsonOption, OutOption, app, gpu_names, refuse_unwritable
 from wavecast.cli.assumptions import AssumeOption, given_values
 from wavecast.cli.predict import (
     By,
@@ -46,7 +46,12 @@ ModuleOption = Annotated[
 ]
 RunGpuOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help='A GPU to predict for; repeat for more, or "all".',
+    ),
 ]
 MemoryOption = Annotated[
     bool, typer.Option("--memory", help="Show the memory of the step instead of its time.")
