@@ -18,6 +18,13 @@ from wavecast.cli.app import (
     gpu_names,
 )
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import (
+    HtmlOption,
+    ReportFiles,
+    refuse_bad_places,
+    write_page,
+    write_parallel_files,
+)
 from wavecast.cli.parallel_options import ParallelOption, parse_parallel
 from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
 from wavecast.cli.screen import print_json, show, width
@@ -130,6 +137,7 @@ def scale(
     precision: PrecisionOption = None,
     cluster: ClusterOption = None,
     host: HostNameOption = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
@@ -146,8 +154,10 @@ def scale(
     """
     from wavecast.planning import scaling
     from wavecast.report import parallel as report
+    from wavecast.report.html.reports import scaling_report
     from wavecast.steps.predicting import on_cluster
 
+    refuse_bad_places(html)
     strategy = parse_parallel(parallel or "")
     device = wavecast.device(gpu)
     book = pricing.book([device])
@@ -158,13 +168,15 @@ def scale(
     counts = _counts(strategy, up_to)
     curve = scaling.scale(step, strategy, counts, predictor, find_host(host, device), strong=strong)
     costs = [parallel_cost(point.prediction, plan, book) for point in curve.points]
+    title = f"{traced.name} on {device.id}"
+    write_page(html, lambda: scaling_report(title, curve))
     if as_json:
         record = report.scaling_record(curve, book)
         for each, cost in zip(record["points"], costs, strict=True):
             each.update(_training(plan, cost))
         print_json({"target": traced.name, **record})
         return
-    show(report.scaling(f"{traced.name} on {device.id}", curve, width(), book))
+    show(report.scaling(title, curve, width(), book))
     if plan is not None:
         show(cost_report.trainings(plan, step.unit, costs, width()))
 
@@ -185,6 +197,7 @@ def show_parallel(
     gpus: list[Device],
     text: str,
     issuing: tuple[str | None, float],
+    files: ReportFiles,
     as_json: bool,
     plan: TrainingPlan | None,
     book: PriceBook,
@@ -205,6 +218,7 @@ def show_parallel(
         None if needed is not None and not needed.fits else parallel_cost(step, plan, book)
         for step, needed in rows
     ]
+    write_parallel_files(files, target.name, rows)
     if as_json:
         records = [
             report.record(*row) | _training(plan, cost)

@@ -24,6 +24,7 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import NO_FILES, ReportFiles, report_files, write_prediction_files
 from wavecast.cli.parallel import show_parallel
 from wavecast.cli.parallel_options import ParallelOption
 from wavecast.cli.predictor_choice import SCALERS, PredictorName, chosen_predictor
@@ -139,6 +140,7 @@ MovedOption = Annotated[
 
 
 @app.command()
+@report_files
 @model_options
 @price_options
 @training_options
@@ -164,6 +166,7 @@ def predict(
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
     options: ModelOptions = NO_OPTIONS,
+    files: ReportFiles = NO_FILES,
 ) -> None:
     """Predict the time of a training step on GPUs you do not have.
 
@@ -178,9 +181,9 @@ def predict(
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
+    files.refuse_bad_places()
     gpus = named_or_all_gpus(gpu)
-    wanted = assuming(resolve(target, batch, precision, options), assume)
-    wanted = of_ranks(wanted, ranks)
+    wanted = of_ranks(assuming(resolve(target, batch, precision, options), assume), ranks)
     plan, book = training.plan(wanted), pricing.book(gpus, setup)
     refuse_scaling(wanted, origin, predictor, setup)
     if parallel is None and ranks is not None:
@@ -189,7 +192,7 @@ def predict(
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})
         issuing = host, host_factor
-        show_parallel(wanted, gpus, parallel, issuing, as_json, plan, book)
+        show_parallel(wanted, gpus, parallel, issuing, files, as_json, plan, book)
         return
     predict_on = partial(
         wavecast.predict,
@@ -204,6 +207,7 @@ def predict(
     if setup is not None and not model:
         predictions = [replace(one, notes=(*one.notes, _NARROW)) for one in predictions]
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
+    write_prediction_files(files, wanted.name, rows, setup)
     _print(wanted, rows, (by, depth), as_json, setup, book, plan)
     exit_if_incomplete(rows)
 

@@ -16,7 +16,7 @@ from wavecast.planning.choosing import Candidate
 from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.prices import PriceBook
 from wavecast.predictors.base import Predictor, Scaler
-from wavecast.steps.parallel_prediction import predict_spread, spread_by_time
+from wavecast.steps.parallel_prediction import ParallelSteps
 from wavecast.steps.predicting import on_cluster, predict
 from wavecast.traces.step import Trace
 
@@ -131,13 +131,13 @@ class _Finder:
         for batch, trace in self._tried(count):
             plan = self._plan(trace, count)
             micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
+            steps = ParallelSteps(trace, predictor, host)
             for shard in _SHARDS:
                 strategy = Parallel(data=count, shard=shard, microbatches=micro)
-                spread = spread_by_time(trace, strategy, predictor)
+                spread = steps.spread(strategy)
                 needed = fullest_rank(spread, device) if trace.allocations else None
                 if needed is None or needed.fits:
-                    step = predict_spread(trace, spread, predictor, host)
-                    cost = training_cost(step, plan, offer)
+                    cost = training_cost(steps.predict(spread), plan, offer)
                     return Candidate(device, count, batch, strategy, None, needed, cost)
         return Candidate(device, count, batch, memory=needed, reason=_too_large(needed))
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from wavecast.footprint.memory import Memory
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import Layout
-from wavecast.planning.prices import PriceBook
+from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import KNEE, Scaling
 from wavecast.report.tables import Column, fitting, notes, remarks, table, titled
 from wavecast.report.units import (
@@ -112,13 +112,22 @@ def _layout_range(layout: Layout) -> str:
     return "" if step is None else time_range(step.low_s, step.high_s)
 
 
-def scaling(title: str, curve: Scaling, width: int, book: PriceBook) -> RenderableType:
+def scaling(
+    title: str, curve: Scaling, width: int, book: PriceBook | None = None
+) -> RenderableType:
     """Speed, efficiency and price over the number of GPUs."""
+    columns = fitting(scaling_columns(curve, book), width)
+    return titled(title, table(columns), "", *remarks(scaling_remarks(curve)))
+
+
+def scaling_columns(curve: Scaling, book: PriceBook | None = None) -> list[Column]:
+    """The columns of a table of speeds by number of GPUs; with today's prices if none are given."""
+    book = book or price_book()
     points = curve.points
     unit = points[0].prediction.trace.unit
     steps = [point.prediction for point in points]
     marks = [" <- knee" if point.gpus == curve.knee else "" for point in points]
-    columns = [
+    return [
         Column("GPUs", [str(point.gpus) for point in points]),
         Column("step", [duration(step.seconds) for step in steps]),
         Column(f"{unit}/s", [or_unknown(step.throughput, count) for step in steps]),
@@ -131,11 +140,16 @@ def scaling(title: str, curve: Scaling, width: int, book: PriceBook) -> Renderab
         Column("machines", [_machines(step) for step in steps], 4),
         Column(f"{unit}/$", [or_unknown(_per_dollar(step, book), quantity) for step in steps], 2),
     ]
+
+
+def scaling_remarks(curve: Scaling) -> list[str]:
+    """What a curve of speeds is about, and where more GPUs no longer pay."""
+    step = curve.points[0].prediction
     kind = "strong" if curve.is_strong else "weak"
-    told = [f"{kind} scaling of {strategy_text(steps[0].strategy)} on {steps[0].cluster.id}"]
+    told = [f"{kind} scaling of {strategy_text(step.strategy)} on {step.cluster.id}"]
     if curve.knee is not None:
         told.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")
-    return titled(title, table(fitting(columns, width)), "", *remarks(told))
+    return told
 
 
 def _machines(step: ParallelPrediction) -> str:
@@ -192,15 +206,16 @@ def layout_record(layout: Layout) -> dict[str, Any]:
     }
 
 
-def scaling_record(curve: Scaling, book: PriceBook) -> dict[str, Any]:
-    """A scaling curve as plain data."""
+def scaling_record(curve: Scaling, book: PriceBook | None = None) -> dict[str, Any]:
+    """A scaling curve as plain data; with today's prices if none are given."""
+    prices = book or price_book()
     return {
         "scaling": "strong" if curve.is_strong else "weak",
         "knee": curve.knee,
         "points": [
             {
                 "relative": point.relative,
-                "throughput_per_usd": _per_dollar(point.prediction, book),
+                "throughput_per_usd": _per_dollar(point.prediction, prices),
                 **record(point.prediction, None),
             }
             for point in curve.points

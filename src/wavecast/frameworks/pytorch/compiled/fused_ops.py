@@ -83,7 +83,7 @@ def fused_op(node: Any, graph: Any) -> Op:
 
 def list_kernel(nodes: Sequence[Any], graph: Any) -> Op:
     """One kernel over a list of nodes of equal shape or not, which are independent."""
-    hint = _hint(graph)
+    hint = hint_of(graph)
     accesses: list[Access] = []
     points, operations = 0, _Operations()
     for node in nodes:
@@ -127,7 +127,7 @@ def _kernel(
     nodes: Sequence[Any], points: Any, reduction: Any, graph: Any, kind: str | None = None
 ) -> Op:
     """One kernel of pointwise operations and reductions over the same points."""
-    hint = _hint(graph)
+    hint = hint_of(graph)
     rows, length = hint(points), hint(reduction)
     accesses = accesses_of(nodes, graph, hint)
     name = kind or _kind(nodes, rows * length, length, hint)
@@ -271,7 +271,7 @@ def _is_strided(node: Any) -> bool:
 
 def _in_two_orders(node: Any, graph: Any, sm_count: int) -> NodeKernels:
     """One kernel that also sums over parts of the rows; then a sum over these, by torch."""
-    hint = _hint(graph)
+    hint = hint_of(graph)
     rows, width = (hint(n) for n in node.node1.group[1])
     by_columns = [n for n in node.node2.get_nodes() if n.is_reduction()]
     after = [n for n in node.node2.get_nodes() if not n.is_reduction()]
@@ -316,7 +316,7 @@ def _power_of_two(number: int) -> int:
 
 
 def _template(node: Any, graph: Any) -> Op:
-    hint = _hint(graph)
+    hint = hint_of(graph)
     template = node.get_template_node()
     members = node.get_nodes()
     inputs = _matrices_first([spec_of(buffer, hint) for buffer in template.inputs])
@@ -349,7 +349,7 @@ def _matrices_first(inputs: list[TensorSpec]) -> tuple[TensorSpec, ...]:
     return tuple(inputs)
 
 
-def _hint(graph: Any) -> Hint:
+def hint_of(graph: Any) -> Hint:
     """A function that gives the number behind a size, also where it is a symbol."""
     sizes = graph.sizevars
     ask = getattr(sizes, "optimization_hint", None) or sizes.size_hint

@@ -47,7 +47,7 @@ class BufferUse(NamedTuple):
 
 def accesses_of(nodes: Sequence[Any], graph: Any, hint: Hint) -> list[Access]:
     """The accesses of nodes that become one kernel; what stays within the kernel is left out."""
-    inside = _kept_inside(nodes)
+    inside = kept_inside(nodes)
     stages = _stages(nodes)
     found = []
     for node in nodes:
@@ -180,7 +180,7 @@ def _step(term: Any) -> tuple[str, int]:
     return "", 0
 
 
-def _kept_inside(nodes: Sequence[Any]) -> set[str]:
+def kept_inside(nodes: Sequence[Any]) -> set[str]:
     """The names of buffers that only these nodes use, and which therefore never reach memory."""
     members = {node.get_name() for node in nodes}
     inside = set()
