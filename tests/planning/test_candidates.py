@@ -10,7 +10,7 @@ from made import call, mm, relu
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.planning.candidates import Wanted, find_candidates
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.choosing import Candidate
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import Price, PriceBook
@@ -47,7 +47,7 @@ def found(*devices: Device, plan: dict[str, Any] | None = None, **asked: Any) ->
     wanted = {"batch": 8, "plan": TrainingPlan(**(plan or {"samples": 1e6})), **asked}
     each = int(asked.get("each", 1))
     return find_candidates(
-        devices, Wanted(**wanted), lambda _, batch: traced(batch or 8, each), BOOK
+        devices, TrainingQuestion(**wanted), lambda _, batch: traced(batch or 8, each), BOOK
     )
 
 
@@ -109,7 +109,7 @@ def test_without_a_global_batch_more_gpus_take_more_samples_in_a_step() -> None:
 
 def test_weights_that_fit_nowhere_are_a_reason() -> None:
     def on(count: int, weights_gib: int) -> Candidate:
-        wanted = Wanted(TrainingPlan(samples=1e6), counts=(count,), batch=2)
+        wanted = TrainingQuestion(TrainingPlan(samples=1e6), counts=(count,), batch=2)
         [one] = find_candidates(
             (T4,), wanted, lambda _, batch: traced(batch or 1, weights=weights_gib * GIB), BOOK
         )
@@ -149,7 +149,7 @@ def test_samples_of_a_batch_may_count_several_units() -> None:
 
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
-    wanted = Wanted(TrainingPlan(samples=1e6), batch=1, find_largest=False)
+    wanted = TrainingQuestion(TrainingPlan(samples=1e6), batch=1, find_largest=False)
     find_candidates(
         (T4, A100), wanted, lambda _, b: traced(b or 1), BOOK, lambda *n: told.append(n)
     )

@@ -34,7 +34,7 @@ from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import Family, family
 from wavecast.hardware.retargeting import depends_on_family
-from wavecast.planning.candidates import TraceFor, Wanted, find_candidates
+from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
 from wavecast.planning.choosing import Aim, select
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import PriceBook
@@ -98,7 +98,7 @@ def choose(
     book = pricing.book(named if gpu else (), setup)
     limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
     plan = training.plan(wanted) or _usual_plan(wanted)
-    question = Wanted(
+    question = TrainingQuestion(
         plan=plan,
         counts=_counts(gpus_up_to, wanted),
         batch=wanted.batch,
@@ -151,7 +151,9 @@ def _counts(up_to: int, target: Target) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _looked_at(named: list[Device], book: PriceBook, question: Wanted) -> tuple[Device, ...]:
+def _looked_at(
+    named: list[Device], book: PriceBook, question: TrainingQuestion
+) -> tuple[Device, ...]:
     """The GPUs to look at; those without an offer are left out, unless they were named."""
     if not question.only_priced:
         return tuple(named)

@@ -30,7 +30,7 @@ TraceFor = Callable[[Device, int | None], Trace]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TrainingQuestion:
     """The training for which GPUs are looked for."""
 
     plan: TrainingPlan
@@ -54,7 +54,7 @@ class Wanted:
 
 def find_candidates(
     devices: tuple[Device, ...],
-    wanted: Wanted,
+    wanted: TrainingQuestion,
     trace_for: TraceFor,
     book: PriceBook,
     progress: Callable[[int, int], None] | None = None,
@@ -73,7 +73,7 @@ def find_candidates(
         for count in wanted.counts:
             together = min(count, _machine_size(device))
             if not wanted.only_priced or book.cheapest(device.id, count, together=together):
-                found.append(_Finder(device, wanted, trace_for, book).candidate(count))
+                found.append(_CandidateFinder(device, wanted, trace_for, book).candidate(count))
         if progress is not None:
             progress(index + 1, len(devices))
     return found
@@ -87,11 +87,11 @@ def _machine_size(device: Device) -> int:
         return 8
 
 
-class _Finder:
+class _CandidateFinder:
     """Looks for the way in which a training runs on one model of GPU."""
 
     def __init__(
-        self, device: Device, wanted: Wanted, trace_for: TraceFor, book: PriceBook
+        self, device: Device, wanted: TrainingQuestion, trace_for: TraceFor, book: PriceBook
     ) -> None:
         self._device, self._wanted, self._trace_for, self._book = device, wanted, trace_for, book
 
