@@ -44,30 +44,35 @@ from wavecast.traces.step import Trace
 _MILLION = 1e6
 
 
+SomeGpusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("--gpu", "-g"),
+        autocompletion=gpu_names,
+        help="Only these GPUs; by default all that have an offer.",
+    ),
+]
+BudgetOption = Annotated[
+    float | None, typer.Option("--budget", help="The most that the training may cost, in USD.")
+]
+DeadlineOption = Annotated[
+    str | None, typer.Option("--deadline", help="The longest that it may take, as in 48h.")
+]
+GpusOption = Annotated[
+    int, typer.Option("--gpus-up-to", min=1, help="Also try 2, 4, 8, ... GPUs, up to this.")
+]
+
+
 @app.command()
 @model_options
 @price_options
 @training_options
 def choose(
     target: TargetArgument,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu",
-            "-g",
-            autocompletion=gpu_names,
-            help="Only these GPUs; by default all that have an offer.",
-        ),
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", help="The most that the training may cost, in USD.")
-    ] = None,
-    deadline: Annotated[
-        str | None, typer.Option("--deadline", help="The longest that it may take, as in 48h.")
-    ] = None,
-    gpus_up_to: Annotated[
-        int, typer.Option("--gpus-up-to", min=1, help="Also try 2, 4, 8, ... GPUs, up to this.")
-    ] = 1,
+    gpu: SomeGpusOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    gpus_up_to: GpusOption = 1,
     by: Annotated[Aim, typer.Option("--by", help="What is best.")] = Aim.MONEY,
     batch: BatchOption = None,
     precision: PrecisionOption = None,

@@ -173,9 +173,8 @@ def predict(
     \b
     wavecast predict resnet50 --batch 64 --precision bf16 --gpu all
     wavecast predict resnet50 --batch 64 --gpu l4 --epochs 90 --dataset-samples 1281167
-    wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
+    wavecast predict train.py:make_step --gpu h100-sxm-80gb --by module --json
     wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
-    wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
 
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
@@ -186,30 +185,27 @@ def predict(
     wanted = of_ranks(assuming(resolve(target, batch, precision, options), assume), ranks)
     plan, book = training.plan(wanted), pricing.book(gpus, setup)
     refuse_scaling(wanted, origin, predictor, setup)
-    if parallel is None and ranks is not None:
-        parallel = f"data={ranks}"
+    parallel = f"data={ranks}" if parallel is None and ranks is not None else parallel
     if parallel is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})
-        issuing = host, host_factor
-        show_parallel(wanted, gpus, parallel, issuing, files, as_json, plan, book)
+        show_parallel(wanted, gpus, parallel, (host, host_factor), files, as_json, plan, book)
         return
+    chosen = chosen_predictor(predictor, wanted, precision, model, setup)
     predict_on = partial(
-        wavecast.predict,
-        predictor=chosen_predictor(predictor, wanted, precision, model, setup),
-        origin=origin,
-        host=host,
-        host_factor=host_factor,
-        graphed=cuda_graph,
+        wavecast.predict, predictor=chosen, origin=origin, host=host, host_factor=host_factor
     )
     traces = family_traces(wanted, gpus)
-    predictions = [predict_on(traces, device) for device in gpus]
-    if setup is not None and not model:
-        predictions = [replace(one, notes=(*one.notes, _NARROW)) for one in predictions]
+    notes = (_NARROW,) if setup is not None and not model else ()
+    predictions = [_noted(predict_on(traces, device, graphed=cuda_graph), notes) for device in gpus]
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
     write_prediction_files(files, wanted.name, rows, setup)
     _print(wanted, rows, (by, depth), as_json, setup, book, plan)
     exit_if_incomplete(rows)
+
+
+def _noted(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
+    return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
 
 
 def _refuse_beside_parallel(given: Mapping[str, object]) -> None:
