@@ -70,6 +70,7 @@ def parallelize(
     cluster: ClusterOption = None,
     host: HostNameOption = None,
     show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 10,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
 ) -> None:
@@ -83,8 +84,10 @@ def parallelize(
     """
     from wavecast.planning.layouts import Search, search_layouts
     from wavecast.report import parallel as report
+    from wavecast.report.html.reports import layouts_report
     from wavecast.steps.predicting import on_cluster
 
+    refuse_bad_places(html)
     for name, value in (("--gpus", gpus), ("--global-batch", global_batch), ("--show", show_best)):
         if value < 1:
             raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
@@ -101,10 +104,11 @@ def parallelize(
 
     search = Search(gpus, global_batch, sizes)
     found = search_layouts(search, trace_for, predictor, find_host(host, device))
+    title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
+    write_page(html, lambda: layouts_report(title, found))
     if as_json:
         print_json([report.layout_record(layout) for layout in found])
         return
-    title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
     show(report.layouts(title, found, width(), show_best))
 
 

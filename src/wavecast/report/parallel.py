@@ -87,7 +87,13 @@ def _memory(needed: Memory | None) -> str:
 def layouts(title: str, found: Sequence[Layout], width: int, shown: int = 10) -> RenderableType:
     """The best strategies of a search, and why some of the others lost."""
     working = [layout for layout in found if layout.prediction is not None][:shown]
-    columns = [
+    body = [table(fitting(layout_columns(working), width))] if working else ["no strategy fits"]
+    return titled(title, *body, "", *remarks(lost_layouts(found)))
+
+
+def layout_columns(working: Sequence[Layout]) -> list[Column]:
+    """The columns of a table of strategies that can be used."""
+    return [
         Column("strategy", [strategy_text(layout.strategy) for layout in working], left=True),
         Column("micro-batch", [str(layout.micro_batch) for layout in working], 4),
         Column("step", [duration(layout.seconds or 0.0) for layout in working]),
@@ -95,6 +101,10 @@ def layouts(title: str, found: Sequence[Layout], width: int, shown: int = 10) ->
         Column("memory", [_memory(layout.memory) for layout in working], 2),
         Column("loses time with", [layout.reason for layout in working], 3, left=True),
     ]
+
+
+def lost_layouts(found: Sequence[Layout]) -> list[str]:
+    """How many strategies cannot be used, and why."""
     lost = [layout for layout in found if layout.prediction is None]
     reasons: dict[str, list[str]] = {}
     for layout in lost:
@@ -103,8 +113,7 @@ def layouts(title: str, found: Sequence[Layout], width: int, shown: int = 10) ->
     for reason, names in list(reasons.items())[:_LOST_SHOWN]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         told.append(f"{names[0]}{more}: {reason}")
-    body = [table(fitting(columns, width))] if working else ["no strategy fits"]
-    return titled(title, *body, "", *remarks(told))
+    return told
 
 
 def _layout_range(layout: Layout) -> str:
