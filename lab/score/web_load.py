@@ -35,7 +35,7 @@ _PATH = "/api/predictions"
 
 
 @dataclass
-class Answers:
+class SeenAnswers:
     """What the clients saw."""
 
     seconds: list[float] = field(default_factory=list)
@@ -127,14 +127,14 @@ def _first(choose: random.Random) -> dict[str, Any]:
     return {"model": model, "batch": batch, "precision": "bf16", "gpus": choose.sample(GPUS, 3)}
 
 
-class Client:
+class LoadClient:
     """One connection that asks one question after the other."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, question: dict[str, Any], answers: Answers) -> None:
+    async def ask(self, question: dict[str, Any], answers: SeenAnswers) -> None:
         """Ask, and note the time and status of the answer."""
         body = json.dumps(question).encode()
         head = (
@@ -164,23 +164,23 @@ class Client:
 
 async def crowd(
     port: int, pid: int, clients: int, new: int, seconds: float
-) -> tuple[Answers, Answers, list[int]]:
+) -> tuple[SeenAnswers, SeenAnswers, list[int]]:
     """Let all clients ask for a while; their answers, and the memory of the server over time."""
-    known, fresh, memory = Answers(), Answers(), []
+    known, fresh, memory = SeenAnswers(), SeenAnswers(), []
     common = [question for question, _ in zip(questions(0), range(50), strict=False)]
-    warming = Answers()
+    warming = SeenAnswers()
     for question in common:
-        await Client(port).ask(question, warming)
+        await LoadClient(port).ask(question, warming)
     assert set(warming.statuses) == {200}, warming.statuses
     end = time.perf_counter() + seconds
 
     async def ask_known(number: int) -> None:
-        client, choose = Client(port), random.Random(number)
+        client, choose = LoadClient(port), random.Random(number)
         while time.perf_counter() < end:
             await client.ask(choose.choice(common), known)
 
     async def ask_new(number: int) -> None:
-        client, source = Client(port), questions(1000 + number)
+        client, source = LoadClient(port), questions(1000 + number)
         while time.perf_counter() < end:
             await client.ask(next(source), fresh)
 

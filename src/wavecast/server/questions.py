@@ -62,7 +62,7 @@ class SpreadQuestion(BaseModel):
         return Parallel(**self.model_dump())
 
 
-class TrainingQuestion(BaseModel):
+class TrainingLength(BaseModel):
     """The length of a whole training: iterations, samples, tokens, or epochs of a data set."""
 
     model_config = _STRICT
@@ -76,7 +76,7 @@ class TrainingQuestion(BaseModel):
     """The samples of an epoch."""
 
     @model_validator(mode="after")
-    def _one(self) -> TrainingQuestion:
+    def _one(self) -> TrainingLength:
         given = [self.iterations, self.samples, self.tokens, self.epochs]
         if sum(one is not None for one in given) != 1:
             raise ValueError("give one of iterations, samples, tokens and epochs")
@@ -104,7 +104,7 @@ class PredictionQuestion(BaseModel):
     """Whether the model is compiled with `torch.compile`."""
     gpus: Annotated[list[_Name], Field(min_length=1, max_length=MOST_GPUS)]
     parallel: SpreadQuestion | None = None
-    training: TrainingQuestion | None = None
+    training: TrainingLength | None = None
 
     @model_validator(mode="after")
     def _one_target(self) -> PredictionQuestion:

@@ -88,13 +88,13 @@ def questioned_step(
     """
     if file is not None:
         return _uploaded(step, file, shelf)
-    model = _Model(model_target(step), step, shelf)
+    model = _TracedModel(model_target(step), step, shelf)
     traces = model.compiled(gpus) if step.get("compile") else model.eager(gpus)
     return QuestionedStep(model.target.name, FamilyTraces(traces))
 
 
 @dataclass(frozen=True)
-class _Model:
+class _TracedModel:
     """A model whose step is traced as often as the GPUs need it."""
 
     target: Target
