@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from wavecast.cli.screen import print_json, show
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import Target
-from wavecast.report import compiled as report
-from wavecast.report import records
-from wavecast.steps.prediction import Prediction
 
 CompileOption = Annotated[
     bool,
@@ -41,22 +36,3 @@ def as_compiled(target: Target, compiled: bool) -> Target:
             "traced"
         )
     return replace(target, name=f"{target.name}, compiled", compiled=True)
-
-
-def show_gains(
-    target: Target,
-    written: Sequence[Prediction],
-    compiled: Sequence[Prediction],
-    as_json: bool,
-) -> None:
-    """Print what compiling would gain on each GPU."""
-    if as_json:
-        print_json(
-            {
-                "target": target.name,
-                "eager": records.predictions(target.name, list(written), None, None),
-                "compiled": records.predictions(target.name, list(compiled), None, None),
-            }
-        )
-        return
-    show(report.gains(target.name, list(zip(written, compiled, strict=True))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import wavecast
@@ -65,12 +65,24 @@ def unchanged(target: Target, batch: int | None, precision: str | None) -> Targe
 
 
 def trace_of(
-    target: Target, capability: tuple[int, int] | None, gpu: Device | None = None
+    target: Target,
+    capability: tuple[int, int] | None,
+    *,
+    gpu: Device | None = None,
+    quiet: bool = False,
 ) -> Trace:
-    """The trace of a target: the saved one, or a new one for a GPU or a compute capability."""
+    """The trace of a target: the saved one, or a new one for a GPU or a compute capability.
+
+    Args:
+        target: the step.
+        capability: the compute capability; None for a recent one.
+        gpu: the GPU, instead of a compute capability.
+        quiet: whether no progress is shown, because the caller shows its own.
+    """
     if target.trace is not None or target.make_step is None:
         return target.trace or Trace(())
-    with _tracing(target) as progress:
+    keep_for_results()
+    with nullcontext() if quiet else _tracing(target) as progress:
         return wavecast.trace(
             target.make_step,
             gpu=gpu,

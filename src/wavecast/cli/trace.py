@@ -18,6 +18,7 @@ from wavecast.cli.app import (
     SetupName,
     TargetArgument,
     app,
+    gpu_names,
     refuse_unwritable,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
@@ -43,7 +44,10 @@ def trace(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", "-g", help="Choose the kernels of this GPU.")
+        str | None,
+        typer.Option(
+            "--gpu", "-g", autocompletion=gpu_names, help="Choose the kernels of this GPU."
+        ),
     ] = None,
     assume: AssumeOption = None,
     compile_: CompileOption = False,
@@ -67,7 +71,7 @@ def trace(
             f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"
         )
     unchanged(wanted, None, precision)
-    traced = trace_of(wanted, None, device)
+    traced = trace_of(wanted, None, gpu=device)
     _finish(wanted.name, traced, report.traced_step(wanted.name, traced), out, as_json)
 
 

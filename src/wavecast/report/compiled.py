@@ -29,7 +29,7 @@ def gains(title: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> Rendera
         Column("memory", [_peak(eager) for eager, _ in rows]),
         Column("compiled", [_peak(compiled) for _, compiled in rows]),
     ]
-    named = [(compiled.device.id, compiled.notes) for _, compiled in rows]
+    named = [(one.device.id, (*one.notes, *one.trace.notes)) for _, one in rows]
     return titled(title, table(columns), "", *notes(notes_by_gpu(named)))
 
 

@@ -22,6 +22,15 @@ from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.user_lines import failing_line, user_line
 from wavecast.ops.fused import GUARDS
+from wavecast.traces.step import Phase
+
+_OPTIMIZERS = "/torch/optim/"
+"""The folder of torch's optimizers: a graph whose code is all from there is an update."""
+
+_AUTOTUNED = (
+    "torch.compile: max-autotune would try Triton's kernels for products on the GPU; those of "
+    "cuBLAS are assumed"
+)
 
 
 class StepCompiler:
@@ -127,6 +136,9 @@ class _Session:
     def compile(self, gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """What runs instead of a graph of Dynamo's."""
         root = self._recorder.structure.place()[1]
+        options, is_tuned = inductor.untuned(options)
+        if is_tuned:
+            self.notes.setdefault(_AUTOTUNED)
         try:
             compiled = inductor.inductor(gm, inputs, partial(self._compile_inner, root), **options)
         except WavecastError:
@@ -150,6 +162,7 @@ class _Session:
         *,
         is_backward: bool = False,
         is_inference: bool = False,
+        cudagraphs: Any = None,
         **_options: Any,
     ) -> Any:
         with self.outside():
@@ -158,4 +171,12 @@ class _Session:
                 plan = plan_of(graph, self._target.sm_count)
                 if not is_backward:
                     inductor.report_strides(graph, hint_of(graph))
-        return GraphRun(plan, self._recorder, self._mode, root)
+        in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)
+        return GraphRun(
+            plan,
+            self._recorder,
+            self._mode,
+            root,
+            phase=Phase.OPTIMIZER if in_optimizer else None,
+            is_replayed=bool(cudagraphs),
+        )

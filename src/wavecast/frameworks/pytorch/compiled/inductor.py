@@ -188,6 +188,19 @@ def inductor(gm: Any, inputs: Sequence[Any], inner: InnerCompile, **options: Any
 _compile_fx = compile_fx.compile_fx
 
 
+_TUNING = ("max_autotune", "max_autotune_gemm", "coordinate_descent_tuning")
+
+
+def untuned(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The options without what is tried out on the GPU, and whether there was any."""
+    patches = dict(options.get("config_patches") or {})
+    is_tuned = any(patches.get(n, getattr(inductor_config, n, False)) for n in _TUNING)
+    if is_tuned:
+        known = [name for name in _TUNING if hasattr(inductor_config, name)]
+        options = {**options, "config_patches": patches | dict.fromkeys(known, False)}
+    return options, is_tuned
+
+
 def _decompositions() -> dict[Any, Any]:
     """Inductor's decompositions. A cast that C++ code asks for leaves the tensor where it is."""
     table = dict(select_decomp_table())
