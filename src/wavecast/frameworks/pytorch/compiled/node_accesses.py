@@ -133,7 +133,8 @@ def spec_of(buffer: Any, hint: Hint) -> TensorSpec:
         strides = tuple(hint(stride) for stride in buffer.get_stride())
     except (AttributeError, NotImplementedError):
         strides = None
-    if strides == _contiguous(shape):
+    # A view that Inductor made of a buffer may have other dimensions than its strides say.
+    if strides == _contiguous(shape) or (strides is not None and len(strides) != len(shape)):
         strides = None
     place = buffer.get_device()
     on_host = place is not None and place.type == "cpu"
