@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ import typer.core
 
 import wavecast
 from wavecast.cli import standard_output
+from wavecast.cli.pages import refuse_bad_places
 from wavecast.cli.screen import (
     print_error,
     print_text,
@@ -222,9 +222,4 @@ def refuse_unwritable(out: Path) -> None:
     """Refuse a bad path for a trace at once, before tracing or measuring takes its time."""
     if not out.name.endswith(SUFFIXES):
         raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
-    if "\0" in str(out):
-        raise InvalidInput(f"cannot write {out}: a path holds no null characters")
-    if os.path.isdir(out):  # noqa: PTH112  (Path.is_dir raises for a name that is too long)
-        raise InvalidInput(f"cannot write {out}: it is a directory; name a file in it")
-    if not os.path.isdir(out.parent):  # noqa: PTH112
-        raise InvalidInput(f"cannot write {out}: there is no directory {out.parent}; make it first")
+    refuse_bad_places(out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +12,7 @@ import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.parallel_options import ParallelOption, parse_parallel
 from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, width
@@ -27,7 +27,6 @@ from wavecast.cli.steps import (
     unchanged,
 )
 from wavecast.errors import InvalidInput
-from wavecast.files import write_whole
 from wavecast.frameworks.targets import SmallerStep, Target, resolve, smaller_variants
 from wavecast.frameworks.tracing import largest_traced_batch
 from wavecast.hardware.device import Device
@@ -56,9 +55,6 @@ SomeGpusOption = Annotated[
     list[str] | None,
     typer.Option("--gpu", "-g", help="The GPU to run on; repeat to compare several."),
 ]
-PageOption = Annotated[
-    Path | None, typer.Option("--html", help="Write the memory over the step as a page of HTML.")
-]
 
 
 AdviceOption = Annotated[
@@ -81,7 +77,7 @@ def memory(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run the step on this machine's GPU.")
     ] = False,
-    page: PageOption = None,
+    page: HtmlOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
 ) -> None:
@@ -95,6 +91,9 @@ def memory(
     wavecast memory train.py:make_step --gpu rtx-4090 --html memory.html
     wavecast memory gpt2 --measure                        (on a machine with a GPU)
     """
+    from wavecast.report.html.memory_reports import memory_report
+
+    refuse_bad_places(page)
     refuse_all(gpu, "memory", f"fits {target}")
     strategy = None if parallel is None else parse_parallel(parallel)
     if measure:
@@ -115,10 +114,7 @@ def memory(
     advised: tuple[Advice, ...] = ()
     if advice:
         advised = _advised(wanted, memories[0], strategy, expandable_segments)
-    if page is not None:
-        from wavecast.report import pages
-
-        write_whole(page, pages.memory_page(wanted.name, memories[0]))
+    write_page(page, lambda: memory_report(wanted.name, memories, advised))
     if as_json:
         print_json(records.memories(memories, advised))
     else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from wavecast.cli.option_groups import grouped
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 
 __all__ = ["NO_OPTIONS", "ModelOptions", "model_options"]
@@ -35,27 +34,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The command gets them together, as its parameter `options`.
     """
-    shared = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=getattr(ModelOptions, name),
-            annotation=Annotated[
-                hint, typer.Option("--" + name.replace("_", "-"), help=_HELP[name])
-            ],
-        )
+    annotations = {
+        name: Annotated[hint, typer.Option("--" + name.replace("_", "-"), help=_HELP[name])]
         for name, hint in get_type_hints(ModelOptions).items()
-    ]
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.name != "options"]
-
-    @functools.wraps(command)
-    def with_options(**arguments: Any) -> Any:
-        chosen = {p.name: arguments.pop(p.name) for p in shared}
-        return command(**arguments, options=ModelOptions(**chosen))
-
-    with_options.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*(p.replace(kind=p.KEYWORD_ONLY) for p in own), *shared]
-    )
-    with_options.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
-    return with_options
+    }
+    return grouped(command, "options", ModelOptions, annotations)

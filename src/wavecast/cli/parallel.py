@@ -10,6 +10,13 @@ import typer
 import wavecast
 from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import (
+    HtmlOption,
+    ReportFiles,
+    refuse_bad_places,
+    write_page,
+    write_parallel_files,
+)
 from wavecast.cli.parallel_options import ParallelOption, parse_parallel
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, trace_of
@@ -112,6 +119,7 @@ def scale(
     precision: PrecisionOption = None,
     cluster: ClusterOption = None,
     host: HostNameOption = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
 ) -> None:
@@ -125,8 +133,10 @@ def scale(
     """
     from wavecast.planning import scaling
     from wavecast.report import parallel as report
+    from wavecast.report.html.reports import scaling_report
     from wavecast.steps.predicting import on_cluster
 
+    refuse_bad_places(html)
     strategy = parse_parallel(parallel or "")
     device = wavecast.device(gpu)
     predictor = on_cluster(device, Parallel(cluster=cluster or strategy.cluster))
@@ -134,10 +144,12 @@ def scale(
     step = trace_of(traced, family(device))
     counts = _counts(strategy, up_to)
     curve = scaling.scale(step, strategy, counts, predictor, find_host(host, device), strong=strong)
+    title = f"{traced.name} on {device.id}"
+    write_page(html, lambda: scaling_report(title, curve))
     if as_json:
         print_json({"target": traced.name, **report.scaling_record(curve)})
         return
-    show(report.scaling(f"{traced.name} on {device.id}", curve, width()))
+    show(report.scaling(title, curve, width()))
 
 
 def _counts(strategy: Parallel, up_to: int) -> list[int]:
@@ -156,6 +168,7 @@ def show_parallel(
     gpus: list[Device],
     text: str,
     issuing: tuple[str | None, float],
+    files: ReportFiles,
     as_json: bool,
 ) -> None:
     """Print the prediction of a step that is spread as the option `--parallel` says."""
@@ -170,6 +183,7 @@ def show_parallel(
         step = wavecast.predict(traces, gpu, parallel=strategy, host=host, host_factor=factor)
         needed = fullest_rank(step.step, gpu) if step.trace.allocations else None
         rows.append((step, needed))
+    write_parallel_files(files, target.name, rows)
     if as_json:
         print_json({"target": target.name, "predictions": [report.record(*row) for row in rows]})
     else:

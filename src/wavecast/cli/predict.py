@@ -23,6 +23,7 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import NO_FILES, ReportFiles, report_files, write_prediction_files
 from wavecast.cli.parallel import show_parallel
 from wavecast.cli.parallel_options import ParallelOption
 from wavecast.cli.ranks import RanksOption, of_ranks
@@ -138,6 +139,7 @@ MovedOption = Annotated[
 
 
 @app.command()
+@report_files
 @model_options
 def predict(
     target: TargetArgument,
@@ -158,6 +160,7 @@ def predict(
     moved: MovedOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
+    files: ReportFiles = NO_FILES,
 ) -> None:
     """Predict the time of a training step on GPUs you do not have.
 
@@ -171,16 +174,15 @@ def predict(
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
-    wanted = assuming(resolve(target, batch, precision, options), assume)
-    wanted = of_ranks(wanted, ranks)
+    files.refuse_bad_places()
+    wanted = of_ranks(assuming(resolve(target, batch, precision, options), assume), ranks)
     refuse_scaling(wanted, origin, predictor, setup)
     if parallel is None and ranks is not None:
         parallel = f"data={ranks}"
     if parallel is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})
-        issuing = host, host_factor
-        show_parallel(wanted, named_or_all_gpus(gpu), parallel, issuing, as_json)
+        show_parallel(wanted, named_or_all_gpus(gpu), parallel, (host, host_factor), files, as_json)
         return
     predict_on = partial(
         wavecast.predict,
@@ -196,6 +198,7 @@ def predict(
     if setup is not None and not model:
         predictions = [replace(one, notes=(*one.notes, _NARROW)) for one in predictions]
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
+    write_prediction_files(files, wanted.name, rows, setup)
     _print(wanted, rows, by, as_json, setup)
     exit_if_incomplete(rows)
 

@@ -11,18 +11,25 @@ import typer
 import wavecast
 from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
 from wavecast.cli.assumptions import AssumeOption, given_values
+from wavecast.cli.pages import (
+    NO_FILES,
+    ReportFiles,
+    report_files,
+    write_page,
+    write_parallel_files,
+    write_prediction_files,
+)
 from wavecast.cli.predict import By, ByOption, exit_if_incomplete
 from wavecast.cli.ranks import RanksOption
 from wavecast.cli.screen import counting_ops, print_error, print_json, show, tell, width
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import ALL, named_or_all_gpus
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.files import write_whole
 from wavecast.frameworks.tracing import of_families
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import Family
 from wavecast.planning.choice import fastest_first, fitting_first
-from wavecast.report import memory as memory_report
+from wavecast.report import memory as memory_tables
 from wavecast.report import predictions as prediction_report
 from wavecast.report import records
 from wavecast.report import scripts as script_report
@@ -45,10 +52,6 @@ RunGpuOption = Annotated[
 MemoryOption = Annotated[
     bool, typer.Option("--memory", help="Show the memory of the step instead of its time.")
 ]
-PageOption = Annotated[
-    Path | None,
-    typer.Option("--html", help="With --memory: write it over the step as a page of HTML."),
-]
 StepsOption = Annotated[
     int | None,
     typer.Option("--steps", help="Run this many steps; by default until two are equal."),
@@ -69,13 +72,13 @@ _SETTINGS = {"allow_interspersed_args": False}
 
 
 @app.command("run", context_settings=_SETTINGS)
+@report_files
 def run(
     script: ScriptArgument,
     arguments: ArgumentsArgument = None,
     is_module: ModuleOption = False,
     gpu: RunGpuOption = None,
     memory: MemoryOption = False,
-    page: PageOption = None,
     by: ByOption = None,
     steps: StepsOption = None,
     until: UntilOption = None,
@@ -84,6 +87,7 @@ def run(
     ranks: RanksOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
+    files: ReportFiles = NO_FILES,
 ) -> None:
     """Run a training script unchanged, without a GPU, and predict its step.
 
@@ -96,7 +100,8 @@ def run(
     The script is stopped when its step repeats itself. Nothing of yours is written. Options of
     wavecast come before the script; all that follows belongs to the script.
     """
-    _check(memory, page, by, gpu, batch, out)
+    files.refuse_bad_places()
+    _check(memory, files, by, gpu, batch, out)
     runs = _Runs(
         [script, *(arguments or ())],
         {"module": is_module, "steps": steps, "until": until, "samples": batch, "ranks": ranks},
@@ -104,12 +109,13 @@ def run(
     runs.options["assume"] = given_values(assume or [])
     devices = named_or_all_gpus(gpu) if gpu else []
     if memory:
-        record = _show_memory(runs, devices, page, as_json)
+        record = _show_memory(runs, devices, files.html, as_json)
     elif devices and ranks is not None:
-        record = _predict_ranks(runs, devices, ranks, by, as_json)
+        record = _predict_ranks(runs, devices, ranks, by, files, as_json)
     elif devices:
         rows = _predictions(runs, devices, ranked=ALL in (gpu or ()))
         record = records.predictions(runs.first.script, rows, by)
+        write_prediction_files(files, runs.first.script, rows)
         if not as_json:
             _show_predictions(runs.first, rows, by)
     else:
@@ -128,15 +134,17 @@ def run(
 
 def _check(
     memory: bool,
-    page: Path | None,
+    files: ReportFiles,
     by: Any,
     gpu: list[str] | None,
     batch: int | None,
     out: Path | None,
 ) -> None:
     """Refuse options that do not go together, before the script runs."""
-    if page is not None and not memory:
-        raise InvalidInput("--html shows the memory over the step; add --memory, or leave it out")
+    if files.html is not None and not (memory or gpu):
+        raise InvalidInput("--html shows a prediction or the memory; add --gpu or --memory")
+    if files.chrome_trace is not None and (memory or not gpu):
+        raise InvalidInput("--chrome-trace is for predictions; it needs --gpu, and not --memory")
     if by is not None and (memory or not gpu):
         raise InvalidInput("--by breaks down the GPU's time; it needs --gpu, and not --memory")
     if batch is not None and batch < 1:
@@ -191,17 +199,16 @@ def _pass_on(error: CaptureError) -> None:
 def _show_memory(
     runs: _Runs, devices: list[Device], page: Path | None, as_json: bool
 ) -> dict[str, Any]:
+    from wavecast.report.html.memory_reports import memory_report as page_of
+
     if devices:
         traces = of_families(runs.trace_for, devices)
         memories = [wavecast.memory(traces, device) for device in devices]
     else:
         memories = [wavecast.memory(runs.trace_for(None))]
-    if page is not None:
-        from wavecast.report import pages
-
-        write_whole(page, pages.memory_page(runs.first.script, memories[0]))
+    write_page(page, lambda: page_of(runs.first.script, memories))
     if not as_json:
-        table = memory_report.memories(f"memory of step {runs.first.step}", memories, width())
+        table = memory_tables.memories(f"memory of step {runs.first.step}", memories, width())
         show(script_report.script_run(runs.first), table)
     return {"memory": records.memories(memories)}
 
@@ -213,7 +220,12 @@ def _predictions(runs: _Runs, devices: list[Device], ranked: bool) -> list[wavec
 
 
 def _predict_ranks(
-    runs: _Runs, devices: list[Device], ranks: int, by: By | None, as_json: bool
+    runs: _Runs,
+    devices: list[Device],
+    ranks: int,
+    by: By | None,
+    files: ReportFiles,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Predict a script whose own code is parallel, on so many GPUs."""
     from wavecast.footprint.parallel_memory import fullest_rank
@@ -225,6 +237,7 @@ def _predict_ranks(
     strategy = wavecast.Parallel(data=ranks)
     steps = [wavecast.predict(traces, device, parallel=strategy) for device in devices]
     rows = [(step, fullest_rank(step.step, step.device)) for step in steps]
+    write_parallel_files(files, runs.first.script, rows)
     if not as_json:
         table = report.predictions(f"step {runs.first.step}, predicted", rows, width())
         show(script_report.script_run(runs.first), table)

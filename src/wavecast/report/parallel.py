@@ -114,11 +114,17 @@ def _layout_range(layout: Layout) -> str:
 
 def scaling(title: str, curve: Scaling, width: int) -> RenderableType:
     """Speed, efficiency and price over the number of GPUs."""
+    columns = fitting(scaling_columns(curve), width)
+    return titled(title, table(columns), "", *remarks(scaling_remarks(curve)))
+
+
+def scaling_columns(curve: Scaling) -> list[Column]:
+    """The columns of a table of speeds by number of GPUs."""
     points = curve.points
     unit = points[0].prediction.trace.unit
     steps = [point.prediction for point in points]
     marks = [" <- knee" if point.gpus == curve.knee else "" for point in points]
-    columns = [
+    return [
         Column("GPUs", [str(point.gpus) for point in points]),
         Column("step", [duration(step.seconds) for step in steps]),
         Column(f"{unit}/s", [or_unknown(step.throughput, count) for step in steps]),
@@ -131,11 +137,16 @@ def scaling(title: str, curve: Scaling, width: int) -> RenderableType:
         Column("machines", [_machines(step) for step in steps], 4),
         Column(f"{unit}/$", [or_unknown(_per_dollar(step), quantity) for step in steps], 2),
     ]
+
+
+def scaling_remarks(curve: Scaling) -> list[str]:
+    """What a curve of speeds is about, and where more GPUs no longer pay."""
+    step = curve.points[0].prediction
     kind = "strong" if curve.is_strong else "weak"
-    told = [f"{kind} scaling of {strategy_text(steps[0].strategy)} on {steps[0].cluster.id}"]
+    told = [f"{kind} scaling of {strategy_text(step.strategy)} on {step.cluster.id}"]
     if curve.knee is not None:
         told.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")
-    return titled(title, table(fitting(columns, width)), "", *remarks(told))
+    return told
 
 
 def _machines(step: ParallelPrediction) -> str:

@@ -232,7 +232,6 @@ def _footnotes(
     book: PriceBook,
 ) -> list[Text]:
     """What is to be known of the columns that are shown."""
-    warnings = [*_missing(rows), *_not_ranked(rows), *_too_small(rows)]
     lines = []
     if all(row.trace.samples is None for row in rows):
         lines.append("no throughput: how many samples a step takes is not known (give --batch)")
@@ -241,10 +240,24 @@ def _footnotes(
     lines += [
         *([] if setup is None else [_setup(setup, rows)]),
         *_sources(groups),
-        f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}",
+        _host(rows),
         *(_range_meanings(rows) if "range" in shown or not _has_ranges(rows) else ()),
     ]
-    return [*_warnings(warnings), *remarks(lines)]
+    return [*_warnings(cautions(rows)), *remarks(lines)]
+
+
+def cautions(rows: Sequence[Prediction]) -> list[str]:
+    """What is wrong with predictions: ops without an answer, GPUs without rank or memory."""
+    return [*_missing(rows), *_not_ranked(rows), *_too_small(rows)]
+
+
+def methods(rows: Sequence[Prediction]) -> list[str]:
+    """How predictions were made: the predictors, the host, and what the ranges mean."""
+    return [*_sources(_by_predictors(rows)), _host(rows), *_range_meanings(rows)]
+
+
+def _host(rows: Sequence[Prediction]) -> str:
+    return f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}"
 
 
 def _setup(name: str, rows: Sequence[Prediction]) -> str:

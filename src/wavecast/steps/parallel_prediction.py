@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -113,6 +113,8 @@ class ParallelPrediction:
     """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
     unpredicted: tuple[Share, ...] = ()
     """Ops that nobody could predict. Their time is counted as 0."""
+    player: RankPlayer | None = field(default=None, repr=False, compare=False)
+    """What plays the ranks again, for `rank_timetables`. None in a prediction that was read."""
 
     def __post_init__(self) -> None:
         what = f"the step on {self.gpus} x {self.device.id}"
@@ -190,7 +192,7 @@ def predict_spread(
 ) -> ParallelPrediction:
     """The time of one optimizer step that was spread before, from the trace of one micro-batch."""
     strategy = step.strategy
-    player = _RankPlayer(predictor, host)
+    player = RankPlayer(predictor, host)
     if strategy.pipeline == 1:
         seconds, stages = _without_pipeline(step.groups[0], strategy, player)
     else:
@@ -208,6 +210,7 @@ def predict_spread(
         stages=stages,
         single_s=single.seconds,
         unpredicted=_unpredicted(step, predictor),
+        player=player,
     )
 
 
@@ -220,18 +223,22 @@ def _refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
         )
 
 
-class _RankPlayer:
+class RankPlayer:
     """Plays traces on the GPU and host that were asked for."""
 
     def __init__(self, predictor: ClusterPredictor, host: HostModel) -> None:
         self._predictor = predictor
         self._host = host
 
+    def issue_times(self, trace: Trace) -> Seconds:
+        """The host's time for each call of a trace."""
+        return self._host.issue_times(as_issued(trace.calls))
+
     def play(self, trace: Trace, begin: int = 0, end: int | None = None) -> StreamTimes:
         """The times of some calls of a trace, repeated as in a training."""
         calls = trace.calls[begin:end]
         # Of the whole trace, since a forward pass alone would count as one without a backward pass.
-        issue_s = self._host.issue_times(as_issued(trace.calls))[begin:end]
+        issue_s = self.issue_times(trace)[begin:end]
         return play_streams(
             calls,
             issue_s,
@@ -256,7 +263,7 @@ def _turn(trace: Trace) -> int:
 
 
 def _without_pipeline(
-    group: RankGroup, strategy: Parallel, player: _RankPlayer
+    group: RankGroup, strategy: Parallel, player: RankPlayer
 ) -> tuple[float, tuple[StageTime, ...]]:
     part = group.parts[0]
     last = player.play(part.last)
@@ -289,7 +296,7 @@ class _PartPlay:
         return max(self.last.seconds - self.backward.seconds, 0.0)
 
 
-def _play_part(part: ModelPart, player: _RankPlayer) -> _PartPlay:
+def _play_part(part: ModelPart, player: RankPlayer) -> _PartPlay:
     turn, last_turn = _turn(part.plain), _turn(part.last)
     return _PartPlay(
         player.play(part.plain, 0, turn),
@@ -298,7 +305,7 @@ def _play_part(part: ModelPart, player: _RankPlayer) -> _PartPlay:
     )
 
 
-def _with_pipeline(step: ParallelStep, player: _RankPlayer) -> tuple[float, tuple[StageTime, ...]]:
+def _with_pipeline(step: ParallelStep, player: RankPlayer) -> tuple[float, tuple[StageTime, ...]]:
     strategy = step.strategy
     stages, parts = strategy.pipeline, strategy.pipeline * strategy.virtual
     assert step.boundary is not None
