@@ -14,14 +14,15 @@ widened, because all measurements are from one GPU.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
 from lab.fit.boosting import grow
 from lab.fit.learned import ONE_GPU_SPREAD, RANGE
-from lab.fit.op_fit import LEAST_SHARE, constants
+from lab.fit.op_fit import constants
 from lab.measured.compiled import GPU, SMALL, FusedKernel, kernels
 from lab.places import MODELS
 from wavecast.hardware.devices import device
@@ -30,7 +31,7 @@ from wavecast.predictors.learned.file import stored
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.model import REACH, OpModel
 from wavecast.predictors.learned.physics.columns import Columns, columns_of
-from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_limits
+from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_s
 from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.physics.tiles import Theta
 from wavecast.predictors.learned.predictor import Learned
@@ -39,7 +40,7 @@ PRIOR = 2.0
 """How strongly a constant is pulled to its physical guess."""
 SAMPLE = 3000
 """The most kernels for the fit of the constants."""
-TREES = {"trees": 150, "depth": 4, "rate": 0.1, "least": 15.0}
+TREES: Mapping[str, Any] = {"trees": 300, "depth": 5, "rate": 0.08, "least": 8.0}
 SHORT_S = 3e-6
 """Kernels shorter than this weigh less: the profiler's clock counts in steps of 32 ns or more."""
 MOST = 4.0
@@ -63,7 +64,8 @@ def weights(rows: Sequence[FusedKernel]) -> Floats:
     seconds = np.array([row.seconds * row.runs for row in rows])
     weight: Floats = np.clip(np.sqrt(seconds / np.median(seconds)), 1 / MOST, MOST)
     weight *= np.minimum(np.array([row.seconds for row in rows]) / SHORT_S, 1.0)
-    return weight / weight.mean()
+    scaled: Floats = weight / weight.mean()
+    return scaled
 
 
 def fit(rows: Sequence[FusedKernel]) -> OpModel:
@@ -79,16 +81,12 @@ def fit(rows: Sequence[FusedKernel]) -> OpModel:
     root = np.sqrt(weight[drawn]) if len(drawn) == len(rows) else np.ones(len(drawn))
 
     def missed(theta: Theta) -> Floats:
-        predicted_s = fused_limits(part, gpu, theta).seconds()
-        errors: Floats = root * np.log(predicted_s / seconds[drawn])
+        errors: Floats = root * np.log(fused_s(part, gpu, theta) / seconds[drawn])
         return errors
 
     theta = constants(FUSED_PARAMETERS, missed, PRIOR)
-    limits = fused_limits(table, gpu, theta)
-    factor = np.log(limits.factor(seconds, np.exp(-REACH)))
-    telling = weight * np.maximum(limits.share(), LEAST_SHARE)
-    features = FEATURES["fused"](table, gpu)
-    forest = grow(features, np.clip(factor, -REACH, REACH), telling, **TREES)
+    left = np.clip(np.log(seconds / fused_s(table, gpu, theta)), -REACH, REACH)
+    forest = grow(FEATURES["fused"](table, gpu), left, weight, **TREES)
     return OpModel("fused", theta, forest)
 
 
@@ -167,7 +165,7 @@ def card(rows: Sequence[FusedKernel], model: OpModel, others_s: Floats) -> str:
 
 def main() -> None:
     """Fit, write the files and print the card."""
-    rows = kernels()
+    rows = [row for row in kernels() if row.family != "host"]
     model = fit(rows)
     others_s = left_out(rows)
     np.savez_compressed(MODELS / "fused.npz", **stored({"fused": model}))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,10 @@ FOLDER = H200 / "compiled"
 GPU = "h200-sxm"
 SMALL = "small functions"
 """The family of kernels that belong to no step."""
+
+
+FEW_PLACES = 1024
+"""Atomic additions of a reduction into so few places meet each other."""
 
 
 class FusedKernel(NamedTuple):
@@ -55,11 +60,22 @@ def op_of(encoded: Any) -> Op | None:
     if isinstance(encoded, str):
         return None
     name, count, tensors, attrs = encoded
+    attrs = _repaired(attrs, tensors[count:])
     specs = [
         TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides), place)
         for shape, dtype, strides, place in tensors
     ]
     return Op(name, tuple(specs[:count]), tuple(specs[count:]), tuple(attrs.items()))
+
+
+def _repaired(attrs: Row, outputs: list[Any]) -> Row:
+    """Attributes of atomic additions, which the first collection counted by distinct places."""
+    if not attrs.get("atomic_bytes") or "colliding_bytes" in attrs:
+        return attrs
+    atomic = max(attrs["atomic_bytes"], 4 * attrs["points"])
+    fewest = min(math.prod(shape) for shape, *_ in outputs)
+    few = attrs["reduction"] > 1 and fewest <= FEW_PLACES
+    return {**attrs, "atomic_bytes": atomic, "colliding_bytes": atomic if few else 0}
 
 
 def kernels(folder: Path = FOLDER) -> list[FusedKernel]:

@@ -167,6 +167,8 @@ def fused(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["indirect_bytes"] / moved,
         columns["again_bytes"] / moved,
         columns["atomic_adds"] / work,
+        columns["windows"] / work,
+        columns["online"] / work,
         columns["written_bytes"] / moved,
         _log(columns["tensors"]),
         columns["shape"],

@@ -222,6 +222,14 @@ class FusedRow(NamedTuple):
     """Bytes that are read a second time after a reduction."""
     atomic_adds: float
     """Elements that are added into places with atomic operations."""
+    collisions: float
+    """Those of them that neighbours add to the same place."""
+    windows: float
+    """Points at which a gradient looks through the windows of a pooling."""
+    online: float
+    """Terms of sums that are rescaled whenever their maximum grows, as in softmax."""
+    angles: float
+    """Sines and cosines."""
     loads: float
     """Loads of all points together."""
     random: float

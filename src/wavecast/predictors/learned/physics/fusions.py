@@ -15,7 +15,7 @@ from wavecast.predictors.learned.physics.columns import (
     Columns,
     FusedRow,
 )
-from wavecast.predictors.learned.physics.tiles import Bounds, Theta, TimeLimits, overlapped
+from wavecast.predictors.learned.physics.tiles import Bounds, Theta, overlapped
 from wavecast.traces.step import Op
 
 FUSED_PARAMETERS: dict[str, Bounds] = {
@@ -27,23 +27,32 @@ FUSED_PARAMETERS: dict[str, Bounds] = {
     "indirect": (0.5, 0.0, 16.0),  # additional L2 traffic of lookups
     "again": (0.5, 0.0, 1.5),  # cost of a second read that misses L2, relative to the first
     "held": (0.5, 0.02, 4.0),  # share of L2 that a first read may fill so that a second one hits
+    "points": (2.5, 0.5, 32.0),  # points of an SM in a clock
+    "terms": (6.0, 0.5, 32.0),  # terms of sums of an SM in a clock
     "loads": (32.0, 4.0, 128.0),  # loads of an SM in a clock
     "flops": (0.3, 0.05, 1.0),  # share of the plain cores' rate
     "random": (60.0, 5.0, 600.0),  # operations of one random number
     "atomic": (1.0, 0.05, 8.0),  # atomic additions of an SM in a clock
+    "collision": (0.006, 0.001, 0.2),  # the same where neighbours add to one place
+    "window": (60.0, 0.0, 600.0),  # operations of a point that looks through windows
+    "online": (20.0, 0.0, 200.0),  # operations of a term of an online softmax
+    "angle": (40.0, 0.0, 600.0),  # operations of a sine or cosine
     "tensor_us": (0.02, 0.0, 1.0),  # microseconds for each tensor of a list
-    "row_clocks": (60.0, 0.0, 2000.0),  # clocks of an SM for a row that has a block to itself
-    "block_bytes": (24.0, 2.0, 128.0),  # bytes that a block reads or writes in a clock
-    "columns": (32.0, 4.0, 256.0),  # points of a block whose sums run across memory
-    "latency": (700.0, 100.0, 4000.0),  # clocks of one turn of a block's loop
+    "start": (900.0, 0.0, 4000.0),  # clocks until the first values arrive
+    "sum": (600.0, 0.0, 4000.0),  # clocks to add up a block's values at the end
+    "row": (600.0, 0.0, 6000.0),  # clocks of a block with rows in registers
+    "turn": (600.0, 20.0, 6000.0),  # clocks of one turn of a block's loop, along memory
+    "turn_across": (600.0, 20.0, 6000.0),  # the same across memory
 }
 SHAPES = dict(zip(FUSED, (POINTS, LOOPS, ROWS, LISTS), strict=True))
-BLOCK = 1024.0
-"""Points of a block without sums."""
-TURN = 2048.0
-"""Terms that a block adds up in one turn of its loop."""
-BLOCKS = 4.0
+TURN, TURN_ACROSS, ACROSS = 2048.0, 32.0, 64.0
+"""Terms of a sum that a block adds up in one turn of its loop, along memory and across; and points
+of a block whose sums run across memory."""
+BLOCKS = 8.0
 """Blocks that an SM runs at a time."""
+_POOLED = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
+_ONLINE = "prepare_softmax_online"
+_ANGLES = ("cos", "sin")
 
 
 def row_of(op: Op, cost: Cost) -> FusedRow:
@@ -59,6 +68,10 @@ def row_of(op: Op, cost: Cost) -> FusedRow:
         indirect_bytes=integer(op, "indirect_bytes"),
         again_bytes=integer(op, "again_bytes"),
         atomic_adds=integer(op, "atomic_bytes") / 4,
+        collisions=integer(op, "colliding_bytes") / 4,
+        windows=work * any(name in _POOLED for name in _names(op)),
+        online=work * (_ONLINE in _names(op)),
+        angles=work * sum(name in _ANGLES for name in _names(op)),
         loads=work * _number(op, "loads"),
         random=work * _number(op, "random"),
         flops=cost.flops,
@@ -70,13 +83,18 @@ def row_of(op: Op, cost: Cost) -> FusedRow:
     )
 
 
+def _names(op: Op) -> list[str]:
+    """The aten ops from which the kernel was made."""
+    return str(op.attr("fused", "")).split(",")
+
+
 def _number(op: Op, name: str) -> float:
     value = op.attr(name, 0.0)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def fused_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
-    """The limits of fused kernels: memory, L2, loads, arithmetic, and blocks that are too few."""
+def fused_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
+    """Seconds of fused kernels: memory, L2, loads, arithmetic, and blocks that are too few."""
     clocks = gpu.sm * gpu.clock_hz
     moved = columns["read_bytes"] + columns["written_bytes"]
     miss = np.clip(columns["again_bytes"] / (theta["held"] * gpu.l2_bytes) - 0.5, 0.0, 1.0)
@@ -90,33 +108,41 @@ def fused_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
         + columns["indirect_bytes"] * theta["indirect"]
     )
     l2_s = through_l2 / (clocks * theta["l2_bytes"])
+    summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
+    work = columns["points"] * columns["reduction"]
+    issue_s = work / (clocks * np.where(summing, theta["terms"], theta["points"]))
     load_s = columns["loads"] / (clocks * theta["loads"])
-    operations = columns["flops"] + columns["random"] * theta["random"]
+    operations = (
+        columns["flops"]
+        + columns["random"] * theta["random"]
+        + columns["windows"] * theta["window"]
+        + columns["online"] * theta["online"]
+        + columns["angles"] * theta["angle"]
+    )
     flop_s = operations / (gpu.fp32 * theta["flops"])
     atomic_s = columns["atomic_adds"] / (clocks * theta["atomic"])
+    collision_s = columns["collisions"] / (clocks * theta["collision"])
     block_s = _blocks_s(columns, gpu, theta)
-    chip_s = overlapped(l2_s, load_s, flop_s, atomic_s, block_s)
+    work_s = overlapped(memory_s, l2_s, issue_s, load_s, flop_s, atomic_s, collision_s, block_s)
     apart_s = (theta["floor_us"] + columns["tensors"] * theta["tensor_us"]) * 1e-6
-    return TimeLimits(apart_s, memory_s, chip_s)
+    seconds: Floats = apart_s + work_s
+    return seconds
 
 
 def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """The time of blocks one wave after the other: few rows give few blocks, each with much work.
+    """The time of blocks, one wave after the other, if each waits for memory in every turn.
 
     Sums along memory have a row for each block. Sums across memory share a block, so that its
     accesses are neighbours.
     """
     summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
     along = summing & (columns["inner"] > 0)
-    each = np.where(along, 1.0, np.where(summing, theta["columns"], BLOCK))
-    blocks = np.ceil(np.maximum(columns["points"], 1.0) / each)
-    moved = columns["read_bytes"] + columns["written_bytes"] + columns["again_bytes"]
-    turns = np.where(summing, columns["reduction"] * each / TURN, 1.0)
-    waves = blocks / (gpu.sm * BLOCKS)
-    first = np.maximum(waves, 1.0)
-    of_bytes = moved / blocks / theta["block_bytes"]
-    of_turns = np.where(summing & (columns["shape"] == LOOPS), turns * theta["latency"], 0.0)
-    of_rows = np.where(summing, theta["row_clocks"], 0.0)
-    clocks = np.maximum(of_bytes, of_turns) + of_rows
-    seconds: Floats = first * clocks / gpu.clock_hz
+    blocks = np.where(along, columns["points"], columns["points"] / ACROSS)
+    waves = np.maximum(blocks / (gpu.sm * BLOCKS), 1.0)
+    turns = np.maximum(columns["reduction"] / np.where(along, TURN, TURN_ACROSS), 1.0)
+    turns *= 1.0 + (columns["again_bytes"] > 0)
+    of_turns = turns * np.where(along, theta["turn"], theta["turn_across"])
+    of_block = np.where(columns["shape"] == LOOPS, of_turns, theta["row"])
+    start = theta["start"] * (columns["read_bytes"] > 0) + theta["sum"] * summing
+    seconds: Floats = (start + np.where(summing, waves * of_block, 0.0)) / gpu.clock_hz
     return seconds
