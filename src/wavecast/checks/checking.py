@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from wavecast.checks.baseline import Baseline, kept
-from wavecast.checks.config import CheckConfig, CheckedTarget
+from wavecast.checks.config import CheckConfig, CheckedTarget, Tolerances
 from wavecast.checks.verdicts import (
     ChoiceVerdict,
     Outcome,
@@ -95,7 +95,7 @@ def predict_all(config: CheckConfig, version: str, tracing: Tracing) -> Predicte
     return Predicted(
         steps,
         problems,
-        software={WAVECAST: version} | _libraries(),
+        software=software(version),
         usd_per_hour={gpu: o.usd_per_hour for gpu, o in offers.items() if o is not None},
     )
 
@@ -134,8 +134,9 @@ def _options(target: CheckedTarget) -> ModelOptions:
     return replace(NO_OPTIONS, **given)
 
 
-def _libraries() -> dict[str, str]:
-    versions = {}
+def software(version: str) -> dict[str, str]:
+    """The version of Wavecast, and of the libraries that were imported to build steps."""
+    versions = {WAVECAST: version}
     for name in _LIBRARIES:
         if name in sys.modules:
             try:
@@ -190,17 +191,40 @@ def _verdict(
     target: CheckedTarget, gpu: str, predicted: Predicted, baseline: Baseline
 ) -> StepVerdict:
     problem = predicted.problems.get(target.name)
-    before = baseline.steps.get(target.name, {}).get(gpu)
     if problem is not None:
         return StepVerdict(target.name, gpu, problem=problem)
+    before = baseline.steps.get(target.name, {}).get(gpu)
+    now = predicted.steps[target.name][gpu]
+    versions = baseline.software, predicted.software
+    return compare_step(target.name, gpu, before, now, target.tolerances, versions)
+
+
+def compare_step(
+    target: str,
+    gpu: str,
+    before: StepSummary | None,
+    now: StepSummary,
+    allowed: Tolerances,
+    versions: tuple[Mapping[str, str], Mapping[str, str]],
+) -> StepVerdict:
+    """The verdict on one step on one GPU.
+
+    Args:
+        target: the name of the target.
+        gpu: the id of the GPU.
+        before: the step of the baseline. None if it is not there.
+        now: the step as it is.
+        allowed: how much its figures may change.
+        versions: the software of the baseline, and that of now.
+    """
     if before is None:
-        problem = "is not in the baseline; add it with wavecast check --update"
-        return StepVerdict(target.name, gpu, problem=problem)
-    comparison = StepComparison(before, predicted.steps[target.name][gpu])
-    verdict = judge(target.name, comparison, target.tolerances)
+        problem = "is not in the baseline; add it with --update"
+        return StepVerdict(target, gpu, problem=problem)
+    comparison = StepComparison(before, now)
+    verdict = judge(target, comparison, allowed)
     if verdict.outcome is Outcome.WITHIN:
         return verdict
-    return replace(verdict, cause=_cause(comparison, baseline.software, predicted.software))
+    return replace(verdict, cause=_cause(comparison, *versions))
 
 
 def _cause(comparison: StepComparison, before: Mapping[str, str], after: Mapping[str, str]) -> str:

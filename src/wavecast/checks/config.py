@@ -124,7 +124,7 @@ def read_config(path: Path) -> CheckConfig:
             table = table_of(table_of(table, "tool"), "wavecast")
         refuse_unknown(table, _KEYS, "a file of checks")
         gpus = names_of(table, "gpus")
-        tolerances = _tolerances(table, Tolerances(), "")
+        tolerances = _tolerances(table, Tolerances())
         steps = table_of(table, "targets")
         if not steps:
             raise InvalidInput('has no targets; write [targets.mine] and target = "..." below it')
@@ -163,7 +163,7 @@ def _target(
             gpus=ids,
             batch=_checked(table, "batch", _is_batch, "a whole number of at least 1"),
             precision=text_of(table, "precision") if "precision" in table else None,
-            tolerances=_tolerances(table, usual, ""),
+            tolerances=_tolerances(table, usual),
             options=table_of(table, "options"),
             assume=table_of(table, "assume"),
         )
@@ -192,17 +192,28 @@ def _is_batch(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _tolerances(table: Mapping[str, Any], usual: Tolerances, where: str) -> Tolerances:
-    given = table_of(table, "tolerance")
+def _tolerances(table: Mapping[str, Any], usual: Tolerances) -> Tolerances:
+    return given_tolerances(table_of(table, "tolerance"), usual)
+
+
+def given_tolerances(
+    given: Mapping[str, Any],
+    usual: Tolerances = Tolerances(),  # noqa: B008  (it is frozen)
+) -> Tolerances:
+    """The usual tolerances, with those that are given: shares, percentages, or False and None.
+
+    Raises:
+        InvalidInput: there is no such figure, or a value is wrong.
+    """
     names = [each.name for each in dataclasses.fields(Tolerances)]
-    refuse_unknown(given, names, "the tolerances", f"{where}tolerance.")
+    refuse_unknown(given, names, "the tolerances", "tolerance.")
     values = {name: _tolerance(name, value) for name, value in given.items()}
     return dataclasses.replace(usual, **values)
 
 
 def _tolerance(name: str, value: object) -> float | None:
     """A tolerance: 0.05, "5%", or false for a figure that is not checked."""
-    if value is False:
+    if value is False or value is None:
         return None
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
         value = float(match[1]) / 100

@@ -27,7 +27,6 @@ from wavecast.cli.steps import ALL, named_or_all_gpus
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.tracing import of_families
 from wavecast.hardware.device import Device
-from wavecast.hardware.families import Family
 from wavecast.planning.choice import fastest_first, fitting_first
 from wavecast.report import memory as memory_tables
 from wavecast.report import predictions as prediction_report
@@ -166,14 +165,14 @@ class _Runs:
         """The first run."""
         return self.done[0]
 
-    def trace_for(self, family: Family | None) -> Trace:
-        """The step of the script with the kernels of a GPU family."""
+    def trace_for(self, gpu: Device | None) -> Trace:
+        """The step of the script with the kernels of a GPU."""
         script, *arguments = self.command
         keep_for_results()
         with counting_ops(f"running {script}") as progress:
             try:
                 done = wavecast.run_script(
-                    script, arguments, capability=family, progress=progress, **self.options
+                    script, arguments, gpu=gpu, progress=progress, **self.options
                 )
             except CaptureError as error:
                 _pass_on(error)

@@ -34,6 +34,7 @@ def trace(
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compiled: bool = False,
 ) -> Trace: ...
 
 
@@ -48,6 +49,7 @@ def trace(
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compiled: bool = False,
 ) -> FamilyTraces: ...
 
 
@@ -63,6 +65,7 @@ def trace(
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compiled: bool = False,
 ) -> Trace | FamilyTraces:
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
@@ -89,6 +92,9 @@ def trace(
             DTensor, collectives), how many ranks there are. The step runs as one of them, without
             the others, and its collectives are ops of the trace.
         rank: which of the ranks it is.
+        compiled: whether to trace the step as if it were compiled: each module that it calls from
+            outside of all modules, and that has parameters, as with `Module.compile()`. Code that
+            the step compiles itself is always compiled.
 
     Raises:
         CaptureError: the step cannot be traced. The message names the line of your code.
@@ -96,21 +102,28 @@ def trace(
             `capability` was given, or there is no such rank.
     """
     with needing_extra("tracing"):
-        from wavecast.frameworks.pytorch.capture import capture
+        from wavecast.frameworks.pytorch.compiled.tracing import capture
     if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
         raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
     counted: dict[str, Any] = {"samples": samples, "unit": unit, "progress": progress}
-    traced = partial(capture, make_step, assume=assume, ranks=ranks, rank=rank, **counted)
+    named: dict[str, Any] = {"assume": assume, "ranks": ranks, "rank": rank}
+    traced = partial(capture, make_step, compiled=compiled, **named, **counted)
     if gpus is not None:
-        return of_families(lambda wanted: traced(capability=wanted), gpus)
-    return traced(capability=capability if gpu is None else family(_device(gpu)))
+        return of_families(lambda wanted: traced(gpu=wanted), gpus)
+    return traced(gpu=None if gpu is None else _device(gpu), capability=capability)
 
 
-def of_families(trace_for: Callable[[Family], Trace], gpus: Sequence[Device | str]) -> FamilyTraces:
-    """The traces for the families of these GPUs; one if the step does not depend on the family."""
+def of_families(trace_for: Callable[[Device], Trace], gpus: Sequence[Device | str]) -> FamilyTraces:
+    """The traces for the families of these GPUs; one if the step does not depend on the family.
+
+    The first GPU of each family stands for all of them.
+    """
     if isinstance(gpus, str) or not gpus:
         raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
-    first, *others = dict.fromkeys(family(_device(gpu)) for gpu in gpus)
+    named: dict[Family, Device] = {}
+    for gpu in map(_device, gpus):
+        named.setdefault(family(gpu), gpu)
+    first, *others = named.values()
     trace = trace_for(first)
     if not depends_on_family(trace):
         return FamilyTraces((trace,))

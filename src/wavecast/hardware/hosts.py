@@ -134,20 +134,25 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
 
     Synchronisations are not in it; `timeline.play` adds them.
     """
-    counts = np.zeros((len(calls), len(COSTS)))
     column = {name: index for index, name in enumerate(COSTS)}
-    cache: dict[tuple[Op, Phase, str], list[tuple[int, float]]] = {}
-    module = None
     issuers = _issuers(calls)
-    for row, (call, issuer) in enumerate(zip(calls, issuers, strict=True)):
-        key = (call.op, call.phase, issuer)
-        if key not in cache:
-            cache[key] = [(column[name], times) for name, times in _costs_of_call(*key)]
-        for index, times in cache[key]:
-            counts[row, index] = times
-        if call.phase is Phase.FORWARD and call.module != module and not issuer:
-            counts[row, column["module_s"]] = 1
-        module = call.module
+    kinds: dict[tuple[Op, Phase, str], int] = {}
+    kind_of = [
+        kinds.setdefault((call.op, call.phase, issuer), len(kinds))
+        for call, issuer in zip(calls, issuers, strict=True)
+    ]
+    rows = np.zeros((len(kinds), len(COSTS)))
+    for row, kind in enumerate(kinds):
+        for name, times in _costs_of_call(*kind):
+            rows[row, column[name]] = times
+    counts: NDArray[np.float64] = rows[np.array(kind_of, dtype=int)]
+    modules = [None, *(call.module for call in calls)]
+    entered = [
+        row
+        for row, call in enumerate(calls)
+        if call.phase is Phase.FORWARD and call.module != modules[row] and not issuers[row]
+    ]
+    counts[entered, column["module_s"]] = 1
     if any(call.phase is Phase.BACKWARD for call in calls):
         forward = np.array(
             [c.phase is Phase.FORWARD and not i for c, i in zip(calls, issuers, strict=True)]
