@@ -90,6 +90,12 @@ def _grouped(_: Folders) -> None:
     grouped.main()
 
 
+def _fused(_: Folders) -> None:
+    from lab.fit import fused
+
+    fused.main()
+
+
 def _generations(folders: Folders) -> None:
     from lab.fit import generations
 
@@ -149,6 +155,12 @@ FITS = (
         SINGLE_OPS,
     ),
     ShippedFit("grouped", "the kernel for grouped products", _grouped, ("models/grouped.toml",)),
+    ShippedFit(
+        "fused",
+        "the fused kernels of torch.compile",
+        _fused,
+        ("models/fused.toml", "models/fused.npz"),
+    ),
     ShippedFit(
         "generations",
         "constants of GPU generations, from whole steps",
