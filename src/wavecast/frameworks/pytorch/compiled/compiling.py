@@ -144,6 +144,8 @@ class _Session:
         except WavecastError:
             raise
         except Exception as error:
+            if dynamo.is_restart(error):
+                raise
             self._note_failure(error)
             return gm.forward
         recorder = self._recorder

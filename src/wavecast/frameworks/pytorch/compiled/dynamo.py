@@ -119,9 +119,7 @@ def without_traces() -> Iterator[None]:
         flags = [name for name in _FLAGS if hasattr(_python_dispatch, name)]
         replace(_python_dispatch, **dict.fromkeys(flags, False))
         for owner, name in _HOOKS:
-            hooks = getattr(owner, name)
-            stack.callback(hooks.update, dict(hooks))
-            hooks.clear()
+            replace(owner, **{name: type(getattr(owner, name))()})
         now = vars(torch)
         replace(torch, **{name: f for name, f in _PLAIN.items() if now.get(name) is not f})
         replace(torch._subclasses, FakeTensor=FakeTensor)
@@ -150,6 +148,11 @@ def _without_torch(init: Callable[..., None]) -> Callable[..., None]:
         init(*bound.args, **bound.kwargs)
 
     return make
+
+
+def is_restart(error: BaseException) -> bool:
+    """Whether an error of a backend asks Dynamo to begin again, with other choices."""
+    return isinstance(error, torch._dynamo.exc.RestartAnalysis)
 
 
 def is_user_error(error: BaseException) -> bool:

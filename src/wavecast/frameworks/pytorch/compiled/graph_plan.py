@@ -100,8 +100,9 @@ class _Planner:
     def _step(self, node: Any) -> PlanStep:
         members = list(node.get_nodes())
         ops: tuple[Op, ...] = ()
-        if node.get_name() in self._replaced:
-            pass
+        device = node.get_device()
+        if node.get_name() in self._replaced or (device is not None and device.type == "cpu"):
+            pass  # another kernel does its work, or the host
         elif node.is_extern():
             ops = tuple(self._library_ops(members))
         elif type(node).__name__ != "NopKernelSchedulerNode":
@@ -160,9 +161,15 @@ class _Planner:
                 return name
         return None
 
+    def _constant(self, output: Any) -> Any:
+        expression = getattr(output, "expr", None)
+        if expression is None:
+            return None
+        return self._hint(expression) if expression.is_integer else float(expression)
+
     def _result(self, output: Any) -> PlannedResult:
         if not hasattr(output, "get_name") or not output.has_tensor_output():
-            return PlannedResult(None, constant=_constant(output))
+            return PlannedResult(None, constant=self._constant(output))
         layout = output.get_layout()
         return PlannedResult(
             output.get_name(),
@@ -174,10 +181,3 @@ class _Planner:
 
 def _same_memory(source: TensorSpec, result: TensorSpec) -> bool:
     return source.dtype == result.dtype and source.touched_bytes == result.touched_bytes
-
-
-def _constant(output: Any) -> Any:
-    expression = getattr(output, "expr", None)
-    if expression is None:
-        return None
-    return int(expression) if expression.is_integer else float(expression)
