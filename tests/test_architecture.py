@@ -41,6 +41,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "frameworks",
         "campaigns",
         "checks",
+        "doctor",
         "",  # the public face
         "integrations",
         "report",
@@ -61,6 +62,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "scripts",
         "measurement",
         "huggingface",
+        "installation",
     ),
     "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
 }

@@ -8,6 +8,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     clusters,
     compare,
     devices,
+    doctor,
     fit,
     layers,
     memory,
@@ -17,6 +18,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     run,
     run_models,
     runs,
+    schema,
     suite,
     trace,
 )

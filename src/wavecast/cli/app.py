@@ -18,6 +18,7 @@ import wavecast
 from wavecast.cli import standard_output
 from wavecast.cli.pages import refuse_bad_places
 from wavecast.cli.screen import (
+    name_command,
     print_error,
     print_text,
     print_traceback,
@@ -138,7 +139,14 @@ class _Command(typer.core.TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command. What others print from here on goes to the standard error."""
         standard_output.keep_for_results()
+        name_command(_name(ctx))
         return super().invoke(ctx)
+
+
+def _name(ctx: Any) -> str:
+    """The name of a command as it is typed, without that of the program."""
+    above = _name(ctx.parent) if ctx.parent is not None else ""
+    return f"{above} {ctx.info_name}".strip() if ctx.parent is not None else ""
 
 
 class Commands(typer.Typer):
