@@ -467,6 +467,17 @@ def _start(ranks: int) -> Step:
     return lambda: dist.all_reduce(x)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_nothing_of_the_iteration_before_lives_on_under_dtensor(name: str) -> None:
+    trace = traced(partial(tensor_step, name))
+    made_before = [a for a in trace.allocations if a.born is None and a.freed is not None]
+    assert {a.role for a in made_before} <= {Role.GRADIENT}
+    results = {i for i, call in enumerate(trace) if call.op.name == "nccl.all_reduce"}
+    born = {a.born for a in trace.allocations if a.role is Role.INTERMEDIATE}
+    # Memory is there when the collective begins, and the wait before it.
+    assert all(born & {position, position - 1} for position in results)
+
+
 # What is refused.
 
 
