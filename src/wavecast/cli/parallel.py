@@ -17,7 +17,7 @@ from wavecast.cli.pages import (
     write_page,
     write_parallel_files,
 )
-from wavecast.cli.parallel_options import ParallelOption, parse_parallel
+from wavecast.cli.parallel_options import ParallelOption, plan, strategy_of
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, trace_of
 from wavecast.errors import InvalidInput
@@ -83,7 +83,7 @@ def parallelize(
             return traced.trace
         return trace_of(resolve(target, batch, precision, options), family(device))
 
-    search = Search(gpus, global_batch, sizes)
+    search = Search(gpus, global_batch, sizes, tensor_plan=plan(target, options))
     found = search_layouts(search, trace_for, predictor, find_host(host, device))
     if as_json:
         print_json([report.layout_record(layout) for layout in found])
@@ -137,7 +137,7 @@ def scale(
     from wavecast.steps.predicting import on_cluster
 
     refuse_bad_places(html)
-    strategy = parse_parallel(parallel or "")
+    strategy = strategy_of(parallel or "", target, options)
     device = wavecast.device(gpu)
     predictor = on_cluster(device, Parallel(cluster=cluster or strategy.cluster))
     traced = resolve(target, batch, precision, options)
@@ -175,7 +175,7 @@ def show_parallel(
     from wavecast.footprint.parallel_memory import fullest_rank
     from wavecast.report import parallel as report
 
-    strategy = parse_parallel(text)
+    strategy = strategy_of(text, target.text, target.options)
     host, factor = issuing
     traces = family_traces(target, gpus)
     rows = []
