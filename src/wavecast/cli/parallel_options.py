@@ -37,7 +37,9 @@ def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> P
         InvalidInput: as for `parse_parallel`.
     """
     strategy = parse_parallel(text)
-    return strategy if strategy.tensor == 1 else replace(strategy, tensor_plan=plan(target, options))
+    return (
+        strategy if strategy.tensor == 1 else replace(strategy, tensor_plan=plan(target, options))
+    )
 
 
 def plan(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str, str] | None:

@@ -72,9 +72,7 @@ def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[
                     yield replace(strategy, tensor_plan=chosen), micro
 
 
-def _variants(
-    data: int, tensor: int, pipeline: int, count: int, blocks: int
-) -> Iterator[Parallel]:
+def _variants(data: int, tensor: int, pipeline: int, count: int, blocks: int) -> Iterator[Parallel]:
     shards = (0, 1, 3) if data > 1 and pipeline == 1 else (0, 1) if data > 1 else (0,)
     depths = [1]
     if pipeline > 1 and count % pipeline == 0 and blocks >= 2 * pipeline:
