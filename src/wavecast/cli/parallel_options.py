@@ -38,11 +38,13 @@ def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> P
     """
     strategy = parse_parallel(text)
     return (
-        strategy if strategy.tensor == 1 else replace(strategy, tensor_plan=plan(target, options))
+        strategy
+        if strategy.tensor == 1
+        else replace(strategy, tensor_plan=plan_of_target(target, options))
     )
 
 
-def plan(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str, str] | None:
+def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str, str] | None:
     """The tensor plan that transformers has for a target; None if the rule is to find one."""
     if not target.startswith("hf:") or options.lora or options.qlora:
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.strategy import Parallel
+from wavecast.showing import Shown
 from wavecast.steps.parallel_prediction import (
     ParallelPrediction,
     predict_parallel,
@@ -29,8 +30,8 @@ class ScalePoint:
     """The speed per GPU, divided by that of the fewest GPUs."""
 
 
-@dataclass(frozen=True)
-class Scaling:
+@dataclass(frozen=True, repr=False)
+class Scaling(Shown):
     """The speed of a training over the number of GPUs."""
 
     points: tuple[ScalePoint, ...]

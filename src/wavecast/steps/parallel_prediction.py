@@ -18,6 +18,7 @@ from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
 from wavecast.parallel.spreading import Spreader, without_collectives
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import refuse_impossible
+from wavecast.showing import Shown
 from wavecast.steps.rank_player import ClusterPredictor, RankPlayer
 from wavecast.steps.shares import Share
 from wavecast.steps.streams import StreamTimes
@@ -44,8 +45,8 @@ class StageTime:
     """The time in which the stage waits for other stages: the bubble of the pipeline."""
 
 
-@dataclass(frozen=True)
-class ParallelPrediction:
+@dataclass(frozen=True, repr=False)
+class ParallelPrediction(Shown):
     """The predicted time of one optimizer step on several GPUs.
 
     ```python

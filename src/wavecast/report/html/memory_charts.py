@@ -25,7 +25,7 @@ from wavecast.report.tables import Column
 from wavecast.report.units import count, duration, memory
 from wavecast.steps.timetable import Timetable
 
-_MOST_POINTS = 400
+_MOST_POINTS = 200
 _ROWS = 15
 _NEAR = 2.5
 """The card's limit is drawn if it is at most so many times the peak; else it is only named."""
@@ -58,7 +58,7 @@ def memory_bar(needed: Memory) -> Html:
 
 
 def _told(needed: Memory) -> str:
-    text = f"At the peak {memory(needed.peak_bytes)} are allocated"
+    text = f"At the peak{_where(needed)} {memory(needed.peak_bytes)} are allocated"
     if not needed.device:
         return f"{text}, and the allocator reserves {memory(needed.reserved_bytes)}."
     fits = "it fits" if needed.fits else "it does not fit"
@@ -67,6 +67,14 @@ def _told(needed: Memory) -> str:
         f"{text}. The whole process needs {memory(needed.needed_bytes)} of the {capacity} of "
         f"{needed.device.id}: {fits}."
     )
+
+
+def _where(needed: Memory) -> str:
+    """The call during which most memory is allocated."""
+    if not len(needed.trace):
+        return ""
+    call = needed.trace.calls[needed.peak_call]
+    return f" (in the {call.phase} pass, at {call.op.base})"
 
 
 def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
@@ -82,7 +90,7 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
     top = max(timeline.totals) or 1
     limit = needed.allocatable_bytes
     shows_limit = 0 < limit <= _NEAR * top
-    high = max(top, limit if shows_limit else 0) * 1.12
+    high = max(top * 1.2, limit * 1.12 if shows_limit else 0)
     up = linear_axis(high, memory, binary=True)
     plot = Plot(across, _ending(up, high))
     parts, below = [], [0.0] * len(places)
@@ -117,9 +125,13 @@ def _across(
         axis = linear_axis(max(1, length - 1), count)
         return [float(place) for place in places], _ending(axis, max(1, length - 1)), "calls"
     begin_s = np.maximum.accumulate(moments.begin_s)
-    axis = linear_axis(float(begin_s[-1]) or moments.seconds, duration)
+    axis = linear_axis(float(begin_s[-1]) or moments.seconds, _moment)
     xs = [float(begin_s[place]) for place in places]
     return xs, _ending(axis, float(begin_s[-1]) or moments.seconds), "time on the GPU"
+
+
+def _moment(seconds: float) -> str:
+    return duration(seconds) if seconds else "0"
 
 
 def _ending(axis: PlotAxis, high: float) -> PlotAxis:
@@ -130,13 +142,11 @@ def _ending(axis: PlotAxis, high: float) -> PlotAxis:
 def _peak_mark(
     needed: Memory, plot: Plot, xs: Sequence[float], places: Sequence[int], top: int
 ) -> Iterable[Html]:
-    """A line at the peak, with the op that runs there."""
-    call = needed.trace.calls[needed.peak_call]
+    """A line at the peak, with its size."""
     x = xs[places.index(needed.peak_call)]
     ends = plot.y(top) - 4, float(plot.height)
     yield empty_element("line", x1=plot.x(x), x2=plot.x(x), y1=ends[0], y2=ends[1], class_="peak")
-    text = f"peak {memory(top)}: {call.op.base}"
-    yield label_at(plot, x, max(24.0, plot.y(top) - 8), text, "strong halo")
+    yield label_at(plot, x, max(27.0, plot.y(top) - 8), f"peak {memory(top)}", "strong halo")
 
 
 def _limit_mark(plot: Plot, limit: float) -> Iterable[Html]:

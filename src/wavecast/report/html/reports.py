@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from wavecast.footprint.memory import Memory
+from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import Scaling
 from wavecast.report import predictions as prediction_texts
@@ -14,12 +16,21 @@ from wavecast.report.html.comparison import comparison, tiles, verdict
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
-from wavecast.report.parallel import scaling_remarks, strategy_text
+from wavecast.report.parallel import (
+    layout_columns,
+    lost_layouts,
+    scaling_remarks,
+    strategy_text,
+)
 from wavecast.report.prices import price_lines
 from wavecast.report.tables import Column, notes_by_gpu
 from wavecast.report.units import duration, percent
 from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
+
+_BEST = 3
+"""How many strategies have details."""
+_LISTED = 20
 
 
 def prediction_report(
@@ -153,3 +164,37 @@ def _stages(steps: Sequence[ParallelPrediction]) -> Section:
     return Section(
         "stages", "Each rank", table(columns, caption="Times of the ranks"), lead, "ranks"
     )
+
+
+def layouts_report(title: str, found: Sequence[Layout]) -> Report:
+    """The strategies of a search, with details of the best ones; and why others cannot be used."""
+    working = [(one, one.prediction) for one in found if one.prediction is not None]
+    lost = bullets(map(_sentence, lost_layouts(found)))
+    why = Section("lost", "What cannot be used", lost, short="not used")
+    if not working:
+        nothing = joined([element("strong", "No strategy fits"), "."])
+        return Report(title, nothing, (why,))
+    book = price_book()
+    best = [of_parallel(step, layout.memory, book) for layout, step in working[:_BEST]]
+    named = [
+        replace(one, name=strategy_text(layout.strategy))
+        for one, (layout, _) in zip(best, working, strict=False)
+    ]
+    shown = details(named)
+    layout, step = working[0]
+    told = joined(
+        [
+            element("strong", strategy_text(layout.strategy)),
+            f" is the fastest of {len(found)} strategies: {duration(step.seconds)} a step, ",
+            f"with micro-batches of {layout.micro_batch}.",
+        ]
+    )
+    columns = layout_columns([layout for layout, _ in working[:_LISTED]])
+    compared = table(columns, caption="The fastest strategies")
+    sections = (
+        Section("strategies", "The fastest strategies", compared, short="strategies"),
+        *shown.sections,
+        why,
+        _how_sure_of_ranks([step]),
+    )
+    return Report(title, told, sections, tiles(named[0]), shown.subjects, shown.names)
