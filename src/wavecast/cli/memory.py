@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    gpu_names,
+)
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
@@ -53,7 +60,12 @@ SegmentsOption = Annotated[
 
 SomeGpusOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help="The GPU to run on; repeat to compare several."),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help="The GPU to run on; repeat to compare several.",
+    ),
 ]
 
 
@@ -146,7 +158,10 @@ def _refuse_beside_measuring(
 @model_options
 def fits(
     target: TargetArgument,
-    gpu: Annotated[list[str], typer.Option("--gpu", "-g", help='A GPU; repeat, or "all".')],
+    gpu: Annotated[
+        list[str],
+        typer.Option("--gpu", "-g", autocompletion=gpu_names, help='A GPU; repeat, or "all".'),
+    ],
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
@@ -187,7 +202,10 @@ def fits(
 @model_options
 def max_batch(
     target: TargetArgument,
-    gpu: Annotated[list[str], typer.Option("--gpu", "-g", help='A GPU; repeat, or "all".')],
+    gpu: Annotated[
+        list[str],
+        typer.Option("--gpu", "-g", autocompletion=gpu_names, help='A GPU; repeat, or "all".'),
+    ],
     precision: PrecisionOption = None,
     start: Annotated[
         int, typer.Option("--start", help="The first batch to try; one that is likely to fit.")
