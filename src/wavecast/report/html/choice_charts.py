@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from wavecast.planning.choosing import Candidate, Selection
-from wavecast.report.html.axes import Plot, PlotAxis, log_axis, title_of
+from wavecast.planning.cost import Ranged
+from wavecast.report.html.axes import Plot, PlotAxis, title_of
 from wavecast.report.html.markup import NOTHING, Html, element, empty_element
 from wavecast.report.units import long_duration
 
 _MOST_NAMED = 8
-_TIMES_S = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400, 365 * 86400)
+_MOST_MARKS = 7
+_HOUR_S = 3600.0
+_TIMES_S = (
+    *(60.0, 300.0, 900.0, 1800.0),
+    *(hours * _HOUR_S for hours in (1, 2, 4, 8, 12, 24, 48, 96, 168, 336, 720, 1440, 2880, 8760)),
+)
+"""Times at which an axis may have marks, in seconds."""
 
 
 def choice_chart(
@@ -43,15 +50,28 @@ def choice_chart(
 
 
 def _plot(drawn: Sequence[Candidate]) -> Plot:
-    seconds = [one.seconds.value for one in drawn]
-    ends = min(seconds) / 1.25, max(seconds) * 1.25
-    marks = [float(mark) for mark in _TIMES_S if ends[0] <= mark <= ends[1]]
-    if len(marks) < 2:
-        marks = [ends[0] * 1.05, (ends[0] * ends[1]) ** 0.5, ends[1] / 1.05]
-    ticks = tuple((mark, long_duration(mark)) for mark in marks)
-    money = [one.usd.value for one in drawn]
-    up = log_axis(min(money) / 1.2, max(money) * 1.2, lambda usd: f"${usd:,.4g}", base=2.0)
-    return Plot(PlotAxis(*ends, ticks, is_log=True), up, height=320)
+    seconds, money = ([f(one).value for one in drawn] for f in (_time, _money))
+    times = _marked(min(seconds) / 1.25, max(seconds) * 1.25, _TIMES_S, long_duration)
+    prices = sorted(digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
+    costs = _marked(min(money) / 1.6, max(money) * 1.6, prices, lambda usd: f"${usd:,.4g}")
+    return Plot(times, costs, height=320)
+
+
+def _time(one: Candidate) -> Ranged:
+    return one.seconds
+
+
+def _money(one: Candidate) -> Ranged:
+    return one.usd
+
+
+def _marked(
+    low: float, high: float, marks: Sequence[float], label: Callable[[float], str]
+) -> PlotAxis:
+    """A logarithmic axis with some of the marks that lie on it, or with its ends."""
+    inside = [float(mark) for mark in marks if low <= mark <= high]
+    chosen = inside[:: -(-len(inside) // _MOST_MARKS)] if len(inside) > 1 else [low, high]
+    return PlotAxis(low, high, tuple((mark, label(mark)) for mark in chosen), is_log=True)
 
 
 def _limits(plot: Plot, budget_usd: float | None, deadline_s: float | None) -> Iterable[Html]:
