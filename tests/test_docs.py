@@ -67,6 +67,8 @@ def command_names() -> Iterator[str]:
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         if hasattr(command, "commands"):
             yield from (f"{name} {inner}" for inner in command.commands)
+            if command.invoke_without_command:
+                yield name
         elif not command.hidden:
             yield name
 

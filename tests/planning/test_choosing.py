@@ -124,6 +124,7 @@ def test_two_offers_of_the_same_gpus_differ_by_price_alone() -> None:
 def test_without_ranges_nothing_is_told_apart() -> None:
     one, other = candidate("l4", 1, 1, None), candidate("t4", 100, 100, None)
     assert not tells_apart(one, other, one.seconds, other.seconds)
+    assert select([one, other]).as_good == ()
 
 
 def test_by_both_a_better_time_must_not_cost_more() -> None:

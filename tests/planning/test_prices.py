@@ -63,6 +63,8 @@ def test_a_machine_of_eight_is_no_offer_of_one() -> None:
     assert book.of("l4") == (eight, single)  # cheapest per GPU first
     assert book.cheapest("l4", 1) == single
     assert book.cheapest("l4", 8) == eight
+    assert book.cheapest("l4", 2, together=2) == eight
+    assert PriceBook((single,), TODAY).cheapest("l4", 2, together=2) is None
     assert (eight.usd_per_hour_of(1), eight.usd_per_hour_of(9)) == (4.0, 8.0)
     assert (single.machines_for(3), eight.machines_for(9)) == (3, 2)
 
@@ -72,9 +74,10 @@ def test_old_offers_spot_offers_and_bare_gpus_are_not_the_cheapest() -> None:
     spot, bare, usual = made(0.2, is_spot=True), made(0.3, includes_host=False), made(1.0)
     book = PriceBook((old, spot, bare, usual), TODAY)
     assert book.cheapest("l4") == usual
-    assert book.cheapest("l4", 1, PriceFilter(spot=True)) == spot
-    assert book.cheapest("l4", 1, PriceFilter(stale=True)) == old
-    assert book.cheapest("l4", 1, PriceFilter(providers=("other",))) is None
+    assert book.looking_at(PriceFilter(spot=True)).cheapest("l4") == spot
+    assert book.looking_at(PriceFilter(stale=True)).cheapest("l4") == old
+    assert book.looking_at(PriceFilter(providers=("other",))).cheapest("l4") is None
+    assert book.looking_at(PriceFilter(providers=("any",))).seen() == (bare, usual)
     assert PriceBook((bare,), TODAY).cheapest("l4") == bare
     assert old.is_stale(TODAY)
     assert not replace(old, date=TODAY - datetime.timedelta(days=180)).is_stale(TODAY)

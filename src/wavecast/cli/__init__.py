@@ -5,6 +5,7 @@ A module has the name of its main command.
 
 from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
     check,
+    choose,
     clusters,
     compare,
     devices,
@@ -14,11 +15,13 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     memory,
     parallel,
     predict,
+    prices,
     profile,
     run,
     run_models,
     runs,
     schema,
+    serve,
     suite,
     trace,
 )

@@ -15,7 +15,8 @@ import typer
 import typer.core
 
 import wavecast
-from wavecast.cli import standard_output
+from wavecast import suite
+from wavecast.cli import help_pages, standard_output
 from wavecast.cli.pages import refuse_bad_places
 from wavecast.cli.screen import (
     name_command,
@@ -28,15 +29,6 @@ from wavecast.cli.screen import (
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
-
-_ORDER = (
-    *("run", "predict", "memory", "fits", "max-batch", "profile", "compare", "check"),
-    *("extrapolate", "parallelize", "scale"),
-    *("trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
-    *("runs", "design", "layers", "collect", "fit"),
-)
-"""The order of the commands in the help: the most used ones first."""
-
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INTERRUPTED = 130
@@ -52,8 +44,12 @@ class _Group(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands, in the order of the help."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: (name not in _ORDER, [*_ORDER, name].index(name)))
+        return help_pages.ordered(super().list_commands(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands into the help, by what people want to do."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        help_pages.write_commands(commands, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""
@@ -142,6 +138,10 @@ class _Command(typer.core.TyperCommand):
         name_command(_name(ctx))
         return super().invoke(ctx)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options into the help, under the headings of their groups."""
+        help_pages.write_options(self.get_params(ctx), ctx, formatter)
+
 
 def _name(ctx: Any) -> str:
     """The name of a command as it is typed, without that of the program."""
@@ -162,7 +162,7 @@ app = Commands(
     cls=_Group,
     help="Predict time, memory and cost of training on GPUs you do not have.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -174,8 +174,21 @@ class SetupName(StrEnum):
     HABITAT = "habitat"
 
 
+def gpu_names(incomplete: str) -> list[str]:
+    """The GPUs whose names begin so, for the completion of a shell."""
+    return [gpu.id for gpu in wavecast.devices() if gpu.id.startswith(incomplete)]
+
+
+def target_names(incomplete: str) -> list[str]:
+    """The models of the suite whose names begin so, for the completion of a shell."""
+    return [model.name for model in suite.benchmarks() if model.name.startswith(incomplete)]
+
+
 TargetArgument = Annotated[
-    str, typer.Argument(metavar="TARGET", help=f"The training step: {FORMS}.")
+    str,
+    typer.Argument(
+        metavar="TARGET", help=f"The training step: {FORMS}.", autocompletion=target_names
+    ),
 ]
 BatchOption = Annotated[
     int | None, typer.Option("--batch", "-b", help="The number of samples in a batch.")

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, app
+from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, app, gpu_names
 from wavecast.cli.assumptions import AssumeOption, assuming
-from wavecast.cli.predict import GraphOption, HostOption, exit_if_incomplete, precision_scaler
+from wavecast.cli.predict import GraphOption, HostOption, exit_if_incomplete
+from wavecast.cli.predictor_choice import precision_scaler
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import family_traces, named_gpus, refuse_all
 from wavecast.frameworks.targets import FORMS, Target, resolve
@@ -23,7 +24,13 @@ BeforeArgument = Annotated[
 ]
 AfterArgument = Annotated[str, typer.Argument(metavar="B", help="The other step, in a form of A.")]
 GpusOption = Annotated[
-    list[str], typer.Option("--gpu", "-g", help="A GPU to compare the steps on; repeat for more.")
+    list[str],
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help="A GPU to compare the steps on; repeat for more.",
+    ),
 ]
 OtherBatchOption = Annotated[
     int | None, typer.Option("--batch-b", help="The batch of B, if it has another than A.")

@@ -6,7 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 
 def grouped(
@@ -40,3 +42,25 @@ def grouped(
     )
     with_options.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
     return with_options
+
+
+def option_group(
+    name: str, group: type, about: Mapping[str, str], panel: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that gives a command one option for each field of a dataclass.
+
+    Args:
+        name: the parameter of the command that gets them together.
+        group: the dataclass.
+        about: the help of each field, in the order in which the options are listed.
+        panel: the heading in the help of the command.
+    """
+    hints = get_type_hints(group)
+    annotations = {
+        field: Annotated[
+            hints[field],
+            typer.Option("--" + field.replace("_", "-"), help=text, rich_help_panel=panel),
+        ]
+        for field, text in about.items()
+    }
+    return lambda command: grouped(command, name, group, annotations)

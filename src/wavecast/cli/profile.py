@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    gpu_names,
+)
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
@@ -17,9 +24,9 @@ from wavecast.cli.predict import (
     HostOption,
     OriginOption,
     exit_if_incomplete,
-    precision_scaler,
     refuse_scaling,
 )
+from wavecast.cli.predictor_choice import precision_scaler
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import (
     family_traces,
@@ -47,7 +54,12 @@ MoreArgument = Annotated[
 ]
 SomeGpusOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help="Predict it for this GPU; repeat to compare several."),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help="Predict it for this GPU; repeat to compare several.",
+    ),
 ]
 KernelsOption = Annotated[
     int | None,

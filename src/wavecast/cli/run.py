@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import wavecast
-from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
+from wavecast.cli.app import JsonOption, OutOption, app, gpu_names, refuse_unwritable
 from wavecast.cli.assumptions import AssumeOption, given_values
 from wavecast.cli.pages import (
     NO_FILES,
@@ -19,7 +19,13 @@ from wavecast.cli.pages import (
     write_parallel_files,
     write_prediction_files,
 )
-from wavecast.cli.predict import By, ByOption, exit_if_incomplete
+from wavecast.cli.predict import (
+    By,
+    ByOption,
+    DepthOption,
+    exit_if_incomplete,
+    show_breakdowns,
+)
 from wavecast.cli.ranks import RanksOption
 from wavecast.cli.screen import counting_ops, print_error, print_json, show, tell, width
 from wavecast.cli.standard_output import keep_for_results
@@ -46,7 +52,12 @@ ModuleOption = Annotated[
 ]
 RunGpuOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help='A GPU to predict for; repeat for more, or "all".',
+    ),
 ]
 MemoryOption = Annotated[
     bool, typer.Option("--memory", help="Show the memory of the step instead of its time.")
@@ -79,6 +90,7 @@ def run(
     gpu: RunGpuOption = None,
     memory: MemoryOption = False,
     by: ByOption = None,
+    depth: DepthOption = 2,
     steps: StepsOption = None,
     until: UntilOption = None,
     batch: SamplesOption = None,
@@ -113,10 +125,10 @@ def run(
         record = _predict_ranks(runs, devices, ranks, by, files, as_json)
     elif devices:
         rows = _predictions(runs, devices, ranked=ALL in (gpu or ()))
-        record = records.predictions(runs.first.script, rows, by)
+        record = records.predictions(runs.first.script, rows, by, depth=depth)
         write_prediction_files(files, runs.first.script, rows)
         if not as_json:
-            _show_predictions(runs.first, rows, by)
+            _show_predictions(runs.first, rows, (by, depth))
     else:
         trace = runs.trace_for(None)
         record = records.trace(trace)
@@ -243,9 +255,9 @@ def _predict_ranks(
     return {"predictions": [report.record(*row) for row in rows]}
 
 
-def _show_predictions(run: ScriptRun, rows: list[wavecast.Prediction], by: By | None) -> None:
+def _show_predictions(
+    run: ScriptRun, rows: list[wavecast.Prediction], breakdown: tuple[By | None, int]
+) -> None:
     table = prediction_report.predictions(f"step {run.step}, predicted", rows, width())
     show(script_report.script_run(run), table)
-    for row in rows if by is not None else ():
-        parts = row.by_op() if by is By.OP else row.by_module()
-        show(prediction_report.shares(f"{row.device.id}, by {by}", parts, row.gpu_s))
+    show_breakdowns(rows, *breakdown)

@@ -101,7 +101,7 @@ class Selection:
     impossible: tuple[Candidate, ...]
     """Those on which the training cannot run, with the reason."""
     as_good: tuple[Candidate, ...]
-    """Those after the first that cannot be told apart from it."""
+    """Those after the first that cannot be told apart from it. Empty if it has no range."""
 
     @property
     def best(self) -> Candidate | None:
@@ -130,8 +130,12 @@ def select(
         ranked=tuple(ranked),
         beyond=tuple(one for one in ordered if not one.keeps_limits),
         impossible=tuple(one for one in every if one.cost is None),
-        as_good=tuple(one for one in ranked[1:] if not is_better(ranked[0], one, aim)),
+        as_good=tuple(one for one in ranked[1:] if _is_as_good(ranked[0], one, aim)),
     )
+
+
+def _is_as_good(best: Candidate, other: Candidate, aim: Aim) -> bool:
+    return best.seconds.high is not None and not is_better(best, other, aim)
 
 
 def _order(candidate: Candidate, aim: Aim) -> tuple[float, ...]:

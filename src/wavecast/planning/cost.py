@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from wavecast.errors import InvalidInput
 from wavecast.planning.prices import Price
+from wavecast.showing import Shown
 from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Phase
@@ -102,8 +103,8 @@ class TrainingPlan:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingCost:
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainingCost(Shown):
     """What a whole training takes on some GPUs; `training_cost` makes it.
 
     Ranges follow from the range of the step: its error is the same in every step, so that it does

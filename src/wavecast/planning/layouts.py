@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from wavecast.errors import InvalidInput
+from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.memory import Memory
-from wavecast.footprint.parallel_memory import fullest_rank
+from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
+from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.gradients import parameters
 from wavecast.parallel.strategy import Parallel
 from wavecast.steps.parallel_prediction import (
-    ClusterPredictor,
     ParallelPrediction,
-    predict_spread,
-    spread_by_time,
+    ParallelSteps,
 )
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.traces.blocks import blocks_of
 from wavecast.traces.step import Role, Trace
 
@@ -50,6 +51,8 @@ class Search:
     micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     most_tensor: int | None = None
     """The largest tensor size to try. None for the GPUs that are linked without a network."""
+    tensor_plan: Mapping[str, str] | None = None
+    """How modules are split among tensor ranks. None to find it."""
 
 
 def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[Parallel, int]]:
@@ -64,19 +67,19 @@ def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[
                 count, rest = divmod(search.global_batch // data, micro)
                 if rest or not count:
                     continue
-                yield from _variants(data, tensor, pipeline, count, blocks, micro)
+                for strategy in _variants(data, tensor, pipeline, count, blocks):
+                    chosen = search.tensor_plan if tensor > 1 else None
+                    yield replace(strategy, tensor_plan=chosen), micro
 
 
-def _variants(
-    data: int, tensor: int, pipeline: int, count: int, blocks: int, micro: int
-) -> Iterator[tuple[Parallel, int]]:
+def _variants(data: int, tensor: int, pipeline: int, count: int, blocks: int) -> Iterator[Parallel]:
     shards = (0, 1, 3) if data > 1 and pipeline == 1 else (0, 1) if data > 1 else (0,)
     depths = [1]
     if pipeline > 1 and count % pipeline == 0 and blocks >= 2 * pipeline:
         depths.append(2)
     for shard in shards:
         for virtual in depths:
-            strategy = Parallel(
+            yield Parallel(
                 data=data,
                 tensor=tensor,
                 sequence=tensor > 1,
@@ -85,7 +88,6 @@ def _variants(
                 shard=shard,
                 microbatches=count,
             )
-            yield strategy, micro
 
 
 def _powers(total: int, most: int) -> list[int]:
@@ -123,12 +125,22 @@ def search_layouts(
             f"a global batch of {search.global_batch} cannot be divided among {search.gpus} GPUs; "
             "use a multiple of the number of GPUs, or fewer GPUs"
         )
-    layouts = []
-    for index, (strategy, micro) in enumerate(todo):
-        layouts.append(_tried(strategy, micro, trace_of, predictor, host))
+    tried: dict[int, Layout] = {}
+    steps: ParallelSteps | None = None
+    # Strategies that share most of the work come after each other.
+    for index in sorted(range(len(todo)), key=lambda i: _shared_work(*todo[i])):
+        strategy, micro = todo[index]
+        if steps is None or steps.trace is not trace_of(micro):
+            steps = ParallelSteps(trace_of(micro), predictor, host)
+        tried[index] = _tried(strategy, micro, steps, predictor.device)
         if progress is not None:
-            progress(index + 1, len(todo))
-    return ranked(layouts)
+            progress(len(tried), len(todo))
+    return ranked([tried[index] for index in range(len(todo))])
+
+
+def _shared_work(strategy: Parallel, micro: int) -> tuple[int, ...]:
+    """The order of a search: the trace first, then its division, then the parts of the model."""
+    return micro, strategy.tensor, strategy.pipeline * strategy.virtual, strategy.pipeline
 
 
 def ranked(layouts: Sequence[Layout]) -> list[Layout]:
@@ -138,25 +150,23 @@ def ranked(layouts: Sequence[Layout]) -> list[Layout]:
     return [*sorted(working, key=lambda layout: layout.seconds or 0.0), *failed]
 
 
-def _tried(
-    strategy: Parallel,
-    micro: int,
-    trace_of: Callable[[int], Trace],
-    predictor: ClusterPredictor,
-    host: HostModel,
-) -> Layout:
-    trace, device = trace_of(micro), predictor.device
-    least = _least_bytes(trace, strategy)
+def _tried(strategy: Parallel, micro: int, steps: ParallelSteps, device: Device) -> Layout:
+    least = _least_bytes(steps.trace, strategy)
     if least > device.memory_bytes:
         needed = f"weights, gradients and optimizer alone need {least / 1e9:.0f} GB"
         return Layout(strategy, micro, reason=f"does not fit: {needed}")
     try:
-        step = spread_by_time(trace, strategy, predictor)
-        needed_memory = fullest_rank(step, device)
+        step = steps.spread(strategy)
+        fullest = fullest_trace(step)
+        least = peak_bytes(fullest.allocations)
+        if least > device.memory_bytes:
+            needed = f"it needs at least {least / 1e9:.0f} GB"
+            return Layout(strategy, micro, reason=f"does not fit: {needed}")
+        needed_memory = memory_of_rank(fullest, strategy, device)
         if not needed_memory.fits:
             needed = f"it needs {needed_memory.needed_bytes / 1e9:.0f} GB"
             return Layout(strategy, micro, needed_memory, reason=f"does not fit: {needed}")
-        prediction = predict_spread(trace, step, predictor, host)
+        prediction = steps.predict(step)
     except InvalidInput as error:
         return Layout(strategy, micro, reason=str(error))
     return Layout(strategy, micro, needed_memory, prediction, _losses(prediction))

@@ -6,7 +6,7 @@ import datetime
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wavecast.files import config_folder, shipped
@@ -115,21 +115,34 @@ class PriceBook:
     date: datetime.date
     """The date of the table; single offers may be older."""
     source: str = ""
+    which: PriceFilter = ON_DEMAND
+    """The offers that are looked at."""
 
-    def of(self, device_id: str, which: PriceFilter = ON_DEMAND) -> tuple[Price, ...]:
-        """The offers of a GPU, cheapest per GPU first."""
-        found = [o for o in self.offers if o.device_id == device_id and which.admits(o, self.date)]
+    def looking_at(self, which: PriceFilter) -> PriceBook:
+        """The same table, of which other offers are looked at."""
+        return replace(self, which=which)
+
+    def seen(self) -> tuple[Price, ...]:
+        """All offers that are looked at."""
+        return tuple(offer for offer in self.offers if self.which.admits(offer, self.date))
+
+    def of(self, device_id: str) -> tuple[Price, ...]:
+        """The offers of a GPU that are looked at, cheapest per GPU first."""
+        found = [offer for offer in self.seen() if offer.device_id == device_id]
         return tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.gpus)))
 
-    def cheapest(
-        self, device_id: str, gpus: int = 1, which: PriceFilter = ON_DEMAND
-    ) -> Price | None:
+    def cheapest(self, device_id: str, gpus: int = 1, *, together: int = 1) -> Price | None:
         """The offer at which so many GPUs cost least; whole machines are paid. None if unknown.
 
         Offers of a GPU without the machine around it count only if there are no others.
+
+        Args:
+            device_id: the GPU.
+            gpus: how many of them.
+            together: how many of them must be in one machine.
         """
         return min(
-            self.of(device_id, which),
+            (offer for offer in self.of(device_id) if offer.gpus >= together),
             key=lambda offer: (not offer.includes_host, offer.usd_per_hour_of(gpus), offer.gpus),
             default=None,
         )
@@ -143,14 +156,15 @@ class PriceBook:
         added = tuple(own)
         gpus = {offer.device_id for offer in added}
         kept = (offer for offer in self.offers if offer.device_id not in gpus)
-        return PriceBook((*kept, *added), self.date, self.source)
+        return replace(self, offers=(*kept, *added))
 
     def renewed(self, newer: PriceBook) -> PriceBook:
         """The table in which the providers of a newer one have their newer offers only."""
         names = {offer.provider for offer in newer.offers}
         kept = (offer for offer in self.offers if offer.provider not in names)
         sources = "; ".join(dict.fromkeys(filter(None, (newer.source, self.source))))
-        return PriceBook((*kept, *newer.offers), max(newer.date, self.date), sources)
+        date = max(newer.date, self.date)
+        return replace(self, offers=(*kept, *newer.offers), date=date, source=sources)
 
 
 def price(device: Device | str, setup: str | None = None) -> Price | None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from wavecast.planning.prices import STALE_DAYS, Price, today
+from rich.console import Group, RenderableType
+
+from wavecast.planning.prices import STALE_DAYS, Price, PriceBook, today
+from wavecast.report.tables import Column, fitting, remarks, table
 from wavecast.report.units import UNKNOWN
 
 
@@ -51,3 +55,48 @@ def price_lines(offers: Sequence[Price | None], setup: str | None = None) -> lis
     if any(offer.is_stale(today()) for offer in known):
         lines.append(f"(old): the price is older than {STALE_DAYS} days")
     return lines
+
+
+ORDERS: dict[str, Callable[[Price], tuple[Any, ...]]] = {
+    "price": lambda offer: (offer.usd_per_hour, offer.device_id, offer.gpus),
+    "gpu": lambda offer: (offer.device_id, offer.usd_per_hour, offer.gpus),
+    "provider": lambda offer: (offer.provider, offer.device_id, offer.gpus),
+    "date": lambda offer: (-offer.date.toordinal(), offer.usd_per_hour),
+}
+"""What offers are sorted by, by the name of the order."""
+
+
+def cheapest_of_each(given: Sequence[Price]) -> list[Price]:
+    """Of each GPU the cheapest offer: of one GPU with its machine, where there is such an offer."""
+    best: dict[str, Price] = {}
+    for offer in sorted(given, key=lambda o: (not o.includes_host, o.usd_per_hour_of(1), o.gpus)):
+        best.setdefault(offer.device_id, offer)
+    return list(best.values())
+
+
+def offers(
+    given: Sequence[Price], book: PriceBook, width: int, *, is_summary: bool
+) -> RenderableType:
+    """One row for each offer."""
+    columns = [
+        Column("GPU", [offer.device_id for offer in given], left=True),
+        Column("GPUs", [str(offer.gpus) for offer in given]),
+        Column("$/h per GPU", [f"{offer.usd_per_hour:.3f}" for offer in given]),
+        Column("$/h", [f"{offer.machine_usd_per_hour:.2f}" for offer in given], 2),
+        Column("", ["spot" if offer.is_spot else "on demand" for offer in given], 3, left=True),
+        Column("provider", [offer.provider for offer in given], left=True),
+        Column("machine", [_machine(offer) for offer in given], 5, left=True),
+        Column("region", [offer.region for offer in given], 6, left=True),
+        Column("price of", [seen(offer) for offer in given], 1),
+    ]
+    kept = fitting(columns, width)
+    lines = [f"prices of {book.date} or older, from {book.source or 'your table'}"]
+    if is_summary:
+        lines.append('all offers of a GPU: "wavecast prices --gpu NAME"')
+    if any(offer.is_stale(today()) for offer in given):
+        lines.append(f"(old): the price is older than {STALE_DAYS} days")
+    return Group(table(kept), "", *remarks(lines))
+
+
+def _machine(offer: Price) -> str:
+    return offer.instance if offer.includes_host else "costs extra"

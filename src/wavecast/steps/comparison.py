@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from wavecast.showing import Shown
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.shares import Share
 from wavecast.steps.summary import StepSummary, spent, summary_of
@@ -45,8 +46,8 @@ class PartChange:
         return not self.calls_after
 
 
-@dataclass(frozen=True)
-class StepComparison:
+@dataclass(frozen=True, repr=False)
+class StepComparison(Shown):
     """Two steps on one GPU; `compare` makes it.
 
     ```python

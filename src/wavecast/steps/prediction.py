@@ -27,6 +27,7 @@ from wavecast.predictors.base import (
     Familiarity,
     refuse_impossible,
 )
+from wavecast.showing import Shown
 from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers
 from wavecast.steps.pace import Pace
@@ -44,8 +45,8 @@ MODELLED = "learned"
 roofline that such ops attain ("attainable")."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Shown):
     """The predicted time of one training step on one GPU; `predict` makes it.
 
     ```python

@@ -23,7 +23,8 @@ def rank_timetables(prediction: ParallelPrediction) -> dict[str, Timetable]:
     tables = {}
     for group in groups:
         trace = group.parts[0].last
-        played = of_streams(trace.calls, player.issue_times(trace), player.play(trace))
+        timed = player.timed(trace)
+        played = of_streams(trace.calls, timed.issue_s, player.play(timed))
         tables["each GPU" if len(groups) == 1 else f"stage {group.stage}"] = played
     return tables
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wavecast import ops
+from wavecast.showing import Brief
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.shares import Share, shares_of
 from wavecast.traces.arrays import encode
@@ -19,8 +20,8 @@ MODULE_DEPTH = 3
 NO_KIND, NO_TYPE = "other", "none"
 
 
-@dataclass(frozen=True)
-class StepSummary:
+@dataclass(frozen=True, repr=False)
+class StepSummary(Brief):
     """The figures of one predicted step on one GPU, and the parts of its GPU time.
 
     ```python

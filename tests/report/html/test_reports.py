@@ -19,7 +19,12 @@ import wavecast
 from wavecast.report.html.documents import Report, document
 from wavecast.report.html.memory_reports import memory_report
 from wavecast.report.html.profile_reports import measured_profile_report, predicted_profile_report
-from wavecast.report.html.reports import parallel_report, prediction_report, scaling_report
+from wavecast.report.html.reports import (
+    layouts_report,
+    parallel_report,
+    prediction_report,
+    scaling_report,
+)
 from wavecast.steps.profiling import profile_measured, profile_predicted
 from wavecast.traces.step import Kernel, Measurement, Op, Phase, Trace
 
@@ -209,7 +214,7 @@ def test_the_memory_of_a_step_is_a_page() -> None:
     assert "fits" in report.verdict
     page = document(report)
     assert "aten.mm" in page
-    assert page.count("<polygon") == 10, "five kinds of memory on each"
+    assert page.count("<path") == 10, "five kinds of memory on each"
     unknown_gpu = memory_report("step", [wavecast.memory(step())])
     assert "beside CUDA" in unknown_gpu.verdict
     large = wavecast.memory(step(state_bytes=1 << 30), "t4")
@@ -233,6 +238,25 @@ def test_profiles_are_pages() -> None:
     )
     assert "measured" in document(shown)
     assert "sgemm" in document(shown)
+
+
+def test_a_search_for_strategies_is_a_page() -> None:
+    pytest.importorskip("torch")
+    from parallel_steps import small_gpt2_step
+
+    from wavecast.hardware.hosts import REFERENCE_HOST
+    from wavecast.planning.layouts import Search, search_layouts
+    from wavecast.steps.predicting import on_cluster
+
+    gpu = wavecast.device("h100-sxm-80gb")
+    predictor = on_cluster(gpu, wavecast.Parallel())
+    search = Search(2, 4, (2,))
+    found = search_layouts(search, lambda batch: small_gpt2_step(), predictor, REFERENCE_HOST)
+    report = layouts_report("gpt2", found)
+    assert "is the fastest of" in report.verdict
+    assert "strategies tried" in document(report)
+    lost = [replace(one, prediction=None, reason="too large") for one in found]
+    assert "No strategy fits" in layouts_report("gpt2", lost).verdict
 
 
 def test_steps_on_several_gpus_are_pages() -> None:

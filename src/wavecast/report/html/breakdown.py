@@ -20,54 +20,99 @@ DEEPEST = 24
 """Modules below this depth are counted with the module that holds them."""
 _LEAST = 1.5e-4
 """Parts of the tree with a smaller share of the GPU's time are added up."""
+_LEAST_KIND = 0.005
+"""Kinds of ops with a smaller share are added up."""
 _ROWS = 20
 _PHASES = {
     Phase.FORWARD: "p0",
     Phase.BACKWARD: "p1",
-    Phase.OPTIMIZER: "p2",
-    Phase.OTHER: "p3",
+    Phase.OPTIMIZER: "p0",
+    Phase.OTHER: "p2",
 }
-"""The classes that draw the phases."""
+"""The classes that draw the phases. Ops of the optimizer hardly run in another phase."""
 
 
 def op_kinds(table_of: Timetable) -> Html:
     """The kinds of ops, longest first, each with a bar that is divided by phase."""
+    every = _by_kind(table_of)
+    whole = sum(one.seconds for one in every) or 1.0
+    shown = [one for one in every if one.seconds >= _LEAST_KIND * whole]
+    rest = [one for one in every if one.seconds < _LEAST_KIND * whole]
+    if len(rest) > 1:
+        shown.append(_together(rest))
+    else:
+        shown += rest
+    columns = [
+        Column("kind of op", [one.name for one in shown], left=True),
+        Column("GPU time", ["" for _ in shown], left=True),
+        Column("time", [duration(one.seconds) for one in shown]),
+        Column("share", [percent(one.seconds / whole, 1) for one in shown]),
+        Column("calls", [count(one.calls) for one in shown]),
+    ]
+    longest = max((one.seconds for one in shown), default=1.0)
+
+    def drawn(column: Column, row: int) -> Html | None:
+        return _phase_bar(shown[row], longest) if column.name == "GPU time" else None
+
+    used = [phase for phase in Phase if any(one.by_phase[phase] for one in shown)]
+    legend = key(
+        {
+            " and ".join(phase for phase in used if _PHASES[phase] == class_): f"{class_} ink"
+            for class_ in dict.fromkeys(_PHASES[phase] for phase in used)
+        }
+    )
+    return joined([legend, table(columns, caption="GPU time by kind of op", drawn=drawn)])
+
+
+@dataclass(frozen=True)
+class _KindTime:
+    """The GPU time of the ops of one kind."""
+
+    name: str
+    color: int
+    calls: int
+    by_phase: dict[Phase, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_phase.values())
+
+
+def _by_kind(table_of: Timetable) -> list[_KindTime]:
+    """The kinds of ops that run on the GPU, longest first."""
     sums: dict[str, dict[Phase, float]] = {}
     calls: dict[str, int] = {}
     for call, gpu_s in zip(table_of.calls, table_of.gpu_s.tolist(), strict=True):
         if gpu_s > 0:
             kind = str(ops.kind(call.op) or "unknown")
-            by_phase = sums.setdefault(kind, dict.fromkeys(Phase, 0.0))
-            by_phase[call.phase] += gpu_s
+            sums.setdefault(kind, dict.fromkeys(Phase, 0.0))[call.phase] += gpu_s
             calls[kind] = calls.get(kind, 0) + 1
-    totals = {kind: sum(by_phase.values()) for kind, by_phase in sums.items()}
-    kinds = sorted(totals, key=lambda kind: -totals[kind])
-    whole = sum(totals.values()) or 1.0
-    longest = max(totals.values(), default=1.0)
-    columns = [
-        Column("kind of op", [kind.replace("_", " ") for kind in kinds], left=True),
-        Column("GPU time", ["" for _ in kinds], left=True),
-        Column("time", [duration(totals[kind]) for kind in kinds]),
-        Column("share", [percent(totals[kind] / whole, 1) for kind in kinds]),
-        Column("calls", [count(calls[kind]) for kind in kinds]),
+    kinds = [
+        _KindTime(kind.replace("_", " "), color_of_kind(kind), calls[kind], by_phase)
+        for kind, by_phase in sums.items()
     ]
+    return sorted(kinds, key=lambda one: -one.seconds)
 
-    def drawn(column: Column, row: int) -> Html | None:
-        if column.name != "GPU time":
-            return None
-        parts = [
-            (
-                seconds / longest,
-                f"{_PHASES[phase]} c{color_of_kind(kinds[row])}",
-                f"{phase}: {duration(seconds)}",
-            )
-            for phase, seconds in sums[kinds[row]].items()
-        ]
-        return bar(parts, "")
 
-    used = [phase for phase in Phase if any(sums[kind][phase] for kind in kinds)]
-    legend = key({str(phase): f"{_PHASES[phase]} ink" for phase in used})
-    return joined([legend, table(columns, caption="GPU time by kind of op", drawn=drawn)])
+def _together(kinds: Sequence[_KindTime]) -> _KindTime:
+    by_phase = {phase: sum(one.by_phase[phase] for one in kinds) for phase in Phase}
+    return _KindTime(f"{len(kinds)} others", 9, sum(one.calls for one in kinds), by_phase)
+
+
+def _phase_bar(one: _KindTime, longest: float) -> Html:
+    parts = [
+        (seconds / longest, f"{_PHASES[phase]} c{one.color}", f"{phase}: {duration(seconds)}")
+        for phase, seconds in one.by_phase.items()
+    ]
+    return bar(parts, "")
+
+
+def kind_key(table_of: Timetable) -> Html:
+    """What the colors of the kinds of ops mean; kinds that share a color are named together."""
+    names: dict[int, list[str]] = {}
+    for one in _by_kind(table_of):
+        names.setdefault(one.color, []).append(one.name)
+    return key({", ".join(kinds): f"c{color}" for color, kinds in names.items()})
 
 
 def longest_ops(table_of: Timetable) -> Html:

@@ -27,7 +27,7 @@ _COLORS = {
     Kind.OPTIMIZER: 10,
     Kind.COLLECTIVE: 11,
 }
-_MEMORY = dict(zip(KINDS, (0, 4, 10, 6, 7, 2, 9, 8), strict=True))
+_MEMORY = dict(zip(KINDS, (0, 4, 10, 2, 7, 1, 9, 8), strict=True))
 
 
 def color_of_kind(kind: str) -> int:

@@ -148,6 +148,8 @@ def comparison(candidates: Sequence[ComparedStep]) -> Html:
 
     def drawn(column: Column, row: int) -> Html | None:
         one = candidates[row]
+        if column.name == "fits" and one.fits is not None:
+            return _light(one.fits)
         return _range_bar(one, ends) if column.name == "range" and one.is_comparable else None
 
     return table(
@@ -156,6 +158,12 @@ def comparison(candidates: Sequence[ComparedStep]) -> Html:
         sorts=len(candidates) > 1,
         drawn=drawn,
     )
+
+
+def _light(is_good: bool) -> Html:
+    """A green or a red dot before a word."""
+    dot = empty_element("circle", cx="4", cy="4", r="4", class_="good" if is_good else "bad")
+    return element("svg", dot, class_="light", width="8", height="8", aria_hidden="true")
 
 
 def _ends(candidates: Sequence[ComparedStep]) -> tuple[float, float]:

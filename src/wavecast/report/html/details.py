@@ -135,7 +135,8 @@ def busy_bars(moments: Timetable) -> Html:
             share = seconds / moments.seconds
             text = f"{percent(share)} ({duration(seconds)})"
             drawn = bar([(min(share, 1.0), class_, text), (1.0, "free", "")], f"{name}: {text}")
-            parts.append(joined([element("span", name), drawn, element("span", text)]))
+            words = element("span", name), drawn, element("span", text, class_="number")
+            parts.append(element("div", *words, class_="meter"))
     return element("div", *parts, class_="meters")
 
 
@@ -145,6 +146,7 @@ def _timeline(one: Detailed, subject: Subject) -> Html:
     else:
         text = "This timeline was left out to keep the page small: ask for fewer GPUs."
         drawn = element("p", text)
+    drawn = joined([drawn, breakdown.kind_key(one.moments)])
     calls = folded("Longest calls as a table", timelines.longest_calls(one.moments))
     return subject_part(one.identity, one.name, drawn, calls)
 

@@ -18,6 +18,8 @@ class Html(str):
 
 
 NOTHING = Html()
+_LONG = 30
+"""Cells with more characters than this may be broken into lines."""
 
 Content = str | Html | float | int | None
 
@@ -103,9 +105,10 @@ def _cell(
     column: Column, row: int, drawn: Callable[[Column, int], Html | None], is_head: bool
 ) -> Html:
     content = joined([drawn(column, row) or Html(), column.cells[row]])
+    class_ = f"{_side(column)} long" if len(column.cells[row]) > _LONG else _side(column)
     if is_head:
-        return element("th", content, scope="row", class_=_side(column))
-    return element("td", content, class_=_side(column))
+        return element("th", content, scope="row", class_=class_)
+    return element("td", content, class_=class_)
 
 
 def _side(column: Column) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from wavecast.footprint.memory import Memory
+from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import Scaling
 from wavecast.report import predictions as prediction_texts
@@ -14,12 +16,21 @@ from wavecast.report.html.comparison import comparison, tiles, verdict
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
-from wavecast.report.parallel import scaling_remarks, strategy_text
+from wavecast.report.parallel import (
+    layout_columns,
+    lost_layouts,
+    scaling_remarks,
+    strategy_text,
+)
 from wavecast.report.prices import price_lines
 from wavecast.report.tables import Column, notes_by_gpu
 from wavecast.report.units import duration, percent
 from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
+
+_BEST = 3
+"""How many strategies have details."""
+_LISTED = 20
 
 
 def prediction_report(
@@ -52,7 +63,7 @@ def _report(title: str, candidates: Sequence[ComparedStep], more: Iterable[Secti
         "comparison",
         "The GPUs compared" if len(candidates) > 1 else "The step",
         comparison(candidates),
-        " ".join(map(_sentence, told)),
+        " ".join(map(sentence, told)),
         "comparison",
     )
     shown = details(wanted)
@@ -68,7 +79,7 @@ def scaling_report(title: str, curve: Scaling) -> Report:
     candidates = [of_parallel(step, None, book) for step in steps]
     shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
     chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
-    lead = " ".join(map(_sentence, scaling_remarks(curve)))
+    lead = " ".join(map(sentence, scaling_remarks(curve)))
     sections = (
         Section("scaling", "Scaling", chart, lead, "scaling"),
         *shown.sections,
@@ -119,9 +130,9 @@ def _how_sure_of_ranks(steps: Sequence[ParallelPrediction]) -> Section:
 def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[str]) -> Section:
     content = joined(
         [
-            bullets(map(_sentence, cautions), class_="cautions"),
-            bullets(map(_sentence, methods)),
-            joined([element("h3", "Notes"), bullets(map(_sentence, notes))]) if notes else Html(),
+            bullets(map(sentence, cautions), class_="cautions"),
+            bullets(map(sentence, methods)),
+            joined([element("h3", "Notes"), bullets(map(sentence, notes))]) if notes else Html(),
         ]
     )
     lead = "A prediction is a model's answer, not a measurement."
@@ -129,7 +140,8 @@ def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[s
     return Section("method", title, content, lead, "how sure")
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """A line as a sentence: with a capital letter and a full stop."""
     whole = text[:1].upper() + text[1:]
     return whole if whole.endswith((".", "?", "!")) else f"{whole}."
 
@@ -153,3 +165,37 @@ def _stages(steps: Sequence[ParallelPrediction]) -> Section:
     return Section(
         "stages", "Each rank", table(columns, caption="Times of the ranks"), lead, "ranks"
     )
+
+
+def layouts_report(title: str, found: Sequence[Layout]) -> Report:
+    """The strategies of a search, with details of the best ones; and why others cannot be used."""
+    working = [(one, one.prediction) for one in found if one.prediction is not None]
+    lost = bullets(map(sentence, lost_layouts(found)))
+    why = Section("lost", "What cannot be used", lost, short="not used")
+    if not working:
+        nothing = joined([element("strong", "No strategy fits"), "."])
+        return Report(title, nothing, (why,))
+    book = price_book()
+    best = [of_parallel(step, layout.memory, book) for layout, step in working[:_BEST]]
+    named = [
+        replace(one, name=strategy_text(layout.strategy))
+        for one, (layout, _) in zip(best, working, strict=False)
+    ]
+    shown = details(named)
+    layout, step = working[0]
+    told = joined(
+        [
+            element("strong", strategy_text(layout.strategy)),
+            f" is the fastest of {len(found)} strategies: {duration(step.seconds)} a step, ",
+            f"with micro-batches of {layout.micro_batch}.",
+        ]
+    )
+    columns = layout_columns([layout for layout, _ in working[:_LISTED]])
+    compared = table(columns, caption="The fastest strategies")
+    sections = (
+        Section("strategies", "The fastest strategies", compared, short="strategies"),
+        *shown.sections,
+        why,
+        _how_sure_of_ranks([step]),
+    )
+    return Report(title, told, sections, tiles(named[0]), shown.subjects, shown.names)

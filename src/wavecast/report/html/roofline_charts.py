@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from wavecast.hardware.device import Device
 from wavecast.report.html.axes import Plot, log_axis, title_of
@@ -15,6 +16,9 @@ from wavecast.steps.timetable import Timetable
 
 _NAMED = 5
 """How many points have their names beside them."""
+_LEAST_NAMED = 0.02
+"""The least share of the time of a point with a name."""
+_LONGEST_NAME = 18
 _DRAWN = 60
 _ROWS = 20
 
@@ -54,10 +58,12 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
     intensities = [point.intensity for point in points if point.intensity > 0]
     low = max(0.01, min(0.5, *intensities))
     ridge = highest / gpu.memory_bytes_per_s
-    across = log_axis(low, max(4 * ridge, *intensities), three_digits)
+    across = log_axis(low, max(4 * ridge, *intensities), _power)
     least = max(highest * 1e-5, min(point.flops_per_s for point in points))
-    up = log_axis(least, highest * 1.5, lambda rate: quantity(rate, "FLOP/s"))
+    up = log_axis(least, highest, _power)
+    up = replace(up, high=max(up.high, highest * 2.5))
     plot = Plot(across, up, height=300)
+    points = [point for point in points if _is_inside(point, plot)]
     lines = [_memory_roof(plot, gpu, highest), *_compute_roofs(plot, gpu, roofs)]
     plot = plot.with_parts([plot.stretched(*lines)])
     plot = plot.with_parts(_roof_names(plot, gpu, roofs))
@@ -69,8 +75,28 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
         f"{quantity(longest.flops_per_s, 'FLOP/s')}."
     )
     kinds = {point.kind.replace("_", " "): f"c{color_of_kind(point.kind)}" for point in points}
-    under = "FLOPs for each byte of memory traffic; the area of a point is its share of the time"
+    under = (
+        "across: FLOPs for each byte of memory traffic; up: FLOP/s; the area of a point is its "
+        "share of the time"
+    )
     return joined([plot.drawn(label, under), key(kinds)])
+
+
+def _is_inside(point: RooflinePoint, plot: Plot) -> bool:
+    """Whether a point is in the plot; ops that compute next to nothing are far below."""
+    return point.intensity >= plot.across.low and point.flops_per_s >= plot.up.low
+
+
+def _power(value: float) -> str:
+    """A power of ten with a prefix, as the marks of an axis have it: `100 T`, `0.01`."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.999:
+            return f"{value / size:.0f} {prefix}"
+    return f"{value:g}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _memory_roof(plot: Plot, gpu: Device, highest: float) -> Html:
@@ -100,9 +126,8 @@ def _roof_names(plot: Plot, gpu: Device, roofs: dict[str, float]) -> Iterable[Ht
     bandwidth = gpu.memory_bytes_per_s
     text = f"memory {quantity(bandwidth, 'B/s')}"
     at = max(plot.across.low, plot.up.low / bandwidth) * 1.6
-    yield element(
-        "text", text, x=plot.x(at), y=plot.y(at * bandwidth) - 14, class_="first soft halo"
-    )
+    below = min(plot.height - 4.0, plot.y(at * bandwidth) + 20)
+    yield element("text", text, x=plot.x(at), y=below, class_="first soft halo")
 
 
 def _points(
@@ -125,9 +150,12 @@ def _points(
         )
     placed: list[tuple[float, float]] = []
     for point in points[:_NAMED]:
-        across, y = plot.across.share(point.intensity), plot.y(point.flops_per_s) + 4
-        if all(abs(y - other_y) > 13 or abs(across - other) > 0.3 for other, other_y in placed):
+        share = point.seconds / whole_s
+        across, y = plot.across.share(point.intensity), plot.y(point.flops_per_s)
+        y -= 3 + 24 * share**0.5 + 5
+        clear = all(abs(y - other_y) > 14 or abs(across - other) > 0.3 for other, other_y in placed)
+        if clear and share >= _LEAST_NAMED:
             placed.append((across, y))
             side = "middle" if 0.15 < across < 0.85 else "first" if across < 0.5 else "last"
-            name = point.name.removeprefix("aten.")
+            name = _short(point.name.removeprefix("aten."))
             yield element("text", name, x=plot.x(point.intensity), y=y, class_=f"{side} halo")

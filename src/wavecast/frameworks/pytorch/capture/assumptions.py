@@ -105,6 +105,10 @@ class Assumptions:
             "another answer may lead to other code"
         )
 
+    def note_once(self, text: str) -> None:
+        """Add a note that concerns the step, about what runs only before the traced iteration."""
+        self._answers.setdefault(text)
+
     def note_machine(self) -> None:
         """Add the notes about the machine, which concern the set-up as well as the step."""
         self.notes |= self._answers
