@@ -25,6 +25,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check": ("--update", "", "--target mine"),
     "clusters": ("", "dgx-h100"),
     "parallelize": (f"{GPT} --gpu h100-sxm-80gb --gpus 2 --global-batch 4 --show 2",),
+    "choose": (
+        "b8.json.gz --gpu l4 --gpu t4 --gpu h100-sxm-80gb --samples 1e6",
+        "b8.json.gz --gpu l4 --gpu k80 --iterations 1000 --budget 5 --deadline 1h",
+    ),
+    "prices": ("", "--gpu l4 --spot"),
     "scale": (f"{GPT} --gpu h100-sxm-80gb --up-to 2",),
     "predict": (
         "good.json.gz --gpu l4 --gpu mi300x",

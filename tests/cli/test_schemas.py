@@ -25,10 +25,12 @@ pytest.importorskip("scipy")
 def json_commands() -> Iterator[str]:
     """The names of all commands that have the option --json."""
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
-        inner = getattr(command, "commands", None)
-        for path, each in {name: command}.items() if inner is None else inner.items():
+        inner = getattr(command, "commands", {})
+        for path, each in (
+            {name: command} | {f"{name} {word}": inner[word] for word in inner}
+        ).items():
             if any("--json" in option.opts for option in each.params):
-                yield path if inner is None else f"{name} {path}"
+                yield path
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,12 @@ class _Group(typer.core.TyperGroup):
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         help_pages.write_commands(commands, formatter)
 
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        """Find a command. A group may print by itself, so it counts as one until another runs."""
+        found = super().resolve_command(ctx, args)
+        name_command(str(found[0]))
+        return found
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""
         with standard_output.given_back_at_end():
