@@ -74,9 +74,9 @@ def test_versions_of_torch(version: str, state: State) -> None:
 
 
 def test_gpus_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     assert doctor._gpus((), None).state is State.ABSENT
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/bin/nvidia-smi")
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/nvidia-smi")
     assert "install a CUDA build" in doctor._gpus((), None).advice
     assert "update the driver" in doctor._gpus((), "13.0").advice
     assert doctor._gpus(("Tesla T4",), "13.0") == Finding("GPU", State.GOOD, "Tesla T4")

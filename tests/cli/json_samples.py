@@ -115,7 +115,8 @@ def write_sample_files(folder: Path) -> None:
     Trace(odd).save(folder / "nothing_known.json.gz")
     profile = File()
     with profile.annotation("ProfilerStep#1"):
-        profile.op("aten::relu", "relu_kernel", **{"Input Dims": [[8]], "Input type": ["float"]})
+        shapes: dict[str, Any] = {"Input Dims": [[8]], "Input type": ["float"]}
+        profile.op("aten::relu", "relu_kernel", **shapes)
     record = profile.fields | {"traceEvents": profile.events}
     (folder / "profile.json.gz").write_bytes(gzip.compress(json.dumps(record).encode()))
 

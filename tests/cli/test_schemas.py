@@ -80,7 +80,8 @@ def test_a_schema_is_one_and_refuses_something(name: str) -> None:
     assert content["title"].split("/")[1] == "-".join(name.split())
     assert content["description"].endswith(".")
     checker = jsonschema.Draft202012Validator(content)
-    for wrong in (3, {}, [{}], {MARK: "other/1"}, [{MARK: content["title"]}]):
+    wrong_ones: list[Any] = [3, {}, [{}], {MARK: "other/1"}, [{MARK: content["title"]}]]
+    for wrong in wrong_ones:
         assert not checker.is_valid(wrong), wrong
 
 
