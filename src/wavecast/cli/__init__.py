@@ -19,6 +19,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     run,
     run_models,
     runs,
+    serve,
     suite,
     trace,
 )

@@ -25,7 +25,7 @@ from wavecast.cli.pages import (
     write_page,
     write_parallel_files,
 )
-from wavecast.cli.parallel_options import ParallelOption, parse_parallel
+from wavecast.cli.parallel_options import ParallelOption, plan_of_target, strategy_of
 from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
 from wavecast.cli.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps import family_traces, trace_of
@@ -102,7 +102,7 @@ def parallelize(
             return traced.trace
         return trace_of(resolve(target, batch, precision, options), family(device), quiet=True)
 
-    search = Search(gpus, global_batch, sizes)
+    search = Search(gpus, global_batch, sizes, tensor_plan=plan_of_target(target, options))
     with counting_items("trying strategies") as progress:
         found = search_layouts(search, trace_for, predictor, find_host(host, device), progress)
     title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
@@ -163,7 +163,7 @@ def scale(
     from wavecast.steps.predicting import on_cluster
 
     refuse_bad_places(html)
-    strategy = parse_parallel(parallel or "")
+    strategy = strategy_of(parallel or "", target, options)
     device = wavecast.device(gpu)
     book = pricing.book([device])
     predictor = on_cluster(device, Parallel(cluster=cluster or strategy.cluster))
@@ -215,7 +215,8 @@ def show_parallel(
 
     host, factor = issuing
     traces = family_traces(target, gpus)
-    strategy = accumulating(parse_parallel(text), plan, traces.traces[0].samples)
+    named = strategy_of(text, target.text, target.options)
+    strategy = accumulating(named, plan, traces.traces[0].samples)
     rows = []
     for gpu in gpus:
         step = wavecast.predict(traces, gpu, parallel=strategy, host=host, host_factor=factor)
