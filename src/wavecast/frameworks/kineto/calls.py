@@ -10,8 +10,8 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import op_names
 from wavecast.frameworks.kineto.event_tree import Node
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
-from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
 from wavecast.frameworks.kineto.fused_kernels import fused_op
+from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
 from wavecast.frameworks.kineto.op_description import collective, describe
 from wavecast.frameworks.kineto.phases_and_modules import places_of, settle
 from wavecast.frameworks.kineto.recorded_step import KernelRun, ProfileRecording
