@@ -114,6 +114,12 @@ def _host(_: Folders) -> None:
     host.main()
 
 
+def _compiled_host(_: Folders) -> None:
+    from lab.fit import compiled_host
+
+    compiled_host.main()
+
+
 def _collectives(folders: Folders) -> None:
     from lab.fit import collectives
 
@@ -173,6 +179,12 @@ FITS = (
         "costs and benchmark times of the reference host",
         _host,
         ("hosts/reference.toml",),
+    ),
+    ShippedFit(
+        "compiled_host",
+        "what compiled code costs the host",
+        _compiled_host,
+        ("hosts/compiled.toml",),
     ),
     ShippedFit(
         "collectives",

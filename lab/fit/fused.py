@@ -142,7 +142,7 @@ def card(rows: Sequence[FusedKernel], model: OpModel, others_s: Floats) -> str:
         "",
         "# mean, median: relative errors of the kernels of steps whose family was left out of the",
         "# fit. by_time: the same, each kernel by its share of the time. low, high: the range of",
-        "# nine in ten ratios of measured to predicted time there. Since only one GPU was measured,",
+        "# nine in ten ratios of measured to predicted time there. Only one GPU was measured, so",
         f"# the range is widened; it was {low:.3f} to {high:.3f}.",
         "[groups]",
         f'"fused" = {{ low = {low / ONE_GPU_SPREAD:.3f}, high = {high * ONE_GPU_SPREAD:.3f}, '

@@ -188,6 +188,8 @@ def _costs_of_call(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, flo
         yield "forward_s", COMPILED[op.name]
     elif issuer == fused.CALL and ops.launches(op):
         yield "forward_s", COMPILED["kernel" if ops.kind(op) is Kind.FUSED else "library"]
+        if ops.kind(op) is Kind.CONVOLUTION:
+            yield "convolution_s", 2 if phase is Phase.BACKWARD else 1
     elif not issuer:
         yield from _costs_of_op(op, phase)
 

@@ -21,7 +21,7 @@ from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.traces.step import Call
 
 VARYING = CONTRACTIONS | {Kind.FUSED}
-"""Ops whose kernels vary from GPU to GPU. A compiler writes its kernels for the GPU that it finds."""
+"""Ops whose kernels vary from GPU to GPU: a compiler writes its kernels for the GPU it finds."""
 
 
 @dataclass(frozen=True)

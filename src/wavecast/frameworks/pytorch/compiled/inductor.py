@@ -23,7 +23,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import utils as inductor_utils
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
+from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad, reinplace
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
@@ -55,6 +55,7 @@ _REQUIRED = (
     (scheduler, "has_triton"),
     (scheduler.Scheduler, "compute_last_usage"),
     (device_interface, "CudaInterface"),
+    (reinplace, "_inplace_generalized_scatter"),
     (GraphLowering, "_update_scheduler"),
     (GraphLowering, "init_wrapper_code"),
     (FakeTensorMode, "dispatch"),
@@ -122,6 +123,8 @@ def compiler_on(target: CompileTarget, compile_graph: Callable[..., Any]) -> Ite
         for name in ("_should_pad", "should_pad_bench"):
             if hasattr(pad_mm, name):
                 replace(pad_mm, **{name: _is_worth_padding})
+        # A pass copies fake tensors of the GPU, for which torch's CPU build has no code.
+        replace(reinplace, _inplace_generalized_scatter=lambda written, *_: written)
         replace(compile_fx, compile_fx=compile_graph)
         stack.enter_context(_configured())
         stack.enter_context(aten_kernels("CUDA", _FACTORIES))
