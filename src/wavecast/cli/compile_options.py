@@ -17,11 +17,12 @@ CompileOption = Annotated[
         help="Trace the step as if the modules that it calls were compiled (torch.compile).",
     ),
 ]
-CompileBothOption = Annotated[
-    bool,
+CompileOrBothOption = Annotated[
+    bool | None,
     typer.Option(
-        "--compile-both",
-        help="Also written --compile both: the step as written and compiled, with the gain.",
+        "--compile/--compile-both",
+        help="Trace the step as if the modules that it calls were compiled (torch.compile), or, "
+        "with --compile both, as written and compiled, to show the gain.",
     ),
 ]
 
