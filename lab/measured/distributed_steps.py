@@ -83,6 +83,8 @@ class MeasuredStep:
     strategy: Parallel
     eight_bits: bool = False
     """Whether the products of the blocks are in 8 bits."""
+    overlaps: bool = False
+    """Whether collectives of tensor ranks run beside products."""
 
     @property
     def trace(self) -> Trace:
@@ -109,6 +111,7 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
         sizes=_sizes(row, gpu),
         strategy=strategy,
         eight_bits=row["precision"] in _EIGHT_BITS,
+        overlaps=strategy.sequence and str(row["framework"]).startswith(TRANSFORMER_ENGINE),
     )
 
 
