@@ -31,14 +31,33 @@ def gradients(trace: Trace) -> list[Gradient]:
     `main_grad`) makes none. Each of its gradients is then taken to be ready when the backward pass
     of its module ends.
     """
-    made = [
-        Gradient(a.nbytes, _ready(trace, a.born), trace.calls[min(a.born, len(trace) - 1)].module)
-        for a in trace.allocations
-        if a.role is Role.GRADIENT and a.born is not None
-    ]
+    sums = _sums_in_place(trace)
+    made = []
+    for a in trace.allocations:
+        if a.role is Role.GRADIENT and a.born is not None:
+            summed = sums.get((a.module, a.nbytes), -1)
+            ready = summed if summed > a.born else _ready(trace, a.born)
+            made.append(Gradient(a.nbytes, ready, trace.calls[min(ready, len(trace) - 1)].module))
     if not made:
         made = _by_module(trace)
     return sorted(made, key=lambda gradient: gradient.ready)
+
+
+def _sums_in_place(trace: Trace) -> dict[tuple[str, int], int]:
+    """The last sum of each module and size that autograd makes in the memory of a gradient.
+
+    A weight that is used twice, such as a word table that also gives the logits, has a gradient
+    from each use. It is complete when these were added.
+    """
+    allocating = {a.born for a in trace.allocations if a.born is not None}
+    return {
+        (call.module, call.op.outputs[0].nbytes): position
+        for position, call in enumerate(trace)
+        if call.phase is Phase.BACKWARD
+        and call.op.base in ("aten.add", "aten.add_")
+        and position not in allocating
+        and call.op.outputs
+    }
 
 
 _FEW_CALLS = 8
