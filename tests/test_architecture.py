@@ -42,6 +42,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "frameworks",
         "campaigns",
         "checks",
+        "doctor",
         "",  # the public face
         "integrations",
         "report",
@@ -63,6 +64,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "scripts",
         "measurement",
         "huggingface",
+        "installation",
     ),
     "lab": ("", "steps", "measured", "collect", "fit", "score", "__main__"),
 }

@@ -27,7 +27,7 @@ from wavecast.cli.pages import (
 )
 from wavecast.cli.parallel_options import ParallelOption, plan_of_target, strategy_of
 from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
-from wavecast.cli.screen import print_json, show, width
+from wavecast.cli.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps import family_traces, trace_of
 from wavecast.cli.training_options import NO_TRAINING, TrainingOptions, training_options
 from wavecast.errors import InvalidInput
@@ -100,10 +100,11 @@ def parallelize(
     def trace_for(batch: int) -> Trace:
         if traced.trace is not None:
             return traced.trace
-        return trace_of(resolve(target, batch, precision, options), family(device))
+        return trace_of(resolve(target, batch, precision, options), family(device), quiet=True)
 
     search = Search(gpus, global_batch, sizes, tensor_plan=plan_of_target(target, options))
-    found = search_layouts(search, trace_for, predictor, find_host(host, device))
+    with counting_items("trying strategies") as progress:
+        found = search_layouts(search, trace_for, predictor, find_host(host, device), progress)
     title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
     write_page(html, lambda: layouts_report(title, found))
     if as_json:
@@ -170,7 +171,9 @@ def scale(
     plan = training.plan(traced)
     step = trace_of(traced, family(device))
     counts = _counts(strategy, up_to)
-    curve = scaling.scale(step, strategy, counts, predictor, find_host(host, device), strong=strong)
+    issuing = find_host(host, device)
+    with waiting(f"predicting {len(counts)} numbers of GPUs"):
+        curve = scaling.scale(step, strategy, counts, predictor, issuing, strong=strong)
     costs = [parallel_cost(point.prediction, plan, book) for point in curve.points]
     title = f"{traced.name} on {device.id}"
     write_page(html, lambda: scaling_report(title, curve))

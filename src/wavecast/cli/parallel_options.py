@@ -34,7 +34,7 @@ def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> P
         options: how an `hf:` target is trained. Adapters wrap its layers, so its plan is not used.
 
     Raises:
-        InvalidInput: as for `parse_parallel`.
+        InvalidInput: it is malformed, as `parse_parallel` says.
     """
     strategy = parse_parallel(text)
     return (
