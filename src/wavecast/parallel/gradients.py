@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wavecast.traces.step import Allocation, Phase, Role, Trace
+from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,26 @@ def gradients(trace: Trace) -> list[Gradient]:
 
     A step that keeps the memory of its gradients (`zero_grad(set_to_none=False)`, or Megatron's
     `main_grad`) makes none. Each of its gradients is then taken to be ready when the backward pass
-    of its module ends.
+    of its module ends. Copies that the optimizer makes, in float32 for master weights, are no
+    gradients of the backward pass, and are not exchanged.
     """
     made = [
-        Gradient(a.nbytes, _ready(trace, a.born), trace.calls[min(a.born, len(trace) - 1)].module)
+        Gradient(a.nbytes, _ready(trace, a.born), _maker(trace, a.born).module)
         for a in trace.allocations
-        if a.role is Role.GRADIENT and a.born is not None
+        if a.role is Role.GRADIENT and a.born is not None and _is_backward(trace, a.born)
     ]
     if not made:
         made = _by_module(trace)
     return sorted(made, key=lambda gradient: gradient.ready)
+
+
+def _maker(trace: Trace, born: int) -> Call:
+    """The call that makes what is born at a position."""
+    return trace.calls[min(born, len(trace) - 1)]
+
+
+def _is_backward(trace: Trace, born: int) -> bool:
+    return _maker(trace, born).phase is Phase.BACKWARD
 
 
 _FEW_CALLS = 8
@@ -49,7 +59,7 @@ def _ready(trace: Trace, born: int) -> int:
 
     The gradient of a linear layer's weight is transposed first, after that of the bias is ready.
     """
-    first = trace.calls[min(born, len(trace) - 1)]
+    first = _maker(trace, born)
     if first.op.base != "aten.mm":
         return born
     ready = born

@@ -19,13 +19,11 @@ from wavecast.parallel.spreading import spread, without_collectives
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.predictors.base import Estimate, Predictor, refuse_impossible
 from wavecast.predictors.collectives import Collectives
+from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.shares import Share
 from wavecast.steps.streams import StreamTimes, play_streams
 from wavecast.traces.recomputed import as_issued
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
-
-SLOWDOWN = 0.1
-"""How much longer kernels take while a collective runs beside them."""
 
 
 class ClusterPredictor:
@@ -56,6 +54,11 @@ class ClusterPredictor:
                 self._answers[op] = None
         predicted = self._kernels.predict_all(computed, self.device)
         self._answers.update(zip(computed, predicted, strict=True))
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer kernels take while a collective runs beside them."""
+        return shipped_overlap().slowdown_on(self.cluster.node.link)
 
     def answers(self, wanted: Sequence[Op]) -> list[Estimate | None]:
         """The estimate for each op; None where nobody could answer, or no kernel runs."""
@@ -111,6 +114,8 @@ class ParallelPrediction:
     stages: tuple[StageTime, ...]
     single_s: float
     """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
+    waiting_s: float = 0.0
+    """The part of `seconds` in which ranks wait for the slowest of them."""
     unpredicted: tuple[Share, ...] = ()
     """Ops that nobody could predict. Their time is counted as 0."""
 
@@ -195,6 +200,8 @@ def predict_spread(
         seconds, stages = _without_pipeline(step.groups[0], strategy, player)
     else:
         seconds, stages = _with_pipeline(step, player)
+    waiting_s = seconds * shipped_overlap().waiting(strategy.gpus)
+    seconds += waiting_s
     single = player.play(without_collectives(trace))
     below, above = _spread_of(step, predictor)
     return ParallelPrediction(
@@ -207,6 +214,7 @@ def predict_spread(
         high_s=seconds * above,
         stages=stages,
         single_s=single.seconds,
+        waiting_s=waiting_s,
         unpredicted=_unpredicted(step, predictor),
     )
 
@@ -236,7 +244,7 @@ class _RankPlayer:
             calls,
             issue_s,
             self._predictor.seconds(calls),
-            slowdown=SLOWDOWN,
+            slowdown=self._predictor.slowdown,
             sync_s=self._host.trip_s,
         )
 
