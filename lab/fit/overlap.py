@@ -105,13 +105,16 @@ class ScaledStep:
         """Whether the GPUs are cards, not boards with NVLink."""
         return self.row.cluster.node.link in (LinkKind.PCIE, LinkKind.BRIDGES)
 
-    def efficiency(self, constants: OverlapConstants) -> float:
-        """The predicted speed per GPU, divided by that of one."""
+    def seconds(self, constants: OverlapConstants) -> float:
+        """The predicted time on all GPUs."""
         slowdown = constants.slowdown_on(self.row.cluster.node.link)
         if slowdown not in self._answers:
             self._answers[slowdown] = self._together.seconds(slowdown)
-        waiting = constants.waiting(self.row.strategy.gpus)
-        return self.alone_s / (self._answers[slowdown] * (1 + waiting))
+        return self._answers[slowdown] * (1 + constants.waiting(self.row.strategy.gpus))
+
+    def efficiency(self, constants: OverlapConstants) -> float:
+        """The predicted speed per GPU, divided by that of one."""
+        return self.alone_s / self.seconds(constants)
 
     def error(self, constants: OverlapConstants) -> float:
         """Predicted less measured efficiency."""

@@ -51,6 +51,10 @@ class ScaledRow:
     cluster: Cluster
     strategy: Parallel
     efficiency: float
+    precision: str = ""
+    """The precision as the table names it."""
+    seconds: float = 0.0
+    """The measured time of a step on all GPUs; 0 if the table does not have it."""
     is_flagged: bool = False
     """Whether the table or its notes say that the run was held up by something else."""
 
@@ -74,7 +78,16 @@ def lambda_rows(folder: Path) -> Iterator[ScaledRow]:
                     cluster=_lambda_cluster(row, case.gpu),
                     strategy=Parallel(data=int(row["n_gpu"])),
                     efficiency=float(row["efficiency"]),
+                    precision=row["precision_effective"],
+                    seconds=_seconds(row),
                 )
+
+
+def _seconds(row: dict[str, str]) -> float:
+    """The time of a step of all GPUs. GNMT's speed counts tokens."""
+    units = lambda_steps.units_of(row["task"])
+    samples = float(row["batch_per_gpu"]) * int(row["n_gpu"])
+    return samples * units / float(row["throughput_n"])
 
 
 def _lambda_case(row: dict[str, str]) -> Case:

@@ -20,6 +20,7 @@ from lab.fit.overlap import ScaledStep, mean_error, parser_of, steps_of, without
 from lab.measured.scaled_rows import lambda_rows
 from lab.places import DOCS
 from lab.score import pages
+from lab.score.lambda_runs import more_gpus
 from wavecast.steps.overlap import OverlapConstants, shipped_overlap
 
 PAGE = DOCS / "parallel.md"
@@ -122,6 +123,47 @@ def bridges(steps: Sequence[ScaledStep]) -> str:
     return "\n".join(lines)
 
 
+def beside_the_regression(steps: Sequence[ScaledStep], data: Path) -> str:
+    """The errors of time on 4 GPUs: from runs on 1 and 2 GPUs, and from the model.
+
+    The model is given the measured time on one GPU, or nothing. Both predict the same runs.
+    """
+    constants, fitted = shipped_overlap(), without(steps, gpu_of)
+    counts: dict[object, set[int]] = defaultdict(set)
+    for step in steps:
+        counts[_runs_alike(step)].add(step.row.strategy.gpus)
+    errors: dict[str, list[list[float]]] = defaultdict(lambda: [[], []])
+    for step in steps:
+        if step.row.strategy.gpus == 4 and counts[_runs_alike(step)] == {2, 4}:
+            scaled = step.row.efficiency / step.efficiency(fitted[gpu_of(step)])
+            errors[NAMES[step.row.task]][0].append(abs(scaled - 1))
+            blind = step.seconds(constants) / step.row.seconds
+            errors[NAMES[step.row.task]][1].append(abs(blind - 1))
+    regressed: dict[str, list[float]] = defaultdict(list)
+    for task, error in more_gpus(data):
+        regressed[NAMES[task]].append(abs(error))
+    lines = [
+        "| model | runs on 4 GPUs | regression, from 1 and 2 GPUs | model, from 1 GPU "
+        "| model alone |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name in (*sorted(regressed), ALL):
+        some = [name] if name != ALL else sorted(regressed)
+        past = [e for one in some for e in regressed[one]]
+        scaled, blind = ([e for one in some for e in errors[one][kind]] for kind in (0, 1))
+        assert len(past) == len(scaled)
+        lines.append(
+            f"| {name} | {len(past)} | {fmean(past):.1%} | {fmean(scaled):.1%} "
+            f"| {fmean(blind):.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def _runs_alike(step: ScaledStep) -> tuple[object, ...]:
+    row = step.row
+    return (row.case.gpu, row.link, row.task, row.precision, row.case.batch)
+
+
 TABLES = {"scaling": table, "bridges": bridges, "slowdown": slowdowns}
 
 
@@ -130,8 +172,9 @@ def main(given: Sequence[str] | None = None) -> None:
     args = parser_of(__doc__, "lambda").parse_args(given)
     with tempfile.TemporaryDirectory() as folder:
         steps = steps_of(lambda_rows(args.data), args.cache or Path(folder))
-    for name, make in TABLES.items():
-        shown = make(steps)
+    tables = {name: make(steps) for name, make in TABLES.items()}
+    tables["more GPUs"] = beside_the_regression(steps, args.data)
+    for name, shown in tables.items():
         pages.write(PAGE, f"{MARK} '{name}'", shown)
         print(f"{name}\n\n{shown}\n")
 
