@@ -28,6 +28,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "lambda": ("lambda_throughput.csv", "lambda_scaling.csv"),
     "neusight": ("ops.parquet", "end_to_end.parquet"),
     "nvidia": ("nvidia_perf.csv",),
+    "prices": ("gpu_prices.csv",),
     "timm": ("timm_train.csv", "timm_infer.parquet"),
     "torchcnn": ("steps.parquet",),
 }

@@ -1,18 +1,20 @@
 """What the documents say is true: examples run, shown output is printed, tables are complete.
 
-After a change that moves numbers, `make outputs` rewrites what is shown.
+After a change that moves numbers, `make outputs` rewrites what is shown; `python tests/test_docs.py
+README.md` does so in pages of some names.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
+import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -65,6 +67,8 @@ def command_names() -> Iterator[str]:
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         if hasattr(command, "commands"):
             yield from (f"{name} {inner}" for inner in command.commands)
+            if command.invoke_without_command:
+                yield name
         elif not command.hidden:
             yield name
 
@@ -237,8 +241,9 @@ def test_no_file_of_ours_knows_a_machine() -> None:
             assert place not in file.read_text(encoding="utf-8"), f"{file.name}: {place}"
 
 
-def rewrite() -> None:
-    """Put what the commands print now into the pages."""
+def rewrite(only: Collection[str]) -> None:
+    """Put what the commands print now into the pages, or into pages of some names only."""
+    os.environ["SOURCE_DATE_EPOCH"] = "1788220800"  # as tests/conftest.py
 
     def refreshed(shown: re.Match[str]) -> str:
         return f"{shown[1]}{printed(shown['command'])}```"
@@ -248,10 +253,10 @@ def rewrite() -> None:
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return f"{shown[1]}{run.stdout.rstrip()}\n```"
 
-    for page in PAGES:
+    for page in [page for page in PAGES if not only or page.name in only]:
         text = page.read_text(encoding="utf-8")
         page.write_text(MADE.sub(made, SHOWN.sub(refreshed, text)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    rewrite()
+    rewrite(sys.argv[1:])

@@ -6,7 +6,8 @@
 `prepare` needs pandas and the public tables neusight and deepbench (docs/sources.md). `fit` needs
 only torch and numpy, and runs on a GPU machine; `lab.collect.layers` measured our layers. `fit`
 writes RESULTS/results.json. Of the narrowest width it also writes the networks with their cards,
-which become src/wavecast/data/models/mlp-*.
+which become src/wavecast/data/models/mlp-*; `--widths 1024 --bits 8` makes those of the published
+size, which become src/wavecast/data/setups/habitat/mlp-*.
 
 For each kind of layer, target and width it fits one network on 80% of the configurations, one
 without each GPU, and one on everything. A left-out GPU is predicted directly, and also from each
@@ -37,7 +38,7 @@ from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.mlp.features import DEVICE_FEATURES, device_features
-from wavecast.predictors.mlp.file import write_model
+from wavecast.predictors.mlp.file import rounded, write_model
 from wavecast.predictors.mlp.layers import KINDS, layer, layer_type
 from wavecast.predictors.mlp.network import MlpNetwork
 from wavecast.predictors.roofline import Roofline
@@ -265,8 +266,8 @@ def fit_one(these: FitProblem, recipe: Any, args: argparse.Namespace) -> dict[st
         x, y = these.features[train], these.ms[train]
         new = fit(x, y, recipe, device=args.device, graph=not args.eager)
         if shipped:  # rounded as in the file, so that the errors are those of the shipped network
-            halves = tuple((_half(matrix), _half(bias)) for matrix, bias in new.weights)
-            new = replace(new, weights=halves)
+            kept = rounded(MlpNetwork(new.mean, new.scale, new.weights), args.bits)
+            new = replace(new, weights=kept.weights)
         latest[:] = [new]
         spent_s = time.perf_counter() - began
         print(f"  {train.sum()} rows: {new.losses[-1]:.1%} in {spent_s:.1f} s", flush=True)
@@ -280,12 +281,9 @@ def fit_one(these: FitProblem, recipe: Any, args: argparse.Namespace) -> dict[st
     if shipped:
         network = MlpNetwork(latest[0].mean, latest[0].scale, latest[0].weights)
         name = f"mlp-{these.kind}" + ("" if these.target == "forward" else f"-{these.target}")
-        write_model(args.out / f"{name}.npz", network, card(these, recipe, scores, spread, args))
+        facts = card(these, recipe, scores, spread, args)
+        write_model(args.out / f"{name}.npz", network, facts, args.bits)
     return scores
-
-
-def _half(values: Array) -> Array:
-    return values.astype(np.float16).astype(np.float32)
 
 
 def card(
@@ -372,6 +370,7 @@ def arguments() -> argparse.ArgumentParser:
     fitting.add_argument("--out", type=Path, required=True)
     fitting.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS[:2]))
     fitting.add_argument("--widths", nargs="+", type=int, default=[1024, 256])
+    fitting.add_argument("--bits", type=int, choices=(8, 16), default=16, help="of a weight")
     fitting.add_argument("--epochs", type=int, default=80)
     fitting.add_argument("--least-ms", type=float, default=0.02, help="shorter rows are left out")
     fitting.add_argument("--rows", type=int, help="use at most this many, for a quick try")

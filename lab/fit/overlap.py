@@ -32,8 +32,8 @@ from wavecast.parallel.spreading import spread
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.overlap import OverlapConstants
-from wavecast.steps.parallel_prediction import ClusterPredictor
 from wavecast.steps.predicting import default_predictor
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.steps.streams import play_streams
 from wavecast.traces.recomputed import as_issued
 from wavecast.traces.step import Call, Trace

@@ -30,8 +30,9 @@ from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.collectives import Collectives
-from wavecast.steps.parallel_prediction import ClusterPredictor, predict_parallel
+from wavecast.steps.parallel_prediction import predict_parallel
 from wavecast.steps.predicting import default_predictor
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.suite.decoders import gpt
 
 PAGE = DOCS / "parallel.md"

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wavecast.hardware.family_traces import FamilyTraces
     from wavecast.hardware.hosts import Host
     from wavecast.parallel.strategy import Parallel
+    from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.predictors.base import Estimate, Predictor, Scaler
     from wavecast.regression.caffe_nets import caffe_net
     from wavecast.regression.end_to_end import EndToEnd
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from wavecast.regression.per_layer import LayerTime, PerLayer, published
     from wavecast.runs.readers import read_runs
     from wavecast.runs.store.store import RunStore
+    from wavecast.steps.comparison import StepComparison, compare
     from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
     from wavecast.steps.parallel_prediction import ParallelPrediction
     from wavecast.steps.predicting import predict
@@ -82,11 +84,15 @@ __all__ = [
     "Scaler",
     "ScriptPart",
     "ScriptRun",
+    "StepComparison",
     "StoreUnavailable",
     "Trace",
+    "TrainingCost",
+    "TrainingPlan",
     "UnknownName",
     "WavecastError",
     "caffe_net",
+    "compare",
     "device",
     "devices",
     "extrapolate_batch",
@@ -102,6 +108,7 @@ __all__ = [
     "read_runs",
     "run_script",
     "trace",
+    "training_cost",
 ]
 
 # Loaded when first used: importing wavecast should cost next to nothing.
@@ -125,7 +132,9 @@ _LAZY = {
     "Scaler": "wavecast.predictors.base",
     "ScriptPart": "wavecast.traces.script",
     "ScriptRun": "wavecast.traces.script",
+    "StepComparison": "wavecast.steps.comparison",
     "caffe_net": "wavecast.regression.caffe_nets",
+    "compare": "wavecast.steps.comparison",
     "extrapolate_batch": "wavecast.steps.larger_batch",
     "max_batch": "wavecast.frameworks.tracing",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
@@ -136,7 +145,10 @@ _LAZY = {
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
     "run_script": "wavecast.frameworks.scripts",
+    "TrainingCost": "wavecast.planning.cost",
+    "TrainingPlan": "wavecast.planning.cost",
     "trace": "wavecast.frameworks.tracing",
+    "training_cost": "wavecast.planning.cost",
 }
 
 

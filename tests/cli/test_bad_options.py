@@ -15,12 +15,36 @@ FROM = ("wavecast runs predict MODEL --from SOURCE",)
 WRONG = [
     # Options of whole runs, which predict had once.
     Wrong("predict from runs", "predict made --from runs.csv", FROM),
-    Wrong("iterations of a step", f"predict good.json.gz {L4} --iterations 5", FROM),
     Wrong("iterations, short", f"predict good.json.gz {L4} -n 5", FROM),
     Wrong("number of GPUs of a step", f"predict good.json.gz {L4} --gpus 8", FROM),
     Wrong("depth of a step", f"predict good.json.gz {L4} --inner-modules 3", FROM),
     Wrong("phase of a step", f"predict good.json.gz {L4} --phase testing", FROM),
     Wrong("method of a step", f"predict good.json.gz {L4} --method ordinary", FROM),
+    # Whole trainings, prices and choices.
+    Wrong("two lengths", f"predict good.json.gz {L4} --samples 5 --tokens 5", ("--samples and",)),
+    Wrong("no length", f"predict good.json.gz {L4} --checkpoint-time 5s", ("--iterations",)),
+    Wrong("no epoch", f"predict good.json.gz {L4} --epochs 5", ("--dataset-samples",)),
+    Wrong(
+        "no time",
+        f"predict good.json.gz {L4} --iterations 5 --startup-time soon",
+        ("--startup-time is a time such as 48h", "'soon'"),
+    ),
+    Wrong("no price", f"predict good.json.gz {L4} --price l4=free", ("write GPU=USD",)),
+    Wrong("price of nothing", "choose good.json.gz --price 3", ("names no GPU", "l4=0.50")),
+    Wrong("negative price", f"predict good.json.gz {L4} --price -1", ("--price -1 cannot be",)),
+    Wrong("unknown provider", "choose good.json.gz --providers moon", ('"moon"', "aws")),
+    Wrong("no budget", "choose good.json.gz --budget -3", ("--budget is a number of USD",)),
+    Wrong("no deadline", "choose good.json.gz --deadline never", ("--deadline is a time",)),
+    Wrong(
+        "many measured GPUs",
+        "choose measured.json.gz --gpus-up-to 8",
+        ("was measured on one GPU", "--gpus-up-to"),
+    ),
+    Wrong("setup of a trace", "choose good.json.gz --setup habitat", ("nothing to scale",)),
+    Wrong("prices of nothing", "prices --gpu rtx-2070", ("no such offer is known", "aws")),
+    Wrong("prices without a file", "prices update none.csv", ("none.csv", "cannot be read")),
+    Wrong("prices of no day", "prices update x.csv --date soon", ("2026-11-01", "'soon'")),
+    Wrong("no catalogue", "prices update --provider moon", ('"moon"', "aws")),
     # Options that scale a measurement.
     Wrong("origin of a model", f"predict resnet50 {L4} --origin t4", ("--origin", "not measured")),
     Wrong("origin of a trace", f"predict good.json.gz {L4} --origin t4", ("nothing to scale",)),

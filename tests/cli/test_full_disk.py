@@ -82,6 +82,10 @@ def test_a_narrow_encoding_is_no_crash(tmp_path: Path) -> None:
         ("memory", "step.json.gz", "--html", "missing/page.html"),
         ("memory", "step.json.gz", "--html", "."),
         ("memory", "step.json.gz", "--html", "/dev/full"),
+        ("predict", "step.json.gz", "--gpu", "l4", "--html", "missing/page.html"),
+        ("predict", "step.json.gz", "--gpu", "l4", "--html", "/dev/full"),
+        ("predict", "step.json.gz", "--gpu", "l4", "--chrome-trace", "."),
+        ("predict", "step.json.gz", "--gpu", "l4", "--chrome-trace", "/dev/full"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_one_line(

@@ -109,6 +109,8 @@ COMMANDS: list[tuple[str, ...]] = [
     (EVIL,),
     ("memory", "step.json.gz", "--gpu", "evil", "--gpu", "l4", "--html", "page.html"),
     ("memory", "step.json.gz", "--gpu", "l4", "--html", f"{EVIL}/page.html"),
+    ("predict", "step.json.gz", "--gpu", "evil", "--html", "p.html", "--chrome-trace", "c.json"),
+    ("predict", "step.json.gz", "--gpu", "l4", "--chrome-trace", f"{EVIL}/c.json"),
     ("fits", "step.json.gz", "--gpu", "evil", "--gpu", "l4"),
     ("max-batch", "step.json.gz", "--gpu", "evil"),
     ("profile", "measured.json.gz"),
@@ -197,6 +199,10 @@ def test_a_real_terminal_gets_styles_alone(folder: Path) -> None:
 def test_the_page_has_none_and_the_plot_is_refused(folder: Path) -> None:
     assert run("memory", "step.json.gz", "--gpu", "evil", "--html", "page.html").code == 0
     assert not UNSAFE.findall(Path("page.html").read_text(encoding="utf-8"))
+    files = ("--html", "report.html", "--chrome-trace", "chrome.json")
+    assert run("predict", "step.json.gz", "--gpu", "evil", *files).code == 0
+    for file in ("report.html", "chrome.json"):
+        assert not UNSAFE.findall(Path(file).read_text(encoding="utf-8"))
     fit = run("fit", "--runs", "runs.jsonl", "--model", f"model {EVIL}", "--plot", "p.svg")
     assert fit.code == 1
     assert not UNSAFE.findall(fit.out + fit.err)

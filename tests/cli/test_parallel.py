@@ -65,9 +65,11 @@ def test_memory_and_fits_answer_for_the_fullest_rank(step: str) -> None:
     shared = json.loads(run("memory", step, *gpu, "--parallel", "data=8,shard=3", "--json").out)
     assert whole != shared
     assert run("fits", step, *gpu, "--parallel", "data=8,shard=3").code == 0
-    refused = run("memory", step, *gpu, "--parallel", "data=8", "--advice")
+    advised = run("memory", step, *gpu, "--parallel", "data=8", "--advice", "--json")
+    assert json.loads(advised.out)[0]["advice"], advised.err
+    refused = run("memory", step, "--parallel", "data=8", "--measure")
     assert refused.code == 1
-    assert "--parallel cannot be used with" in refused.err
+    assert "it cannot be used with --parallel" in refused.err
 
 
 def test_scale_and_parallelize(step: str) -> None:

@@ -159,7 +159,7 @@ def test_gpus_that_are_too_small_come_last_and_say_so(tmp_path: Path) -> None:
     assert False in fits
     assert all(row["needed_bytes"] >= row["peak_bytes"] >= 103 * (100 << 20) for row in rows)
     shown = run("predict", path, "--gpu", "t4", "--gpu", "l4").out
-    assert "does not fit: needs 20.4 GiB of 16.0 GiB" in shown
+    assert "20.4 of 16 GiB, does not fit" in shown
     assert "of 24.0 GiB" not in shown
     assert shown.index("\nl4 ") < shown.index("\nt4 "), "named first, but it comes last"
 

@@ -119,7 +119,8 @@ def test_a_script_ends_with_its_own_code() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--html", "x.html", "train.py"), "add --memory"),
+        (("--html", "x.html", "train.py"), "add --gpu or --memory"),
+        (("--chrome-trace", "x.json", "train.py"), "needs --gpu"),
         (("--by", "op", "train.py"), "needs --gpu"),
         (("--batch", "0", "train.py"), "at least 1"),
         (("--out", "step.txt", "train.py"), "FILE.json.gz"),

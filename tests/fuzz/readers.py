@@ -214,10 +214,28 @@ def read_host(path: Path, number: int) -> None:
 
 
 def read_prices(path: Path, number: int) -> None:
-    from wavecast.planning import prices
+    from wavecast.planning import price_files
 
-    for price in prices.read_prices(path).values():
+    for price in price_files.read_prices(path).offers:
         _need(0 < price.per_usd(1.0) < math.inf, "samples for a dollar", price)
+
+
+def read_checks(path: Path, number: int) -> None:
+    from wavecast.checks.config import read_config
+
+    for target in read_config(path).targets:
+        allowed = vars(target.tolerances).values()
+        _need(all(share is None or 0 <= share < math.inf for share in allowed), "tolerances")
+
+
+def read_baseline(path: Path, number: int) -> None:
+    from wavecast.checks.baseline import read_baseline, to_toml
+
+    baseline = read_baseline(path)
+    for steps in baseline.steps.values():
+        for step in steps.values():
+            _need(0 <= step.seconds < math.inf, "seconds", step.seconds)
+    to_toml(baseline)
 
 
 def read_network(path: Path, number: int) -> None:
@@ -283,6 +301,8 @@ READERS = (
     Reader("cluster file", seeds.clusters, read_cluster, 6),
     Reader("host file", seeds.hosts, read_host, 12),
     Reader("price file", seeds.prices, read_prices, 12),
+    Reader("file of checks", seeds.checks, read_checks, 12),
+    Reader("baseline", seeds.baselines, read_baseline, 12),
     Reader("network and card", seeds.networks, read_network, 7),
     Reader("hugging face config", seeds.configs, read_config, 10),
     Reader("counters", seeds.counters, read_counters, 13),

@@ -271,9 +271,23 @@ def hosts() -> list[Seed]:
 
 
 @cache
+def checks() -> list[Seed]:
+    """The file of checks of the example."""
+    return [one("wavecast.toml", (ROOT / "examples" / "check" / "wavecast.toml").read_bytes())]
+
+
+@cache
+def baselines() -> list[Seed]:
+    """The beginning of the baseline of the example."""
+    path = ROOT / "examples" / "check" / "wavecast-baseline.toml"
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [one("baseline.toml", b"".join(lines[:120]))]
+
+
+@cache
 def prices() -> list[Seed]:
     lines = files.shipped("prices.toml").read_bytes().splitlines(keepends=True)
-    return [one("prices.toml", b"".join(lines[:40]))]
+    return [one("prices.toml", b"".join([*lines[:24], b"]\n"]))]
 
 
 @cache

@@ -10,6 +10,7 @@ from wavecast.parallel.schedules import (
     BACKWARD,
     FORWARD,
     PartTimes,
+    in_flight,
     order_of,
     play_schedule,
 )
@@ -43,9 +44,9 @@ def test_weights_fill_the_bubble() -> None:
 
 
 def test_one_forward_one_backward_holds_fewer_activations() -> None:
-    times = [PartTimes(1.0, 2.0)] * 4
-    assert play_schedule(order_of("gpipe", 4, 4, 8), times).in_flight == (8, 8, 8, 8)
-    assert play_schedule(order_of("1f1b", 4, 4, 8), times).in_flight == (4, 3, 2, 1)
+    assert in_flight(order_of("gpipe", 4, 4, 8)) == (8, 8, 8, 8)
+    assert in_flight(order_of("1f1b", 4, 4, 8)) == (4, 3, 2, 1)
+    assert in_flight(order_of("zero-bubble", 4, 4, 8)) == (4, 4, 4, 4)
 
 
 def test_a_slow_stage_sets_the_pace() -> None:

@@ -14,6 +14,7 @@ import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.footprint.parallel_memory import fullest_rank
 from wavecast.parallel.gradients import buckets, gradients, parameters
+from wavecast.parallel.rank_memory import memory_trace
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
@@ -122,6 +123,23 @@ def test_stages_hold_micro_batches_in_flight() -> None:
     assert few.peak_bytes > 0
     gpipe = Parallel(pipeline=2, microbatches=8, schedule="gpipe")
     assert fullest_rank(spread(_step(), gpipe), None).peak_bytes > few.peak_bytes
+
+
+def test_the_last_stage_runs_what_follows_the_blocks() -> None:
+    # GPT-2 itself looks positions up before its blocks and computes the logits after them.
+    stages = spread(_step(4), Parallel(pipeline=2)).groups
+    names = [[call.op.base for call in group.parts[0].plain] for group in stages]
+    assert ["aten._log_softmax" in ran for ran in names] == [False, True]
+    assert ["aten.embedding" in ran for ran in names] == [True, False]
+    assert ["aten.embedding_dense_backward" in ran for ran in names] == [True, False]
+
+
+def test_a_stage_of_several_parts_holds_the_gradients_of_each_once() -> None:
+    step = spread(_step(4), Parallel(pipeline=2, virtual=2, microbatches=4))
+    for group in step.groups:
+        held = memory_trace(step, group).allocations
+        kept = [a for a in held if a.role is Role.GRADIENT and a.freed is None]
+        assert sum(a.nbytes for a in kept) == sum(_weights(part.last) for part in group.parts)
 
 
 def test_more_stages_than_blocks_are_refused_with_what_would_fit() -> None:

@@ -9,12 +9,14 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
+from wavecast.footprint.parallel_memory import fullest_rank
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import Layout, Search, candidates, search_layouts
 from wavecast.planning.scaling import Scaling, scale
-from wavecast.steps.parallel_prediction import ClusterPredictor
+from wavecast.steps.parallel_prediction import predict_parallel
 from wavecast.steps.predicting import on_cluster
+from wavecast.steps.rank_player import ClusterPredictor
 
 FAST_HOST = REFERENCE_HOST.scaled(1e-3)
 
@@ -46,6 +48,27 @@ def test_the_fastest_comes_first_and_failures_last_with_their_reason() -> None:
     assert all(layout.prediction is None and layout.reason for layout in failed)
     # Two heads cannot be divided among four GPUs.
     assert any("tensor=4" in layout.reason for layout in failed)
+
+
+def test_a_search_answers_as_each_strategy_alone_does() -> None:
+    trace, gpu = small_gpt2_step(4), wavecast.device("h100-sxm-80gb")
+    working = [layout for layout in _found(8, 32) if layout.prediction is not None]
+    kinds = {(s.tensor > 1, s.pipeline > 1, s.virtual > 1, s.shard) for s in _strategies(working)}
+    assert len(kinds) >= 8
+    for layout in working:
+        alone = predict_parallel(trace, layout.strategy, _predictor(), FAST_HOST)
+        found = layout.prediction
+        assert found is not None
+        assert (found.seconds, found.low_s, found.high_s) == pytest.approx(
+            (alone.seconds, alone.low_s, alone.high_s), rel=1e-12
+        )
+        assert found.stages == alone.stages
+        assert (found.single_s, found.notes) == (alone.single_s, alone.notes)
+        assert layout.memory == fullest_rank(alone.step, gpu)
+
+
+def _strategies(layouts: list[Layout]) -> list[Parallel]:
+    return [layout.strategy for layout in layouts]
 
 
 def test_what_does_not_fit_is_told_with_its_size() -> None:

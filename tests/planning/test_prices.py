@@ -3,30 +3,117 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.devices import device, devices
-from wavecast.planning.prices import Price, price, prices, read_prices
+from wavecast.planning.price_files import prices_toml, read_prices, write_prices
+from wavecast.planning.prices import (
+    Price,
+    PriceBook,
+    PriceFilter,
+    price,
+    price_book,
+    today,
+    user_prices,
+)
+
+SNAPSHOT = price_book()
+TODAY = datetime.date(2026, 8, 22)
 
 
-def test_every_price_is_for_a_known_device() -> None:
-    assert len(prices()) >= 30
-    assert set(prices()) <= {gpu.id for gpu in devices()}
+def test_every_offer_is_of_a_known_device_and_many_gpus_have_one() -> None:
+    gpus = {offer.device_id for offer in SNAPSHOT.offers}
+    assert len(gpus) >= 35
+    assert gpus <= {gpu.id for gpu in devices()}
+    assert SNAPSHOT.date == TODAY
+    assert "skypilot" in SNAPSHOT.source
 
 
-@pytest.mark.parametrize("offer", prices().values(), ids=lambda offer: offer.device_id)
-def test_every_price_is_dated_fresh_and_plausible(offer: Price) -> None:
-    assert 0.1 < offer.usd_per_hour < 15
-    assert offer.provider
-    assert offer.provider != "mithril"  # its prices are auction floors
-    snapshot = datetime.date(2026, 8, 22)
-    assert snapshot - datetime.timedelta(days=180) <= offer.date <= snapshot
-    if offer.spot_usd_per_hour is not None:
-        assert 0 < offer.spot_usd_per_hour < offer.usd_per_hour
-    assert offer.instance or not offer.includes_host
+def test_every_offer_is_plausible_and_none_is_an_auction() -> None:
+    for offer in SNAPSHOT.offers:
+        assert 0.05 < offer.usd_per_hour < 20, offer
+        assert offer.date <= TODAY
+        assert offer.gpus in (1, 2, 4, 8)
+        assert offer.instance or not offer.includes_host, offer
+    assert "mithril" not in SNAPSHOT.providers()
+    assert {"aws", "gcp", "azure"} <= set(SNAPSHOT.providers())
+
+
+def test_the_cheapest_offer_is_fresh_on_demand_and_complete_where_there_is_one() -> None:
+    for gpu in devices():
+        offer = price(gpu)
+        if offer is not None:
+            assert not offer.is_stale(TODAY)
+            assert not offer.is_spot
+            complete = [each for each in SNAPSHOT.of(gpu.id) if each.includes_host]
+            assert offer.includes_host or not complete
+
+
+def made(usd: float, gpus: int = 1, **values: object) -> Price:
+    return Price("l4", usd, *("any", "", TODAY), gpus=gpus, **values)  # type: ignore[arg-type]
+
+
+def test_a_machine_of_eight_is_no_offer_of_one() -> None:
+    single, eight = made(1.0), made(0.5, gpus=8)
+    book = PriceBook((single, eight), TODAY)
+    assert book.of("l4") == (eight, single)  # cheapest per GPU first
+    assert book.cheapest("l4", 1) == single
+    assert book.cheapest("l4", 8) == eight
+    assert book.cheapest("l4", 2, together=2) == eight
+    assert PriceBook((single,), TODAY).cheapest("l4", 2, together=2) is None
+    assert (eight.usd_per_hour_of(1), eight.usd_per_hour_of(9)) == (4.0, 8.0)
+    assert (single.machines_for(3), eight.machines_for(9)) == (3, 2)
+
+
+def test_old_offers_spot_offers_and_bare_gpus_are_not_the_cheapest() -> None:
+    old = replace(made(0.1), date=TODAY - datetime.timedelta(days=181))
+    spot, bare, usual = made(0.2, is_spot=True), made(0.3, includes_host=False), made(1.0)
+    book = PriceBook((old, spot, bare, usual), TODAY)
+    assert book.cheapest("l4") == usual
+    assert book.looking_at(PriceFilter(spot=True)).cheapest("l4") == spot
+    assert book.looking_at(PriceFilter(stale=True)).cheapest("l4") == old
+    assert book.looking_at(PriceFilter(providers=("other",))).cheapest("l4") is None
+    assert book.looking_at(PriceFilter(providers=("any",))).seen() == (bare, usual)
+    assert PriceBook((bare,), TODAY).cheapest("l4") == bare
+    assert old.is_stale(TODAY)
+    assert not replace(old, date=TODAY - datetime.timedelta(days=180)).is_stale(TODAY)
+
+
+def test_own_offers_replace_those_of_the_gpu_and_newer_tables_those_of_the_provider() -> None:
+    other = Price("t4", 0.4, "any", "", TODAY)
+    book = PriceBook((made(1.0), made(2.0), other), TODAY)
+    assert book.with_offers([made(3.0)]).offers == (other, made(3.0))
+    later = TODAY + datetime.timedelta(days=1)
+    newer = PriceBook((made(5.0),), later, "new")
+    renewed = PriceBook((*book.offers, replace(other, provider="else")), TODAY, "old").renewed(
+        newer
+    )
+    assert renewed.offers == (replace(other, provider="else"), made(5.0))
+    assert (renewed.date, renewed.source) == (later, "new; old")
+
+
+def test_the_users_table_takes_the_place_of_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    write_prices(user_prices(), PriceBook((made(0.123),), TODAY, "mine"))
+    found = price("l4")
+    assert found is not None
+    assert found.usd_per_hour == 0.123
+    assert price("t4") is None
+    write_prices(user_prices(), PriceBook((made(0.5),), TODAY, "mine"))
+    assert price_book().of("l4") == (made(0.5),)
+
+
+def test_the_date_of_today_can_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1787400000")
+    assert today() == TODAY
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
+    assert today() == datetime.datetime.now(datetime.UTC).date()
 
 
 def test_a_price_is_found_by_any_name_of_the_device() -> None:
@@ -68,19 +155,26 @@ date = 2026-01-02
 
 def test_a_file_of_your_own_is_read(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
-    path.write_text(OFFER + "gpus = 2\nincludes_host = false\nspot_usd_per_hour = 0.5\n")
-    assert read_prices(path) == {
-        "l4": Price(
-            device_id="l4",
-            usd_per_hour=1,
-            provider="me",
-            instance="desk",
-            date=datetime.date(2026, 1, 2),
-            spot_usd_per_hour=0.5,
-            gpus=2,
-            includes_host=False,
-        )
-    }
+    path.write_text(OFFER + "gpus = 2\nincludes_host = false\nspot = true\n")
+    expected = Price(
+        device_id="l4",
+        usd_per_hour=1,
+        provider="me",
+        instance="desk",
+        date=datetime.date(2026, 1, 2),
+        gpus=2,
+        includes_host=False,
+        is_spot=True,
+    )
+    assert read_prices(path) == PriceBook((expected,), datetime.date(2026, 1, 2))
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    odd = Price("t4", 0.1, 'quo"ted\\', "\x7f\n", TODAY, region="é")
+    book = PriceBook((made(1.25, gpus=8, is_spot=True), odd), TODAY, "a source")
+    write_prices(tmp_path / "new" / "prices.toml", book)
+    assert read_prices(tmp_path / "new" / "prices.toml") == book
+    assert prices_toml(book, ["why", ""]).startswith("# why\n#\nsource")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +202,10 @@ def test_a_file_of_your_own_is_read(tmp_path: Path) -> None:
         (OFFER + "gpus = true", "prices.l4.gpus must be a whole number"),
         (OFFER + "includes_host = 1", "prices.l4.includes_host must be true or false"),
         (OFFER + "usd = 1", "unknown key prices.l4.usd"),
+        ("offers = 3", "offers must be a list"),
+        ("offers = [3]", "offers[1] must be a table with the key gpu"),
+        ('offers = [{ gpu = "l4" }]', "offers[1].usd_per_hour is missing"),
+        ("snapshot = 3\n" + OFFER, "snapshot must be a date"),
     ],
 )
 def test_a_malformed_file_is_refused_with_place_and_reason(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made import relu, step
+from made import mm, relu, step
 
 import wavecast
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.planning.prices import price, prices
+from wavecast.planning.prices import price, price_book
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mixed_precision import MixedPrecision
+from wavecast.predictors.mlp.predictor import Mlp
 from wavecast.predictors.published import published_setup
 from wavecast.predictors.wave import WaveScaling
 from wavecast.traces.step import Call, Kernel, Measurement, Phase
@@ -76,7 +77,7 @@ def test_another_gpu_keeps_its_numbers() -> None:
 
 
 def test_the_prices_are_those_of_table_2_and_rank_the_t4_first() -> None:
-    paper = prices("habitat")
+    paper = {offer.device_id: offer for offer in price_book("habitat").offers}
     assert {gpu: offer.usd_per_hour for gpu, offer in paper.items()} == {
         "p100-pcie-16gb": 1.46,
         "v100-pcie-16gb": 2.48,
@@ -93,6 +94,30 @@ def test_the_prices_are_those_of_table_2_and_rank_the_t4_first() -> None:
 def test_measuring_is_as_in_section_5_1_and_networks_as_in_4_3() -> None:
     assert (HABITAT.warm_up, HABITAT.repeats) == (3, 3)
     assert (HABITAT.width, HABITAT.depth) == (1024, 8)
+
+
+def test_the_networks_of_the_setup_have_the_published_size() -> None:
+    models = HABITAT.networks().models
+    sizes = {
+        key: sum(matrix.size + bias.size for matrix, bias in model.network.weights)
+        for key, model in models.items()
+    }
+    # The numbers of weights of papers.md, HB-6; convolutions have eight dimensions.
+    assert sizes["linear", "forward"] == sizes["bmm", "forward"] == 8_407_041
+    assert sizes["conv2d", "forward"] == sizes["conv2d", "backward"] == 8_411_137
+    for key, model in Mlp.shipped().models.items():
+        assert (models[key] is model) == (key[0] == "lstm")
+
+
+def test_the_setup_scales_products_with_its_own_networks() -> None:
+    product = mm(2048, 2048, 2048)
+    call = Call(product, Phase.FORWARD, kernels=(LARGE,))
+    scaled = HABITAT.scaler().scale_call(call, Device.T4, Device.V100)
+    assert scaled is not None
+    expected = HABITAT.networks().ratio(product, Device.T4, Device.V100)
+    narrow = Mlp.shipped().ratio(product, Device.T4, Device.V100)
+    assert scaled.seconds / LARGE.seconds == pytest.approx(expected)
+    assert expected != pytest.approx(narrow, rel=1e-3)
 
 
 def test_an_unknown_setup_is_refused() -> None:

@@ -45,13 +45,31 @@ def test_a_gpu_that_is_too_small_is_marked_at_every_width(width: int) -> None:
     assert out.count("does not fit") == 1
     assert "the training process needs up to" in " ".join(out.split())
     if width == 200:
-        assert "does not fit: needs 20.4 GiB of 16.0 GiB" in marked[0]
+        assert "20.4 of 16 GiB, does not fit" in marked[0]
 
 
-def test_memory_is_no_topic_where_everything_fits() -> None:
-    out = shown(report.predictions("step", predictions(step(), "t4", "l4"), 200))
-    assert "memory" not in out
+def test_the_memory_is_shown_where_everything_fits() -> None:
+    out = shown(report.predictions("step", predictions(step(), "t4", "l4"), 80), 80)
+    assert re.search(r"^t4 .*of 16 GiB", out, re.MULTILINE)
     assert "fit" not in out
+
+
+def test_a_gpu_that_is_too_small_is_not_praised() -> None:
+    rows = predictions(step(state_bytes=100 << 20), "t4", "l4")
+    out = shown(report.predictions("step", rows, 200))
+    t4, l4 = (next(x for x in out.splitlines() if x.startswith(gpu)) for gpu in ("t4", "l4"))
+    assert t4.split("fit")[1].split()[0] == "?"  # no throughput
+    assert "?" not in l4
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_notes_are_about_columns_that_are_shown(width: int) -> None:
+    rows = [predict(step(), gpu) for gpu in ("v100-sxm-16gb", "l4")]
+    out = shown(report.predictions("step", rows, width), width)
+    heading = next(line for line in out.splitlines() if line.startswith("GPU"))
+    for column in ("$/h", "range"):
+        assert (column in heading) == (f"\n{column}: " in out)
+    assert ("$/h" in heading) == ("(of 8):" in out)
 
 
 def test_what_is_not_predicted_is_said_once_for_all_gpus() -> None:

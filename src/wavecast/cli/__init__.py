@@ -4,13 +4,17 @@ A module has the name of its main command.
 """
 
 from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
+    check,
+    choose,
     clusters,
+    compare,
     devices,
     fit,
     layers,
     memory,
     parallel,
     predict,
+    prices,
     profile,
     run,
     run_models,

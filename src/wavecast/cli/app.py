@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
 import threading
@@ -16,7 +15,9 @@ import typer
 import typer.core
 
 import wavecast
-from wavecast.cli import standard_output
+from wavecast import suite
+from wavecast.cli import help_pages, standard_output
+from wavecast.cli.pages import refuse_bad_places
 from wavecast.cli.screen import (
     print_error,
     print_text,
@@ -28,21 +29,12 @@ from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
 
-_ORDER = (
-    *("run", "predict", "memory", "fits", "max-batch", "profile", "extrapolate"),
-    *("parallelize", "scale"),
-    *("trace", "measure", "import", "devices", "clusters", "calibrate", "suite"),
-    *("runs", "design", "layers", "collect", "fit"),
-)
-"""The order of the commands in the help: the most used ones first."""
-
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
 INCOMPLETE = 3
 """The exit code of a prediction in which too many ops could not be predicted."""
-_ANSWERS_BY_CODE = ("fits",)
+_ANSWERS_BY_CODE = ("fits", "check")
 """Commands whose exit code 1 is an answer: "no". Their errors have exit code 2."""
 
 
@@ -51,8 +43,12 @@ class _Group(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands, in the order of the help."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: (name not in _ORDER, [*_ORDER, name].index(name)))
+        return help_pages.ordered(super().list_commands(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands into the help, by what people want to do."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        help_pages.write_commands(commands, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""
@@ -140,6 +136,10 @@ class _Command(typer.core.TyperCommand):
         standard_output.keep_for_results()
         return super().invoke(ctx)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options into the help, under the headings of their groups."""
+        help_pages.write_options(self.get_params(ctx), ctx, formatter)
+
 
 class Commands(typer.Typer):
     """A group of commands: all of them keep the standard output for their results."""
@@ -154,7 +154,7 @@ app = Commands(
     cls=_Group,
     help="Predict time, memory and cost of training on GPUs you do not have.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -166,8 +166,21 @@ class SetupName(StrEnum):
     HABITAT = "habitat"
 
 
+def gpu_names(incomplete: str) -> list[str]:
+    """The GPUs whose names begin so, for the completion of a shell."""
+    return [gpu.id for gpu in wavecast.devices() if gpu.id.startswith(incomplete)]
+
+
+def target_names(incomplete: str) -> list[str]:
+    """The models of the suite whose names begin so, for the completion of a shell."""
+    return [model.name for model in suite.benchmarks() if model.name.startswith(incomplete)]
+
+
 TargetArgument = Annotated[
-    str, typer.Argument(metavar="TARGET", help=f"The training step: {FORMS}.")
+    str,
+    typer.Argument(
+        metavar="TARGET", help=f"The training step: {FORMS}.", autocompletion=target_names
+    ),
 ]
 BatchOption = Annotated[
     int | None, typer.Option("--batch", "-b", help="The number of samples in a batch.")
@@ -222,9 +235,4 @@ def refuse_unwritable(out: Path) -> None:
     """Refuse a bad path for a trace at once, before tracing or measuring takes its time."""
     if not out.name.endswith(SUFFIXES):
         raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
-    if "\0" in str(out):
-        raise InvalidInput(f"cannot write {out}: a path holds no null characters")
-    if os.path.isdir(out):  # noqa: PTH112  (Path.is_dir raises for a name that is too long)
-        raise InvalidInput(f"cannot write {out}: it is a directory; name a file in it")
-    if not os.path.isdir(out.parent):  # noqa: PTH112
-        raise InvalidInput(f"cannot write {out}: there is no directory {out.parent}; make it first")
+    refuse_bad_places(out)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    gpu_names,
+)
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.parallel_options import ParallelOption, parse_parallel
 from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, width
@@ -28,7 +34,6 @@ from wavecast.cli.steps import (
     unchanged,
 )
 from wavecast.errors import InvalidInput
-from wavecast.files import write_whole
 from wavecast.frameworks.targets import SmallerStep, Target, resolve, smaller_variants
 from wavecast.frameworks.tracing import largest_traced_batch
 from wavecast.hardware.device import Device
@@ -41,7 +46,9 @@ from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
     from wavecast.footprint.advice import Advice
+    from wavecast.footprint.largest_batch import LargestBatch
     from wavecast.footprint.memory import Memory
+    from wavecast.parallel.strategy import Parallel
 
 SegmentsOption = Annotated[
     bool,
@@ -53,10 +60,12 @@ SegmentsOption = Annotated[
 
 SomeGpusOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help="The GPU to run on; repeat to compare several."),
-]
-PageOption = Annotated[
-    Path | None, typer.Option("--html", help="Write the memory over the step as a page of HTML.")
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help="The GPU to run on; repeat to compare several.",
+    ),
 ]
 
 
@@ -80,7 +89,7 @@ def memory(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run the step on this machine's GPU.")
     ] = False,
-    page: PageOption = None,
+    page: HtmlOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
 ) -> None:
@@ -94,13 +103,13 @@ def memory(
     wavecast memory train.py:make_step --gpu rtx-4090 --html memory.html
     wavecast memory gpt2 --measure                        (on a machine with a GPU)
     """
-    from wavecast.footprint.advice import advise
+    from wavecast.report.html.memory_reports import memory_report
 
+    refuse_bad_places(page)
     refuse_all(gpu, "memory", f"fits {target}")
     strategy = None if parallel is None else parse_parallel(parallel)
     if measure:
-        _refuse_beside_measuring(gpu, expandable_segments)
-    _refuse_beside_parallel(parallel, measure or advice)
+        _refuse_beside_measuring(gpu, expandable_segments, parallel)
     step = unchanged(resolve(target, batch, precision, options), batch, precision)
     wanted, headings = of_ranks(assuming(step, assume), ranks), list[str]()
     if measure:
@@ -116,27 +125,23 @@ def memory(
         ]
     advised: tuple[Advice, ...] = ()
     if advice:
-        first = memories[0]
-        variants = _retraced(wanted, first)
-        advised = advise(first, variants, expandable_segments=expandable_segments)
-    if page is not None:
-        from wavecast.report import pages
-
-        write_whole(page, pages.memory_page(wanted.name, memories[0]))
+        advised = _advised(wanted, memories[0], strategy, expandable_segments)
+    write_page(page, lambda: memory_report(wanted.name, memories, advised))
     if as_json:
         print_json(records.memories(memories, advised))
     else:
         show(report.memories(wanted.name, memories, width(), advised, headings))
 
 
-def _refuse_beside_parallel(parallel: str | None, is_one_gpu: bool) -> None:
-    """Refuse options that concern the step on one GPU, if it is spread over several."""
-    if parallel is not None and is_one_gpu:
-        raise InvalidInput("--parallel cannot be used with --measure or --advice; leave out one")
-
-
-def _refuse_beside_measuring(gpu: list[str] | None, expandable_segments: bool) -> None:
+def _refuse_beside_measuring(
+    gpu: list[str] | None, expandable_segments: bool, parallel: str | None
+) -> None:
     """Refuse options that a measured step would not follow."""
+    if parallel is not None:
+        raise InvalidInput(
+            "--measure runs the step on one GPU, so it cannot be used with --parallel; leave out "
+            "one of them"
+        )
     if gpu:
         raise InvalidInput(
             f"--measure runs the step on this machine's GPU, so --gpu {gpu[0]} would change "
@@ -153,7 +158,10 @@ def _refuse_beside_measuring(gpu: list[str] | None, expandable_segments: bool) -
 @model_options
 def fits(
     target: TargetArgument,
-    gpu: Annotated[list[str], typer.Option("--gpu", "-g", help='A GPU; repeat, or "all".')],
+    gpu: Annotated[
+        list[str],
+        typer.Option("--gpu", "-g", autocompletion=gpu_names, help='A GPU; repeat, or "all".'),
+    ],
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     expandable_segments: SegmentsOption = False,
@@ -194,7 +202,10 @@ def fits(
 @model_options
 def max_batch(
     target: TargetArgument,
-    gpu: Annotated[list[str], typer.Option("--gpu", "-g", help='A GPU; repeat, or "all".')],
+    gpu: Annotated[
+        list[str],
+        typer.Option("--gpu", "-g", autocompletion=gpu_names, help='A GPU; repeat, or "all".'),
+    ],
     precision: PrecisionOption = None,
     start: Annotated[
         int, typer.Option("--start", help="The first batch to try; one that is likely to fit.")
@@ -204,6 +215,7 @@ def max_batch(
         typer.Option("--limit-gib", help="Let the allocator reserve at most this many GiB."),
     ] = None,
     expandable_segments: SegmentsOption = False,
+    parallel: ParallelOption = None,
     assume: AssumeOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
@@ -211,15 +223,17 @@ def max_batch(
     """Find the largest batch that fits. No GPU is needed.
 
     TARGET, --gpu and --precision are as for "wavecast predict", but a saved trace has one batch
-    only, and a function must take the batch as an argument.
+    only, and a function must take the batch as an argument. With --parallel the answer is the
+    largest micro-batch of one replica.
 
     \b
     wavecast max-batch resnet50 --precision bf16 --gpu l4 --gpu a100-sxm-80gb
+    wavecast max-batch gpt2 --precision bf16 --gpu l4 --parallel data=8,shard=3
     """
+    strategy = None if parallel is None else parse_parallel(parallel)
     if resolve(target, start, precision, options).make_step is None:
         raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
-    if limit is not None and not 0 < limit < math.inf:
-        raise InvalidInput(f"--limit-gib is a number of GiB above 0, not {limit:g}")
+    limit_bytes = _limit_bytes(limit)
 
     gpus = named_or_all_gpus(gpu)
     first = family(gpus[0])
@@ -230,36 +244,62 @@ def max_batch(
             return common
         return trace_of(assuming(resolve(target, batch, precision, options), assume), wanted)
 
-    answers = []
-    for device in gpus:
-
-        def traced(batch: int, device: Device = device) -> Trace:
-            return traced_for(batch, family(device))
-
-        limit_bytes = None if limit is None else bytes_of_gib(limit)
-        answer = largest_traced_batch(
-            traced, device, limit_bytes, start=start, expandable=expandable_segments
+    def answer(device: Device) -> LargestBatch:
+        return largest_traced_batch(
+            lambda batch: traced_for(batch, family(device)),
+            device,
+            limit_bytes,
+            start=start,
+            expandable=expandable_segments,
+            parallel=strategy,
         )
-        answers.append((device, answer))
+
+    answers = [(device, answer(device)) for device in gpus]
     if as_json:
         print_json(records.largest_batches(answers))
     else:
-        show(report.largest_batches(f"{target}: the largest batch", answers, width()))
+        what = "batch" if parallel is None else f"micro-batch of one replica with {parallel}"
+        show(report.largest_batches(f"{target}: the largest {what}", answers, width()))
+
+
+def _limit_bytes(limit_gib: float | None) -> int | None:
+    """The limit that the option gives; None for that of the GPU."""
+    if limit_gib is None:
+        return None
+    if not 0 < limit_gib < math.inf:
+        raise InvalidInput(f"--limit-gib is a number of GiB above 0, not {limit_gib:g}")
+    return bytes_of_gib(limit_gib)
 
 
 def _trace(target: Target, gpu: Device | None) -> Trace:
     return trace_of(target, None if gpu is None else family(gpu))
 
 
-def _retraced(target: Target, step_memory: Memory) -> dict[str, Callable[[], Trace | None]]:
-    """Functions that trace smaller variants of a step, by what they change."""
-    return {
-        change: partial(_trace_if_possible, variant, step_memory.device)
-        for change, variant in smaller_variants(target).items()
+def _advised(
+    target: Target, first: Memory, strategy: Parallel | None, expandable: bool
+) -> tuple[Advice, ...]:
+    """Changes that would save memory on the first GPU, or on the fullest of several."""
+    from wavecast.footprint.advice import advise
+    from wavecast.footprint.parallel_advice import advise_ranks
+
+    gpu, variants = first.device, smaller_variants(target)
+    if strategy is None:
+        one_gpu = {
+            change: partial(_trace_if_possible, variant, gpu, accumulated=variant.accumulated)
+            for change, variant in variants.items()
+        }
+        return advise(first, one_gpu, expandable_segments=expandable)
+    ranks = {
+        change: (partial(_trace_if_possible, variant, gpu), 2 if variant.accumulated else 1)
+        for change, variant in variants.items()
     }
+    trace = _trace(target, gpu)
+    return advise_ranks(trace, strategy, gpu, ranks, expandable_segments=expandable)
 
 
-def _trace_if_possible(variant: SmallerStep, gpu: Device | None) -> Trace | None:
+def _trace_if_possible(
+    variant: SmallerStep, gpu: Device | None, accumulated: bool = False
+) -> Trace | None:
     """The trace of a variant.
 
     None if the user's function takes no batch or precision, or updates weights more than once.
@@ -270,7 +310,7 @@ def _trace_if_possible(variant: SmallerStep, gpu: Device | None) -> Trace | None
         trace = _trace(variant.target, gpu)
     except InvalidInput:
         return None
-    return accumulate_twice(trace) if variant.accumulated else trace
+    return accumulate_twice(trace) if accumulated else trace
 
 
 def _predicted_and_measured(target: Target) -> list[Memory]:

@@ -20,23 +20,31 @@ from wavecast.cli.app import (
     SetupName,
     TargetArgument,
     app,
+    gpu_names,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import NO_FILES, ReportFiles, report_files, write_prediction_files
 from wavecast.cli.parallel import show_parallel
 from wavecast.cli.parallel_options import ParallelOption
+from wavecast.cli.predictor_choice import SCALERS, PredictorName, chosen_predictor
+from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
 from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import ALL, family_traces, is_measured, named_or_all_gpus, trace_of
+from wavecast.cli.training_options import NO_TRAINING, TrainingOptions, training_options
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.planning.choice import comparable, fastest_first, fitting_first
+from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
+from wavecast.report import costs as cost_report
 from wavecast.report import predictions as report
 from wavecast.report import records
 from wavecast.steps.larger_batch import by_samples
 
 if TYPE_CHECKING:
-    from wavecast import Prediction, Predictor, Scaler
+    from wavecast import Prediction
+    from wavecast.planning.prices import PriceBook
 
 
 class By(StrEnum):
@@ -46,21 +54,6 @@ class By(StrEnum):
     MODULE = "module"
 
 
-class PredictorName(StrEnum):
-    """The predictors of ops, and the scalers of measured ones, by name."""
-
-    LEARNED = "learned"
-    ATTAINABLE = "attainable"
-    ROOFLINE = "roofline"
-    MLP = "mlp"
-    HABITAT = "habitat"
-    WAVE = "wave"
-    DAYDREAM = "daydream"
-
-
-_SCALERS = (PredictorName.HABITAT, PredictorName.WAVE, PredictorName.DAYDREAM)
-"""Those that need a measured step."""
-
 _NARROW = (
     "the networks are those that ship, narrower than published; wavecast fit makes full ones, for "
     "--model"
@@ -68,7 +61,12 @@ _NARROW = (
 
 GpuOption = Annotated[
     list[str],
-    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help='A GPU to predict for; repeat for more, or "all".',
+    ),
 ]
 PredictorOption = Annotated[
     PredictorName | None,
@@ -115,6 +113,10 @@ OriginOption = Annotated[
 ByOption = Annotated[
     By | None, typer.Option("--by", help="Also break the GPU's time down by op or module.")
 ]
+DepthOption = Annotated[
+    int,
+    typer.Option("--depth", min=1, help="With --by module: how many names of a path are kept."),
+]
 
 
 def _refuse_moved(value: list[str] | None) -> None:
@@ -129,7 +131,7 @@ def _refuse_moved(value: list[str] | None) -> None:
 MovedOption = Annotated[
     list[str] | None,
     typer.Option(
-        *("--from", "--iterations", "-n", "--gpus", "--inner-modules", "--phase", "--method"),
+        *("--from", "-n", "--gpus", "--inner-modules", "--phase", "--method"),
         hidden=True,
         is_eager=True,  # before a missing TARGET or --gpu is complained about
         callback=_refuse_moved,
@@ -138,13 +140,17 @@ MovedOption = Annotated[
 
 
 @app.command()
+@report_files
 @model_options
+@price_options
+@training_options
 def predict(
     target: TargetArgument,
     gpu: GpuOption,
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     by: ByOption = None,
+    depth: DepthOption = 2,
     predictor: PredictorOption = None,
     setup: SetupOption = None,
     model: ModelOption = None,
@@ -157,47 +163,49 @@ def predict(
     ranks: RanksOption = None,
     moved: MovedOption = None,
     as_json: JsonOption = False,
+    training: TrainingOptions = NO_TRAINING,
+    pricing: PriceOptions = NO_PRICES,
     options: ModelOptions = NO_OPTIONS,
+    files: ReportFiles = NO_FILES,
 ) -> None:
     """Predict the time of a training step on GPUs you do not have.
 
     \b
     wavecast predict resnet50 --batch 64 --precision bf16 --gpu all
-    wavecast predict train.py:make_step --gpu h100-sxm-80gb --gpu l4
+    wavecast predict resnet50 --batch 64 --gpu l4 --epochs 90 --dataset-samples 1281167
+    wavecast predict train.py:make_step --gpu h100-sxm-80gb --by module --json
     wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
-    wavecast predict gpt2.json.gz --gpu a100-sxm-80gb --by module --json
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
 
     A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
-    wanted = assuming(resolve(target, batch, precision, options), assume)
-    wanted = of_ranks(wanted, ranks)
+    files.refuse_bad_places()
+    gpus = named_or_all_gpus(gpu)
+    wanted = of_ranks(assuming(resolve(target, batch, precision, options), assume), ranks)
+    plan, book = training.plan(wanted), pricing.book(gpus, setup)
     refuse_scaling(wanted, origin, predictor, setup)
-    if parallel is None and ranks is not None:
-        parallel = f"data={ranks}"
+    parallel = f"data={ranks}" if parallel is None and ranks is not None else parallel
     if parallel is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})
-        issuing = host, host_factor
-        show_parallel(wanted, named_or_all_gpus(gpu), parallel, issuing, as_json)
+        show_parallel(wanted, gpus, parallel, (host, host_factor), files, as_json, plan, book)
         return
+    chosen = chosen_predictor(predictor, wanted, precision, model, setup)
     predict_on = partial(
-        wavecast.predict,
-        predictor=_predictor(predictor, wanted, precision, model, setup),
-        origin=origin,
-        host=host,
-        host_factor=host_factor,
-        graphed=cuda_graph,
+        wavecast.predict, predictor=chosen, origin=origin, host=host, host_factor=host_factor
     )
-    gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
-    predictions = [predict_on(traces, device) for device in gpus]
-    if setup is not None and not model:
-        predictions = [replace(one, notes=(*one.notes, _NARROW)) for one in predictions]
+    notes = (_NARROW,) if setup is not None and not model else ()
+    predictions = [_noted(predict_on(traces, device, graphed=cuda_graph), notes) for device in gpus]
     rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
-    _print(wanted, rows, by, as_json, setup)
+    write_prediction_files(files, wanted.name, rows, setup)
+    _print(wanted, rows, (by, depth), as_json, setup, book, plan)
     exit_if_incomplete(rows)
+
+
+def _noted(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
+    return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
 
 
 def _refuse_beside_parallel(given: Mapping[str, object]) -> None:
@@ -215,7 +223,7 @@ def refuse_scaling(
     """Refuse options that scale a measurement, if the step of a target was not measured."""
     if is_measured(target):
         return
-    scaler = f"--predictor {predictor}" if predictor in _SCALERS else None
+    scaler = f"--predictor {predictor}" if predictor in SCALERS else None
     given = "--origin" if origin is not None else None, scaler, setup and f"--setup {setup}"
     for option in given:
         if option is not None:
@@ -232,15 +240,41 @@ def exit_if_incomplete(predictions: Iterable[Prediction]) -> None:
 
 
 def _print(
-    target: Target, rows: list[Prediction], by: By | None, as_json: bool, setup: SetupName | None
+    target: Target,
+    rows: list[Prediction],
+    breakdown: tuple[By | None, int],
+    as_json: bool,
+    setup: SetupName | None,
+    book: PriceBook,
+    plan: TrainingPlan | None,
 ) -> None:
-    """Print predictions as JSON, or as a table and, if asked for, breakdowns."""
+    """Print predictions as JSON, or as a table and, if asked for, trainings and breakdowns."""
+    by, depth = breakdown
+    costs = [_cost(row, plan, book) for row in rows]
     if as_json:
-        print_json(records.predictions(target.name, rows, by, setup))
+        record = records.predictions(target.name, rows, by, book, depth)
+        if plan is not None:
+            for each, cost in zip(record["predictions"], costs, strict=True):
+                each["training"] = None if cost is None else cost_report.cost_record(cost)
+        print_json(record)
         return
-    show(report.predictions(target.name, rows, width(), setup))
+    show(report.predictions(target.name, rows, width(), setup, book))
+    if plan is not None:
+        show(cost_report.trainings(plan, rows[0].trace.unit, costs, width()))
+    show_breakdowns(rows, by, depth)
+
+
+def _cost(row: Prediction, plan: TrainingPlan | None, book: PriceBook) -> TrainingCost | None:
+    """What a training takes; None without a plan, and where the step does not fit or compare."""
+    if plan is None or row.fits is False or not comparable(row):
+        return None
+    return training_cost(row, plan, book.cheapest(row.device.id))
+
+
+def show_breakdowns(rows: Iterable[Prediction], by: By | None, depth: int = 2) -> None:
+    """Print where the GPU's time goes, for each GPU."""
     for row in rows if by is not None else ():
-        parts = row.by_op() if by is By.OP else row.by_module()
+        parts = row.by_op() if by is By.OP else row.by_module(depth)
         show(report.shares(f"{row.device.id}, by {by}", parts, row.gpu_s))
 
 
@@ -287,89 +321,3 @@ def extrapolate(
         unit = next(iter(traces.values())).unit
         show(report.larger_batches(answers, unit, width(), predictions))
     exit_if_incomplete(predictions)
-
-
-def precision_scaler(target: Target, precision: str | None) -> Scaler | None:
-    """The scaler that takes a measured step to another precision; None where there is no need."""
-    if precision is None or not is_measured(target):
-        return None
-    from wavecast.predictors.mixed_precision import MixedPrecision
-
-    return MixedPrecision.shipped(precision)
-
-
-def _published_scaler(
-    setup: SetupName,
-    name: PredictorName | None,
-    precision: str | None,
-    models: list[Path] | None,
-) -> Scaler:
-    """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
-    from wavecast.predictors.mixed_precision import MixedPrecision
-    from wavecast.predictors.mlp.predictor import Mlp
-    from wavecast.predictors.published import published_setup
-
-    if name is not None:
-        raise InvalidInput(f"--setup {setup} has its own predictor; leave --predictor out")
-    scaler = published_setup(setup).scaler(Mlp.read(models) if models else None)
-    return scaler if precision is None else MixedPrecision.daydream(precision, scaler)
-
-
-def _daydream(precision: str | None) -> Scaler:
-    from wavecast.predictors.mixed_precision import MixedPrecision
-
-    if precision is None:
-        raise InvalidInput(
-            "Daydream's rule takes a float32 measurement to half precision; say which with "
-            "--precision bf16 or fp16"
-        )
-    return MixedPrecision.daydream(precision)
-
-
-def _predictor(
-    name: PredictorName | None,
-    target: Target,
-    precision: str | None,
-    models: list[Path] | None,
-    setup: SetupName | None = None,
-) -> Predictor | Scaler | None:
-    """The predictor that the options ask for. None to let the library choose."""
-    if setup is not None:
-        return _published_scaler(setup, name, precision, models)
-    if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
-        raise InvalidInput("--model is for --predictor mlp or habitat, or for --setup habitat")
-    if name is PredictorName.DAYDREAM:
-        return _daydream(precision)
-    if (scaler := precision_scaler(target, precision)) is not None:
-        if name is not None:
-            raise InvalidInput(
-                "--precision with a measured trace has its own predictor; leave --predictor out, "
-                "or take --predictor daydream"
-            )
-        return scaler
-    return None if name is None else _named_predictor(name, models)
-
-
-def _named_predictor(name: PredictorName, models: list[Path] | None) -> Predictor | Scaler:
-    match name:
-        case PredictorName.LEARNED:
-            from wavecast.predictors.learned.predictor import Learned
-
-            return Learned.shipped()
-        case PredictorName.ATTAINABLE:
-            from wavecast.predictors.attainable import Attainable
-
-            return Attainable.shipped()
-        case PredictorName.ROOFLINE:
-            from wavecast.predictors.roofline import Roofline
-
-            return Roofline()
-        case PredictorName.WAVE:
-            from wavecast.predictors.wave import WaveScaling
-
-            return WaveScaling()
-    from wavecast.predictors.habitat import Habitat
-    from wavecast.predictors.mlp.predictor import Mlp
-
-    networks = Mlp.read(models) if models else Mlp.shipped()
-    return networks if name is PredictorName.MLP else Habitat(networks)

@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import wavecast
-from wavecast.cli.app import BatchOption, JsonOption, PrecisionOption, TargetArgument, app
+from wavecast.cli.app import (
+    BatchOption,
+    JsonOption,
+    PrecisionOption,
+    TargetArgument,
+    app,
+    gpu_names,
+)
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.predict import (
     GraphOption,
     HostOption,
     OriginOption,
     exit_if_incomplete,
-    precision_scaler,
     refuse_scaling,
 )
+from wavecast.cli.predictor_choice import precision_scaler
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.steps import (
     family_traces,
@@ -46,7 +54,12 @@ MoreArgument = Annotated[
 ]
 SomeGpusOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help="Predict it for this GPU; repeat to compare several."),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help="Predict it for this GPU; repeat to compare several.",
+    ),
 ]
 KernelsOption = Annotated[
     int | None,
@@ -71,6 +84,7 @@ def profile(
     cuda_graph: GraphOption = False,
     assume: AssumeOption = None,
     kernels: KernelsOption = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
 ) -> None:
@@ -84,17 +98,13 @@ def profile(
     wavecast profile kernels.json.gz counters.json.gz          (two measurements of one step)
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
+    from wavecast.report.html import profile_reports as pages
     from wavecast.steps.arguments import origin_of
     from wavecast.steps.profiling import profile_measured, profile_predicted
 
+    refuse_bad_places(html)
     refuse_all(gpu, "profile", f"predict {target}")
-    if gpu and more:
-        raise InvalidInput("only measured traces can be joined; leave --gpu out")
-    if not gpu and (host is not None or cuda_graph):
-        raise InvalidInput("--host and --cuda-graph are for predictions; name a GPU (--gpu)")
-    if not gpu and assume:
-        raise InvalidInput("--assume is for predictions; name a GPU (--gpu)")
-
+    _refuse_mixed(gpu, more, host is not None or cuda_graph, assume)
     wanted = assuming(resolve(target, batch, precision, options), assume)
     predictions: list[Prediction] = []
     if gpu:
@@ -110,15 +120,29 @@ def profile(
         traces = family_traces(wanted, gpus)
         predictions = [predict_on(traces, device) for device in gpus]
         profiles = [profile_predicted(wanted.name, prediction) for prediction in predictions]
+        write_page(html, lambda: pages.predicted_profile_report(wanted.name, profiles, predictions))
     else:
         trace = _measured(unchanged(wanted, None, precision), more)
         profiles = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
+        write_page(html, lambda: pages.measured_profile_report(wanted.name, profiles[0], trace))
     if as_json:
         print_json([records.profile(step, kernels) for step in profiles])
     else:
         limit = report.KERNELS if kernels is None else kernels
         show(report.profiles(wanted.name, profiles, width(), limit))
     exit_if_incomplete(predictions)
+
+
+def _refuse_mixed(
+    gpu: list[str] | None, more: list[str] | None, is_hosted: bool, assume: list[str] | None
+) -> None:
+    """Refuse options of predictions for a measured step, and the other way round."""
+    if gpu and more:
+        raise InvalidInput("only measured traces can be joined; leave --gpu out")
+    if not gpu and is_hosted:
+        raise InvalidInput("--host and --cuda-graph are for predictions; name a GPU (--gpu)")
+    if not gpu and assume:
+        raise InvalidInput("--assume is for predictions; name a GPU (--gpu)")
 
 
 def _measured(target: Target, more: list[str] | None) -> Trace:

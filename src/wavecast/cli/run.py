@@ -9,20 +9,32 @@ from typing import Annotated, Any
 import typer
 
 import wavecast
-from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
+from wavecast.cli.app import JsonOption, OutOption, app, gpu_names, refuse_unwritable
 from wavecast.cli.assumptions import AssumeOption, given_values
-from wavecast.cli.predict import By, ByOption, exit_if_incomplete
+from wavecast.cli.pages import (
+    NO_FILES,
+    ReportFiles,
+    report_files,
+    write_page,
+    write_parallel_files,
+    write_prediction_files,
+)
+from wavecast.cli.predict import (
+    By,
+    ByOption,
+    DepthOption,
+    exit_if_incomplete,
+    show_breakdowns,
+)
 from wavecast.cli.ranks import RanksOption
 from wavecast.cli.screen import counting_ops, print_error, print_json, show, tell, width
 from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import ALL, named_or_all_gpus
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.files import write_whole
 from wavecast.frameworks.tracing import of_families
 from wavecast.hardware.device import Device
-from wavecast.hardware.families import Family
 from wavecast.planning.choice import fastest_first, fitting_first
-from wavecast.report import memory as memory_report
+from wavecast.report import memory as memory_tables
 from wavecast.report import predictions as prediction_report
 from wavecast.report import records
 from wavecast.report import scripts as script_report
@@ -40,14 +52,15 @@ ModuleOption = Annotated[
 ]
 RunGpuOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", "-g", help='A GPU to predict for; repeat for more, or "all".'),
+    typer.Option(
+        "--gpu",
+        "-g",
+        autocompletion=gpu_names,
+        help='A GPU to predict for; repeat for more, or "all".',
+    ),
 ]
 MemoryOption = Annotated[
     bool, typer.Option("--memory", help="Show the memory of the step instead of its time.")
-]
-PageOption = Annotated[
-    Path | None,
-    typer.Option("--html", help="With --memory: write it over the step as a page of HTML."),
 ]
 StepsOption = Annotated[
     int | None,
@@ -69,14 +82,15 @@ _SETTINGS = {"allow_interspersed_args": False}
 
 
 @app.command("run", context_settings=_SETTINGS)
+@report_files
 def run(
     script: ScriptArgument,
     arguments: ArgumentsArgument = None,
     is_module: ModuleOption = False,
     gpu: RunGpuOption = None,
     memory: MemoryOption = False,
-    page: PageOption = None,
     by: ByOption = None,
+    depth: DepthOption = 2,
     steps: StepsOption = None,
     until: UntilOption = None,
     batch: SamplesOption = None,
@@ -84,6 +98,7 @@ def run(
     ranks: RanksOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
+    files: ReportFiles = NO_FILES,
 ) -> None:
     """Run a training script unchanged, without a GPU, and predict its step.
 
@@ -96,7 +111,8 @@ def run(
     The script is stopped when its step repeats itself. Nothing of yours is written. Options of
     wavecast come before the script; all that follows belongs to the script.
     """
-    _check(memory, page, by, gpu, batch, out)
+    files.refuse_bad_places()
+    _check(memory, files, by, gpu, batch, out)
     runs = _Runs(
         [script, *(arguments or ())],
         {"module": is_module, "steps": steps, "until": until, "samples": batch, "ranks": ranks},
@@ -104,14 +120,15 @@ def run(
     runs.options["assume"] = given_values(assume or [])
     devices = named_or_all_gpus(gpu) if gpu else []
     if memory:
-        record = _show_memory(runs, devices, page, as_json)
+        record = _show_memory(runs, devices, files.html, as_json)
     elif devices and ranks is not None:
-        record = _predict_ranks(runs, devices, ranks, by, as_json)
+        record = _predict_ranks(runs, devices, ranks, by, files, as_json)
     elif devices:
         rows = _predictions(runs, devices, ranked=ALL in (gpu or ()))
-        record = records.predictions(runs.first.script, rows, by)
+        record = records.predictions(runs.first.script, rows, by, depth=depth)
+        write_prediction_files(files, runs.first.script, rows)
         if not as_json:
-            _show_predictions(runs.first, rows, by)
+            _show_predictions(runs.first, rows, (by, depth))
     else:
         trace = runs.trace_for(None)
         record = records.trace(trace)
@@ -128,15 +145,17 @@ def run(
 
 def _check(
     memory: bool,
-    page: Path | None,
+    files: ReportFiles,
     by: Any,
     gpu: list[str] | None,
     batch: int | None,
     out: Path | None,
 ) -> None:
     """Refuse options that do not go together, before the script runs."""
-    if page is not None and not memory:
-        raise InvalidInput("--html shows the memory over the step; add --memory, or leave it out")
+    if files.html is not None and not (memory or gpu):
+        raise InvalidInput("--html shows a prediction or the memory; add --gpu or --memory")
+    if files.chrome_trace is not None and (memory or not gpu):
+        raise InvalidInput("--chrome-trace is for predictions; it needs --gpu, and not --memory")
     if by is not None and (memory or not gpu):
         raise InvalidInput("--by breaks down the GPU's time; it needs --gpu, and not --memory")
     if batch is not None and batch < 1:
@@ -158,14 +177,14 @@ class _Runs:
         """The first run."""
         return self.done[0]
 
-    def trace_for(self, family: Family | None) -> Trace:
-        """The step of the script with the kernels of a GPU family."""
+    def trace_for(self, gpu: Device | None) -> Trace:
+        """The step of the script with the kernels of a GPU."""
         script, *arguments = self.command
         keep_for_results()
         with counting_ops(f"running {script}") as progress:
             try:
                 done = wavecast.run_script(
-                    script, arguments, capability=family, progress=progress, **self.options
+                    script, arguments, gpu=gpu, progress=progress, **self.options
                 )
             except CaptureError as error:
                 _pass_on(error)
@@ -191,17 +210,16 @@ def _pass_on(error: CaptureError) -> None:
 def _show_memory(
     runs: _Runs, devices: list[Device], page: Path | None, as_json: bool
 ) -> dict[str, Any]:
+    from wavecast.report.html.memory_reports import memory_report as page_of
+
     if devices:
         traces = of_families(runs.trace_for, devices)
         memories = [wavecast.memory(traces, device) for device in devices]
     else:
         memories = [wavecast.memory(runs.trace_for(None))]
-    if page is not None:
-        from wavecast.report import pages
-
-        write_whole(page, pages.memory_page(runs.first.script, memories[0]))
+    write_page(page, lambda: page_of(runs.first.script, memories))
     if not as_json:
-        table = memory_report.memories(f"memory of step {runs.first.step}", memories, width())
+        table = memory_tables.memories(f"memory of step {runs.first.step}", memories, width())
         show(script_report.script_run(runs.first), table)
     return {"memory": records.memories(memories)}
 
@@ -213,7 +231,12 @@ def _predictions(runs: _Runs, devices: list[Device], ranked: bool) -> list[wavec
 
 
 def _predict_ranks(
-    runs: _Runs, devices: list[Device], ranks: int, by: By | None, as_json: bool
+    runs: _Runs,
+    devices: list[Device],
+    ranks: int,
+    by: By | None,
+    files: ReportFiles,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Predict a script whose own code is parallel, on so many GPUs."""
     from wavecast.footprint.parallel_memory import fullest_rank
@@ -225,15 +248,16 @@ def _predict_ranks(
     strategy = wavecast.Parallel(data=ranks)
     steps = [wavecast.predict(traces, device, parallel=strategy) for device in devices]
     rows = [(step, fullest_rank(step.step, step.device)) for step in steps]
+    write_parallel_files(files, runs.first.script, rows)
     if not as_json:
         table = report.predictions(f"step {runs.first.step}, predicted", rows, width())
         show(script_report.script_run(runs.first), table)
     return {"predictions": [report.record(*row) for row in rows]}
 
 
-def _show_predictions(run: ScriptRun, rows: list[wavecast.Prediction], by: By | None) -> None:
+def _show_predictions(
+    run: ScriptRun, rows: list[wavecast.Prediction], breakdown: tuple[By | None, int]
+) -> None:
     table = prediction_report.predictions(f"step {run.step}, predicted", rows, width())
     show(script_report.script_run(run), table)
-    for row in rows if by is not None else ():
-        parts = row.by_op() if by is By.OP else row.by_module()
-        show(prediction_report.shares(f"{row.device.id}, by {by}", parts, row.gpu_s))
+    show_breakdowns(rows, *breakdown)

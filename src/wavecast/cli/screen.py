@@ -64,6 +64,11 @@ def print_text(line: str) -> None:
     write_result(one_line(line) + "\n")
 
 
+def print_lines(text: str) -> None:
+    """Print lines of text; characters that control a terminal are shown as escapes."""
+    write_result(visible(text))
+
+
 def print_json(value: object) -> None:
     """Print a value as JSON, in ASCII. Its strings hold control characters as escapes."""
     text = json.dumps(value, indent=2, allow_nan=False)

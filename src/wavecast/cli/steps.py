@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import wavecast
@@ -64,11 +64,18 @@ def unchanged(target: Target, batch: int | None, precision: str | None) -> Targe
     return target
 
 
-def trace_of(target: Target, capability: tuple[int, int] | None) -> Trace:
-    """The trace of a target: the saved one, or a new one for a compute capability."""
+def trace_of(target: Target, capability: tuple[int, int] | None, *, quiet: bool = False) -> Trace:
+    """The trace of a target: the saved one, or a new one for a compute capability.
+
+    Args:
+        target: the step.
+        capability: the compute capability; None for a recent one.
+        quiet: whether no progress is shown, because the caller shows its own.
+    """
     if target.trace is not None or target.make_step is None:
         return target.trace or Trace(())
-    with _tracing(target) as progress:
+    keep_for_results()
+    with nullcontext() if quiet else _tracing(target) as progress:
         return wavecast.trace(
             target.make_step,
             capability=capability,

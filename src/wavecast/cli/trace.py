@@ -18,6 +18,7 @@ from wavecast.cli.app import (
     SetupName,
     TargetArgument,
     app,
+    gpu_names,
     refuse_unwritable,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
@@ -43,7 +44,10 @@ def trace(
     batch: BatchOption = None,
     precision: PrecisionOption = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", "-g", help="Choose the kernels of this GPU.")
+        str | None,
+        typer.Option(
+            "--gpu", "-g", autocompletion=gpu_names, help="Choose the kernels of this GPU."
+        ),
     ] = None,
     assume: AssumeOption = None,
     ranks: RanksOption = None,

@@ -14,6 +14,9 @@ from wavecast.footprint.edits import checkpoint_blocks, fuse_optimizer, quantize
 from wavecast.footprint.memory import Memory, unlimited_memory
 from wavecast.traces.step import Role, Trace
 
+SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+"""How to let the allocator's segments grow."""
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -54,14 +57,18 @@ def advise(
         return unlimited_memory(trace, gpu, expandable_segments=expandable)
 
     before = memory(bare)
-    changes = list(_edited(bare))
+    changes = list(edited(bare))
     for name, trace_again in (retraced or {}).items():
         changed = trace_again()
         if changed is not None:
             changes.append((name, "traced", changed))
     advice = [Advice(name, how, before, memory(changed)) for name, how, changed in changes]
-    how = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-    advice.append(Advice("expandable segments", how, before, memory(bare, True)))
+    advice.append(Advice("expandable segments", SEGMENTS, before, memory(bare, True)))
+    return best_first(advice)
+
+
+def best_first(advice: Iterable[Advice]) -> tuple[Advice, ...]:
+    """The changes that save something, the largest saving first."""
     return tuple(sorted((a for a in advice if a.saved_bytes > 0), key=lambda a: -a.saved_bytes))
 
 
@@ -73,9 +80,14 @@ def _without_predicted_workspaces(before: Memory) -> Trace:
     return replace(before.trace, allocations=kept)
 
 
-def _edited(trace: Trace) -> Iterable[tuple[str, str, Trace]]:
-    """Name, price and trace of each change that can be computed from the trace."""
-    checkpointed = checkpoint_blocks(trace)
+def edited(trace: Trace, fewest_blocks: int = 2) -> Iterable[tuple[str, str, Trace]]:
+    """Name, price and trace of each change that can be computed from the trace.
+
+    Args:
+        trace: the step, or what one rank runs of it.
+        fewest_blocks: with fewer repeated blocks, checkpointing is no advice.
+    """
+    checkpointed = checkpoint_blocks(trace, fewest_blocks)
     if checkpointed.blocks:
         price = (
             f"{checkpointed.blocks} blocks run forward twice: "

@@ -34,15 +34,15 @@ class Checkpointed:
     """The FLOPs of running them forward again, divided by the FLOPs of the whole step."""
 
 
-def checkpoint_blocks(trace: Trace) -> Checkpointed:
-    """The step with each repeated block checkpointed.
+def checkpoint_blocks(trace: Trace, fewest: int = 2) -> Checkpointed:
+    """The step with each repeated block checkpointed, if it has at least the `fewest`.
 
     The activations that a block keeps for its backward pass are freed when its forward pass ends,
     except for its output. They are made again when its backward pass begins.
     """
     blocks = blocks_of(trace)
     spans = _spans(trace, blocks)
-    if len(spans) < 2:
+    if len(spans) < fewest:
         return Checkpointed(trace, 0, 0.0)
     edited: list[Allocation] = []
     kept: dict[str, list[Allocation]] = defaultdict(list)

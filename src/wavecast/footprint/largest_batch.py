@@ -14,6 +14,7 @@ from wavecast.footprint.limits import replay_within, usable_bytes
 from wavecast.footprint.replay import replay
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
+from wavecast.showing import Shown
 from wavecast.traces.step import Trace
 
 Traced = Callable[[int], Trace]
@@ -24,8 +25,8 @@ _PRECISION = 200
 """The search stops when the answer is known to one part in this many."""
 
 
-@dataclass(frozen=True)
-class LargestBatch:
+@dataclass(frozen=True, repr=False)
+class LargestBatch(Shown):
     """The largest batch that fits, and how it was found; `wavecast.max_batch` makes it.
 
     ```python

@@ -23,6 +23,7 @@ from wavecast.hardware.family_traces import FamilyTraces, trace_on
 from wavecast.hardware.retargeting import Retargeted, retarget
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.showing import Shown
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Allocation, Call, Role, Trace
 
@@ -42,8 +43,8 @@ class Held:
     """The bytes of all of them."""
 
 
-@dataclass(frozen=True)
-class Memory:
+@dataclass(frozen=True, repr=False)
+class Memory(Shown):
     """The GPU memory of one training step; `memory` makes it.
 
     ```python

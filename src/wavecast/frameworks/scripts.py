@@ -9,7 +9,6 @@ from typing import Any
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.hardware.families import family
 from wavecast.traces.script import ScriptRun
 
 
@@ -42,7 +41,7 @@ def run_script(
         script: the path of the script.
         arguments: what it finds in `sys.argv` after its own name.
         module: whether `script` is the name of a module, as in `python -m package.train`.
-        gpu: the GPU whose attention kernels to choose; a recent data-centre GPU if None.
+        gpu: the GPU for which to choose kernels; a recent data-centre GPU if None.
         capability: the compute capability of the GPU, instead of `gpu`.
         steps: how many steps to run. None to stop as soon as two in a row are equal.
         until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
@@ -62,10 +61,10 @@ def run_script(
         raise InvalidInput(f"arguments is the text {arguments!r}; give a list of texts")
     with needing_extra("running a script"):
         from wavecast.frameworks.pytorch.scripts import Program, run
-    target = device(gpu) if isinstance(gpu, str) else gpu
     return run(
         Program(fspath(script), tuple(map(str, arguments)), module),
-        capability=capability if target is None else family(target),
+        gpu=device(gpu) if isinstance(gpu, str) else gpu,
+        capability=capability,
         steps=steps,
         until=until,
         samples=samples,

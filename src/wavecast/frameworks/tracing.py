@@ -8,12 +8,16 @@ from typing import Any, overload
 
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.footprint.largest_batch import LargestBatch, largest_batch
+from wavecast.footprint.parallel_memory import fullest_trace
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.families import Family, family
 from wavecast.hardware.family_traces import FamilyTraces
 from wavecast.hardware.retargeting import depends_on_family
+from wavecast.parallel.rank_memory import communicator_bytes
+from wavecast.parallel.spreading import spread
+from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Trace
 
 
@@ -30,6 +34,7 @@ def trace(
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compiled: bool = False,
 ) -> Trace: ...
 
 
@@ -44,6 +49,7 @@ def trace(
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compiled: bool = False,
 ) -> FamilyTraces: ...
 
 
@@ -59,6 +65,7 @@ def trace(
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compiled: bool = False,
 ) -> Trace | FamilyTraces:
     """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
 
@@ -85,6 +92,9 @@ def trace(
             DTensor, collectives), how many ranks there are. The step runs as one of them, without
             the others, and its collectives are ops of the trace.
         rank: which of the ranks it is.
+        compiled: whether to trace the step as if it were compiled: each module that it calls from
+            outside of all modules, and that has parameters, as with `Module.compile()`. Code that
+            the step compiles itself is always compiled.
 
     Raises:
         CaptureError: the step cannot be traced. The message names the line of your code.
@@ -92,21 +102,28 @@ def trace(
             `capability` was given, or there is no such rank.
     """
     with needing_extra("tracing"):
-        from wavecast.frameworks.pytorch.capture import capture
+        from wavecast.frameworks.pytorch.compiled.tracing import capture
     if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
         raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
     counted: dict[str, Any] = {"samples": samples, "unit": unit, "progress": progress}
-    traced = partial(capture, make_step, assume=assume, ranks=ranks, rank=rank, **counted)
+    named: dict[str, Any] = {"assume": assume, "ranks": ranks, "rank": rank}
+    traced = partial(capture, make_step, compiled=compiled, **named, **counted)
     if gpus is not None:
-        return of_families(lambda wanted: traced(capability=wanted), gpus)
-    return traced(capability=capability if gpu is None else family(_device(gpu)))
+        return of_families(lambda wanted: traced(gpu=wanted), gpus)
+    return traced(gpu=None if gpu is None else _device(gpu), capability=capability)
 
 
-def of_families(trace_for: Callable[[Family], Trace], gpus: Sequence[Device | str]) -> FamilyTraces:
-    """The traces for the families of these GPUs; one if the step does not depend on the family."""
+def of_families(trace_for: Callable[[Device], Trace], gpus: Sequence[Device | str]) -> FamilyTraces:
+    """The traces for the families of these GPUs; one if the step does not depend on the family.
+
+    The first GPU of each family stands for all of them.
+    """
     if isinstance(gpus, str) or not gpus:
         raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
-    first, *others = dict.fromkeys(family(_device(gpu)) for gpu in gpus)
+    named: dict[Family, Device] = {}
+    for gpu in map(_device, gpus):
+        named.setdefault(family(gpu), gpu)
+    first, *others = named.values()
     trace = trace_for(first)
     if not depends_on_family(trace):
         return FamilyTraces((trace,))
@@ -125,12 +142,15 @@ def max_batch(
     start: int = 8,
     expandable_segments: bool = False,
     assume: Mapping[str, Any] | None = None,
+    parallel: Parallel | None = None,
 ) -> LargestBatch:
     """The largest batch whose training step fits into a GPU's memory.
 
     Example:
         ```python
         wavecast.max_batch(make_step_of_batch, "l4").batch  # make_step_of_batch(16) -> step
+        fsdp = wavecast.Parallel(data=8, shard=3)
+        wavecast.max_batch(make_step_of_batch, "l4", parallel=fsdp).batch  # of one replica
         ```
 
     Args:
@@ -142,6 +162,8 @@ def max_batch(
         start: a batch that is likely to fit, where the search begins.
         expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
         assume: what the step reads from the GPU, by line of code, as for `trace`.
+        parallel: how the step is spread over several GPUs. The answer is then the largest
+            micro-batch of one replica with which the fullest rank fits.
     """
     target = _device(gpu)
 
@@ -150,7 +172,7 @@ def max_batch(
         return trace(lambda: make_step_of_batch(batch), gpu=target, assume=assume)
 
     return largest_traced_batch(
-        traced, target, limit_bytes, start=start, expandable=expandable_segments
+        traced, target, limit_bytes, start=start, expandable=expandable_segments, parallel=parallel
     )
 
 
@@ -161,12 +183,25 @@ def largest_traced_batch(
     *,
     start: int = 8,
     expandable: bool = False,
+    parallel: Parallel | None = None,
 ) -> LargestBatch:
     """The largest batch that fits, from a function that traces the step at a batch size.
 
     The function is called more than once for some batches. The other arguments are those of
     `max_batch`.
     """
+    of_rank = traced if parallel is None else _of_fullest_rank(traced, parallel)
     if limit_bytes is None:
-        limit_bytes = gpu.memory_bytes - (context_bytes(traced(start), gpu) or 0)
-    return largest_batch(traced, gpu, limit_bytes, start=start, expandable=expandable)
+        limit_bytes = gpu.memory_bytes - (context_bytes(of_rank(start), gpu) or 0)
+        limit_bytes -= 0 if parallel is None else communicator_bytes(parallel)
+    return largest_batch(of_rank, gpu, limit_bytes, start=start, expandable=expandable)
+
+
+def _of_fullest_rank(traced: Callable[[int], Trace], strategy: Parallel) -> Callable[[int], Trace]:
+    """A function that gives what the fullest rank runs of a step at a batch size."""
+
+    @cache
+    def of_rank(batch: int) -> Trace:
+        return fullest_trace(spread(traced(batch), strategy))
+
+    return of_rank

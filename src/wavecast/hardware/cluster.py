@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.links import NodeLinks, NodeNetwork
+from wavecast.showing import Brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,8 @@ class RankPlacement:
     """Ranks on one of these machines, the most that any has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+@dataclass(frozen=True, slots=True, repr=False)
+class Cluster(Brief):
     """Equal machines with several GPUs each. Units are SI; speeds are for one direction.
 
     >>> from wavecast.hardware.clusters import cluster

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wavecast.errors import UnknownName
+from wavecast.showing import Brief
 
 RATE_UNITS = (
     "fp64",
@@ -59,8 +60,8 @@ _HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-pcie-16gb"}
 the V100 in its device table, 14,028 GFLOP/s, is that of the PCIe board."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device(metaclass=_Named):
+@dataclass(frozen=True, slots=True, repr=False)
+class Device(Brief, metaclass=_Named):
     """One accelerator as a framework sees it. ``None`` means that a number is unknown.
 
     Units are SI: bytes, bytes/s, FLOP/s, Hz, W. ``fp32_tensor_flops`` is fp32 on matrix cores,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family, family_of
+from wavecast.showing import Shown
 from wavecast.traces.step import Trace
 
 
-@dataclass(frozen=True)
-class FamilyTraces:
+@dataclass(frozen=True, repr=False)
+class FamilyTraces(Shown):
     """The traces of one step for several GPU families; `wavecast.trace` makes them.
 
     GPU families have different kernels for attention, and code may ask for the compute capability.

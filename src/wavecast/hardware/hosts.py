@@ -133,19 +133,21 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
 
     Synchronisations are not in it; `timeline.play` adds them.
     """
-    counts = np.zeros((len(calls), len(COSTS)))
     column = {name: index for index, name in enumerate(COSTS)}
-    cache: dict[tuple[Op, Phase], list[tuple[int, float]]] = {}
-    module = None
-    for row, call in enumerate(calls):
-        key = (call.op, call.phase)
-        if key not in cache:
-            cache[key] = [(column[name], times) for name, times in _costs_of_op(*key)]
-        for index, times in cache[key]:
-            counts[row, index] = times
-        if call.phase is Phase.FORWARD and call.module != module:
-            counts[row, column["module_s"]] = 1
-        module = call.module
+    kinds: dict[tuple[Op, Phase], int] = {}
+    kind_of = [kinds.setdefault((call.op, call.phase), len(kinds)) for call in calls]
+    rows = np.zeros((len(kinds), len(COSTS)))
+    for row, kind in enumerate(kinds):
+        for name, times in _costs_of_op(*kind):
+            rows[row, column[name]] = times
+    counts: NDArray[np.float64] = rows[np.array(kind_of, dtype=int)]
+    modules = [None, *(call.module for call in calls)]
+    entered = [
+        row
+        for row, call in enumerate(calls)
+        if call.phase is Phase.FORWARD and call.module != modules[row]
+    ]
+    counts[entered, column["module_s"]] = 1
     if any(call.phase is Phase.BACKWARD for call in calls):
         forward = np.array([call.phase is Phase.FORWARD for call in calls])
         counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]

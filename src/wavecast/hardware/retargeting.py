@@ -62,11 +62,16 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
 
 
 def depends_on_family(trace: Trace) -> bool:
-    """Whether a step has attention, or its code asks for the GPU: both depend on the family."""
-    if trace.asks_capability:
+    """Whether a step depends on the GPU: it has attention, is compiled, or asks for the GPU."""
+    if trace.asks_capability or is_compiled(trace):
         return True
     # A GPU without a kernel for attention runs several ops instead, `_safe_softmax` among them.
     return any("attention" in op.name or _is_plain(op) for op in trace.counts)
+
+
+def is_compiled(trace: Trace) -> bool:
+    """Whether a step has kernels that torch's compiler made, for one GPU."""
+    return any(op.name.startswith("inductor.") for op in trace.counts)
 
 
 class _Same:

@@ -1,1 +1,1 @@
-"""Callbacks for training tools, which record trainings in the run store."""
+"""Callbacks for training tools, which record and predict trainings, and a plugin for pytest."""

@@ -1,8 +1,8 @@
-"""A callback for Lightning's Trainer that records its trainings in the run store.
+"""Callbacks for Lightning's Trainer: one records trainings, one predicts their step.
 
-from wavecast.integrations.lightning import LightningRunRecorder
+from wavecast.integrations.lightning import LightningRunRecorder, LightningStepPredictor
 
-trainer = Trainer(..., callbacks=[LightningRunRecorder()])
+trainer = Trainer(..., callbacks=[LightningRunRecorder(), LightningStepPredictor(gpu="l4")])
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from wavecast.errors import MissingExtra
+from wavecast.errors import CaptureError, MissingExtra
+from wavecast.integrations.step_copies import StepRecipe, on_host, step_of
 from wavecast.integrations.training_recorder import TrainingRecorder, gpu_name, precision_of
+from wavecast.integrations.training_watch import TrainingWatch
 from wavecast.runs.readers.facts import Facts, Given, find_facts
 
 
@@ -26,7 +30,7 @@ def _callback() -> Any:
         except ModuleNotFoundError as error:
             if error.name not in ("lightning", "pytorch_lightning"):
                 raise
-    raise MissingExtra("recording Lightning's trainings needs Lightning: pip install lightning")
+    raise MissingExtra("callbacks for Lightning need it: pip install lightning")
 
 
 class LightningRunRecorder(_callback()):  # type: ignore[misc]
@@ -77,4 +81,111 @@ def _facts(trainer: Any, module: Any) -> Facts:
         gpus=trainer.world_size,
         precision=precision_of(module) if precision == "fp32" else precision,
         framework="pytorch",
+    )
+
+
+class LightningStepPredictor(_callback()):  # type: ignore[misc]
+    """Predicts the step of a Trainer before it runs, and compares it with the steps that run.
+
+    The first batch is traced on a copy of the module without weights. The training, its random
+    numbers and the memory of the GPU stay as they are.
+
+    ```python
+    from wavecast.integrations.lightning import LightningStepPredictor
+
+    trainer = Trainer(..., callbacks=[LightningStepPredictor(gpu="a100-sxm-80gb")])
+    ```
+
+    Args:
+        gpu: the GPU to predict for. None for the one that the training runs on.
+        options: further arguments of `TrainingWatch`.
+    """
+
+    def __init__(self, gpu: str | None = None, **options: Any) -> None:
+        self.watch = TrainingWatch(gpu, **options)
+        self._step = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start a new training."""
+        self.watch.begin()
+        self._step = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Predict the step with the first batch."""
+        if not trainer.is_global_zero or not self.watch.is_due:
+            return
+        make_step: Callable[[], Callable[[], Any]] = partial(_refused, trainer, pl_module)
+        if pl_module.automatic_optimization and len(trainer.optimizers) == 1:
+            make_step = step_of(
+                pl_module,
+                trainer.optimizers[0],
+                on_host(batch),
+                _training_loss,
+                _recipe(trainer),
+                keep={id(trainer): trainer},
+            )
+        size = getattr(trainer.train_dataloader, "batch_size", None)
+        samples = size and size * trainer.accumulate_grad_batches
+        self.watch.predict(make_step, trainer.strategy.root_device, samples)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Time the step. Batches of an accumulation are not steps."""
+        if trainer.is_global_zero and trainer.global_step > self._step:
+            self._step = trainer.global_step
+            if self.watch.step():
+                self._log(trainer)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Exclude the time of the validation."""
+        self.watch.interrupt()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Exclude the time of the checkpoint."""
+        self.watch.interrupt()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Compare for the last time."""
+        if trainer.is_global_zero:
+            self.watch.end()
+            self._log(trainer)
+
+    def _log(self, trainer: Any) -> None:
+        if self.watch.metrics:
+            for logger in trainer.loggers:
+                logger.log_metrics(self.watch.metrics, trainer.global_step)
+
+
+def _recipe(trainer: Any) -> StepRecipe:
+    precision = str(trainer.precision)
+    mixed = {"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(precision)
+    clips_values = trainer.gradient_clip_algorithm == "value"
+    return StepRecipe(
+        accumulate=trainer.accumulate_grad_batches,
+        autocast=mixed,
+        clip_norm=None if clips_values else trainer.gradient_clip_val,
+        clip_value=trainer.gradient_clip_val if clips_values else None,
+        pinned=bool(getattr(trainer.train_dataloader, "pin_memory", False)),
+    )
+
+
+def _training_loss(module: Any, batch: Any) -> Any:
+    """The loss of a module's training step, in which nothing is logged."""
+    for name in ("log", "log_dict", "print"):
+        vars(module)[name] = _nothing
+    result = module.training_step(batch, 0)
+    return result["loss"] if isinstance(result, Mapping) else result
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a copy logs."""
+
+
+def _refused(trainer: Any, module: Any) -> Any:
+    if module.automatic_optimization:
+        raise CaptureError(f"it has {len(trainer.optimizers)} optimizers, and one is expected")
+    raise CaptureError(
+        "the module updates its weights itself (automatic_optimization is off); trace its step "
+        "with wavecast.trace or wavecast run"
     )

@@ -24,6 +24,7 @@ from wavecast.ops import (  # noqa: F401  (importing them registers their formul
     collective,
     convolution,
     detection,
+    fused,
     indexing,
     matmul,
     movement,

@@ -32,6 +32,8 @@ class Kind(StrEnum):
     FILL = "fill"
     RANDOM = "random"
     OPTIMIZER = "optimizer"
+    FUSED = "fused"
+    """A kernel that a compiler made of several ops."""
     FFT = "fft"
     LINEAR_ALGEBRA = "linear_algebra"
     VIEW = "view"

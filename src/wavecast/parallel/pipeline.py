@@ -18,7 +18,9 @@ class Cut:
     """Where a model is cut into parts."""
 
     parts: dict[str, int]
-    """The part of each module."""
+    """The part that owns the weights of each module: the first that uses them."""
+    owners: tuple[int, ...]
+    """The part that runs each call. Those of the optimizer are run by all."""
     boundary: TensorSpec
     """The tensor that one part sends to the next."""
     notes: tuple[str, ...]
@@ -44,29 +46,41 @@ def cut_model(trace: Trace, parts: int, seconds: Callable[[Call], float]) -> Cut
             f"the model cannot be cut into {parts} parts: it has {len(order)} repeated blocks; "
             f"use at most {max(len(order), 1)} (pipeline x virtual)"
         )
-    place: dict[str, str] = {}
+    places = _places(trace, block_of, order)
     times: dict[str, float] = defaultdict(float)
-    last = order[0]
-    for call in trace:
-        if call.phase is Phase.OPTIMIZER:
-            continue
-        block = block_of(call.module)
-        if block not in order:
-            block = place.get(call.module, last)
-        if call.phase is Phase.FORWARD:
-            last = block
-        place.setdefault(call.module, block)
-        times[block] += seconds(call)
+    for call, block in zip(trace, places, strict=True):
+        if call.phase is not Phase.OPTIMIZER:
+            times[block] += seconds(call)
     bounds = _balanced([times[block] for block in order], parts)
     part_of_block = {}
     for part, (begin, end) in enumerate(bounds):
         for block in order[begin:end]:
             part_of_block[block] = part
-    modules = {module: part_of_block[block] for module, block in place.items()}
+    owners = tuple(part_of_block[block] for block in places)
+    modules: dict[str, int] = {}
+    for call, part in zip(trace, owners, strict=True):
+        if call.phase is not Phase.OPTIMIZER:
+            modules.setdefault(call.module, part)
     boundary = _boundary(trace, block_of, order)
     sizes = ", ".join(str(end - begin) for begin, end in bounds)
     note = f"the model was cut into {parts} parts of {sizes} blocks, at equal predicted time"
-    return Cut(modules, boundary, (note,))
+    return Cut(modules, owners, boundary, (note,))
+
+
+def _places(trace: Trace, block_of: Callable[[str], str], order: Sequence[str]) -> list[str]:
+    """The block that each call goes with: its own, or that which ran before it.
+
+    A module outside of the blocks may run before and after them, as one that looks words up and
+    multiplies with the same table at the end. So it is the order of the calls that counts.
+    """
+    known, current = set(order), order[0]
+    places = []
+    for call in trace:
+        block = block_of(call.module)
+        if block in known and call.phase is not Phase.OPTIMIZER:
+            current = block
+        places.append(current)
+    return places
 
 
 def _blocks_in_order(trace: Trace, block_of: Callable[[str], str]) -> list[str]:
@@ -119,11 +133,7 @@ def part_traces(trace: Trace, cut_at: Cut, parts: int, end: int) -> list[Trace]:
         parts: the number of parts.
         end: the position where the backward pass ends.
     """
-    owners: list[int] = []
-    part = 0
-    for call in trace.calls[:end]:
-        part = cut_at.parts.get(call.module, part) if call.module else part
-        owners.append(part)
+    owners = cut_at.owners[:end]
     weights = parameters(trace)
     owned = [cut_at.parts.get(weight.module, 0) for weight in weights]
     memory = _memory_by_part(trace, cut_at, owners, parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from wavecast.parallel.ranks import ParallelStep, RankGroup
-from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
+from wavecast.parallel.schedules import in_flight, order_of
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
@@ -29,24 +29,26 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
     extra: list[Allocation] = []
     for other in group.parts:
         if other is not part:
-            extra += [a for a in other.last.allocations if a.born is None and a.freed is None]
+            staying = [a for a in other.last.allocations if a.freed is None]
+            extra += [a for a in staying if a.born is None]
             extra += [
-                replace(a, born=None) for a in other.last.allocations if a.role is Role.GRADIENT
+                replace(a, born=None)
+                for a in staying
+                if a.role is Role.GRADIENT and a.born is not None
             ]
-    held = in_flight(strategy)[group.stage] - 1
+    held = _in_flight(strategy)[group.stage] - 1
     if held > 0:
         mean_bytes = sum(_kept_bytes(p.last) for p in group.parts) // len(group.parts)
         extra.append(Allocation(held * mean_bytes, None, None, Role.INTERMEDIATE))
     return replace(trace, allocations=(*trace.allocations, *extra))
 
 
-def in_flight(strategy: Parallel) -> tuple[int, ...]:
+def _in_flight(strategy: Parallel) -> tuple[int, ...]:
     """How many micro-batches' activations each stage holds at most, counted over its parts."""
     if strategy.pipeline == 1:
         return (1,)
     parts = strategy.pipeline * strategy.virtual
-    orders = order_of(strategy.schedule, strategy.pipeline, parts, strategy.microbatches)
-    return play_schedule(orders, [PartTimes(1.0, 2.0, 1.0)] * parts).in_flight
+    return in_flight(order_of(strategy.schedule, strategy.pipeline, parts, strategy.microbatches))
 
 
 def communicator_bytes(strategy: Parallel) -> int:

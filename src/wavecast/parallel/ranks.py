@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wavecast.parallel.strategy import Parallel
+from wavecast.showing import Brief
 from wavecast.traces.step import TensorSpec, Trace
 
 
-@dataclass(frozen=True)
-class ModelPart:
+@dataclass(frozen=True, repr=False)
+class ModelPart(Brief):
     """A part of the model on one rank: the whole model, or one chunk of a pipeline stage."""
 
     plain: Trace
@@ -20,8 +21,8 @@ class ModelPart:
     """The position in `last` where the backward pass ends."""
 
 
-@dataclass(frozen=True)
-class RankGroup:
+@dataclass(frozen=True, repr=False)
+class RankGroup(Brief):
     """Ranks that run the same ops. Without a pipeline there is one group."""
 
     ranks: int
@@ -32,14 +33,16 @@ class RankGroup:
     """The parts of the model that the stage has: one, unless `Parallel.virtual`."""
 
 
-@dataclass(frozen=True)
-class ParallelStep:
+@dataclass(frozen=True, repr=False)
+class ParallelStep(Brief):
     """One optimizer step of all ranks."""
 
     strategy: Parallel
     groups: tuple[RankGroup, ...]
     """The distinct groups, one for each pipeline stage, in order of the stages."""
     boundary: TensorSpec | None = None
-    """The tensor that one stage sends to the next. None without a pipeline."""
+    """The tensor that one stage sends to the next.
+
+    None without a pipeline, or where the step's own code sends it."""
     notes: tuple[str, ...] = ()
     """What was assumed: how products were paired, where the model was cut, ..."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from wavecast.errors import InvalidInput
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 
 
-@dataclass(frozen=True)
-class PipelinePass:
+class PipelinePass(NamedTuple):
     """One pass of a micro-batch through one part of the model."""
 
     kind: str
@@ -47,11 +49,14 @@ class Played:
     """How long each stage worked."""
     ends_s: tuple[float, ...]
     """When each stage has ended its last pass."""
-    in_flight: tuple[int, ...]
-    """The most micro-batches whose activations each stage held at once, over all its parts."""
 
 
-def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> list[list[PipelinePass]]:
+Orders = tuple[tuple[PipelinePass, ...], ...]
+"""The passes of each stage, in order."""
+
+
+@lru_cache(maxsize=8)  # time and memory need the same one, and so do strategies that shard more
+def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> Orders:
     """The passes of each stage, in order.
 
     Args:
@@ -62,7 +67,9 @@ def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> list[
         microbatches: how many micro-batches run.
     """
     if parts > stages:
-        return [_interleaved(stage, stages, parts, microbatches) for stage in range(stages)]
+        return tuple(
+            tuple(_interleaved(stage, stages, parts, microbatches)) for stage in range(stages)
+        )
     if schedule == "gpipe":
         warm = [microbatches] * stages
     else:
@@ -74,8 +81,21 @@ def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> list[
             passes.append(PipelinePass(BACKWARD, stage, m))
             if m + warm[stage] < microbatches:
                 passes.append(PipelinePass(FORWARD, stage, m + warm[stage]))
-        orders.append(_with_weights(passes, stage) if schedule == "zero-bubble" else passes)
-    return orders
+        later = _with_weights(passes, stage) if schedule == "zero-bubble" else passes
+        orders.append(tuple(later))
+    return tuple(orders)
+
+
+def in_flight(orders: Sequence[Sequence[PipelinePass]]) -> tuple[int, ...]:
+    """The most micro-batches whose activations each stage holds at once, over all its parts."""
+    change = dict.fromkeys((FORWARD, BACKWARD, WEIGHTS), 0)
+    change |= {FORWARD: 1, WEIGHTS if _splits(orders) else BACKWARD: -1}
+    return tuple(max(accumulate(change[item.kind] for item in order)) for order in orders)
+
+
+def _splits(orders: Sequence[Sequence[PipelinePass]]) -> bool:
+    """Whether gradients of weights have passes of their own."""
+    return any(item.kind == WEIGHTS for order in orders for item in order)
 
 
 def _with_weights(passes: list[PipelinePass], stage: int) -> list[PipelinePass]:
@@ -134,8 +154,7 @@ def play_schedule(orders: Sequence[Sequence[PipelinePass]], times: Sequence[Part
     stages, last = len(orders), len(times) - 1
     ready: dict[tuple[str, int, int], float] = {}
     free_s, busy_s, at = [0.0] * stages, [0.0] * stages, [0] * stages
-    held, most = [0] * stages, [0] * stages
-    splits = any(item.kind == WEIGHTS for order in orders for item in order)
+    splits = _splits(orders)
     moving = True
     while moving:
         moving = False
@@ -148,15 +167,12 @@ def play_schedule(orders: Sequence[Sequence[PipelinePass]], times: Sequence[Part
                 seconds = _seconds(item, times[item.part], splits)
                 free_s[stage] = max(free_s[stage], needed_s) + seconds
                 busy_s[stage] += seconds
-                ready[item.kind, item.part, item.microbatch] = free_s[stage]
-                ends = WEIGHTS if splits else BACKWARD
-                held[stage] += (item.kind == FORWARD) - (item.kind == ends)
-                most[stage] = max(most[stage], held[stage])
+                ready[item] = free_s[stage]
                 at[stage] += 1
                 moving = True
     if any(at[stage] < len(order) for stage, order in enumerate(orders)):
         raise InvalidInput("the passes of this schedule wait for each other; use another schedule")
-    return Played(max(free_s), tuple(busy_s), tuple(free_s), tuple(most))
+    return Played(max(free_s), tuple(busy_s), tuple(free_s))
 
 
 def _needed(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, Edit, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
@@ -185,7 +186,14 @@ def _sharded_memory(
     # Counters of a few bytes are kept whole.
     if allocation.role not in shared or allocation.nbytes <= 8:
         return allocation
-    return replace(allocation, nbytes=max(allocation.nbytes // shards, 1))
+    share = max(allocation.nbytes // shards, 1)
+    born, freed, role, module = (
+        allocation.born,
+        allocation.freed,
+        allocation.role,
+        allocation.module,
+    )
+    return Allocation(share, born, freed, role, module)
 
 
 def _share_optimizer(edit: Edit, shards: int) -> None:
@@ -200,13 +208,16 @@ def _clips(call: Call) -> bool:
     return call.phase is Phase.OTHER and call.op.name.startswith(_LIST_OPS)
 
 
+@lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once
 def _shared(op: Op, shards: int) -> Op:
+    @cache
     def share(tensor: TensorSpec) -> TensorSpec:
         if tensor.numel < shards:
             return tensor
         rows = tensor.shape[0]
         if rows >= shards and tensor.strides is None:
-            return replace(tensor, shape=(-(-rows // shards), *tensor.shape[1:]))
+            shape = (-(-rows // shards), *tensor.shape[1:])
+            return TensorSpec(shape, tensor.dtype, None, tensor.device)
         return TensorSpec((-(-tensor.numel // shards),), tensor.dtype, None, tensor.device)
 
     return Op(op.name, tuple(map(share, op.inputs)), tuple(map(share, op.outputs)), op.attrs)

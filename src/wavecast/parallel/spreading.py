@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from wavecast.errors import InvalidInput
 from wavecast.parallel.data import with_reduction
@@ -15,6 +16,8 @@ from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Call, Op, Phase, Role, Trace
+
+T = TypeVar("T")
 
 
 def spread(
@@ -32,22 +35,73 @@ def spread(
     Raises:
         InvalidInput: the step cannot be spread this way. The message says what would fit.
     """
-    if trace.measurement is not None:
-        raise InvalidInput(
-            "the trace was measured on one GPU; several GPUs are predicted from a traced step "
-            "(wavecast.trace), whose ops can be split"
-        )
-    if exchanging_ranks(trace):
-        return _as_traced(trace, strategy)
-    trace, notes = with_layers_divided(trace, strategy)
-    end = backward_end(trace)
-    parts = strategy.pipeline * strategy.virtual
-    if parts == 1:
-        part = _part(trace, strategy)
-        return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
-    cut_at = cut_model(trace, parts, seconds or (lambda _: 1.0))
-    made = [_part(t, strategy) for t in part_traces(trace, cut_at, parts, end)]
-    return _staged(strategy, made, cut_at, notes)
+    return Spreader(trace, seconds).spread(strategy)
+
+
+class Spreader:
+    """Spreads one step by many strategies, and does once what strategies in a row share.
+
+    Strategies with equal layers (tensor, sequence, context and expert) come best after each other,
+    and among them those with equal numbers of parts of the model.
+
+    Args:
+        trace: one micro-batch on one GPU, as for `spread`.
+        seconds: the time of a call, as for `spread`.
+    """
+
+    def __init__(self, trace: Trace, seconds: Callable[[Call], float] | None = None) -> None:
+        if trace.measurement is not None:
+            raise InvalidInput(
+                "the trace was measured on one GPU; several GPUs are predicted from a traced step "
+                "(wavecast.trace), whose ops can be split"
+            )
+        self._trace = trace
+        self._seconds = seconds or (lambda _: 1.0)
+        self._exchanges = bool(exchanging_ranks(trace))
+        self._divided: _Kept[tuple[Trace, tuple[str, ...]]] = _Kept()
+        self._cut: _Kept[tuple[Cut, list[Trace]]] = _Kept()
+
+    def spread(self, strategy: Parallel) -> ParallelStep:
+        """What each distinct group of ranks runs in one optimizer step.
+
+        Raises:
+            InvalidInput: the step cannot be spread this way. The message says what would fit.
+        """
+        if self._exchanges:
+            return _as_traced(self._trace, strategy)
+        layers = _layers_key(strategy)
+        trace, notes = self._divided.get(layers, lambda: with_layers_divided(self._trace, strategy))
+        parts = strategy.pipeline * strategy.virtual
+        if parts == 1:
+            part = _part(trace, strategy)
+            return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
+        cut_at, pieces = self._cut.get((layers, parts), lambda: self._pieces(trace, parts))
+        return _staged(strategy, [_part(piece, strategy) for piece in pieces], cut_at, notes)
+
+    def _pieces(self, trace: Trace, parts: int) -> tuple[Cut, list[Trace]]:
+        cut_at = cut_model(trace, parts, self._seconds)
+        return cut_at, part_traces(trace, cut_at, parts, backward_end(trace))
+
+
+class _Kept(Generic[T]):
+    """The latest answer, kept for the next question."""
+
+    def __init__(self) -> None:
+        self._answer: tuple[object, T] | None = None
+
+    def get(self, question: object, make: Callable[[], T]) -> T:
+        if self._answer is None or self._answer[0] != question:
+            self._answer = None
+            self._answer = question, make()
+        return self._answer[1]
+
+
+def _layers_key(strategy: Parallel) -> tuple[object, ...]:
+    """What the division of the layers depends on."""
+    axes = strategy.axes
+    words = strategy.data * strategy.context if strategy.expert > 1 else 0
+    names = ("tensor", "context", "expert")
+    return (*(axes[name] for name in names), strategy.sequence, strategy.tensor_plan, words)
 
 
 def exchanging_ranks(trace: Trace) -> int:
@@ -65,17 +119,24 @@ def without_collectives(trace: Trace) -> Trace:
 def _as_traced(trace: Trace, strategy: Parallel) -> ParallelStep:
     """The step of code that is parallel itself: all ranks run what one of them was seen to run."""
     ranks = exchanging_ranks(trace)
-    if strategy.gpus < ranks or strategy.pipeline > 1:
+    receives = any(call.op.name == "nccl.recv" for call in trace)
+    if strategy.gpus < ranks or (strategy.pipeline > 1 and not receives):
         raise InvalidInput(
             f"the traced step exchanges tensors among {ranks} ranks itself, so parallel= only says "
             f"how many GPUs there are and in which cluster; give Parallel(data={ranks}), or more "
-            "ranks, and no pipeline"
+            "ranks, and no pipeline, unless the code itself is one"
         )
     end = backward_end(trace) if _trains(trace) else len(trace)
     passes = replace(trace, calls=trace.calls[:end], allocations=())
     group = RankGroup(strategy.gpus, 0, (ModelPart(passes, trace, end),))
-    note = "the collectives are those of the step's own code, and each rank runs the traced step"
-    return ParallelStep(strategy, (group,), notes=(note,))
+    notes = ["the collectives are those of the step's own code, and each rank runs the traced step"]
+    if receives:
+        notes.append(
+            "the rank receives tensors from another one; the time until that rank sends them, a "
+            "pipeline's bubble, is not known and not counted: trace the whole model and predict it "
+            f"with parallel=Parallel(pipeline={strategy.pipeline})"
+        )
+    return ParallelStep(strategy, (group,), notes=tuple(notes))
 
 
 def _trains(trace: Trace) -> bool:

@@ -1,1 +1,1 @@
-"""Planning: the prices of cloud GPUs, and the order in which GPUs are listed."""
+"""Planning: prices, what a whole training takes, and which GPUs to choose for it."""

@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
+from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.memory import Memory
-from wavecast.footprint.parallel_memory import fullest_rank
+from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
+from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.gradients import parameters
 from wavecast.parallel.strategy import Parallel
 from wavecast.steps.parallel_prediction import (
-    ClusterPredictor,
     ParallelPrediction,
-    predict_spread,
-    spread_by_time,
+    ParallelSteps,
 )
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.traces.blocks import blocks_of
 from wavecast.traces.step import Role, Trace
 
@@ -123,12 +124,22 @@ def search_layouts(
             f"a global batch of {search.global_batch} cannot be divided among {search.gpus} GPUs; "
             "use a multiple of the number of GPUs, or fewer GPUs"
         )
-    layouts = []
-    for index, (strategy, micro) in enumerate(todo):
-        layouts.append(_tried(strategy, micro, trace_of, predictor, host))
+    tried: dict[int, Layout] = {}
+    steps: ParallelSteps | None = None
+    # Strategies that share most of the work come after each other.
+    for index in sorted(range(len(todo)), key=lambda i: _shared_work(*todo[i])):
+        strategy, micro = todo[index]
+        if steps is None or steps.trace is not trace_of(micro):
+            steps = ParallelSteps(trace_of(micro), predictor, host)
+        tried[index] = _tried(strategy, micro, steps, predictor.device)
         if progress is not None:
-            progress(index + 1, len(todo))
-    return ranked(layouts)
+            progress(len(tried), len(todo))
+    return ranked([tried[index] for index in range(len(todo))])
+
+
+def _shared_work(strategy: Parallel, micro: int) -> tuple[int, ...]:
+    """The order of a search: the trace first, then its division, then the parts of the model."""
+    return micro, strategy.tensor, strategy.pipeline * strategy.virtual, strategy.pipeline
 
 
 def ranked(layouts: Sequence[Layout]) -> list[Layout]:
@@ -138,25 +149,23 @@ def ranked(layouts: Sequence[Layout]) -> list[Layout]:
     return [*sorted(working, key=lambda layout: layout.seconds or 0.0), *failed]
 
 
-def _tried(
-    strategy: Parallel,
-    micro: int,
-    trace_of: Callable[[int], Trace],
-    predictor: ClusterPredictor,
-    host: HostModel,
-) -> Layout:
-    trace, device = trace_of(micro), predictor.device
-    least = _least_bytes(trace, strategy)
+def _tried(strategy: Parallel, micro: int, steps: ParallelSteps, device: Device) -> Layout:
+    least = _least_bytes(steps.trace, strategy)
     if least > device.memory_bytes:
         needed = f"weights, gradients and optimizer alone need {least / 1e9:.0f} GB"
         return Layout(strategy, micro, reason=f"does not fit: {needed}")
     try:
-        step = spread_by_time(trace, strategy, predictor)
-        needed_memory = fullest_rank(step, device)
+        step = steps.spread(strategy)
+        fullest = fullest_trace(step)
+        least = peak_bytes(fullest.allocations)
+        if least > device.memory_bytes:
+            needed = f"it needs at least {least / 1e9:.0f} GB"
+            return Layout(strategy, micro, reason=f"does not fit: {needed}")
+        needed_memory = memory_of_rank(fullest, strategy, device)
         if not needed_memory.fits:
             needed = f"it needs {needed_memory.needed_bytes / 1e9:.0f} GB"
             return Layout(strategy, micro, needed_memory, reason=f"does not fit: {needed}")
-        prediction = predict_spread(trace, step, predictor, host)
+        prediction = steps.predict(step)
     except InvalidInput as error:
         return Layout(strategy, micro, reason=str(error))
     return Layout(strategy, micro, needed_memory, prediction, _losses(prediction))

@@ -1,24 +1,25 @@
-"""Prices of GPU hours in clouds, from a small dated snapshot (data/prices.toml)."""
+"""Prices of GPU hours: offers of clouds, your own prices, and which offer is the cheapest."""
 
 from __future__ import annotations
 
 import datetime
-import functools
+import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from wavecast.errors import InvalidInput
-from wavecast.files import read_toml, shipped
+from wavecast.files import config_folder, shipped
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device as device_of_name
+
+STALE_DAYS = 180
+"""A price that is older than this is marked as old, and is not taken for the cheapest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One cloud offer, in USD per GPU and hour, on a date.
+    """One offer, in USD per GPU and hour, on a date.
 
     >>> offer = price("h100-sxm-80gb")
     >>> offer is not None and offer.per_usd(1000.0) > 0  # samples per dollar at 1000 samples/s
@@ -26,15 +27,14 @@ class Price:
 
     Attributes:
         device_id: The id of the GPU.
-        usd_per_hour: The on-demand price of the instance divided by its number of GPUs.
-        provider: The cloud provider.
+        usd_per_hour: The price of the machine divided by its number of GPUs.
+        provider: Who sells it: a cloud, "yours" for a price of your own, "bought".
         instance: The provider's name for the machine; empty if GPUs are rented singly.
         date: The date on which the price was first seen; prices change.
-        spot_usd_per_hour: The price of the same offer if it may be interrupted; None if there is
-            no such offer.
         region: The provider's region; empty if the price does not depend on it.
-        gpus: The number of GPUs of the instance. Fewer cannot be rented at this price.
+        gpus: The number of GPUs of the machine. Fewer cannot be rented at this price.
         includes_host: False if the machine around the GPU costs extra.
+        is_spot: Whether the provider may take the machine away at any time.
     """
 
     device_id: str
@@ -42,10 +42,31 @@ class Price:
     provider: str
     instance: str
     date: datetime.date
-    spot_usd_per_hour: float | None = None
     region: str = ""
     gpus: int = 1
     includes_host: bool = True
+    is_spot: bool = False
+
+    @property
+    def machine_usd_per_hour(self) -> float:
+        """The price of the whole machine, in USD per hour."""
+        return self.usd_per_hour * self.gpus
+
+    def machines_for(self, gpus: int) -> int:
+        """The number of machines that hold so many GPUs."""
+        return math.ceil(gpus / self.gpus)
+
+    def usd_per_hour_of(self, gpus: int) -> float:
+        """What must be rented to get so many GPUs, in USD per hour: whole machines."""
+        return self.machines_for(gpus) * self.machine_usd_per_hour
+
+    def age_days(self, on: datetime.date) -> int:
+        """How many days old the price is on a date."""
+        return (on - self.date).days
+
+    def is_stale(self, on: datetime.date) -> bool:
+        """Whether the price is older than `STALE_DAYS` on a date."""
+        return self.age_days(on) > STALE_DAYS
 
     def per_usd(self, per_s: float) -> float:
         """Samples (or other units) per dollar, from samples per second.
@@ -55,8 +76,102 @@ class Price:
         return per_s * 3600 / self.usd_per_hour
 
 
+@dataclass(frozen=True)
+class PriceFilter:
+    """Which offers are looked at."""
+
+    providers: tuple[str, ...] = ()
+    """The names of the providers. Empty for all."""
+    spot: bool = False
+    """Whether machines that may be taken away are looked at, too."""
+    stale: bool = False
+    """Whether offers are looked at that were old when the table was made."""
+
+    def admits(self, offer: Price, on: datetime.date) -> bool:
+        """Whether an offer is looked at, in a table of a date."""
+        return (
+            (not self.providers or offer.provider.lower() in self.providers)
+            and (self.spot or not offer.is_spot)
+            and (self.stale or not offer.is_stale(on))
+        )
+
+
+ON_DEMAND = PriceFilter()
+"""Offers on demand of all providers that were fresh when the table was made."""
+
+
+@dataclass(frozen=True)
+class PriceBook:
+    """A table of offers.
+
+    ```python
+    book = price_book()
+    book.of("l4")                      # all offers of a GPU, cheapest first
+    book.cheapest("h100-sxm-80gb", 8)  # the cheapest way to rent eight of them
+    ```
+    """
+
+    offers: tuple[Price, ...]
+    date: datetime.date
+    """The date of the table; single offers may be older."""
+    source: str = ""
+    which: PriceFilter = ON_DEMAND
+    """The offers that are looked at."""
+
+    def looking_at(self, which: PriceFilter) -> PriceBook:
+        """The same table, of which other offers are looked at."""
+        return replace(self, which=which)
+
+    def seen(self) -> tuple[Price, ...]:
+        """All offers that are looked at."""
+        return tuple(offer for offer in self.offers if self.which.admits(offer, self.date))
+
+    def of(self, device_id: str) -> tuple[Price, ...]:
+        """The offers of a GPU that are looked at, cheapest per GPU first."""
+        found = [offer for offer in self.seen() if offer.device_id == device_id]
+        return tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.gpus)))
+
+    def cheapest(self, device_id: str, gpus: int = 1, *, together: int = 1) -> Price | None:
+        """The offer at which so many GPUs cost least; whole machines are paid. None if unknown.
+
+        Offers of a GPU without the machine around it count only if there are no others.
+
+        Args:
+            device_id: the GPU.
+            gpus: how many of them.
+            together: how many of them must be in one machine.
+        """
+        return min(
+            (offer for offer in self.of(device_id) if offer.gpus >= together),
+            key=lambda offer: (not offer.includes_host, offer.usd_per_hour_of(gpus), offer.gpus),
+            default=None,
+        )
+
+    def providers(self) -> tuple[str, ...]:
+        """The names of all providers in the table."""
+        return tuple(sorted({offer.provider for offer in self.offers}))
+
+    def with_offers(self, own: Iterable[Price]) -> PriceBook:
+        """The table in which offers of your own replace all offers of the same GPUs."""
+        added = tuple(own)
+        gpus = {offer.device_id for offer in added}
+        kept = (offer for offer in self.offers if offer.device_id not in gpus)
+        return replace(self, offers=(*kept, *added))
+
+    def renewed(self, newer: PriceBook) -> PriceBook:
+        """The table in which the providers of a newer one have their newer offers only."""
+        names = {offer.provider for offer in newer.offers}
+        kept = (offer for offer in self.offers if offer.provider not in names)
+        sources = "; ".join(dict.fromkeys(filter(None, (newer.source, self.source))))
+        date = max(newer.date, self.date)
+        return replace(self, offers=(*kept, *newer.offers), date=date, source=sources)
+
+
 def price(device: Device | str, setup: str | None = None) -> Price | None:
-    """The cheapest known offer for a device. None when unknown; a price is never guessed.
+    """The cheapest known offer on demand for one GPU. None when unknown; nothing is guessed.
+
+    A machine with several GPUs is an offer only for GPUs that are not rented singly; its price is
+    then that of each of them.
 
     Args:
         device: the GPU, or its name.
@@ -64,98 +179,40 @@ def price(device: Device | str, setup: str | None = None) -> Price | None:
 
     Raises:
         UnknownName: the name fits no device, or several; or there is no such setup.
+        InvalidInput: the user's own table of prices is damaged.
     """
     gpu = device_of_name(device) if isinstance(device, str) else device
-    return prices(setup).get(gpu.id)
+    return price_book(setup).cheapest(gpu.id)
 
 
-@functools.cache
-def prices(setup: str | None = None) -> Mapping[str, Price]:
-    """The shipped prices by device id; with a setup, those of its paper."""
-    if setup is None:
-        return read_prices(shipped("prices.toml"))
-    # Imported only here: it needs numpy, and today's prices do not.
-    from wavecast.predictors.published import published_setup
+def price_book(setup: str | None = None) -> PriceBook:
+    """The user's table of prices if there is one, else the shipped one; or that of a paper.
 
-    return read_prices(shipped(f"setups/{published_setup(setup).name}-prices.toml"))
-
-
-def read_prices(path: str | os.PathLike[str]) -> dict[str, Price]:
-    """The prices of a TOML file by device id.
+    Args:
+        setup: "habitat" for the prices of Habitat's paper; None for today's.
 
     Raises:
-        InvalidInput: the file cannot be read or is not a price file; says which key and why.
+        InvalidInput: the user's own table is damaged.
     """
-    try:
-        table = read_toml(Path(path))
-        _refuse_unknown(table, ("source", "snapshot", "currency", "prices"), "")
-        currency = table.get("currency", "USD")
-        if currency != "USD":
-            raise InvalidInput(f'currency must be "USD", not {currency!r}')
-        offers = table.get("prices")
-        if not isinstance(offers, dict):
-            raise InvalidInput("has no prices; write one as [prices.<device id>]")
-        return {device_id: _price(device_id, offer) for device_id, offer in offers.items()}
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
+    from wavecast.planning.price_files import read_prices
+
+    if setup is not None:
+        # Imported only here: it needs numpy, and today's prices do not.
+        from wavecast.predictors.published import published_setup
+
+        return read_prices(shipped(f"setups/{published_setup(setup).name}-prices.toml"))
+    own = user_prices()
+    return read_prices(own if own.is_file() else shipped("prices.toml"))
 
 
-def _price(device_id: str, offer: object) -> Price:
-    where = f"prices.{device_id}"
-    if not isinstance(offer, dict):
-        raise InvalidInput(f"{where} must be a table, written [{where}], not {offer!r}")
-    _refuse_unknown(offer, (*_CHECKS, *_OPTIONAL), f"{where}.")
-    for key in _CHECKS:
-        if key not in offer:
-            raise InvalidInput(f"{where}.{key} is missing")
-    values: dict[str, Any] = {}
-    for key, value in offer.items():
-        check, expected = (_CHECKS | _OPTIONAL)[key]
-        if not check(value):
-            raise InvalidInput(f"{where}.{key} must be {expected}, not {value!r}")
-        values[key] = value
-    return Price(device_id=device_id, **values)
+def user_prices() -> Path:
+    """The path of the user's table, which `wavecast prices update` writes. It need not exist."""
+    return config_folder() / "prices.toml"
 
 
-def _refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
-    allowed = tuple(allowed)
-    for key in table:
-        if key not in allowed:
-            raise InvalidInput(f"unknown key {where}{key}; known: {', '.join(allowed)}")
-
-
-def _is_money(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 1e-6 <= value <= 1e6  # nothing beyond can be the price of an hour
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_date(value: object) -> bool:
-    # isinstance would also accept a datetime, which is a TOML date with a time.
-    return type(value) is datetime.date
-
-
-def _is_yes_or_no(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-_CHECKS = {
-    "usd_per_hour": (_is_money, "a positive number of USD that can be a price"),
-    "provider": (_is_text, "a text in quotes"),
-    "instance": (_is_text, "a text in quotes"),
-    "date": (_is_date, "a date such as 2026-08-22"),
-}
-_OPTIONAL = {
-    "spot_usd_per_hour": (_is_money, "a positive number of USD that can be a price"),
-    "region": (_is_text, "a text in quotes"),
-    "gpus": (_is_count, "a whole number of GPUs"),
-    "includes_host": (_is_yes_or_no, "true or false"),
-}
+def today() -> datetime.date:
+    """The date of today, or of $SOURCE_DATE_EPOCH, which makes output the same on all days."""
+    fixed = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if fixed.isascii() and fixed.isdigit() and len(fixed) < 12:
+        return datetime.datetime.fromtimestamp(int(fixed), datetime.UTC).date()
+    return datetime.datetime.now(datetime.UTC).date()

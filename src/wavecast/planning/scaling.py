@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.strategy import Parallel
+from wavecast.showing import Shown
 from wavecast.steps.parallel_prediction import (
-    ClusterPredictor,
     ParallelPrediction,
     predict_parallel,
 )
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.traces.step import Trace
 
 KNEE = 0.8
@@ -29,8 +30,8 @@ class ScalePoint:
     """The speed per GPU, divided by that of the fewest GPUs."""
 
 
-@dataclass(frozen=True)
-class Scaling:
+@dataclass(frozen=True, repr=False)
+class Scaling(Shown):
     """The speed of a training over the number of GPUs."""
 
     points: tuple[ScalePoint, ...]

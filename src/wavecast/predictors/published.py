@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from wavecast.errors import UnknownName
-from wavecast.files import shipped_toml
+from wavecast.files import shipped, shipped_toml
 from wavecast.hardware.device import Device, Fact
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
@@ -77,11 +77,18 @@ class Setup:
         """The paper's method: networks where kernels vary, waves elsewhere.
 
         Args:
-            networks: the networks, such as full-size ones (`Mlp.read`). None for the shipped ones,
-                which are narrower than published.
+            networks: the networks, such as your own (`Mlp.read`). None for `networks`.
         """
         waves = WaveScaling(counters_only=True)
-        return PublishedScaler(self, Habitat(networks or Mlp.shipped(), waves))
+        return PublishedScaler(self, Habitat(networks or self.networks(), waves))
+
+    def networks(self) -> Mlp:
+        """Networks of the published size, and the narrower shipped ones for other layers.
+
+        Those of LSTMs are narrow: such layers were measured in variety on one GPU only, and a wide
+        network says no more about them.
+        """
+        return _networks(self.name)
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,12 @@ class PublishedScaler(Scaler):
     ) -> Sequence[Estimate | None]:
         """The time of each call on the target; all ratios are predicted at once."""
         return self.base.scale_all(calls, self.setup.gpu(origin), self.setup.gpu(target))
+
+
+@cache
+def _networks(setup: str) -> Mlp:
+    full = Mlp.read(sorted(shipped(f"setups/{setup}").glob("mlp-*.npz")))
+    return Mlp({**Mlp.shipped().models, **full.models})
 
 
 @cache

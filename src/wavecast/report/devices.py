@@ -11,8 +11,8 @@ from rich.text import Text
 from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.host_files import HostFile
 from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.planning.prices import price
-from wavecast.report.predictions import hourly_price
+from wavecast.planning.prices import price, price_book
+from wavecast.report.prices import hourly, offer_text
 from wavecast.report.records import nominal_facts
 from wavecast.report.tables import Column, fitting, line, remarks, table, titled
 from wavecast.report.units import (
@@ -48,6 +48,7 @@ _COSTS = {
 
 def devices(gpus: Sequence[Device], width: int) -> RenderableType:
     """One row for each GPU with the facts that matter most for training."""
+    book = price_book()
     columns = [
         Column("name", [gpu.id for gpu in gpus], left=True),
         Column("architecture", [gpu.architecture for gpu in gpus], 2, left=True),
@@ -59,7 +60,7 @@ def devices(gpus: Sequence[Device], width: int) -> RenderableType:
         Column("BF16", [or_unknown(gpu.bf16_tensor_flops, quantity) for gpu in gpus], 3),
         Column("SMs", [or_unknown(gpu.sm_count, lambda sms: f"{sms:.0f}") for gpu in gpus], 4),
         Column("TDP", [or_unknown(gpu.tdp_w, lambda watts: f"{watts:.0f} W") for gpu in gpus], 4),
-        Column("$/h", [hourly_price(gpu) for gpu in gpus], 3),
+        Column("$/h", [hourly(book.cheapest(gpu.id)) for gpu in gpus], 3),
     ]
     kept = fitting(columns, width)
     lines = [
@@ -87,9 +88,7 @@ def device_facts(gpu: Device) -> RenderableType:
     if gpu.aliases:
         lines.append("also called " + ", ".join(gpu.aliases))
     if (offer := price(gpu)) is not None:
-        host = "" if offer.includes_host else ", the machine around it not included"
-        name = " ".join(filter(None, (offer.provider, offer.instance)))
-        lines.append(f"{offer.usd_per_hour:.2f} $/h on demand{host} ({name}, {offer.date})")
+        lines.append(f"on demand: {offer_text(offer)}")
     title = line(gpu.name, "bold") + line(f" ({gpu.id})")
     return Group(title, *remarks(lines), "", table(columns))
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from wavecast.footprint.memory import Memory
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import Layout
-from wavecast.planning.prices import price
+from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import KNEE, Scaling
 from wavecast.report.tables import Column, fitting, notes, remarks, table, titled
 from wavecast.report.units import (
@@ -87,7 +87,13 @@ def _memory(needed: Memory | None) -> str:
 def layouts(title: str, found: Sequence[Layout], width: int, shown: int = 10) -> RenderableType:
     """The best strategies of a search, and why some of the others lost."""
     working = [layout for layout in found if layout.prediction is not None][:shown]
-    columns = [
+    body = [table(fitting(layout_columns(working), width))] if working else ["no strategy fits"]
+    return titled(title, *body, "", *remarks(lost_layouts(found)))
+
+
+def layout_columns(working: Sequence[Layout]) -> list[Column]:
+    """The columns of a table of strategies that can be used."""
+    return [
         Column("strategy", [strategy_text(layout.strategy) for layout in working], left=True),
         Column("micro-batch", [str(layout.micro_batch) for layout in working], 4),
         Column("step", [duration(layout.seconds or 0.0) for layout in working]),
@@ -95,6 +101,10 @@ def layouts(title: str, found: Sequence[Layout], width: int, shown: int = 10) ->
         Column("memory", [_memory(layout.memory) for layout in working], 2),
         Column("loses time with", [layout.reason for layout in working], 3, left=True),
     ]
+
+
+def lost_layouts(found: Sequence[Layout]) -> list[str]:
+    """How many strategies cannot be used, and why."""
     lost = [layout for layout in found if layout.prediction is None]
     reasons: dict[str, list[str]] = {}
     for layout in lost:
@@ -103,8 +113,7 @@ def layouts(title: str, found: Sequence[Layout], width: int, shown: int = 10) ->
     for reason, names in list(reasons.items())[:_LOST_SHOWN]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         told.append(f"{names[0]}{more}: {reason}")
-    body = [table(fitting(columns, width))] if working else ["no strategy fits"]
-    return titled(title, *body, "", *remarks(told))
+    return told
 
 
 def _layout_range(layout: Layout) -> str:
@@ -112,13 +121,22 @@ def _layout_range(layout: Layout) -> str:
     return "" if step is None else time_range(step.low_s, step.high_s)
 
 
-def scaling(title: str, curve: Scaling, width: int) -> RenderableType:
+def scaling(
+    title: str, curve: Scaling, width: int, book: PriceBook | None = None
+) -> RenderableType:
     """Speed, efficiency and price over the number of GPUs."""
+    columns = fitting(scaling_columns(curve, book), width)
+    return titled(title, table(columns), "", *remarks(scaling_remarks(curve)))
+
+
+def scaling_columns(curve: Scaling, book: PriceBook | None = None) -> list[Column]:
+    """The columns of a table of speeds by number of GPUs; with today's prices if none are given."""
+    book = book or price_book()
     points = curve.points
     unit = points[0].prediction.trace.unit
     steps = [point.prediction for point in points]
     marks = [" <- knee" if point.gpus == curve.knee else "" for point in points]
-    columns = [
+    return [
         Column("GPUs", [str(point.gpus) for point in points]),
         Column("step", [duration(step.seconds) for step in steps]),
         Column(f"{unit}/s", [or_unknown(step.throughput, count) for step in steps]),
@@ -129,24 +147,31 @@ def scaling(title: str, curve: Scaling, width: int) -> RenderableType:
         ),
         Column("exposed communication", [_share(step, step.exposed_s) for step in steps], 3),
         Column("machines", [_machines(step) for step in steps], 4),
-        Column(f"{unit}/$", [or_unknown(_per_dollar(step), quantity) for step in steps], 2),
+        Column(f"{unit}/$", [or_unknown(_per_dollar(step, book), quantity) for step in steps], 2),
     ]
+
+
+def scaling_remarks(curve: Scaling) -> list[str]:
+    """What a curve of speeds is about, and where more GPUs no longer pay."""
+    step = curve.points[0].prediction
     kind = "strong" if curve.is_strong else "weak"
-    told = [f"{kind} scaling of {strategy_text(steps[0].strategy)} on {steps[0].cluster.id}"]
+    told = [f"{kind} scaling of {strategy_text(step.strategy)} on {step.cluster.id}"]
     if curve.knee is not None:
         told.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")
-    return titled(title, table(fitting(columns, width)), "", *remarks(told))
+    return told
 
 
 def _machines(step: ParallelPrediction) -> str:
     return str(-(-step.gpus // step.cluster.gpus_per_node))
 
 
-def _per_dollar(step: ParallelPrediction) -> float | None:
-    offer = price(step.device)
+def _per_dollar(step: ParallelPrediction, book: PriceBook) -> float | None:
+    """Samples per dollar, with machines that hold as many GPUs as the cluster's do."""
+    together = min(step.gpus, step.cluster.gpus_per_node)
+    offer = book.cheapest(step.device.id, step.gpus, together=together)
     if offer is None or step.throughput is None:
         return None
-    return offer.per_usd(step.throughput / step.gpus)
+    return step.throughput * 3600 / offer.usd_per_hour_of(step.gpus)
 
 
 def record(step: ParallelPrediction, needed: Memory | None) -> dict[str, Any]:
@@ -191,12 +216,18 @@ def layout_record(layout: Layout) -> dict[str, Any]:
     }
 
 
-def scaling_record(curve: Scaling) -> dict[str, Any]:
-    """A scaling curve as plain data."""
+def scaling_record(curve: Scaling, book: PriceBook | None = None) -> dict[str, Any]:
+    """A scaling curve as plain data; with today's prices if none are given."""
+    prices = book or price_book()
     return {
         "scaling": "strong" if curve.is_strong else "weak",
         "knee": curve.knee,
         "points": [
-            {"relative": point.relative, **record(point.prediction, None)} for point in curve.points
+            {
+                "relative": point.relative,
+                "throughput_per_usd": _per_dollar(point.prediction, prices),
+                **record(point.prediction, None),
+            }
+            for point in curve.points
         ],
     }

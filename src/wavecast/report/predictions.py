@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from wavecast.hardware.device import Device
 from wavecast.planning.choice import comparable
-from wavecast.planning.prices import price
+from wavecast.planning.prices import Price, PriceBook, price_book
 from wavecast.predictors.base import Familiarity
 from wavecast.predictors.published import published_setup
+from wavecast.report.prices import hourly, price_lines, seen
 from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
@@ -34,6 +35,7 @@ from wavecast.report.units import (
     or_unknown,
     percent,
     quantity,
+    three_digits,
     time_range,
 )
 from wavecast.steps.larger_batch import LargerBatch
@@ -52,7 +54,11 @@ _SOURCES = {
 
 
 def predictions(
-    title: str, rows: Sequence[Prediction], width: int, setup: str | None = None
+    title: str,
+    rows: Sequence[Prediction],
+    width: int,
+    setup: str | None = None,
+    book: PriceBook | None = None,
 ) -> RenderableType:
     """One row for each GPU; a narrow terminal shows fewer columns.
 
@@ -60,20 +66,24 @@ def predictions(
         title: what was predicted.
         rows: the predictions, in the order in which they are shown.
         width: columns of the terminal.
-        setup: the published setup, whose prices are shown; None for today's prices.
+        setup: the published setup whose numbers were used.
+        book: the prices. None for those of the setup, or today's.
     """
-    groups = _by_predictors(rows)
-    columns = _prediction_columns(rows, _marks(groups), setup)
+    groups, prices = _by_predictors(rows), book or price_book(setup)
+    columns = _prediction_columns(rows, _marks(groups), prices)
     if any(_missed_much(row) for row in rows):
         columns.append(Column("not predicted", [_unpredicted(row) for row in rows], left=True))
-    if not all(_may_fit(row) for row in rows):
-        columns.append(_memory_column(rows, width - width_of(fitting(columns, ANY_WIDTH))))
+    if any(row.memory is not None for row in rows):
+        needed = fitting([column for column in columns if column.rank <= 1], ANY_WIDTH)
+        place = 2 + _has_ranges(rows)
+        columns.insert(place, _memory_column(rows, width - width_of(needed)))
     styles = ["" if _may_fit(row) else "dim" for row in rows]
+    kept = fitting(columns, width)
     return titled(
         title,
-        table(fitting(columns, width), styles),
+        table(kept, styles),
         "",
-        *_footnotes(rows, groups, setup),
+        *_footnotes(rows, groups, {column.name for column in kept}, setup, prices),
         *notes(
             [
                 *notes_by_gpu((row.device.id, row.notes) for row in rows),
@@ -84,10 +94,11 @@ def predictions(
 
 
 def _prediction_columns(
-    rows: Sequence[Prediction], marks: Mapping[int, str], setup: str | None
+    rows: Sequence[Prediction], marks: Mapping[int, str], book: PriceBook
 ) -> list[Column]:
     unit = rows[0].trace.unit
     named = [f"{row.device.id} {marks.get(index, '')}" for index, row in enumerate(rows)]
+    offers = [book.cheapest(row.device.id) for row in rows]
     return [
         Column("GPU", [name.rstrip() for name in named], left=True),
         Column("step", [_step(row) for row in rows]),
@@ -96,8 +107,9 @@ def _prediction_columns(
         Column("GPU busy", [_share_of_step(row, row.gpu_s) for row in rows], 5),
         Column("host busy", [_share_of_step(row, row.host_s) for row in rows], 6),
         Column("bound by", [row.bound_by for row in rows], 3, left=True),
-        Column("$/h", [hourly_price(row.device, setup) for row in rows], 4),
-        Column(f"{unit}/$", [_per_dollar(row, setup) for row in rows], 2),
+        Column("$/h", [hourly(offer) for offer in offers], 4),
+        Column(f"{unit}/$", [_per_dollar(*pair) for pair in zip(rows, offers, strict=True)], 2),
+        Column("price of", [seen(offer) for offer in offers], 7),
     ]
 
 
@@ -114,7 +126,8 @@ def _range(prediction: Prediction) -> str:
 
 
 def _rate(prediction: Prediction) -> float | None:
-    return prediction.throughput if comparable(prediction) else None
+    """The throughput; None where the step does not fit, or too little of it was predicted."""
+    return prediction.throughput if comparable(prediction) and _may_fit(prediction) else None
 
 
 def _missed_much(prediction: Prediction) -> bool:
@@ -134,25 +147,31 @@ def _unpredicted(prediction: Prediction) -> str:
     return f"{percent(share)} of its {of}"
 
 
+def _has_ranges(rows: Sequence[Prediction]) -> bool:
+    return any(row.low_s is not None for row in rows)
+
+
 def _range_column(rows: Sequence[Prediction]) -> list[Column]:
     """The ranges of the times, if any prediction has one."""
-    if all(row.low_s is None for row in rows):
+    if not _has_ranges(rows):
         return []
     return [Column("range", [_range(row) for row in rows], 1)]
 
 
 def _memory_column(rows: Sequence[Prediction], room: int) -> Column:
-    """The GPUs whose memory is too small; with numbers where there is room for them."""
-    in_full = [
-        ""
-        if row.memory is None or _may_fit(row)
-        else f"does not fit: needs {memory(row.memory.needed_bytes)} "
-        f"of {memory(row.device.memory_bytes)}"
-        for row in rows
-    ]
-    if max(map(len, in_full)) + 3 <= room:
-        return Column("memory", in_full, left=True)
-    return Column("memory", [cell.partition(":")[0] for cell in in_full], left=True)
+    """The memory that the step needs and the GPU has; where it does not fit, always shown."""
+    cells, all_fit = [_memory_cell(row) for row in rows], all(_may_fit(row) for row in rows)
+    if not all_fit and max(map(len, cells)) + 3 > room:
+        cells = ["" if _may_fit(row) else "does not fit" for row in rows]
+    return Column("memory", cells, 1 if all_fit else 0, left=True)
+
+
+def _memory_cell(row: Prediction) -> str:
+    if row.memory is None:
+        return UNKNOWN
+    needed, whole = row.memory.needed_bytes / (1 << 30), row.device.memory_bytes / (1 << 30)
+    cell = f"{three_digits(needed)} of {whole:.0f} GiB"
+    return cell if _may_fit(row) else f"{cell}, does not fit"
 
 
 def shares(title: str, parts: Iterable[Share], total_s: float, limit: int = 15) -> RenderableType:
@@ -200,12 +219,6 @@ def larger_batches(
     )
 
 
-def hourly_price(device: Device, setup: str | None = None) -> str:
-    """The price of a GPU in USD per hour, or `?`; with a setup, the price of its paper."""
-    offer = price(device, setup)
-    return UNKNOWN if offer is None else f"{offer.usd_per_hour:.2f}"
-
-
 def _may_fit(prediction: Prediction) -> bool:
     """Whether the step fits, or its memory is unknown: profiler files do not record it."""
     return prediction.fits is not False
@@ -214,25 +227,37 @@ def _may_fit(prediction: Prediction) -> bool:
 def _footnotes(
     rows: Sequence[Prediction],
     groups: Sequence[Mapping[int, Prediction]],
+    shown: Container[str],
     setup: str | None,
+    book: PriceBook,
 ) -> list[Text]:
-    warnings = [*_missing(rows), *_not_ranked(rows), *_too_small(rows)]
+    """What is to be known of the columns that are shown."""
     lines = []
     if all(row.trace.samples is None for row in rows):
         lines.append("no throughput: how many samples a step takes is not known (give --batch)")
-    offers = [offer for row in rows if (offer := price(row.device, setup)) is not None]
-    if offers and setup is None:
-        newest = max(offer.date for offer in offers)
-        lines.append(f"$/h: cheapest known on-demand offer in USD per GPU, as of {newest}")
-    elif offers:
-        lines.append(f"$/h: USD per GPU ({offers[0].provider})")
+    if "$/h" in shown:
+        lines += price_lines([book.cheapest(row.device.id) for row in rows], setup)
     lines += [
         *([] if setup is None else [_setup(setup, rows)]),
         *_sources(groups),
-        f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}",
-        *_range_meanings(rows),
+        _host(rows),
+        *(_range_meanings(rows) if "range" in shown or not _has_ranges(rows) else ()),
     ]
-    return [*_warnings(warnings), *remarks(lines)]
+    return [*_warnings(cautions(rows)), *remarks(lines)]
+
+
+def cautions(rows: Sequence[Prediction]) -> list[str]:
+    """What is wrong with predictions: ops without an answer, GPUs without rank or memory."""
+    return [*_missing(rows), *_not_ranked(rows), *_too_small(rows)]
+
+
+def methods(rows: Sequence[Prediction]) -> list[str]:
+    """How predictions were made: the predictors, the host, and what the ranges mean."""
+    return [*_sources(_by_predictors(rows)), _host(rows), *_range_meanings(rows)]
+
+
+def _host(rows: Sequence[Prediction]) -> str:
+    return f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}"
 
 
 def _setup(name: str, rows: Sequence[Prediction]) -> str:
@@ -364,8 +389,6 @@ def _share_of_step(prediction: Prediction, seconds: float) -> str:
     return percent(seconds / prediction.seconds) if prediction.seconds else UNKNOWN
 
 
-def _per_dollar(prediction: Prediction, setup: str | None) -> str:
-    offer, rate = price(prediction.device, setup), _rate(prediction)
-    if offer is None or rate is None:
-        return UNKNOWN
-    return quantity(offer.per_usd(rate))
+def _per_dollar(prediction: Prediction, offer: Price | None) -> str:
+    rate = _rate(prediction)
+    return UNKNOWN if offer is None or rate is None else quantity(offer.per_usd(rate))

@@ -39,18 +39,23 @@ def profiles(
         width: columns of the terminal.
         kernels: how many kernels to list.
     """
-    first = columns[0].device.id
-    headings = [first]
-    for profile in columns[1:]:
-        headings += [profile.device.id, f"/ {first}"]
     return titled(
         title,
-        table(labelled(list(_rows(columns)), headings)),
+        table(profile_columns(columns)),
         "",
-        *remarks(_explanations(columns)),
+        *remarks(explanations(columns)),
         *notes([*_unpredicted(columns), *_notes(columns)]),
         *(_kernel_tables(profile, kernels, width) for profile in columns),
     )
+
+
+def profile_columns(profiles: Sequence[Profile]) -> list[Column]:
+    """The figures of each profile; from the second on with the ratio to the first."""
+    first = profiles[0].device.id
+    headings = [first]
+    for profile in profiles[1:]:
+        headings += [profile.device.id, f"/ {first}"]
+    return labelled(list(_rows(profiles)), headings)
 
 
 def _notes(columns: Sequence[Profile]) -> list[str]:
@@ -119,7 +124,8 @@ def _share(share: float | None) -> str:
     return or_unknown(share, lambda value: percent(value, 1))
 
 
-def _explanations(columns: Sequence[Profile]) -> Iterable[str]:
+def explanations(columns: Sequence[Profile]) -> Iterable[str]:
+    """What the figures of profiles mean."""
     first = columns[0]
     hosts = by_gpu((profile.device.id, profile.issued_by) for profile in columns)
     yield "measured" if first.measured else f"predicted; host: {hosts}"
@@ -149,7 +155,12 @@ def _kernel_tables(profile: Profile, limit: int, width: int) -> RenderableType:
 
 
 def _kernel_table(rows: Sequence[KernelShare], width: int) -> RenderableType:
-    columns = [
+    return table(fitting(kernel_columns(rows), width))
+
+
+def kernel_columns(rows: Sequence[KernelShare]) -> list[Column]:
+    """The columns of a table of kernels or ops."""
+    return [
         Column("", [_short(row.name) for row in rows], left=True, folds=True),
         Column("runs", [count(row.runs) for row in rows], 4),
         Column("time", [duration(row.seconds) for row in rows]),
@@ -159,7 +170,6 @@ def _kernel_table(rows: Sequence[KernelShare], width: int) -> RenderableType:
         Column("of roofline", [_share(row.attained) for row in rows], 3),
         Column("bound by", [row.bound_by or UNKNOWN for row in rows], 2),
     ]
-    return table(fitting(columns, width))
 
 
 def _short(name: str) -> str:

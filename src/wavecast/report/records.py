@@ -13,8 +13,9 @@ from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.host_files import HostFile
 from wavecast.planning.choice import comparable
-from wavecast.planning.prices import price
+from wavecast.planning.prices import PriceBook, price_book
 from wavecast.predictors.base import Estimate
+from wavecast.report.costs import price_record
 from wavecast.report.tables import notes_by_gpu
 from wavecast.steps.larger_batch import LargerBatch
 from wavecast.steps.prediction import Prediction
@@ -36,23 +37,33 @@ BREAKDOWNS = ("op", "module")
 
 
 def predictions(
-    target: str, rows: Sequence[Prediction], by: str | None = None, setup: str | None = None
+    target: str,
+    rows: Sequence[Prediction],
+    by: str | None = None,
+    book: PriceBook | None = None,
+    depth: int = 2,
 ) -> dict[str, Any]:
     """The predictions of one target on several GPUs, with one breakdown or with all."""
     return {
         "target": target,
         "trace": trace(rows[0].trace),
-        "predictions": [prediction(row, by, setup) for row in rows],
+        "predictions": [prediction(row, by, book, depth) for row in rows],
         "notes": notes_by_gpu((row.device.id, row.notes) for row in rows),
     }
 
 
-def prediction(step: Prediction, by: str | None = None, setup: str | None = None) -> dict[str, Any]:
+def prediction(
+    step: Prediction, by: str | None = None, book: PriceBook | None = None, depth: int = 2
+) -> dict[str, Any]:
     """The prediction of a step on one GPU; `by` is one of `BREAKDOWNS`, and None for all.
 
-    With a setup, the price is that of its paper.
+    Args:
+        step: the prediction.
+        by: the breakdown that is kept.
+        book: the prices; None for today's.
+        depth: how many names of a module's path the breakdown by module keeps.
     """
-    offer, rate = price(step.device, setup), step.throughput
+    offer, rate = (book or price_book()).cheapest(step.device.id), step.throughput
     left_out = {f"by_{breakdown}" for breakdown in BREAKDOWNS if by not in (None, breakdown)}
     record = {
         "gpu": step.device.id,
@@ -65,14 +76,14 @@ def prediction(step: Prediction, by: str | None = None, setup: str | None = None
         "throughput_per_s": rate,
         "unit": step.trace.unit,
         "usd_per_hour": None if offer is None else offer.usd_per_hour,
-        "price": None if offer is None else asdict(offer) | {"date": offer.date.isoformat()},
+        "price": None if offer is None else price_record(offer),
         "throughput_per_usd": None if offer is None or rate is None else offer.per_usd(rate),
         "peak_bytes": None if step.memory is None else step.memory.peak_bytes,
         "needed_bytes": None if step.memory is None else step.memory.needed_bytes,
         "fits": step.fits,
         "by_phase_s": {str(phase): seconds for phase, seconds in step.by_phase().items()},
         "by_op": [asdict(share) for share in step.by_op()],
-        "by_module": [asdict(share) for share in step.by_module()],
+        "by_module": [asdict(share) for share in step.by_module(depth)],
         "by_source": [asdict(share) for share in step.sources()],
         "unpredicted": dict(step.unpredicted),
         "unpredicted_share": step.unpredicted_share,

@@ -13,6 +13,7 @@ import numpy as np
 
 from wavecast.errors import InvalidInput
 from wavecast.predictors.base import refuse_impossible
+from wavecast.showing import Shown
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Trace
 
@@ -24,8 +25,8 @@ _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 _T95_MANY = 1.645
 
 
-@dataclass(frozen=True)
-class LargerBatch:
+@dataclass(frozen=True, repr=False)
+class LargerBatch(Shown):
     """The time of a step at a batch size, from a line fitted at smaller ones.
 
     `extrapolate_batch` makes it.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -11,64 +12,18 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import HostModel, Seconds
-from wavecast.ops import Kind
+from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
-from wavecast.parallel.spreading import spread, without_collectives
-from wavecast.parallel.strategy import Parallel, RankAxis
-from wavecast.predictors.base import Estimate, Predictor, refuse_impossible
-from wavecast.predictors.collectives import Collectives
+from wavecast.parallel.spreading import Spreader, without_collectives
+from wavecast.parallel.strategy import Parallel
+from wavecast.predictors.base import refuse_impossible
+from wavecast.showing import Shown
 from wavecast.steps.overlap import shipped_overlap
+from wavecast.steps.rank_player import ClusterPredictor, RankPlayer
 from wavecast.steps.shares import Share
-from wavecast.steps.streams import StreamTimes, play_streams
-from wavecast.traces.recomputed import as_issued
-from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
-
-
-class ClusterPredictor:
-    """The times of ops on one GPU of a cluster: kernels by a predictor, collectives by the links.
-
-    Answers are kept, since the same ops come back with every strategy.
-    """
-
-    def __init__(
-        self, kernels: Predictor, collectives: Collectives, device: Device, cluster: Cluster
-    ) -> None:
-        self.device = device
-        self.cluster = cluster
-        self._kernels = kernels
-        self._collectives = collectives
-        self._answers: dict[Op, Estimate | None] = {}
-
-    def learn(self, wanted: Sequence[Op]) -> None:
-        """Ask for all ops at once, which is much faster than one by one."""
-        new = [op for op in dict.fromkeys(wanted) if op not in self._answers]
-        computed = []
-        for op in new:
-            if ops.kind(op) is Kind.COLLECTIVE:
-                self._answers[op] = self._collectives.predict(op, self.cluster, self.device)
-            elif ops.launches(op):
-                computed.append(op)
-            else:
-                self._answers[op] = None
-        predicted = self._kernels.predict_all(computed, self.device)
-        self._answers.update(zip(computed, predicted, strict=True))
-
-    @property
-    def slowdown(self) -> float:
-        """How much longer kernels take while a collective runs beside them."""
-        return shipped_overlap().slowdown_on(self.cluster.node.link)
-
-    def answers(self, wanted: Sequence[Op]) -> list[Estimate | None]:
-        """The estimate for each op; None where nobody could answer, or no kernel runs."""
-        self.learn(wanted)
-        return [self._answers[op] for op in wanted]
-
-    def seconds(self, calls: Sequence[Call]) -> Seconds:
-        """The GPU time of each call; 0 where nobody could answer."""
-        answers = self.answers([call.op for call in calls])
-        return np.array([0.0 if answer is None else answer.seconds for answer in answers])
+from wavecast.steps.streams import StreamTimes
+from wavecast.traces.step import Op, Trace
 
 
 @dataclass(frozen=True)
@@ -91,8 +46,8 @@ class StageTime:
     """The time in which the stage waits for other stages: the bubble of the pipeline."""
 
 
-@dataclass(frozen=True)
-class ParallelPrediction:
+@dataclass(frozen=True, repr=False)
+class ParallelPrediction(Shown):
     """The predicted time of one optimizer step on several GPUs.
 
     ```python
@@ -118,6 +73,8 @@ class ParallelPrediction:
     """The part of `seconds` in which ranks wait for the slowest of them."""
     unpredicted: tuple[Share, ...] = ()
     """Ops that nobody could predict. Their time is counted as 0."""
+    player: RankPlayer | None = field(default=None, repr=False, compare=False)
+    """What plays the ranks again, for `rank_timetables`. None in a prediction that was read."""
 
     def __post_init__(self) -> None:
         what = f"the step on {self.gpus} x {self.device.id}"
@@ -180,43 +137,64 @@ def predict_parallel(
     Raises:
         InvalidInput: the step cannot be spread this way. The message says what would fit.
     """
-    return predict_spread(trace, spread_by_time(trace, strategy, predictor), predictor, host)
+    steps = ParallelSteps(trace, predictor, host)
+    return steps.predict(steps.spread(strategy))
 
 
-def spread_by_time(trace: Trace, strategy: Parallel, predictor: ClusterPredictor) -> ParallelStep:
-    """What each group of ranks runs, with the stages of a pipeline cut at equal predicted time."""
-    _refuse_without_network(strategy, predictor.cluster)
-    predictor.learn([call.op for call in trace])
-    return spread(trace, strategy, lambda call: float(predictor.seconds([call])[0]))
+class ParallelSteps:
+    """One micro-batch, spread and predicted by many strategies that share as much as they can.
 
+    Args:
+        trace: one micro-batch on one GPU.
+        predictor: predicts ops on the GPU and its cluster.
+        host: the host that issues the ops.
+    """
 
-def predict_spread(
-    trace: Trace, step: ParallelStep, predictor: ClusterPredictor, host: HostModel
-) -> ParallelPrediction:
-    """The time of one optimizer step that was spread before, from the trace of one micro-batch."""
-    strategy = step.strategy
-    player = _RankPlayer(predictor, host)
-    if strategy.pipeline == 1:
-        seconds, stages = _without_pipeline(step.groups[0], strategy, player)
-    else:
-        seconds, stages = _with_pipeline(step, player)
-    waiting_s = seconds * shipped_overlap().waiting(strategy.gpus)
-    seconds += waiting_s
-    single = player.play(without_collectives(trace))
-    below, above = _spread_of(step, predictor)
-    return ParallelPrediction(
-        trace=trace,
-        device=predictor.device,
-        cluster=predictor.cluster,
-        step=step,
-        seconds=seconds,
-        low_s=seconds * below,
-        high_s=seconds * above,
-        stages=stages,
-        single_s=single.seconds,
-        waiting_s=waiting_s,
-        unpredicted=_unpredicted(step, predictor),
-    )
+    def __init__(self, trace: Trace, predictor: ClusterPredictor, host: HostModel) -> None:
+        self.trace = trace
+        self._predictor = predictor
+        self._player = RankPlayer(predictor, host)
+        predictor.learn([call.op for call in trace])
+        self._spreader = Spreader(trace, lambda call: predictor.known_s(call.op))
+
+    def spread(self, strategy: Parallel) -> ParallelStep:
+        """What each group of ranks runs, with a pipeline's stages cut at equal predicted time.
+
+        Raises:
+            InvalidInput: the step cannot be spread this way. The message says what would fit.
+        """
+        _refuse_without_network(strategy, self._predictor.cluster)
+        return self._spreader.spread(strategy)
+
+    @cached_property
+    def single_s(self) -> float:
+        """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
+        return self._player.play(self._player.timed(without_collectives(self.trace))).seconds
+
+    def predict(self, step: ParallelStep) -> ParallelPrediction:
+        """The time of one optimizer step that was spread before."""
+        strategy, predictor = step.strategy, self._predictor
+        if step.boundary is None:
+            seconds, stages = _without_pipeline(step.groups[0], strategy, self._player)
+        else:
+            seconds, stages = _with_pipeline(step, self._player)
+        waiting_s = seconds * shipped_overlap().waiting(strategy.gpus)
+        seconds += waiting_s
+        below, above = _spread_of(step, predictor)
+        return ParallelPrediction(
+            trace=self.trace,
+            device=predictor.device,
+            cluster=predictor.cluster,
+            step=step,
+            seconds=seconds,
+            low_s=seconds * below,
+            high_s=seconds * above,
+            stages=stages,
+            single_s=self.single_s,
+            waiting_s=waiting_s,
+            unpredicted=_unpredicted(step, predictor),
+            player=self._player,
+        )
 
 
 def _refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
@@ -228,49 +206,15 @@ def _refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
         )
 
 
-class _RankPlayer:
-    """Plays traces on the GPU and host that were asked for."""
-
-    def __init__(self, predictor: ClusterPredictor, host: HostModel) -> None:
-        self._predictor = predictor
-        self._host = host
-
-    def play(self, trace: Trace, begin: int = 0, end: int | None = None) -> StreamTimes:
-        """The times of some calls of a trace, repeated as in a training."""
-        calls = trace.calls[begin:end]
-        # Of the whole trace, since a forward pass alone would count as one without a backward pass.
-        issue_s = self._host.issue_times(as_issued(trace.calls))[begin:end]
-        return play_streams(
-            calls,
-            issue_s,
-            self._predictor.seconds(calls),
-            slowdown=self._predictor.slowdown,
-            sync_s=self._host.trip_s,
-        )
-
-    def transfer_s(self, tensor: TensorSpec, strategy: Parallel) -> float:
-        """The time to send a tensor to the next stage."""
-        axis = RankAxis(2, strategy.axes["pipeline"].stride)
-        attrs = (("ranks", axis.size), ("stride", axis.stride))
-        answer = self._predictor.answers([Op("nccl.send", (tensor,), (tensor,), attrs)])[0]
-        return 0.0 if answer is None else answer.seconds
-
-
-def _turn(trace: Trace) -> int:
-    """The position where the backward pass begins."""
-    return next(
-        (i for i, call in enumerate(trace.calls) if call.phase is Phase.BACKWARD), len(trace)
-    )
-
-
 def _without_pipeline(
-    group: RankGroup, strategy: Parallel, player: _RankPlayer
+    group: RankGroup, strategy: Parallel, player: RankPlayer
 ) -> tuple[float, tuple[StageTime, ...]]:
     part = group.parts[0]
-    last = player.play(part.last)
+    last = player.play(player.timed(part.last))
     repeated = strategy.microbatches - 1
-    plain = player.play(part.plain) if repeated else last
-    forward = player.play(part.plain, 0, _turn(part.plain))
+    timed = player.timed(part.plain)
+    plain = player.play(timed) if repeated else last
+    forward = player.play(timed, 0, timed.turn)
     backward_s = max(plain.seconds - forward.seconds, 0.0)
     stage = StageTime(
         stage=0,
@@ -297,16 +241,16 @@ class _PartPlay:
         return max(self.last.seconds - self.backward.seconds, 0.0)
 
 
-def _play_part(part: ModelPart, player: _RankPlayer) -> _PartPlay:
-    turn, last_turn = _turn(part.plain), _turn(part.last)
+def _play_part(part: ModelPart, player: RankPlayer) -> _PartPlay:
+    plain, last = player.timed(part.plain), player.timed(part.last)
     return _PartPlay(
-        player.play(part.plain, 0, turn),
-        player.play(part.plain, turn),
-        player.play(part.last, last_turn),
+        player.play(plain, 0, plain.turn),
+        player.play(plain, plain.turn),
+        player.play(last, last.turn),
     )
 
 
-def _with_pipeline(step: ParallelStep, player: _RankPlayer) -> tuple[float, tuple[StageTime, ...]]:
+def _with_pipeline(step: ParallelStep, player: RankPlayer) -> tuple[float, tuple[StageTime, ...]]:
     strategy = step.strategy
     stages, parts = strategy.pipeline, strategy.pipeline * strategy.virtual
     assert step.boundary is not None
@@ -361,15 +305,13 @@ def _spread_of(step: ParallelStep, predictor: ClusterPredictor) -> tuple[float, 
     independent.
     """
     kinds: dict[object, list[float]] = {}
-    for group in step.groups:
-        for part in group.parts:
-            calls = [call.op for call in part.last]
-            for op, answer in zip(calls, predictor.answers(calls), strict=True):
-                if answer is not None:
-                    sums = kinds.setdefault(ops.kind(op), [0.0, 0.0, 0.0])
-                    sums[0] += answer.seconds
-                    sums[1] += answer.seconds - answer.low_s
-                    sums[2] += answer.high_s - answer.seconds
+    for op, count in _counted(step).items():
+        answer = predictor.answer(op)
+        if answer is not None:
+            sums = kinds.setdefault(ops.kind(op), [0.0, 0.0, 0.0])
+            sums[0] += count * answer.seconds
+            sums[1] += count * (answer.seconds - answer.low_s)
+            sums[2] += count * (answer.high_s - answer.seconds)
     table = np.array(list(kinds.values())) if kinds else np.zeros((1, 3))
     total = float(table[:, 0].sum()) or 1.0
     below, above = np.linalg.norm(table[:, 1]), np.linalg.norm(table[:, 2])
@@ -378,10 +320,17 @@ def _spread_of(step: ParallelStep, predictor: ClusterPredictor) -> tuple[float, 
 
 def _unpredicted(step: ParallelStep, predictor: ClusterPredictor) -> tuple[Share, ...]:
     counts: dict[str, int] = {}
+    for op, count in _counted(step).items():
+        if predictor.answer(op) is None and ops.launches(op):
+            counts[op.name] = counts.get(op.name, 0) + count
+    return tuple(Share(name, calls, 0.0) for name, calls in counts.items())
+
+
+def _counted(step: ParallelStep) -> dict[Op, int]:
+    """How often each op runs in the last micro-batch of all groups."""
+    counts: dict[Op, int] = {}
     for group in step.groups:
         for part in group.parts:
-            calls = [call.op for call in part.last]
-            for op, answer in zip(calls, predictor.answers(calls), strict=True):
-                if answer is None and ops.launches(op):
-                    counts[op.name] = counts.get(op.name, 0) + 1
-    return tuple(Share(name, calls, 0.0) for name, calls in counts.items())
+            for op, count in part.last.counts.items():
+                counts[op] = counts.get(op, 0) + count
+    return counts

@@ -33,11 +33,11 @@ from wavecast.steps.arguments import (
 from wavecast.steps.op_times import predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
 from wavecast.steps.parallel_prediction import (
-    ClusterPredictor,
     ParallelPrediction,
     predict_parallel,
 )
 from wavecast.steps.prediction import Prediction, issue_times
+from wavecast.steps.rank_player import ClusterPredictor
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Trace
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wavecast.files import write_whole
 from wavecast.footprint.memory import Memory, memory
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import (
@@ -25,11 +27,14 @@ from wavecast.predictors.base import (
     Familiarity,
     refuse_impossible,
 )
+from wavecast.showing import Shown
+from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers
 from wavecast.steps.pace import Pace
 from wavecast.steps.ranges import Coverage, gpu_powers, held, host_factors, least_modelled
 from wavecast.steps.shares import Share, shares_of
 from wavecast.steps.timeline import StepTime, play
+from wavecast.steps.timetable import Timetable, timetable
 from wavecast.steps.unpredicted import unpredicted_shares
 from wavecast.steps.work import StepWork, work_of
 from wavecast.traces.arrays import StepArrays, encode, modules_of
@@ -40,8 +45,8 @@ MODELLED = "learned"
 roofline that such ops attain ("attainable")."""
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Shown):
     """The predicted time of one training step on one GPU; `predict` makes it.
 
     ```python
@@ -234,8 +239,23 @@ class Prediction:
     def _play(self, gpu_factor: float = 1.0, host_factor: float = 1.0) -> StepTime:
         issue_s = issue_times(self._arrays, self.host) * host_factor
         gpu_s = self.call_s * gpu_factor + self._gap_s
-        waits = self.pace is None or self.pace.waits
-        return play(issue_s, gpu_s, self._arrays.syncs if waits else (), self.host.trip_s)
+        return play(issue_s, gpu_s, self._syncs, self.host.trip_s)
+
+    @property
+    def _syncs(self) -> tuple[int, ...]:
+        """The positions of the calls after which the host waits and the GPU idles."""
+        return self._arrays.syncs if self.pace is None or self.pace.waits else ()
+
+    @cached_property
+    def timetable(self) -> Timetable:
+        """When each call is issued by the host and runs on the GPU."""
+        issue_s = issue_times(self._arrays, self.host)
+        trip_s, gap_s = self.host.trip_s, self._gap_s
+        return timetable(self.trace.calls, issue_s, self.call_s, self._syncs, trip_s, gap_s)
+
+    def to_chrome_trace(self, path: str | Path) -> None:
+        """Write the timetable as a file that Perfetto and chrome://tracing show."""
+        write_whole(Path(path), chrome_trace({self.device.id: self.timetable}))
 
     @property
     def _gap_s(self) -> Seconds | float:

@@ -18,6 +18,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.rates import available
 from wavecast.ops import Unit
 from wavecast.predictors.base import refuse_impossible
+from wavecast.showing import Shown
 from wavecast.traces import kernel_names
 
 
@@ -58,8 +59,8 @@ class KernelShare:
     """What sets the roofline's bound: "memory" or "compute". None when unknown."""
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, repr=False)
+class Profile(Shown):
     """The profile of one training step on one GPU."""
 
     name: str

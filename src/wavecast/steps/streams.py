@@ -41,6 +41,8 @@ class StreamTimes:
     """When each call begins on the GPU, from the beginning of the iteration."""
     end_s: Seconds
     """When each call ends there."""
+    issued_s: Seconds
+    """When the host begins to issue each call."""
 
 
 @dataclass
@@ -121,10 +123,12 @@ def play_streams(
     """
     play = _Play(slowdown)
     issues, times = issue_s.tolist(), gpu_s.tolist()
-    begin_s, end_s, before_s = np.zeros(len(calls)), np.zeros(len(calls)), 0.0
+    begin_s, end_s, issued_s = np.zeros((3, len(calls)))
+    before_s = 0.0
     for _ in range(_ITERATIONS):
         before_s = play.end_s()
         for index, call in enumerate(calls):
+            issued_s[index] = play.host_s
             play.host_s += issues[index]
             if call.op.name == "cuda.stream_wait":
                 play.wait(call)
@@ -151,6 +155,7 @@ def play_streams(
         host_s=float(issue_s.sum()) + sync_s * sum(call.syncs for call in calls),
         begin_s=begin_s - before_s,
         end_s=end_s - before_s,
+        issued_s=issued_s - before_s,
     )
 
 

@@ -9,14 +9,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from wavecast.showing import Brief
 from wavecast.traces.step import Call, Op, Phase, Trace
 
 Codes = NDArray[np.int64]
 """An array of positions in a list of distinct values."""
 
 
-@dataclass(frozen=True, eq=False)
-class StepArrays:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepArrays(Brief):
     """The calls of a step as columns, and the distinct pieces of work among them.
 
     A piece of work is a distinct op; in a measured trace, where no two calls took the same time, it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wavecast.showing import Shown
 from wavecast.traces.step import Trace
 
 
@@ -18,8 +19,8 @@ class ScriptPart:
     """Their FLOPs. A multiply-add counts two."""
 
 
-@dataclass(frozen=True)
-class ScriptRun:
+@dataclass(frozen=True, repr=False)
+class ScriptRun(Shown):
     """A training script that was run until its step repeated itself.
 
     ```python

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wavecast.showing import Brief, Shown
+
 if TYPE_CHECKING:
     from wavecast.hardware.device import Device
     from wavecast.steps.prediction import Prediction
@@ -109,8 +111,8 @@ class TensorSpec:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+@dataclass(frozen=True, slots=True, repr=False)
+class Op(Brief):
     """One operator with everything that its time depends on. Equal ops are predicted once."""
 
     name: str
@@ -182,8 +184,8 @@ class Kernel:
         return None if self.block is None else math.prod(self.block)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+@dataclass(frozen=True, slots=True, repr=False)
+class Call(Brief):
     """One run of an op within the step."""
 
     op: Op
@@ -237,8 +239,8 @@ class Allocation:
     """The module that owns it, if it existed before the step, as parameters do."""
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, repr=False)
+class Trace(Shown):
     """One training step: its calls, in the order in which the host issues them, and its memory.
 
     ```python

@@ -25,7 +25,7 @@ from wavecast.predictors.mlp.features import (
     features_of,
     layer_of,
 )
-from wavecast.predictors.mlp.file import read_model, write_model
+from wavecast.predictors.mlp.file import read_model, rounded, write_model
 from wavecast.predictors.mlp.layers import (
     KINDS,
     Bmm,
@@ -366,6 +366,32 @@ def test_arrays_that_unpack_to_too_much_or_do_not_fit_are_refused(tmp_path: Path
     np.savez_compressed(path, mean=np.zeros(3), scale=np.zeros(3), matrix0=np.zeros((1, 2)))
     with pytest.raises(InvalidInput, match="not a model"):
         read_model(path)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_network_is_read_as_it_was_rounded(tmp_path: Path, bits: int) -> None:
+    draw = np.random.default_rng(0)
+    sizes = [(5, 3), (4, 5), (1, 4)]
+    weights = tuple(
+        (draw.normal(size=size).astype(np.float32), draw.normal(size=size[0]).astype(np.float32))
+        for size in sizes
+    )
+    weights[1][0][2] = 0  # a row of zeros has no largest weight to divide by
+    network = MlpNetwork(np.zeros(3), np.ones(3), weights)
+    expected = rounded(network, bits)
+    names = "abc"
+    card = {
+        **{"kind": "linear", "target": "forward", "low": 0.5, "high": 2.0, "least_s": 0.0},
+        **{"vendors": ["NVIDIA"], "ranges": {name: [0.0, 1.0] for name in names}},
+    }
+    write_model(tmp_path / "network.npz", network, card, bits)
+    found = read_model(tmp_path / "network.npz").network
+    for (matrix, bias), (wanted, wanted_bias), (exact, _) in zip(
+        found.weights, expected.weights, weights, strict=True
+    ):
+        assert np.array_equal(matrix, wanted)
+        assert np.array_equal(bias, wanted_bias)
+        assert np.abs(matrix - exact).max() <= np.abs(exact).max() / 2 ** (7 if bits == 8 else 10)
 
 
 def test_shipped_networks_are_small_and_name_their_data() -> None:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from types import FrameType
 
-from wavecast.traces.step import Op, Phase, Role
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role
 
 _OURS = __name__.rpartition(".")[0]
 
@@ -34,6 +34,14 @@ class LiveMemory:
     freed: int | None = None
     role: Role = Role.INTERMEDIATE
     module: str = ""
+
+
+@dataclass
+class Recording:
+    """The recorded calls and memory of one step."""
+
+    calls: tuple[Call, ...]
+    allocations: tuple[Allocation, ...]
 
 
 def called_by_autograd() -> bool:

@@ -6,13 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.recorded import LiveMemory, OpEntry, called_by_autograd
+from wavecast.frameworks.pytorch.recorded import LiveMemory, OpEntry, Recording, called_by_autograd
 from wavecast.frameworks.pytorch.signature import (
     bind,
     on_host,
@@ -24,17 +24,8 @@ from wavecast.frameworks.pytorch.signature import (
 from wavecast.frameworks.pytorch.structure import Structure, key_of
 from wavecast.traces.step import Allocation, Call, Kernel, Op, Phase, Role, Scalar, TensorSpec
 
-
-@dataclass
-class Recording:
-    """The recorded calls and memory of one step."""
-
-    calls: tuple[Call, ...]
-    allocations: tuple[Allocation, ...]
-
-
-_ADD = torch.ops.aten.add.Tensor
-_CASTS = {torch.ops.aten._to_copy.default: (0, None), torch.ops.aten.copy_.default: (1, 0)}
+_aten = torch.ops.aten
+_CASTS = {_aten._to_copy.default: (0, None), _aten.copy_.default: (1, 0)}
 """Ops that may cast a weight: the arguments that are the source and, if it exists, the target."""
 
 
@@ -169,6 +160,19 @@ class OpRecorder:
         if self._recording:
             self._append(with_switches(self._intern(name, inputs, outputs, attrs)), False, ())
 
+    def emit(self, op: Op, made: list[Any], module: str, phase: Phase | None = None) -> None:
+        """Record a kernel of compiled code, which allocates these tensors; the present phase if
+        none is given."""
+        for tensor in made:
+            self._remember(tensor)
+        if self.on_op is not None and not self._here.silent:
+            self.on_op(None, (), made)
+        if self._records():
+            self._append(self._ops.setdefault(op, op), host=False, reads=())
+            entry = self._entries[-1]
+            entry.module = module
+            entry.phase = entry.phase if phase is None else phase
+
     @contextmanager
     def silence(self) -> Iterator[None]:
         """Record no ops inside the block: it makes tensors that a real step makes only once."""
@@ -244,7 +248,7 @@ class OpRecorder:
 
     def _notice(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Remember what an op says about the content of memory."""
-        if func is _ADD:
+        if func is _aten.add.Tensor:
             self._notice_sum(args[0], out)
         elif func in _CASTS:
             source, target = _CASTS[func]

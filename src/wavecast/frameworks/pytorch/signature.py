@@ -101,7 +101,7 @@ def bind(
             if is_written:
                 written += tensors
         else:
-            attribute = _attribute(value)
+            attribute = attribute_of(value)
             if attribute is not None:
                 attrs.append((name, attribute))
     return inputs, written, attrs
@@ -121,7 +121,8 @@ def tensors_of(value: Any) -> list[Any] | None:
     return None
 
 
-def _attribute(value: Any) -> Scalar | None:
+def attribute_of(value: Any) -> Scalar | None:
+    """An argument as an op's attribute. None if it cannot be one."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # nan is not equal to itself, and neither nan nor inf is valid JSON
     if isinstance(value, bool | int | float | str):

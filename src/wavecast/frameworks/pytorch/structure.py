@@ -130,6 +130,10 @@ class Structure:
             for gradient in _gradients_of(parameter):
                 yield Role.GRADIENT, local_part(gradient), self._owner(parameter)
 
+    def roots(self) -> list[Any]:
+        """The modules that were called from outside of any module."""
+        return list(self._roots.values())
+
     def _owner(self, parameter: Any) -> str:
         return self._parameter_paths.get(id(parameter), "")
 

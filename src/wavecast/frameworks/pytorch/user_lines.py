@@ -27,7 +27,7 @@ def user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return _place(frame.f_code.co_filename, frame.f_lineno)
+            return line_of(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "an unknown line"
 
@@ -36,12 +36,12 @@ def failing_line(error: BaseException) -> str:
     """The innermost line of the user's code that raised an error, as `file.py:12`."""
     place = "an unknown line"
     if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
-        return _place(error.filename, error.lineno or 1)  # this file never ran
+        return line_of(error.filename, error.lineno or 1)  # this file never ran
     traceback = error.__traceback__
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
         if is_users(filename):
-            place = _place(filename, traceback.tb_lineno)
+            place = line_of(filename, traceback.tb_lineno)
         traceback = traceback.tb_next
     return place
 
@@ -73,6 +73,7 @@ def programs_forgotten() -> Iterator[None]:
         _programs[:] = before
 
 
-def _place(filename: str, line: int) -> str:
+def line_of(filename: str, line: int) -> str:
+    """A line of a file, as `file.py:12`; the file relative to the present folder, if inside it."""
     relative = os.path.relpath(filename)
     return f"{filename if relative.startswith('..') else relative}:{line}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
 from wavecast.files import read_toml, refusing_unwritable, replacing
@@ -19,6 +20,9 @@ from wavecast.reading import read_bytes
 
 LARGEST_ARRAYS_BYTES = 1 << 27
 """The most bytes of a network's arrays, packed and unpacked. The published ones have 40 MB."""
+
+EIGHT_BITS = 127
+"""The largest whole number of a weight that is stored in 8 bits."""
 
 _MOST_ARRAYS = 1000
 
@@ -49,10 +53,16 @@ def _network(packed: bytes) -> MlpNetwork:
         raise ValueError(f"its {len(sizes)} arrays have {sum(sizes)} bytes")
     with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
         layers = range(sum(name.startswith("matrix") for name in stored.files))
-        pairs = [(stored[f"matrix{i}"], stored[f"bias{i}"]) for i in layers]
-        weights = tuple((m.astype(np.float32), b.astype(np.float32)) for m, b in pairs)
+        weights = tuple(_layer(stored, i) for i in layers)
         mean, scale = (stored[name].astype(np.float64) for name in ("mean", "scale"))
         return MlpNetwork(mean, scale, weights)
+
+
+def _layer(stored: Mapping[str, Any], number: int) -> tuple[Any, Any]:
+    matrix = stored[f"matrix{number}"].astype(np.float32)
+    if f"step{number}" in stored:
+        matrix *= stored[f"step{number}"].astype(np.float32)[:, None]
+    return matrix, stored[f"bias{number}"].astype(np.float32)
 
 
 def _model(network: MlpNetwork, card: Mapping[str, Any]) -> MlpModel:
@@ -99,12 +109,43 @@ def _ends(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return {name: (float(low), float(high)) for name, (low, high) in table.items()}
 
 
-def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any]) -> None:
-    """Write `path` (.npz, weights in half precision) and its card beside it (.toml)."""
+def steps_of(matrix: NDArray[Any]) -> NDArray[np.float32]:
+    """What one step of 8 bits is worth in each row of a matrix: a 127th of its largest weight."""
+    largest = np.abs(matrix).max(axis=1)
+    return np.where(largest > 0, largest / EIGHT_BITS, 1.0).astype(np.float32)
+
+
+def rounded(network: MlpNetwork, bits: int = 16) -> MlpNetwork:
+    """The network as it is after it was written with so many bits a weight, and read again."""
+    weights = []
+    for matrix, bias in network.weights:
+        if bits == 16:
+            kept = matrix.astype(np.float16).astype(np.float32)
+        else:
+            steps = steps_of(matrix)[:, None]
+            kept = np.rint(matrix / steps).astype(np.int8).astype(np.float32) * steps
+        weights.append((kept, bias.astype(np.float16).astype(np.float32)))
+    return MlpNetwork(network.mean, network.scale, tuple(weights))
+
+
+def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any], bits: int = 16) -> None:
+    """Write `path` (.npz) and its card beside it (.toml).
+
+    Args:
+        path: the file of the weights.
+        network: the network.
+        card: what it predicts, and what it was fitted on.
+        bits: 16 for weights in half precision, 8 for whole numbers with one factor for each row.
+    """
     arrays: dict[str, Any] = {"mean": network.mean, "scale": network.scale}
     for number, (matrix, bias) in enumerate(network.weights):
-        arrays[f"matrix{number}"] = matrix.astype(np.float16)
         arrays[f"bias{number}"] = bias.astype(np.float16)
+        if bits == 16:
+            arrays[f"matrix{number}"] = matrix.astype(np.float16)
+        else:
+            arrays[f"step{number}"] = steps_of(matrix)
+            whole = np.rint(matrix / arrays[f"step{number}"][:, None])
+            arrays[f"matrix{number}"] = whole.astype(np.int8)
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)
     weights = packed.getvalue()

@@ -475,19 +475,6 @@ def test_fsdp1_is_refused_with_its_successor() -> None:
         traced(lambda: FullyShardedDataParallel(mlp().cuda()))
 
 
-def test_a_pipeline_is_refused_with_what_to_do() -> None:
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    def make_step() -> Step:
-        stage = PipelineStage(mlp().cuda(), 0, RANKS, torch.device("cuda"))
-        schedule = Schedule1F1B(stage, RANKS, loss_fn=lambda y, t: (y - t).sum())
-        x = torch.randn(RANKS, 8, device="cuda")
-        return lambda: schedule.step(x)
-
-    with pytest.raises(CaptureError, match=rf"another rank at {HERE}.*Parallel\(pipeline=4\)"):
-        traced(make_step)
-
-
 def test_without_ranks_the_refusal_names_them() -> None:
     for start in (lambda: dist.init_process_group("nccl"), lambda: fully_shard(mlp().cuda())):
         with pytest.raises(CaptureError, match=rf"{HERE}.*ranks=8 \(--ranks 8\)"):

@@ -32,7 +32,8 @@ from wavecast.frameworks.pytorch.measurement.profiling import (
     HostTimes,
     IterationProfile,
 )
-from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.recorded import Recording
+from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording_modes import MemoryMode
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.hardware.devices import device

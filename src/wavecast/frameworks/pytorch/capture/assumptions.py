@@ -30,13 +30,15 @@ _ASSUMED_NUMBER = 1
 class Assumptions:
     """Returns assumed results, and keeps the notes about them."""
 
-    def __init__(self, given: GivenValues | None = None) -> None:
+    def __init__(self, given: GivenValues | None = None, stops_at_compile: bool = False) -> None:
         self.notes: dict[str, None] = {}
         self.given = given or GivenValues()
         """The values that the user gave."""
         self._quiet = False
         self.compiled = False
         """Whether the step runs something that torch.compile would compile."""
+        self.stops_at_compile = stops_at_compile
+        """Whether such a step is to be stopped there, to begin again with a compiler."""
         self._answers: dict[str, None] = {}
         self.asks_capability = False
         """Whether the user's code asked for what depends on the GPU's family."""
@@ -102,6 +104,10 @@ class Assumptions:
             f"{question} is asked for at {user_line()}; {answer} was answered, and on other GPUs "
             "another answer may lead to other code"
         )
+
+    def note_once(self, text: str) -> None:
+        """Add a note that concerns the step, about what runs only before the traced iteration."""
+        self._answers.setdefault(text)
 
     def note_machine(self) -> None:
         """Add the notes about the machine, which concern the set-up as well as the step."""

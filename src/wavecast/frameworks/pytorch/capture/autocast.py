@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from wavecast.frameworks.pytorch.capture.places import is_cuda
 from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
 
 
@@ -276,7 +277,7 @@ def _refuse(_name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
 def _eligible(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
-        and value.is_cuda
+        and is_cuda(value)
         and value.is_floating_point()
         and value.dtype is not torch.float64
     )

@@ -103,7 +103,7 @@ class StepWatch:
         else:
             self.backward += 1
         self.elements += sum(tensor.numel() for tensor in returned)
-        if _needs_elements(func):
+        if func is not None and _needs_elements(func):
             self.working += 1
             if any(isinstance(a, torch.Tensor) and a.numel() == 0 for a in args[:3]):
                 self.empty += 1

@@ -63,16 +63,17 @@ def _cudnn_batch_norm(
 
 def _convolution(source: Any, weight: Any, *args: Any) -> Any:
     """A convolution whose result is channels_last if either input is, as with cuDNN."""
-    return _in_layout(suggested(source, weight), _aten.convolution.default(source, weight, *args))
+    return in_layout(suggested(source, weight), _aten.convolution.default(source, weight, *args))
 
 
 def _convolution_backward(gradient: Any, source: Any, weight: Any, *args: Any) -> Any:
     layout = suggested(source, weight)
     d_source, d_weight, d_bias = _aten.convolution_backward.default(gradient, source, weight, *args)
-    return _in_layout(layout, d_source), _in_layout(layout, d_weight), d_bias
+    return in_layout(layout, d_source), in_layout(layout, d_weight), d_bias
 
 
-def _in_layout(layout: Any, tensor: Any) -> Any:
+def in_layout(layout: Any, tensor: Any) -> Any:
+    """A tensor of a memory format like this one; this one if it has it."""
     if tensor is None or suggested(tensor) == layout:
         return tensor
     return torch.empty_like(tensor, memory_format=layout)

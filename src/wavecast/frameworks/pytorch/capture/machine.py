@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch._dynamo  # imported now, because it must not be imported while torch.cuda is replaced
-from torch._dynamo import eval_frame
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import flex_attention as flex
@@ -33,7 +32,9 @@ from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu
 from wavecast.frameworks.pytorch.capture.refusals import refused_functions
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
+from wavecast.frameworks.pytorch.capture.uncompiled import compile_nothing
 from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.replacing import replacing
 from wavecast.frameworks.pytorch.user_lines import is_users, user_line
 
 
@@ -44,20 +45,24 @@ def cuda_machine(
     assumptions: Assumptions,
     outside: OutsideTensors,
     is_ranked: bool,
+    properties: Mapping[str, Any] | None,
 ) -> Iterator[None]:
-    """Make torch behave as if the machine had one GPU of this compute capability."""
+    """Make torch behave as if the machine had one GPU of this compute capability.
+
+    Args:
+        capability: the compute capability.
+        recorder: records synchronisations.
+        assumptions: what is assumed of the GPU is noted there.
+        outside: plain tensors that are moved to the GPU.
+        is_ranked: whether the step is one rank of several.
+        properties: what else a compiler may ask of the GPU. None if compiled code is to run as it
+            was written.
+    """
     with ExitStack() as stack:
-
-        def replace(owner: Any, **values: Any) -> None:
-            for name, value in values.items():
-                if name in vars(owner):
-                    stack.callback(setattr, owner, name, vars(owner)[name])
-                else:
-                    stack.callback(delattr, owner, name)
-                setattr(owner, name, value)
-
+        replace = replacing(stack)
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
-        machine = _cuda_module(capability, recorder) | _answers(capability, assumptions)
+        facts = _properties(capability, properties or {})
+        machine = _cuda_module(facts, recorder) | _answers(capability, facts, assumptions)
         replace(torch.cuda, **machine)
         for module in (torch.cuda.random, torch.cuda.memory):
             # Some code calls these functions where they are defined.
@@ -80,17 +85,15 @@ def cuda_machine(
         # Torch can set it only once in a process, so it could not be restored.
         replace(torch, set_num_interop_threads=lambda _: None, Generator=_Generator)
         replace(torch, tensor=_from_data(torch.tensor, outside), as_tensor=_as_tensor(outside))
-        replace(torch, load=_load_real(torch.load), compile=_eager(assumptions))
+        replace(torch, load=_load_real(torch.load))
         replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
         # Libraries take other branches for fake tensors. They should not notice them here.
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)
         replace(fake_tensor, init_gpu_context=lambda *_: None)
         replace(torch.accelerator, **_accelerator_module(recorder))
         _use_foreach(replace, stack)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if hasattr(eval_frame, "_callback_from_stance"):
-            noticing = _noticing(eval_frame._callback_from_stance, assumptions)
-            replace(eval_frame, _callback_from_stance=noticing)
+        if properties is None:
+            compile_nothing(replace, stack, assumptions)
         yield
 
 
@@ -120,20 +123,22 @@ def _accelerator_module(recorder: OpRecorder) -> dict[str, Any]:
 _MEMORY = "the GPU's free memory"
 
 
-def _properties(capability: tuple[int, int]) -> Any:
-    return SimpleNamespace(
-        name=f"a GPU of compute capability {capability[0]}.{capability[1]}",
-        major=capability[0],
-        minor=capability[1],
-        total_memory=80 << 30,
-        multi_processor_count=132,
-        warp_size=32,
-    )
+def _properties(capability: tuple[int, int], known: Mapping[str, Any]) -> Any:
+    facts = {
+        "name": f"a GPU of compute capability {capability[0]}.{capability[1]}",
+        "major": capability[0],
+        "minor": capability[1],
+        "total_memory": 80 << 30,
+        "multi_processor_count": 132,
+        "warp_size": 32,
+    }
+    return SimpleNamespace(**(facts | dict(known)))
 
 
-def _answers(capability: tuple[int, int], assumptions: Assumptions) -> dict[str, Any]:
+def _answers(
+    capability: tuple[int, int], properties: Any, assumptions: Assumptions
+) -> dict[str, Any]:
     """Functions that tell about the GPU. What the user's own code asks is noted."""
-    properties = _properties(capability)
     memory, name = properties.total_memory, "{}.{}".format(*capability)
 
     def telling(question: str, shown: str, answer: Any) -> Callable[..., Any]:
@@ -161,14 +166,14 @@ def _answers(capability: tuple[int, int], assumptions: Assumptions) -> dict[str,
     }
 
 
-def _cuda_module(capability: tuple[int, int], recorder: OpRecorder) -> dict[str, Any]:
+def _cuda_module(properties: Any, recorder: OpRecorder) -> dict[str, Any]:
     zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
     machine: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: _properties(capability).name,
+        "get_device_name": lambda device=None: properties.name,
         "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
         "Stream": stream_class(recorder),
         "Event": event_class(recorder),
@@ -356,14 +361,6 @@ def _legacy_type(dtype: Any) -> Any:
     return make
 
 
-def _eager(assumptions: Assumptions) -> Any:
-    def compile_nothing(model: Any = None, **_: Any) -> Any:
-        assumptions.compiled = True
-        return model if model is not None else (lambda function: function)
-
-    return compile_nothing
-
-
 def _padded(forward: Any) -> Any:
     """The forward pass of `nn.TransformerEncoder`, which computes padding as well.
 
@@ -387,14 +384,3 @@ def _unscripted(code: Any, *_: Any, **__: Any) -> Any:
     Libraries script functions when they are imported, which may happen inside `make_step`.
     """
     return code
-
-
-def _noticing(callback_from_stance: Any, assumptions: Assumptions) -> Any:
-    """Torch's callback for compiled code, wrapped to note that the step uses torch.compile."""
-
-    def callback(compiler: Any) -> Any:
-        # None and False mean that torch itself wants code that is not compiled.
-        assumptions.compiled = assumptions.compiled or callable(compiler)
-        return callback_from_stance(compiler)
-
-    return callback

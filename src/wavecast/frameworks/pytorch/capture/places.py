@@ -85,3 +85,23 @@ def tensors_in(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+
+
+_compiling = False
+"""Whether the compiler runs now. Its tensors, which are not fake tensors, are on the GPU."""
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Run the block as the compiler's code."""
+    global _compiling
+    before, _compiling = _compiling, True
+    try:
+        yield
+    finally:
+        _compiling = before
+
+
+def is_cuda(tensor: Any) -> bool:
+    """Whether a tensor is on the GPU, also if it is one of the compiler's."""
+    return bool(tensor.is_cuda) or (_compiling and not isinstance(tensor, FakeTensor))

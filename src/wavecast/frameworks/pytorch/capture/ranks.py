@@ -12,6 +12,7 @@ import torch
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.capture.object_exchanges import object_exchanges
+from wavecast.frameworks.pytorch.capture.pipelines import pipeline_exchanges
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import gpu_numbers
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
@@ -72,6 +73,8 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         replace(tensor_random, _rng_tracker=None)
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             replace(module, **object_exchanges(placement.assumptions))
+        for owner, functions in pipeline_exchanges(placement.assumptions):
+            replace(owner, **functions)
         replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
         engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
         replace(torch.autograd.Variable, _execution_engine=engine)

@@ -62,7 +62,14 @@ def _distributed() -> Iterator[tuple[Any, dict[str, Any]]]:
 def _of_one_rank() -> Iterator[tuple[Any, dict[str, Any]]]:
     """What cannot be traced on one rank of many, either."""
     from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.pipelining import Pipe
 
+    cut = _refusal(
+        "lets torch export a model and cut it into stages",
+        "give each rank's own part of the model to PipelineStage, or trace the whole model and "
+        "predict it with parallel=Parallel(pipeline=4)",
+    )
+    yield Pipe, {"from_tracing": staticmethod(cut)}
     wrap = _refusal(
         "wraps a model in FullyShardedDataParallel",
         "use its successor, torch.distributed.fsdp.fully_shard, on each block and on the model",

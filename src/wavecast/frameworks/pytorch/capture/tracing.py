@@ -6,8 +6,9 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -32,7 +33,8 @@ from wavecast.frameworks.pytorch.capture.ranks import one_rank
 from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
 from wavecast.frameworks.pytorch.capture.tensor_subclasses import fake_subclasses
 from wavecast.frameworks.pytorch.capture.threads import TracedThreads, one_trace_at_a_time
-from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.recorded import Recording
+from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.frameworks.pytorch.switches import switches_restored
 from wavecast.frameworks.pytorch.user_lines import failing_line
@@ -41,6 +43,23 @@ from wavecast.traces.step import Trace
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _ON_REAL_GPU = "with arguments from the 'CUDA' backend"
+
+
+class Compiler(Protocol):
+    """What compiles the code of a step that calls torch.compile."""
+
+    def properties(self) -> Mapping[str, Any]:
+        """What the compiler asks of the GPU, by the names of torch's device properties."""
+        ...
+
+    def active(self, recorder: OpRecorder, mode: FakeTensorMode) -> AbstractContextManager[None]:
+        """Compile what the step compiles, inside the block."""
+        ...
+
+    def rewrite(self, recorder: OpRecorder) -> bool:
+        """Compile more of the step after its first call; whether anything was compiled."""
+        ...
+
 
 DEFAULT_CAPABILITY = (9, 0)
 """The compute capability whose kernels are chosen if none is given: Hopper's."""
@@ -57,12 +76,13 @@ def capture(
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
     rank: int = 0,
+    compiler: Compiler | None = None,
+    stops_at_compile: bool = False,
 ) -> Trace:
-    """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
+    """The trace of one training step.
 
     Args:
-        make_step: builds model, optimizer and inputs, and returns the function that runs one
-            step. It is plain CUDA code and needs no changes for tracing.
+        make_step: builds model, optimizer and inputs, and returns the function of one step.
         capability: the compute capability whose attention kernels to choose.
         samples: how many samples (or other `unit`) the step consumes.
         unit: what `samples` counts.
@@ -72,30 +92,29 @@ def capture(
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the step's own parallel code has. None for code that starts none.
         rank: the rank whose step is traced.
+        compiler: compiles what the step compiles. None to run it as it was written.
+        stops_at_compile: whether to raise CompilesCode where a step compiles, without a compiler.
     """
     place = None if ranks is None and not rank else RankPlace(1 if ranks is None else ranks, rank)
     warm_up = warm_up if warm_up is not None else 1 if place is None else 2
     capability = DEFAULT_CAPABILITY if capability is None else capability
     _check_arguments(make_step, capability, samples, warm_up)
-    assumptions, recorder = Assumptions(GivenValues(assume)), OpRecorder(Structure())
-    with pretending(capability, recorder, assumptions, place) as threads, explaining():
+    assumptions = Assumptions(GivenValues(assume), stops_at_compile)
+    recorder = OpRecorder(Structure())
+    with pretending(capability, recorder, assumptions, place, compiler) as threads, explaining():
         step = _made(make_step)
-        before: StepWatch | None = None
-        for _ in range(warm_up):
-            before = StepWatch()
-            with recorder.structure.watch(), before.watch(recorder):
-                _call(step, assumptions, threads)
+        call = partial(_call, step, assumptions, threads)
+        before = _warmed_up(call, warm_up, recorder, compiler)
         assumptions.notes.clear()
         recorder.on_call = progress
-        recorded = StepWatch()
-        with recorder.step(), recorded.watch(recorder):
-            _call(step, assumptions, threads)
+        with recorder.step(), (recorded := StepWatch()).watch(recorder):
+            call()
         recording = _not_empty(recorder.recording())
         assumptions.given.check_used()
         for note in check(recorded, before):
             assumptions.note(note)
         assumptions.note_machine()
-        del step
+        del step, call
     return Trace(
         calls=recording.calls,
         allocations=recording.allocations,
@@ -138,6 +157,22 @@ def _call(step: Callable[[], Any], assumptions: Assumptions, threads: TracedThre
     threads.settle()
 
 
+def _warmed_up(
+    call: Callable[[], None], times: int, recorder: OpRecorder, compiler: Compiler | None
+) -> StepWatch | None:
+    """Call a step before it is recorded, and return what the last call did, if there was one."""
+    before = None
+    for _ in range(times):
+        before = StepWatch()
+        with recorder.structure.watch(), before.watch(recorder):
+            call()
+    if compiler is not None and compiler.rewrite(recorder):
+        with recorder.structure.watch():
+            call()
+        return None  # that call compiled what the recorded one runs
+    return before
+
+
 def _not_empty(recording: Recording) -> Recording:
     if not recording.calls:
         raise CaptureError(
@@ -154,6 +189,7 @@ def pretending(
     recorder: OpRecorder,
     assumptions: Assumptions,
     place: RankPlace | None = None,
+    compiler: Compiler | None = None,
 ) -> Iterator[TracedThreads]:
     """Run the block with fake tensors, as if on a machine with a CUDA GPU.
 
@@ -178,7 +214,9 @@ def pretending(
         stack.enter_context(cuda_kernels(capability, recorder, assumptions))
         stack.enter_context(cuda_autocast())
         is_ranked = place is not None
-        stack.enter_context(cuda_machine(capability, recorder, assumptions, outside, is_ranked))
+        properties = None if compiler is None else compiler.properties()
+        machine = cuda_machine(capability, recorder, assumptions, outside, is_ranked, properties)
+        stack.enter_context(machine)
         # Torch warns that global hooks also see the wrapper of a compiled module. That is fine.
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global")
@@ -191,6 +229,8 @@ def pretending(
         stack.enter_context(placement)
         stack.enter_context(gpu_tensors(placement, outside))
         stack.enter_context(threads.follow(fake, placement))
+        if compiler is not None:
+            stack.enter_context(compiler.active(recorder, fake))
         yield threads
 
 

@@ -37,7 +37,8 @@ from wavecast.frameworks.pytorch.measurement import profiling, reruns
 from wavecast.frameworks.pytorch.measurement.memory import record_memory
 from wavecast.frameworks.pytorch.measurement.processor_time import processor_s
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
-from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.recorded import Recording
+from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording_modes import RecordingMode
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.predictors.published import published_setup

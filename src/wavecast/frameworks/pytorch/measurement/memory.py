@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.recorded import Recording
+from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording_modes import MemoryMode, held_bytes
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.traces.step import Measurement, Trace

@@ -70,6 +70,13 @@ class Program:
             folder = " (it is a folder)" if path.is_dir() else f" (looked in {Path.cwd()})"
             raise InvalidInput(f"there is no script {self.name}{folder}")
 
+    def mentions(self, word: str) -> bool:
+        """Whether the text of the script has a word in it."""
+        try:
+            return word in Path(self._file()).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+
     def run(self) -> None:
         """Run the script in this process, under the name `__main__`."""
         with _surroundings(self), _own_exit_functions():

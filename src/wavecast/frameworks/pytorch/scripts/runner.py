@@ -6,9 +6,10 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +19,10 @@ from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
-from wavecast.frameworks.pytorch.recorder import OpRecorder, Recording
+from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.compiled.tracing import compiler_for, with_notes
+from wavecast.frameworks.pytorch.recorded import Recording
+from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.scripts.batches import Batches
 from wavecast.frameworks.pytorch.scripts.boundaries import (
     Boundary,
@@ -44,9 +48,14 @@ from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.windows import window
 from wavecast.frameworks.pytorch.structure import Structure
 from wavecast.frameworks.pytorch.user_lines import programs_forgotten
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
 from wavecast.traces.script import ScriptPart, ScriptRun
 from wavecast.traces.step import Op, Trace
+
+if TYPE_CHECKING:
+    from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
 
 MOST_STEPS = 8
 """How many steps of a loop run at most, if no two of them in a row are equal."""
@@ -59,6 +68,7 @@ ENOUGH_EQUAL = 3
 def run(
     program: Program,
     *,
+    gpu: Device | None = None,
     capability: tuple[int, int] | None = None,
     steps: int | None = None,
     until: str | None = None,
@@ -71,7 +81,9 @@ def run(
 
     Args:
         program: the script and its arguments.
-        capability: the compute capability whose attention kernels to choose.
+        gpu: the GPU for which to choose kernels and to compile. None for the usual one of the
+            compute capability.
+        capability: the compute capability, if no GPU is given.
         steps: how many steps to run. None to stop when two in a row are equal.
         until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
             of an optimizer step.
@@ -84,25 +96,50 @@ def run(
     if steps is not None and steps < 1:
         raise InvalidInput(f"steps is {steps}; it must be at least 1")
     line = None if until is None else LineOfCode.parse(until)
+    if gpu is not None:
+        capability = family(gpu)
     capability = DEFAULT_CAPABILITY if capability is None else capability
-    assumptions, recorder = Assumptions(GivenValues(assume)), OpRecorder(Structure())
-    recorder.on_call = progress
-    loop = _Loop(recorder, assumptions, steps)
+
+    def attempt(compiler: StepCompiler | None, stops: bool) -> ScriptRun:
+        assumptions = Assumptions(GivenValues(assume), stops)
+        recorder = OpRecorder(Structure())
+        recorder.on_call = progress
+        loop = _Loop(recorder, assumptions, steps)
+        place = None if ranks is None else RankPlace(ranks)
+        pretence = pretending(capability, recorder, assumptions, place, compiler)
+        _repeat(program, loop, pretence, line)
+        if line is not None and not loop.boundaries:
+            raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
+        return _result(program, loop, capability, samples)
+
+    if not program.mentions("compile"):
+        try:
+            return attempt(None, stops=True)
+        except CompilesCode:
+            pass  # a library compiles something: run the script again, with a compiler
+    compiler, reason = compiler_for(gpu, capability, compiled=False)
+    done = attempt(compiler, stops=False)
+    return replace(done, trace=with_notes(done.trace, compiler, reason))
+
+
+def _repeat(
+    program: Program,
+    loop: _Loop,
+    pretence: AbstractContextManager[Any],
+    line: LineOfCode | None,
+) -> None:
+    """Run a script until its loop has repeated itself."""
     with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch:
         overlay = Overlay(Path(scratch))
         # The files of the script are known until its errors are explained.
         with programs_forgotten(), explaining("the script"), ExitStack() as stack:
-            place = None if ranks is None else RankPlace(ranks)
-            stack.enter_context(pretending(capability, recorder, assumptions, place))
-            stack.enter_context(recorder.step())
+            stack.enter_context(pretence)
+            stack.enter_context(loop.recorder.step())
             stack.enter_context(loop.watched(line))
-            stack.enter_context(checkpoints_kept(recorder))
+            stack.enter_context(checkpoints_kept(loop.recorder))
             stack.enter_context(redirected(overlay))
             loop.run(program)
             loop.finish()
-    if line is not None and not loop.boundaries:
-        raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
-    return _result(program, loop, capability, samples)
 
 
 class _Loop:

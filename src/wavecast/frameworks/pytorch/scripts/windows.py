@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wavecast.frameworks.pytorch.recorder import Recording
+from wavecast.frameworks.pytorch.recorded import Recording
 from wavecast.traces.step import Allocation, Role
 
 _MADE_IN_A_STEP = (Role.INTERMEDIATE, Role.WEIGHT_COPY)

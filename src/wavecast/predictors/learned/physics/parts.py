@@ -52,7 +52,7 @@ def parts_of(op: Op) -> tuple[Part, ...]:
             return (_attention(op, cost),)
         case Kind.RNN:
             return _recurrent(op, cost)
-        case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
+        case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT | Kind.FUSED:
             return ()
     return (Part("stream", passes.row_of(op, cost)),)
 

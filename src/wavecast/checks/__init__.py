@@ -1,0 +1,1 @@
+"""Whether named steps still take the time and memory that a committed baseline says."""

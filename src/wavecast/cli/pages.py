@@ -1,0 +1,119 @@
+"""The options `--html` and `--chrome-trace`, and the files that they write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wavecast.cli.option_groups import grouped
+from wavecast.errors import InvalidInput
+from wavecast.files import write_whole
+
+if TYPE_CHECKING:
+    from wavecast import Memory, ParallelPrediction, Prediction
+    from wavecast.report.html.documents import Report
+    from wavecast.steps.timetable import Timetable
+
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write a report as one page of HTML."),
+]
+ChromeTraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--chrome-trace",
+        metavar="FILE",
+        help="Also write the predicted timeline as JSON for Perfetto or chrome://tracing.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files that a prediction is written to; None for those that were not asked for."""
+
+    html: Path | None = None
+    chrome_trace: Path | None = None
+
+    def refuse_bad_places(self) -> None:
+        """Refuse files that cannot be written at once, before tracing takes its time."""
+        refuse_bad_places(self.html, self.chrome_trace)
+
+
+NO_FILES = ReportFiles()
+
+
+def report_files(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that gives a command the options of `ReportFiles`, as its parameter `files`."""
+    annotations = {"html": HtmlOption, "chrome_trace": ChromeTraceOption}
+    return grouped(command, "files", ReportFiles, annotations)
+
+
+def refuse_bad_places(*paths: Path | None) -> None:
+    """Refuse files that cannot be written at once, before tracing takes its time."""
+    for path in paths:
+        if path is None:
+            continue
+        if "\0" in str(path):
+            raise InvalidInput(f"cannot write {path}: a path holds no null characters")
+        if os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises for a name that is too long)
+            raise InvalidInput(f"cannot write {path}: it is a directory; choose a file in it")
+        if not os.path.isdir(path.parent):  # noqa: PTH112
+            raise InvalidInput(
+                f"cannot write {path}: there is no directory {path.parent}; make it first, or "
+                "choose another place"
+            )
+
+
+def write_page(path: Path | None, make: Callable[[], Report]) -> None:
+    """Write a report as a page, if it was asked for."""
+    from wavecast.report.html.documents import document
+
+    if path is not None:
+        write_whole(path, document(make()))
+
+
+def write_prediction_files(
+    files: ReportFiles,
+    title: str,
+    rows: Sequence[Prediction],
+    setup: str | None = None,
+) -> None:
+    """Write the report and the timelines of predictions, where they were asked for."""
+    from wavecast.planning.prices import price_book
+    from wavecast.report.html.reports import prediction_report
+
+    write_page(files.html, lambda: prediction_report(title, rows, price_book(setup)))
+    _write_chrome_trace(files.chrome_trace, lambda: {row.device.id: row.timetable for row in rows})
+
+
+def write_parallel_files(
+    files: ReportFiles,
+    title: str,
+    rows: Sequence[tuple[ParallelPrediction, Memory | None]],
+) -> None:
+    """Write the report and the timelines of steps on several GPUs, where they were asked for."""
+    from wavecast.report.html.reports import parallel_report
+    from wavecast.steps.rank_timetables import rank_timetables
+
+    write_page(files.html, lambda: parallel_report(title, rows))
+    _write_chrome_trace(
+        files.chrome_trace,
+        lambda: {
+            f"{step.gpus} x {step.device.id}, {rank}": table
+            for step, _ in rows
+            for rank, table in rank_timetables(step).items()
+        },
+    )
+
+
+def _write_chrome_trace(path: Path | None, tables: Callable[[], Mapping[str, Timetable]]) -> None:
+    from wavecast.steps.chrome_trace import chrome_trace
+
+    if path is not None:
+        write_whole(path, chrome_trace(tables()))

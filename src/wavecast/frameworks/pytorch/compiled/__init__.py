@@ -1,0 +1,1 @@
+"""Steps that call torch.compile: what the compiler would run on the GPU, found without one."""

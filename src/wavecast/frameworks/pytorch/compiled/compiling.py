@@ -1,0 +1,161 @@
+"""The compiler of a traced step: what torch.compile would make of its code on the target GPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from wavecast.errors import WavecastError
+from wavecast.frameworks.pytorch.capture.places import compiling
+from wavecast.frameworks.pytorch.compiled import dynamo, inductor
+from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
+from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of
+from wavecast.frameworks.pytorch.compiled.graph_breaks import breaks_as_notes
+from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
+from wavecast.frameworks.pytorch.compiled.running import GraphRun
+from wavecast.frameworks.pytorch.compiled.target import CompileTarget
+from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.user_lines import failing_line, user_line
+from wavecast.ops.fused import GUARDS
+
+
+class StepCompiler:
+    """Compiles what a traced step asks torch to compile, for one GPU.
+
+    Args:
+        target: the GPU.
+        everything: whether to compile the modules that the step calls, too, if it compiles none.
+    """
+
+    def __init__(self, target: CompileTarget, everything: bool = False) -> None:
+        self._target = target
+        self._everything = everything
+        self._compiled: list[Any] = []
+        self.notes: tuple[str, ...] = ()
+        """What was noticed while compiling: graph breaks, and code that could not be compiled."""
+
+    def properties(self) -> dict[str, Any]:
+        """What the compiler asks of the GPU, by the names of torch's device properties."""
+        return self._target.properties()
+
+    @contextmanager
+    def active(self, recorder: OpRecorder, mode: FakeTensorMode) -> Iterator[None]:
+        """Compile what the step compiles, inside the block."""
+        session = _Session(self._target, recorder, mode)
+        with ExitStack() as stack:
+            stack.enter_context(inductor.compiler_on(self._target, session.compile))
+            stack.enter_context(dynamo.frames_compiled(session.outside, session.notice_error))
+            stack.callback(self._undo)
+            stack.callback(self._take_notes, session)
+            yield
+
+    def rewrite(self, recorder: OpRecorder) -> bool:
+        """After a first call of the step: compile the modules that it called from outside.
+
+        Each such module with parameters is compiled as a whole, as `Module.compile()` does. It
+        returns whether anything was compiled.
+        """
+        if not self._everything:
+            return False
+        for module in recorder.structure.roots():
+            if dynamo.is_compiled(module) or not any(True for _ in module.parameters()):
+                continue
+            module.compile()
+            self._compiled.append(module)
+        return bool(self._compiled)
+
+    def _take_notes(self, session: _Session) -> None:
+        self.notes = (*breaks_as_notes(dynamo.graph_breaks()), *session.notes)
+
+    def _undo(self) -> None:
+        for module in self._compiled:
+            module._compiled_call_impl = None
+        self._compiled.clear()
+
+
+class _Session:
+    """The compilations of one trace."""
+
+    def __init__(self, target: CompileTarget, recorder: OpRecorder, mode: FakeTensorMode) -> None:
+        self._target = target
+        self._recorder = recorder
+        self._mode = mode
+        self._devices = CompilerDevices()
+        self._depth = 0
+        self.notes: dict[str, None] = {}
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """The compiler's own world: no modes, no hooks, and all tensors on the GPU."""
+        if self._depth:
+            yield
+            return
+        self._depth += 1
+        try:
+            with ExitStack() as stack:
+                # What the compiler has to say about the code, it will say on the GPU.
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+                stack.enter_context(dynamo.without_traces())
+                stack.enter_context(self._devices.shown())
+                stack.enter_context(compiling())
+                yield
+        finally:
+            self._depth -= 1
+
+    def notice_error(self, error: BaseException) -> bool:
+        """Whether a frame that could not be compiled is to run as it is."""
+        if isinstance(error, WavecastError) or dynamo.is_user_error(error):
+            return False
+        self._note_failure(error)
+        return True
+
+    def _note_failure(self, error: BaseException) -> None:
+        line = failing_line(error)
+        message = str(error).strip().split("\n")[0][:200] or type(error).__name__
+        where = user_line() if line == "an unknown line" else line
+        self.notes.setdefault(
+            f"torch.compile could not be followed at {where} ({type(error).__name__}: {message}); "
+            "this code was traced as eager PyTorch"
+        )
+
+    def compile(self, gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        """What runs instead of a graph of Dynamo's."""
+        root = self._recorder.structure.place()[1]
+        try:
+            compiled = inductor.inductor(gm, inputs, partial(self._compile_inner, root), **options)
+        except WavecastError:
+            raise
+        except Exception as error:
+            self._note_failure(error)
+            return gm.forward
+        recorder = self._recorder
+
+        def run(*args: Any) -> Any:
+            recorder.mark(GUARDS)
+            return compiled(*args)
+
+        return run
+
+    def _compile_inner(
+        self,
+        root: str,
+        gm: Any,
+        _inputs: Sequence[Any],
+        *,
+        is_backward: bool = False,
+        is_inference: bool = False,
+        **_options: Any,
+    ) -> Any:
+        with self.outside():
+            graph = inductor.lowered(gm, is_backward, is_inference)
+            with inductor.handling(graph):
+                plan = plan_of(graph, self._target.sm_count)
+                if not is_backward:
+                    inductor.report_strides(graph, hint_of(graph))
+        return GraphRun(plan, self._recorder, self._mode, root)

@@ -1,0 +1,173 @@
+"""Torch's graph capture, Dynamo, inside of a trace: every private interface of it that we use.
+
+Dynamo compiles the frames of the step while it runs. It must not see the modes, hooks and replaced
+functions of the trace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo import convert_frame, output_graph, trace_rules
+from torch._dynamo import utils as dynamo_utils
+from torch._dynamo.types import ConvertFrameReturn
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from wavecast.frameworks.pytorch.capture.places import ON_GPU, ON_HOST, put
+from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device
+from wavecast.frameworks.pytorch.replacing import replacing
+
+REQUIRED = (
+    (convert_frame, "CatchErrorsWrapper"),
+    (output_graph, "graph_break_reasons"),
+    (output_graph.OutputGraph, "call_user_compiler"),
+    (dynamo_utils, "run_node"),
+    (trace_rules, "SKIP_DIRS"),
+)
+"""What this module needs of torch: owners and names of attributes."""
+
+_HOOKS = (
+    *((module_hooks, f"_global_{name}") for name in ("forward_pre_hooks", "forward_hooks")),
+    *((optimizer_hooks, f"_global_optimizer_{name}_hooks") for name in ("pre", "post")),
+)
+"""Where torch keeps the global hooks by which a trace follows modules and optimizers."""
+
+_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+_LOGS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
+
+# Torch's own functions, taken when this module is imported, before a trace replaces some of them.
+# The switches of autocast stay replaced: CUDA's must turn on what casts fake tensors.
+_PLAIN = {
+    name: value
+    for name, value in vars(torch).items()
+    if callable(value) and name not in ("set_autocast_enabled", "clear_autocast_cache")
+}
+
+
+@contextmanager
+def frames_compiled(
+    outside: Callable[[], Any], on_error: Callable[[BaseException], bool]
+) -> Iterator[None]:
+    """Let Dynamo compile frames inside of `outside()`, though a trace is under way.
+
+    Args:
+        outside: makes the context in which frames are compiled.
+        on_error: called with an error; returns whether the frame is to run as it is instead.
+    """
+    wrapper = convert_frame.CatchErrorsWrapper
+    compile_frame = wrapper.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with outside():
+            try:
+                return compile_frame(self, *args, **kwargs)
+            except Exception as error:
+                if on_error(error):
+                    return ConvertFrameReturn()
+                raise
+
+    with ExitStack() as stack:
+        replace = replacing(stack)
+        replace(wrapper, __call__=call)
+        replace(dynamo_utils, run_node=_making_on_cpu(dynamo_utils.run_node))
+        graph = output_graph.OutputGraph
+        replace(graph, call_user_compiler=_with_fake_inputs(graph.call_user_compiler))
+        stack.enter_context(_own_code_skipped())
+        for name in _LOGS:
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        torch._dynamo.reset()
+        stack.callback(torch._dynamo.reset)
+        yield
+
+
+@contextmanager
+def without_traces() -> Iterator[None]:
+    """Run the block without the modes and hooks of the trace, as the compiler must."""
+    with ExitStack() as stack:
+        replace = replacing(stack)
+        stack.enter_context(_disable_current_modes())
+        flags = [name for name in _FLAGS if hasattr(_python_dispatch, name)]
+        replace(_python_dispatch, **dict.fromkeys(flags, False))
+        set_flag = getattr(torch._C._dynamo.eval_frame, "set_is_in_mode_without_ignore", None)
+        if set_flag is not None:
+            set_flag(False)
+        for owner, name in _HOOKS:
+            hooks = getattr(owner, name)
+            stack.callback(hooks.update, dict(hooks))
+            hooks.clear()
+        now = vars(torch)
+        replace(torch, **{name: f for name, f in _PLAIN.items() if now.get(name) is not f})
+        replace(torch._subclasses, FakeTensor=FakeTensor)
+        yield
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether a GPU would raise this error, too: the step asked for one graph and breaks it."""
+    return isinstance(error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
+
+
+def graph_breaks() -> list[tuple[str, list[Any]]]:
+    """The reasons for graph breaks and the stacks of the user's lines, since the trace began."""
+    return [(r.reason, list(r.user_stack)) for r in output_graph.graph_break_reasons]
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether the user's code has compiled this module."""
+    is_wrapped = isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
+    return is_wrapped or module._compiled_call_impl is not None
+
+
+@contextmanager
+def _own_code_skipped() -> Iterator[None]:
+    """Let Dynamo leave the code of the trace itself as it is."""
+    before = list(trace_rules.SKIP_DIRS)
+    for name in ("frameworks", "traces", "ops", "hardware"):
+        trace_rules.add(f"wavecast.{name}")
+    try:
+        yield
+    finally:
+        trace_rules.SKIP_DIRS[:] = before
+        trace_rules._recompile_re()
+
+
+def _making_on_cpu(run_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo's trial run of one node, without making a tensor from data on the GPU."""
+
+    def run(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
+        if node.target not in MAKERS or "device" not in kwargs:
+            return run_node(tracer, node, args, kwargs, module)
+        options = {name: value for name, value in kwargs.items() if name != "device"}
+        made = run_node(tracer, node, args, options, module)
+        if isinstance(made, FakeTensor):
+            put(made, ON_GPU if torch.device(kwargs["device"]).type == "cuda" else ON_HOST)
+        return made
+
+    return run
+
+
+def _with_fake_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo's call of the backend, with inputs that are fake tensors of the compiler's own."""
+
+    def call_user_compiler(graph: Any, gm: Any, inputs: Sequence[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+        stay_on_device(gm)
+        return call(graph, gm, fakes)
+
+    return call_user_compiler

@@ -1,0 +1,363 @@
+"""The kernels that Inductor generates for a scheduled node, as ops.
+
+Nothing of torch is imported. Only attributes of the nodes and of the graph are read, so that the
+same code describes the nodes of a real compilation on a GPU and those of a capture without one
+(torch 2.9 to 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from wavecast.frameworks.pytorch.compiled.node_accesses import (
+    Access,
+    accesses_of,
+    by_buffer,
+    is_contiguous,
+    spec_of,
+)
+from wavecast.ops.fused import FUSED, TEMPLATE
+from wavecast.ops.registry import integer
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+POINTWISE, REDUCTION, PERSISTENT, FOREACH = FUSED
+
+_INNER, _OUTER_TINY = "INNER", "OUTER_TINY"
+_INNER_MOST, _OTHER_MOST = 1024, 64
+"""Up to these lengths a reduction is held in registers as a whole (`choices.py` of Inductor)."""
+_MOST_ARGUMENTS = 250
+"""A kernel over a list has at most this many pointers (`combo_kernel_max_num_args`)."""
+_SPLITS_PER_SM, _FEWEST_ROWS, _MOST_ROWS = 8, 16, 128
+"""How Inductor divides the rows of two reductions in different orders among blocks."""
+_RANDOM = ("rand", "randn", "randint64", "rand_eager")
+_FREE = frozenset(
+    "load store load_seed constant index_expr value_expr get_index to_dtype to_dtype_bitcast "
+    "identity indirect_indexing check_bounds masked output placeholder store_reduction reduction "
+    "partial_accumulate device_assert_async".split()
+)
+"""Operations of a loop body that compute nothing."""
+_SPECIAL = frozenset(
+    "exp exp2 expm1 sqrt rsqrt cos sin tan tanh sigmoid erf erfc erfinv log log2 log10 log1p pow "
+    "acos acosh asin asinh atan atan2 atanh cosh sinh lgamma reciprocal truediv div_rn "
+    "int_truediv fmod mod remainder libdevice_exp libdevice_sqrt".split()
+)
+"""Operations that take many instructions, or run on the special-function units."""
+_SPECIAL_OPERATIONS = 8
+"""How many plain operations such an operation counts as."""
+
+Hint = Callable[[Any], int]
+Attributes = tuple[tuple[str, Scalar], ...]
+
+
+class NodeKernels(NamedTuple):
+    """The kernels of a scheduled node, in the order in which they run."""
+
+    ops: tuple[Op, ...]
+    replaced: tuple[str, ...] = ()
+    """The names of other nodes of the graph that these kernels replace, so that they do not run."""
+
+
+def kernels_of(node: Any, graph: Any, sm_count: int) -> NodeKernels:
+    """The kernels that Inductor generates for a node.
+
+    Args:
+        node: a node of `graph.scheduler.nodes` that is no library call.
+        graph: Inductor's graph (`GraphLowering`).
+        sm_count: the SMs of the GPU that it is compiled for.
+    """
+    if _is_template(node):
+        return NodeKernels((_template(node, graph),))
+    if hasattr(node, "get_subkernel_nodes"):
+        return NodeKernels(tuple(_lists(node, graph)))
+    if hasattr(node, "node1") and hasattr(node, "node2") and not hasattr(node, "group_size"):
+        return _in_two_orders(node, graph, sm_count)
+    points, reduction = node.group[1]
+    return NodeKernels((_kernel(node.get_nodes(), points, reduction, graph),))
+
+
+def fused_op(node: Any, graph: Any) -> Op:
+    """The first, and mostly the only, kernel of a node as an op."""
+    return kernels_of(node, graph, sm_count=1).ops[0]
+
+
+def list_kernel(nodes: Sequence[Any], graph: Any) -> Op:
+    """One kernel over a list of nodes of equal shape or not, which are independent."""
+    hint = hint_of(graph)
+    accesses: list[Access] = []
+    points, operations = 0, _Operations()
+    for node in nodes:
+        members = node.get_nodes()
+        of_node = hint(node.group[1][0])
+        points += of_node * hint(node.group[1][1])
+        accesses += accesses_of(members, graph, hint)
+        operations = operations.plus(_operations(members, hint))
+    members = [member for node in nodes for member in node.get_nodes()]
+    attrs = (("points", points), ("reduction", 1), ("tensors", len(nodes)))
+    return _op(FOREACH, attrs, accesses, operations, members)
+
+
+def _is_template(node: Any) -> bool:
+    return bool(node.is_template())
+
+
+def _lists(node: Any, graph: Any) -> Iterable[Op]:
+    """A kernel over a list, or several if it has too many arguments for one."""
+    part: list[Any] = []
+    count = 0
+    for member in node.get_subkernel_nodes():
+        arguments = len(member.read_writes.reads) + len(member.read_writes.writes)
+        if part and count + arguments > _MOST_ARGUMENTS:
+            yield _list_or_single(part, graph)
+            part, count = [], 0
+        part.append(member)
+        count += arguments
+    if part:
+        yield _list_or_single(part, graph)
+
+
+def _list_or_single(part: Sequence[Any], graph: Any) -> Op:
+    if len(part) > 1:
+        return list_kernel(part, graph)
+    points, reduction = part[0].group[1]
+    return _kernel(part[0].get_nodes(), points, reduction, graph)
+
+
+def _kernel(
+    nodes: Sequence[Any], points: Any, reduction: Any, graph: Any, kind: str | None = None
+) -> Op:
+    """One kernel of pointwise operations and reductions over the same points."""
+    hint = hint_of(graph)
+    rows, length = hint(points), hint(reduction)
+    accesses = accesses_of(nodes, graph, hint)
+    name = kind or _kind(nodes, rows * length, length, hint)
+    attrs: Attributes = (("points", rows), ("reduction", length))
+    if length > 1:
+        attrs += (("inner", _hint_of_kernel(nodes, rows * length, hint) == _INNER),)
+    return _op(name, attrs, accesses, _operations(nodes, hint), nodes)
+
+
+def _op(
+    name: str,
+    attrs: Attributes,
+    accesses: Sequence[Access],
+    operations: _Operations,
+    nodes: Sequence[Any],
+) -> Op:
+    reads, writes = by_buffer(accesses)
+    work = max(_work(attrs), 1)
+    strided = [*reads.values(), *writes.values()]
+    details: dict[str, Scalar] = {
+        "read_bytes": sum(a.nbytes for a in reads.values()),
+        "write_bytes": sum(a.nbytes for a in writes.values()),
+        "strided_bytes": sum(a.strided_bytes for a in strided),
+        "indirect_bytes": sum(a.nbytes for a in strided if a.indirect),
+        "atomic_bytes": sum(a.atomic_bytes for a in writes.values()),
+        "again_bytes": sum(a.again_bytes for a in reads.values() if name == REDUCTION),
+        "loads": round(operations.loads / work, 3),
+        "random": round(operations.random / work, 3),
+        "arithmetic": round(operations.arithmetic / work, 3),
+        "fused": fused_names(nodes),
+    }
+    inputs = tuple(use.spec for use in reads.values())
+    outputs = tuple(use.spec for use in writes.values())
+    return Op(name, inputs, outputs, (*attrs, *details.items()))
+
+
+def _work(attrs: Attributes) -> int:
+    sizes = Op("", (), (), attrs)
+    return integer(sizes, "points") * integer(sizes, "reduction", 1)
+
+
+class _Operations(NamedTuple):
+    """What all points of a kernel do together."""
+
+    loads: float = 0.0
+    random: float = 0.0
+    arithmetic: float = 0.0
+
+    def plus(self, other: _Operations) -> _Operations:
+        return _Operations(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def _operations(nodes: Sequence[Any], hint: Hint) -> _Operations:
+    total = _Operations()
+    for node in nodes:
+        counts = getattr(node._body, "op_counts", None)
+        if counts is None:
+            continue
+        times = _extent(node, hint)
+        plain = sum(n for op, n in counts.items() if op not in _FREE and op not in _RANDOM)
+        special = sum(n for op, n in counts.items() if op in _SPECIAL)
+        computed = plain + (_SPECIAL_OPERATIONS - 1) * special + node.is_reduction()
+        drawn = sum(counts.get(op, 0) for op in _RANDOM)
+        total = total.plus(
+            _Operations(times * counts.get("load", 0), times * drawn, times * computed)
+        )
+    return total
+
+
+def _extent(node: Any, hint: Hint) -> int:
+    """How often a node's body runs: its points times the length of its reduction."""
+    count = 1
+    for ranges in node.get_ranges():
+        for size in ranges:
+            count *= hint(size)
+    return count
+
+
+def fused_names(nodes: Iterable[Any]) -> str:
+    """The aten ops from which a kernel was made, as its name lists them: "add,gelu,mul"."""
+    names = set()
+    for node in nodes:
+        for origin in getattr(node.node, "origins", ()):
+            source = origin.meta.get("original_aten") if origin.op == "call_function" else None
+            packet = getattr(source, "_overloadpacket", None)
+            if packet is not None:
+                names.add(str(packet.__name__))
+            elif source is not None:
+                names.add(str(source.name()))
+    return ",".join(sorted(names))
+
+
+# Whether a reduction is held in registers.
+
+
+def _kind(nodes: Sequence[Any], work: int, length: int, hint: Hint) -> str:
+    if length <= 1 or not any(node.is_reduction() for node in nodes):
+        return POINTWISE
+    direction = _hint_of_kernel(nodes, work, hint)
+    if direction not in (_INNER, _OUTER_TINY) and length & (length - 1):
+        most = 0 if _is_symbolic(nodes) else _OTHER_MOST
+    else:
+        most = _INNER_MOST if direction == _INNER else _OTHER_MOST
+    return PERSISTENT if length <= most else REDUCTION
+
+
+def _is_symbolic(nodes: Sequence[Any]) -> bool:
+    """Whether a length is not known when the kernel is compiled."""
+    return any(getattr(s, "free_symbols", ()) for node in nodes for s in node.get_ranges()[1])
+
+
+def _hint_of_kernel(nodes: Sequence[Any], work: int, hint: Hint) -> str:
+    """The direction in which all reductions of a kernel go, by Inductor's own rules."""
+    hints = {_direction(node) for node in nodes if node.is_reduction()}
+    if len(hints) != 1:
+        return "DEFAULT"
+    (only,) = hints
+    if only == _INNER:
+        whole = [n for n in nodes if not n.is_reduction() and hint(n.group[1][0]) == work]
+        if any(_is_strided(node) for node in whole):
+            return "DEFAULT"
+    return only
+
+
+def _direction(node: Any) -> str:
+    deps = [*node.read_writes.reads, *node.read_writes.writes]
+    if all(dep.is_contiguous() for dep in deps):
+        return _INNER
+    return str(node.node.data.reduction_hint.name)
+
+
+def _is_strided(node: Any) -> bool:
+    deps = [*node.read_writes.reads, *node.read_writes.writes]
+    return any(
+        not (dep.is_contiguous() or is_contiguous(dep)) for dep in deps if hasattr(dep, "size")
+    )
+
+
+# Two reductions of the same data in different orders, as in the gradients of a layer norm.
+
+
+def _in_two_orders(node: Any, graph: Any, sm_count: int) -> NodeKernels:
+    """One kernel that also sums over parts of the rows; then a sum over these, by torch."""
+    hint = hint_of(graph)
+    rows, width = (hint(n) for n in node.node1.group[1])
+    by_columns = [n for n in node.node2.get_nodes() if n.is_reduction()]
+    after = [n for n in node.node2.get_nodes() if not n.is_reduction()]
+    part = _power_of_two(rows // (sm_count * _SPLITS_PER_SM))
+    part = min(max(part, _FEWEST_ROWS), _MOST_ROWS)
+    parts = -(-rows // part)
+    members = [*node.node1.get_nodes(), *by_columns]
+    op = _kernel(members, rows, width, graph, PERSISTENT)
+    partial = TensorSpec((parts, width), "float32")
+    summed = len(by_columns) * partial.nbytes
+    written = integer(op, "write_bytes") + summed
+    details = dict(op.attrs) | {"write_bytes": written, "mixed": len(by_columns), "inner": True}
+    first = Op(op.name, op.inputs, (*op.outputs, *[partial] * len(by_columns)), (*details.items(),))
+    ops, replaced = [first], []
+    for member in by_columns:
+        final = member
+        if getattr(member.node, "_split_size", None):
+            final = member.get_outputs()[0].users[0].node
+            replaced.append(str(final.get_name()))
+        dtype = spec_of(graph.try_get_buffer(final.get_outputs()[0].get_name()), hint).dtype
+        ops += _sum_of_parts(partial, width, dtype)
+    if after:
+        points, reduction = after[0].group[1]
+        ops.append(_kernel(after, points, reduction, graph))
+    return NodeKernels(tuple(ops), tuple(replaced))
+
+
+def _sum_of_parts(partial: TensorSpec, width: int, dtype: str) -> list[Op]:
+    total = TensorSpec((width,), "float32")
+    ops = [Op("aten.sum.dim_IntList", (partial,), (total,), (("dim", (0,)),))]
+    if dtype != "float32":
+        ops.append(Op("aten._to_copy", (total,), (TensorSpec((width,), dtype),)))
+    return ops
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that is not above a number; 1 for none."""
+    return 1 << max(number.bit_length() - 1, 0)
+
+
+# Templates, which Inductor's search may choose instead of a library.
+
+
+def _template(node: Any, graph: Any) -> Op:
+    hint = hint_of(graph)
+    template = node.get_template_node()
+    members = node.get_nodes()
+    inputs = _matrices_first([spec_of(buffer, hint) for buffer in template.inputs])
+    written = [spec_of(template, hint)]
+    fused = [member for member in members if member.node is not template]
+    reads, writes = by_buffer(accesses_of(fused, graph, hint))
+    known = {buffer.get_name() for buffer in (*template.inputs, template)}
+    more = [use.spec for name, use in reads.items() if name not in known]
+    if writes:
+        written = [use.spec for use in writes.values()]
+    points = 1
+    for size in template.get_size():
+        points *= hint(size)
+    attrs: Attributes = (
+        ("points", points),
+        ("reduction", inputs[0].shape[-1] if inputs and inputs[0].shape else 1),
+        ("read_bytes", sum(t.touched_bytes for t in (*inputs, *more))),
+        ("write_bytes", sum(t.touched_bytes for t in written)),
+        ("fused", fused_names(members)),
+    )
+    return Op(TEMPLATE, (*inputs, *more), tuple(written), attrs)
+
+
+def _matrices_first(inputs: list[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The inputs with the two factors of the product first; an added matrix may stand before."""
+    for first in range(len(inputs) - 1):
+        a, b = inputs[first : first + 2]
+        if min(len(a.shape), len(b.shape)) > 1 and a.shape[-1] == b.shape[-2]:
+            return (a, b, *inputs[:first], *inputs[first + 2 :])
+    return tuple(inputs)
+
+
+def hint_of(graph: Any) -> Hint:
+    """A function that gives the number behind a size, also where it is a symbol."""
+    sizes = graph.sizevars
+    ask = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+
+    def number(size: Any) -> int:
+        try:
+            return int(size)
+        except TypeError:
+            return int(ask(size))
+
+    return number

@@ -1,0 +1,288 @@
+"""Torch's compiler without a GPU: every private interface of Dynamo and Inductor that we use.
+
+Inductor lowers a graph and schedules its kernels as it would for the target GPU. Nothing is
+generated, built or run. The interfaces change from release to release: `missing` says what a
+release lacks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo import device_interface
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
+from torch._inductor import async_compile, compile_fx, scheduler
+from torch._inductor import config as inductor_config
+from torch._inductor import utils as inductor_utils
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree
+from torch.utils._mode_utils import no_dispatch
+
+from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
+from wavecast.frameworks.pytorch.capture.memory_format import suggested
+from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
+from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
+from wavecast.frameworks.pytorch.compiled import dynamo
+from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
+from wavecast.frameworks.pytorch.compiled.target import CompileTarget
+from wavecast.frameworks.pytorch.replacing import replacing
+
+OLDEST_TORCH = (2, 9)
+_CUDA = "12.8"
+_aten = torch.ops.aten
+
+InnerCompile = Callable[..., Any]
+"""The function that compiles one graph: its module and inputs, and what torch says about it."""
+
+_REQUIRED = (
+    (compile_fx, "compile_fx"),
+    (compile_fx, "view_to_reshape"),
+    (compile_fx, "_recursive_post_grad_passes"),
+    (compile_fx, "_recursive_record_original_output_strides"),
+    (scheduler, "has_triton"),
+    (scheduler.Scheduler, "compute_last_usage"),
+    (device_interface, "CudaInterface"),
+    (GraphLowering, "_update_scheduler"),
+    (GraphLowering, "init_wrapper_code"),
+    (FakeTensorMode, "dispatch"),
+)
+
+
+def missing() -> str:
+    """What the installed torch lacks for compiled steps to be traced; empty if nothing."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST_TORCH:
+        return "torch {}.{} or later".format(*OLDEST_TORCH)
+    required = (*_REQUIRED, *dynamo.REQUIRED)
+    absent = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
+    return ", ".join(absent)
+
+
+@contextmanager
+def compiler_on(target: CompileTarget, compile_graph: Callable[..., Any]) -> Iterator[None]:
+    """Let torch compile for a GPU that is not there.
+
+    Args:
+        target: the GPU.
+        compile_graph: called instead of Inductor with a graph of Dynamo's, its inputs and the
+            options of the compilation.
+    """
+    properties = SimpleNamespace(
+        name="the target",
+        major=target.capability[0],
+        minor=target.capability[1],
+        total_memory=target.memory_bytes,
+        **target.properties(),
+    )
+    capability = 10 * target.capability[0] + target.capability[1]
+    with ExitStack() as stack:
+        replace = replacing(stack)
+        answers = {
+            "get_device_properties": staticmethod(lambda device=None: properties),
+            "current_device": staticmethod(lambda: 0),
+            "set_device": staticmethod(lambda device: None),
+        }
+        interface = device_interface.CudaInterface
+        replace(interface.Worker, **answers)
+        replace(interface, **answers)
+        replace(
+            interface,
+            is_available=staticmethod(lambda: True),
+            device_count=staticmethod(lambda: 1),
+            get_compute_capability=staticmethod(lambda device=None: capability),
+            raise_if_triton_unavailable=staticmethod(lambda device=None: None),
+        )
+        _forget_devices()
+        stack.callback(_forget_devices)
+        rate = {name: value / 1e12 for name, value in target.flops}
+        replace(
+            inductor_utils,
+            get_device_tflops=lambda dtype: rate.get(_name(dtype), rate["float32"]),
+            get_gpu_dram_gbps=lambda: target.memory_bytes_per_s / 1e9,
+        )
+        replace(scheduler, has_triton=lambda *_: True)
+        replace(torch.version, cuda=torch.version.cuda or _CUDA)  # None would mean AMD's
+        # The patterns are traced once, with small tensors, which cannot be made on the GPU.
+        for module in (joint_graph, post_grad):
+            replace(module, lazy_init=functools.partial(_on_cpu, module.lazy_init))
+        replace(async_compile.AsyncCompile, wakeup=classmethod(lambda cls: None))
+        for name in ("_should_pad", "should_pad_bench"):
+            if hasattr(pad_mm, name):
+                replace(pad_mm, **{name: _is_worth_padding})
+        replace(compile_fx, compile_fx=compile_graph)
+        stack.enter_context(_configured())
+        stack.enter_context(aten_kernels("CUDA", _FACTORIES))
+        yield
+
+
+def _on_cpu(init: Callable[..., Any], _device: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return init(CPU, *args, **{name: v for name, v in kwargs.items() if name != "input_device"})
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _forget_devices() -> None:
+    DeviceProperties.create.cache_clear()
+    device_interface.caching_worker_device_properties.pop("cuda", None)
+
+
+@contextmanager
+def _configured() -> Iterator[None]:
+    """Set the compiler's switches for compiling without code."""
+    with ExitStack() as stack:
+        for config, values in (
+            (functorch_config, {"enable_autograd_cache": False, **_NOT_LAZY}),
+            (inductor_config, {"fx_graph_cache": False, "compile_threads": 1}),
+        ):
+            known = {name: value for name, value in values.items() if hasattr(config, name)}
+            stack.enter_context(config.patch(known))
+        yield
+
+
+_NOT_LAZY = {"force_non_lazy_backward_lowering": True}
+
+
+def _is_worth_padding(
+    match: Any, mat1: Any, mat2: Any, op: Any, *_args: Any, **_kwargs: Any
+) -> bool:
+    """Whether to pad a product whose sizes are not aligned; torch would try it on the GPU.
+
+    It is assumed to be faster where the product is bound by arithmetic.
+    """
+    m, k = mat1.shape[-2:]
+    return bool(pad_mm.is_mm_compute_bound(int(m), int(k), int(mat2.shape[-1]), mat1.dtype))
+
+
+def _empty(size: Any, dtype: Any = None, **_: Any) -> Any:
+    return torch.empty(size, dtype=dtype)
+
+
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Any:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+_FACTORIES = (("empty.memory_format", _empty), ("empty_strided", _empty_strided))
+"""What makes plain tensors on the GPU: the compiler folds constants with them."""
+
+
+def inductor(gm: Any, inputs: Sequence[Any], inner: InnerCompile, **options: Any) -> Any:
+    """Torch's own compilation of a graph, with `inner` for the forward and backward graphs."""
+    return _compile_fx(gm, inputs, inner_compile=inner, decompositions=_decompositions(), **options)
+
+
+_compile_fx = compile_fx.compile_fx
+
+
+def _decompositions() -> dict[Any, Any]:
+    """Inductor's decompositions. A cast that C++ code asks for leaves the tensor where it is."""
+    table = dict(select_decomp_table())
+    to_copy = table[_aten._to_copy.default]
+
+    @functools.wraps(to_copy)
+    def cast(x: Any, *, device: Any = None, **options: Any) -> Any:
+        is_move = device is not None and x.device.type == "cpu" != torch.device(device).type
+        return to_copy(x, device=device if is_move else None, **options)
+
+    table[_aten._to_copy.default] = cast
+    return table
+
+
+# The lowering of one graph.
+
+
+class RealDevices(FakeTensorMode):
+    """A mode whose fake tensors are on the devices that they show, as Inductor needs them."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op. Convolutions give the layout that cuDNN gives, which torch would ask."""
+        out = super().dispatch(func, types, args, kwargs or {})
+        if func is _aten.convolution.default:
+            return in_layout(suggested(args[0], args[1]), out)
+        if func is _aten.convolution_backward.default:
+            layout = suggested(args[1], args[2])
+            return (*(in_layout(layout, tensor) for tensor in out[:2]), *out[2:])
+        return out
+
+
+setattr(RealDevices, REAL_DEVICES, True)
+
+
+def lowered(gm: Any, is_backward: bool, is_inference: bool) -> Any:
+    """Inductor's graph with its scheduled kernels (`GraphLowering`) for a graph of AOTAutograd."""
+    values = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder" and "val" in n.meta]
+    fakes = [value for value in values if isinstance(value, FakeTensor)]
+    mode = RealDevices(shape_env=fakes[0].fake_mode.shape_env if fakes else None)
+    _put_on_devices(gm, mode)
+    inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+    compile_fx.view_to_reshape(gm)
+    with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
+        compile_fx._recursive_record_original_output_strides(gm)
+        compile_fx._recursive_post_grad_passes(gm, is_inference=is_inference)
+        graph = GraphLowering(
+            gm,
+            example_inputs=inputs,
+            shape_env=mode.shape_env,
+            is_backward=is_backward,
+            is_inference=is_inference,
+        )
+        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
+            graph.run(*inputs)
+            graph.init_wrapper_code()
+            graph._update_scheduler()
+            graph.scheduler.compute_last_usage()
+    return graph
+
+
+def handling(graph: Any) -> Any:
+    """The context in which the attributes of a graph's nodes may be read."""
+    return V.set_graph_handler(graph)
+
+
+def report_strides(graph: Any, hint: Callable[[Any], int]) -> None:
+    """Tell AOTAutograd the strides of the results, for the inputs of the backward graph."""
+    context = TracingContext.try_get()
+    if context is None or context.output_strides is None:
+        return
+    for output in graph.graph_outputs:
+        has_strides = hasattr(output, "get_layout") and output.has_tensor_output()
+        strides = tuple(hint(n) for n in output.get_layout().stride) if has_strides else None
+        context.output_strides.append(strides)
+
+
+def _put_on_devices(gm: Any, mode: RealDevices) -> None:
+    """Replace the values in a graph by fake tensors on their true devices."""
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        if id(value) not in made:
+            device = CPU if place_of(value) == ON_HOST else GPU
+            with no_dispatch():
+                elements = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                )
+                made[id(value)] = (value, FakeTensor(mode, elements, device))
+        return made[id(value)][1]
+
+    for node in gm.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = _pytree.tree_map(convert, node.meta["val"])
+        if isinstance(node.kwargs.get("device"), torch.device):
+            # C++ code, which sees the CPU, may have made the tensor.
+            node.kwargs = {**node.kwargs, "device": node.meta["val"].device}

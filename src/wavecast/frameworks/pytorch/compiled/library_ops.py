@@ -1,0 +1,155 @@
+"""Calls of libraries in a compiled graph, such as products and attention, as ops.
+
+They have the names, inputs and attributes that the same calls have in a step that is not compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from wavecast.frameworks.pytorch.compiled.node_accesses import spec_of
+from wavecast.frameworks.pytorch.signature import attribute_of, signature_of
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+Hint = Callable[[Any], int]
+
+_LIBRARY = "extern_kernels."
+_PATH = (
+    (re.compile(r"^L\['\w+'\]"), ""),  # the local variable that holds the compiled module
+    (re.compile(r"_modules\['(\w+)'\]"), r"\1"),
+    (re.compile(r"\[['\"]?(\w+)['\"]?\]"), r".\1"),
+    (re.compile(r"\.?_orig_mod\b"), ""),
+)
+"""How Dynamo's names of modules become paths of modules."""
+
+
+def library_op(kernel: Any, hint: Hint) -> Op:
+    """The op of a library call.
+
+    Args:
+        kernel: a node of Inductor's representation that is no generated kernel.
+        hint: gives the number behind a size.
+    """
+    func = _overload(kernel)
+    outputs = tuple(spec_of(buffer, hint) for buffer in _results(kernel))
+    if func is None:
+        name = str(getattr(kernel, "python_kernel_name", None) or type(kernel).__name__)
+        return Op(f"inductor.{name}", tuple(_specs(kernel.inputs, hint)), outputs)
+    signature = signature_of(func)
+    if signature is None:
+        return Op(str(func), (), outputs)
+    inputs: list[TensorSpec] = []
+    attrs: list[tuple[str, Scalar]] = []
+    for name, value in _arguments(kernel, func):
+        specs = list(_specs(value, hint))
+        if specs:
+            inputs += specs
+            continue
+        attribute = attribute_of(_numbers(value, hint))
+        if attribute is not None:
+            attrs.append((name, attribute))
+    written = () if outputs else tuple(inputs[:1])
+    return Op(signature.name, tuple(inputs), outputs or written, tuple(attrs))
+
+
+def _overload(kernel: Any) -> Any:
+    """The torch op behind a call. None if there is none."""
+    name = str(getattr(kernel, "python_kernel_name", None) or "")
+    if name.startswith(_LIBRARY):
+        packet = getattr(torch.ops.aten, name.removeprefix(_LIBRARY), None)
+        return getattr(packet, "default", None)
+    overload = getattr(kernel, "op_overload", None)
+    return overload if isinstance(overload, torch._ops.OpOverload) else None
+
+
+def _arguments(kernel: Any, func: Any) -> Iterator[tuple[str, Any]]:
+    """The names and values of a call's arguments, in the order of the schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    if hasattr(kernel, "unflatten_args"):
+        args, kwargs = kernel.unflatten_args(kernel.inputs, kernel.constant_args)
+        yield from zip(names, args, strict=False)
+        yield from {**kwargs, **kernel.kwargs}.items()
+        return
+    tensors, rest = list(kernel.inputs), list(kernel.constant_args)
+    for argument in func._schema.arguments:
+        is_tensor = "Tensor" in str(argument.type)
+        if argument.name in kernel.kwargs:
+            yield argument.name, kernel.kwargs[argument.name]
+        elif is_tensor and tensors:
+            yield argument.name, tensors.pop(0)
+        elif not is_tensor and rest:
+            yield argument.name, rest.pop(0)
+
+
+def _results(kernel: Any) -> Iterator[Any]:
+    """The tensors that a call makes."""
+    results = getattr(kernel, "outputs", None)
+    if results is not None:
+        yield from _flat(results)
+    elif hasattr(kernel.get_output_spec(), "size"):
+        yield kernel
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    elif value is not None and hasattr(value, "get_size"):
+        yield value
+
+
+def _specs(value: Any, hint: Hint) -> Iterator[TensorSpec]:
+    for item in _flat(value):
+        if item.has_tensor_output():
+            yield spec_of(item, hint)
+
+
+def _numbers(value: Any, hint: Hint) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_numbers(item, hint) for item in value)
+    if hasattr(value, "free_symbols") or isinstance(value, torch.SymInt):
+        return hint(value)
+    return value
+
+
+def module_and_line(origins: Sequence[Any]) -> tuple[str, str]:
+    """The module and the user's line that most of a kernel's graph nodes come from."""
+    modules: dict[str, int] = {}
+    lines: dict[str, int] = {}
+    for node in origins:
+        path = _module(node.meta)
+        modules[path] = modules.get(path, 0) + 1
+        line = _line(node.meta.get("stack_trace"))
+        if line:
+            lines[line] = lines.get(line, 0) + 1
+    return _most(modules), _most(lines)
+
+
+def _most(counts: dict[str, int]) -> str:
+    return max(counts, key=lambda key: (bool(key), counts[key]), default="")
+
+
+def _module(meta: dict[str, Any]) -> str:
+    """The path of the innermost module that ran a node, from the root of the compiled code."""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(next(reversed(stack.values()))[0])
+    for before, after in _PATH:
+        path = before.sub(after, path)
+    return path.strip(".")
+
+
+def _line(stack: str | None) -> str:
+    """The innermost line of a recorded stack, as "file.py:12"."""
+    last = ""
+    for row in (stack or "").splitlines():
+        row = row.strip()
+        if row.startswith('File "'):
+            name, _, rest = row.removeprefix('File "').partition('", line ')
+            last = f"{name}:{rest.split(',')[0]}"
+    return last

@@ -1,0 +1,118 @@
+"""Compiled graphs as they run in a traced step: they record their kernels and compute nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+
+from wavecast.frameworks.pytorch.capture.places import CPU, put_on_gpu
+from wavecast.frameworks.pytorch.compiled.graph_plan import (
+    GraphPlan,
+    PlannedBuffer,
+    PlannedResult,
+    PlanStep,
+)
+from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.signature import on_host, with_switches
+from wavecast.ops.fused import CALL
+from wavecast.traces.step import Phase, TensorSpec
+
+
+class GraphRun:
+    """A compiled graph, as torch calls it: with a list of tensors, which it empties."""
+
+    def __init__(
+        self,
+        plan: GraphPlan,
+        recorder: OpRecorder,
+        mode: FakeTensorMode,
+        root: str = "",
+        phase: Phase | None = None,
+    ) -> None:
+        self.plan = plan
+        self._recorder = recorder
+        self._mode = mode
+        self._root = root
+        self._phase = phase
+        self._constants: dict[str, Any] = {}
+        self._boxed_call = True  # torch asks for it, also through wrappers that copy attributes
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Record the kernels of the graph, and return its results as fake tensors."""
+        tensors = dict(zip(self.plan.inputs, args, strict=True))
+        args.clear()  # the caller keeps no saved tensor alive
+        tensors |= self._own_constants()
+        self._recorder.mark(CALL)
+        for step in self.plan.steps:
+            self._run(step, tensors)
+        return [self._result(result, tensors) for result in self.plan.results]
+
+    def _run(self, step: PlanStep, tensors: dict[str, Any]) -> None:
+        made = []
+        for buffer in step.buffers:
+            tensors[buffer.name] = self._allocate(buffer, tensors)
+            if buffer.reuses is None:
+                made.append(tensors[buffer.name])
+        module = f"{self._root}.{step.module}".strip(".")
+        for op in step.ops:
+            if not on_host(op):
+                self._recorder.emit(with_switches(op), made, module, self._phase)
+        for name in step.frees:
+            tensors.pop(name, None)
+
+    def _allocate(self, buffer: PlannedBuffer, tensors: dict[str, Any]) -> Any:
+        spec = buffer.spec
+        base = tensors.get(buffer.reuses) if buffer.reuses else None
+        strides = _strides(spec)
+        if base is not None:
+            return self._view(base, spec.shape, strides, 0, getattr(torch, spec.dtype))
+        return self._empty(spec)
+
+    def _empty(self, spec: TensorSpec) -> Any:
+        dtype = getattr(torch, spec.dtype)
+        with no_dispatch():
+            elements = torch.empty_strided(spec.shape, _strides(spec), dtype=dtype, device="meta")
+            tensor = FakeTensor(self._mode, elements, CPU)
+        put_on_gpu(tensor)
+        return tensor
+
+    def _view(
+        self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: Any
+    ) -> Any:
+        with no_dispatch():
+            elements = torch.empty(0, dtype=dtype, device="meta")
+            elements.set_(base.untyped_storage(), offset, shape, strides)
+            tensor = FakeTensor(self._mode, elements, CPU)
+        put_on_gpu(tensor)
+        return tensor
+
+    def _result(self, result: PlannedResult, tensors: dict[str, Any]) -> Any:
+        if result.name is None:
+            return result.constant
+        name = result.name
+        while name not in tensors and name in self.plan.aliases:
+            name = self.plan.aliases[name]
+        tensor = tensors[name]
+        same = tuple(tensor.shape) == result.shape and tensor.stride() == result.strides
+        if same and tensor.storage_offset() == result.offset:
+            return tensor
+        if name in self.plan.inputs and same:
+            return tensor
+        return self._view(tensor, result.shape, result.strides, result.offset, tensor.dtype)
+
+    def _own_constants(self) -> dict[str, Any]:
+        for name, spec in self.plan.constants.items():
+            if name not in self._constants:
+                self._constants[name] = self._empty(spec)
+        return dict(self._constants)
+
+
+def _strides(spec: TensorSpec) -> tuple[int, ...]:
+    if spec.strides is not None:
+        return spec.strides
+    return tuple(math.prod(n or 1 for n in spec.shape[i + 1 :]) for i in range(len(spec.shape)))

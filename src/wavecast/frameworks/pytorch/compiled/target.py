@@ -1,0 +1,85 @@
+"""The GPU that a step is compiled for, with the facts that the compiler asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.hardware.families import Family, family_of
+
+_USUAL: dict[Family, str] = {
+    (10, 0): "b200",
+    (9, 0): "h100-sxm-80gb",
+    (8, 0): "a100-sxm-80gb",
+    (7, 5): "t4",
+    (7, 0): "v100-sxm2-16gb",
+}
+"""The GPU whose facts are used if only a compute capability was given."""
+
+OLDEST = (7, 0)
+"""The oldest compute capability for which Triton, and so the compiler, makes kernels."""
+
+_THREADS_PER_BLOCK = 1024
+_REGISTERS_PER_SM = 65_536
+_THREADS_PER_SM = 2048
+
+
+@dataclass(frozen=True)
+class CompileTarget:
+    """What the compiler asks of a GPU. Its choice of kernels depends on nothing else."""
+
+    capability: tuple[int, int]
+    sm_count: int
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops: tuple[tuple[str, float], ...]
+    """FLOP/s by dtype."""
+    l2_bytes: int
+    shared_bytes_per_block: int
+    shared_bytes_per_sm: int
+    registers_per_sm: int = _REGISTERS_PER_SM
+    threads_per_sm: int = _THREADS_PER_SM
+
+    def flops_of(self, dtype: str) -> float:
+        """FLOP/s for products of a dtype; those of float32 for a dtype without a rate."""
+        rates = dict(self.flops)
+        return rates.get(dtype, rates["float32"])
+
+    def properties(self) -> dict[str, Any]:
+        """The fields that `torch.cuda.get_device_properties` has beside the memory."""
+        return {
+            "multi_processor_count": self.sm_count,
+            "warp_size": 32,
+            "regs_per_multiprocessor": self.registers_per_sm,
+            "max_threads_per_multi_processor": self.threads_per_sm,
+            "max_threads_per_block": _THREADS_PER_BLOCK,
+            "shared_memory_per_block": 49_152,
+            "shared_memory_per_block_optin": self.shared_bytes_per_block,
+            "shared_memory_per_multiprocessor": self.shared_bytes_per_sm,
+            "L2_cache_size": self.l2_bytes,
+        }
+
+
+def target_of(gpu: Device | None, capability: tuple[int, int]) -> CompileTarget:
+    """The target for a GPU, or for the usual one of a compute capability."""
+    if gpu is None or gpu.sm_count is None or gpu.compute_capability is None:
+        gpu = device(_USUAL.get(family_of(capability), "v100-sxm2-16gb"))
+    fp32 = gpu.fp32_flops
+    return CompileTarget(
+        capability=capability,
+        sm_count=gpu.sm_count or 1,
+        memory_bytes=gpu.memory_bytes,
+        memory_bytes_per_s=gpu.memory_bytes_per_s,
+        flops=(
+            ("float32", fp32),
+            ("float16", gpu.fp16_tensor_flops or gpu.fp16_flops or fp32),
+            ("bfloat16", gpu.bf16_tensor_flops or fp32),
+        ),
+        l2_bytes=gpu.l2_bytes or 0,
+        shared_bytes_per_block=gpu.shared_bytes_per_block_optin or 49_152,
+        shared_bytes_per_sm=gpu.shared_bytes_per_sm or 65_536,
+        registers_per_sm=gpu.registers_per_sm or _REGISTERS_PER_SM,
+        threads_per_sm=gpu.max_threads_per_sm or _THREADS_PER_SM,
+    )

@@ -1,0 +1,76 @@
+"""The function that traces a training step, with the code that it compiles."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY
+from wavecast.frameworks.pytorch.capture.tracing import capture as capture_plain
+from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.compiled.target import OLDEST, target_of
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import family
+from wavecast.traces.step import Trace
+
+if TYPE_CHECKING:
+    from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
+
+
+def capture(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    gpu: Device | None = None,
+    capability: tuple[int, int] | None = None,
+    compiled: bool = False,
+    **options: Any,
+) -> Trace:
+    """The trace of one training step on a GPU that is not there.
+
+    What the step compiles is compiled for that GPU, and its kernels are those of the trace.
+
+    Args:
+        make_step: builds model, optimizer and inputs, and returns the function of one step.
+        gpu: the GPU. None for the usual one of the compute capability.
+        capability: the compute capability, if no GPU is given; Hopper's if None.
+        compiled: whether to compile the modules that the step calls, as if it had compiled them.
+        options: further arguments of `capture.tracing.capture`.
+    """
+    if gpu is not None:
+        capability = family(gpu)
+    options["capability"] = capability
+    if not compiled:
+        try:
+            return capture_plain(make_step, stops_at_compile=True, **options)
+        except CompilesCode:
+            pass  # the compiler is slow to load, and most steps do not need it
+    compiler, reason = compiler_for(gpu, capability, compiled)
+    trace = capture_plain(make_step, compiler=compiler, **options)
+    return with_notes(trace, compiler, reason)
+
+
+def with_notes(trace: Trace, compiler: StepCompiler | None, reason: str = "") -> Trace:
+    """A trace with what was noticed while compiling, or why nothing was compiled."""
+    notes = () if compiler is None else compiler.notes
+    if reason:
+        notes = (*notes, f"the step was not compiled: {reason}")
+    return replace(trace, notes=(*trace.notes, *notes)) if notes else trace
+
+
+def compiler_for(
+    gpu: Device | None, capability: tuple[int, int] | None, compiled: bool
+) -> tuple[StepCompiler | None, str]:
+    """The compiler for a GPU, or None and the reason why there is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch uses parts of its own that are deprecated
+        from wavecast.frameworks.pytorch.compiled import inductor
+        from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
+    capability = DEFAULT_CAPABILITY if capability is None else capability
+    lacks = inductor.missing()
+    if lacks:
+        return None, f"the installed torch lacks what tracing compiled code needs ({lacks})"
+    if capability < OLDEST:
+        return None, "Triton has no kernels for GPUs before compute capability 7.0"
+    return StepCompiler(target_of(gpu, capability), compiled), ""

@@ -1,0 +1,205 @@
+"""The watch over a training: predicted before its first step, compared while it runs.
+
+A watch never stops a training: what it cannot predict or compare, it says.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import wavecast
+from wavecast.errors import WavecastError
+from wavecast.integrations.step_copies import undisturbed
+
+_LOG = logging.getLogger("wavecast.training")
+_MANY = 3
+"""The least number of timed steps that are compared."""
+
+
+def tell(message: str, level: int = logging.INFO) -> None:
+    """Log a message. It goes to the standard error if nobody has set up logging."""
+    if not _LOG.handlers and not logging.getLogger().handlers:
+        _LOG.addHandler(logging.StreamHandler())
+        _LOG.setLevel(logging.INFO)
+    _LOG.log(level, message)
+
+
+class TrainingWatch:
+    """Predicts the step of a training, and compares it with the steps as they run.
+
+    Args:
+        gpu: the GPU to predict for. None for the one that the training runs on.
+        running_on: the GPU that the training runs on. None to ask torch.
+        warm_up: the first steps, which are not timed.
+        every: after how many steps times are compared again.
+        host: the host that issues the step, as for `wavecast.predict`.
+        clock: a clock in seconds that never goes back.
+        told: called with each message and its level of logging.
+    """
+
+    def __init__(
+        self,
+        gpu: str | None = None,
+        *,
+        running_on: str | None = None,
+        warm_up: int = 10,
+        every: int = 50,
+        host: str | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        told: Callable[[str, int], None] = tell,
+    ) -> None:
+        self.gpu = None if gpu is None else wavecast.device(gpu).id
+        self.running_on = None if running_on is None else wavecast.device(running_on).id
+        self._warm_up, self._every, self._host = warm_up, max(1, every), host
+        self._clock, self._told = clock, told
+        self.prediction: wavecast.Prediction | None = None
+        """The prediction of the step. None before the first step, and if there is none."""
+        self.problem = ""
+        """Why there is no prediction, or why it is not compared."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a new training."""
+        self.prediction, self.problem = None, ""
+        self._done = self._timed = self._told_at = 0
+        self._timed_s = 0.0
+        self._last_s: float | None = None
+        self._warned = self._asked = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step was not predicted yet."""
+        return not self._asked
+
+    def predict(
+        self,
+        make_step: Callable[[], Callable[[], Any]],
+        device: Any,
+        samples: int | None = None,
+    ) -> None:
+        """Predict the step of the training, once.
+
+        Args:
+            make_step: the step on a copy of the model, from `step_copies.step_of`.
+            device: the torch device of the training.
+            samples: how many samples a step takes.
+        """
+        self._asked = True
+        try:
+            self.running_on = self.running_on or _gpu_of(device)
+            target = self.gpu or self.running_on
+            if target is None:
+                raise wavecast.InvalidInput(
+                    f'the training runs on {device}; name a GPU to predict for, such as gpu="l4"'
+                )
+            with undisturbed():
+                trace = wavecast.trace(make_step, gpu=target, samples=samples)
+                self.prediction = wavecast.predict(trace, target, host=self._host)
+                self._told(_announced(self.prediction), logging.INFO)
+        except WavecastError as error:
+            self.prediction, self.problem = None, str(error)
+            self._told(f"the step was not predicted: {error}", logging.WARNING)
+            return
+        if self.running_on != target:
+            where = self.running_on or str(device)
+            self.problem = f"the training runs on {where}, so its times are not compared"
+            self._told(self.problem, logging.INFO)
+
+    def step(self) -> bool:
+        """Take note that a step has ended now; says whether it was time to compare."""
+        now_s = self._clock()
+        self._done += 1
+        if self._last_s is not None and self._done > self._warm_up + 1:
+            self._timed += 1
+            self._timed_s += now_s - self._last_s
+        self._last_s = now_s
+        if self._timed < _MANY or self._timed < self._told_at + self._every:
+            return False
+        self._told_at = self._timed
+        self._compare()
+        return True
+
+    def interrupt(self) -> None:
+        """Take note that something else takes time now: an evaluation, a checkpoint."""
+        self._last_s = None
+
+    def end(self) -> None:
+        """Compare for the last time, if steps were timed since."""
+        if self._timed >= _MANY and self._timed > self._told_at:
+            self._told_at = self._timed
+            self._compare()
+
+    @property
+    def measured_s(self) -> float | None:
+        """The mean time of a step after the warm-up; None while too few were timed."""
+        return self._timed_s / self._timed if self._timed >= _MANY else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers for the logs of the training: predicted and measured seconds."""
+        values: dict[str, float] = {}
+        if self.prediction is not None:
+            values["wavecast/predicted_s"] = self.prediction.seconds
+        if self.measured_s is not None:
+            values["wavecast/measured_s"] = self.measured_s
+            if self.prediction is not None and not self.problem:
+                values["wavecast/measured_over_predicted"] = (
+                    self.measured_s / self.prediction.seconds
+                )
+        return values
+
+    def _compare(self) -> None:
+        step, measured_s = self.prediction, self.measured_s
+        if step is None or measured_s is None or self.problem:
+            return
+        text = f"predicted {_ms(step.seconds)}, measured {_ms(measured_s)} a step on {self.gpu_id}"
+        if step.low_s is None or step.high_s is None or step.low_s <= measured_s <= step.high_s:
+            self._told(text, logging.INFO)
+        elif not self._warned:
+            self._warned = True
+            side = "above" if measured_s > step.high_s else "below"
+            why = _REASONS[side]
+            bounds = f"{_ms(step.low_s)} to {_ms(step.high_s)}"
+            self._told(f"{text}, {side} the range of {bounds}: {why}", logging.WARNING)
+
+    @property
+    def gpu_id(self) -> str:
+        """The GPU that the prediction is for; empty without one."""
+        return "" if self.prediction is None else self.prediction.device.id
+
+
+_REASONS = {
+    "above": "data loading, work of the host or another process may take the rest",
+    "below": "the step may be compiled, or do less than in the first batch",
+}
+
+
+def _announced(step: wavecast.Prediction) -> str:
+    """The prediction in one line."""
+    parts = [f"predicted {_ms(step.seconds)} a step on {step.device.id}"]
+    if step.low_s is not None and step.high_s is not None:
+        parts.append(f"range {_ms(step.low_s)} to {_ms(step.high_s)}")
+    if step.memory is not None:
+        verb = "fits" if step.fits else "does not fit"
+        parts.append(f"{verb}: {step.memory.needed_bytes / (1 << 30):.1f} GiB needed")
+    return ", ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.0f} ms" if milliseconds >= 99.5 else f"{milliseconds:.3g} ms"
+
+
+def _gpu_of(device: Any) -> str | None:
+    """The id of the GPU of a training; None on another device, or on a GPU that is not known."""
+    import torch
+
+    if getattr(device, "type", "") != "cuda":
+        return None
+    try:
+        return wavecast.device(torch.cuda.get_device_name(device)).id
+    except wavecast.UnknownName:
+        return None

@@ -1,0 +1,194 @@
+"""The GPUs that a training may run on: what fits, with which batch, how fast, and at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from wavecast.errors import InvalidInput
+from wavecast.footprint.memory import Memory, memory
+from wavecast.footprint.parallel_memory import fullest_rank
+from wavecast.hardware.device import Device
+from wavecast.hardware.kept_hosts import find_host
+from wavecast.parallel.strategy import Parallel
+from wavecast.planning.choice import comparable
+from wavecast.planning.choosing import Candidate
+from wavecast.planning.cost import TrainingPlan, training_cost
+from wavecast.planning.prices import PriceBook
+from wavecast.predictors.base import Predictor, Scaler
+from wavecast.steps.parallel_prediction import ParallelSteps
+from wavecast.steps.predicting import on_cluster, predict
+from wavecast.traces.step import Trace
+
+LARGEST_TRIED = 1 << 16
+"""No larger batch is tried."""
+_SHARDS = (0, 3)
+"""The stages of ZeRO that are tried on several GPUs, in this order."""
+
+TraceFor = Callable[[Device, int | None], Trace]
+"""Gives the trace of the step at a batch, for a GPU. None asks for the step as the user gave it."""
+
+
+@dataclass(frozen=True)
+class TrainingQuestion:
+    """The training for which GPUs are looked for."""
+
+    plan: TrainingPlan
+    counts: tuple[int, ...] = (1,)
+    """The numbers of GPUs to try."""
+    batch: int | None = None
+    """The batch of the step as given. None if it has no other batch, as a saved trace."""
+    each: int = 1
+    """How many units of the trace one sample of the batch has: the tokens of a sequence."""
+    is_batch_fixed: bool = True
+    """Whether that batch is kept where it fits. Otherwise, with a global batch, the largest batch
+    that fits is taken."""
+    host: str | None = None
+    predictor: Predictor | Scaler | None = None
+    """What predicts ops or scales measured ones on one GPU. None for the default."""
+    only_priced: bool = True
+    """Whether GPUs without an offer are left out."""
+    find_largest: bool = True
+    """Whether the largest batch of each GPU is looked for."""
+
+
+def find_candidates(
+    devices: tuple[Device, ...],
+    wanted: TrainingQuestion,
+    trace_for: TraceFor,
+    book: PriceBook,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Candidate]:
+    """What the training takes on each GPU, and on several of each.
+
+    Args:
+        devices: the GPUs.
+        wanted: the training.
+        trace_for: traces the step at a batch.
+        book: the prices.
+        progress: called with the number of GPUs that are done, and of all.
+    """
+    found: list[Candidate] = []
+    for index, device in enumerate(devices):
+        for count in wanted.counts:
+            together = min(count, _machine_size(device))
+            if not wanted.only_priced or book.cheapest(device.id, count, together=together):
+                found.append(_CandidateFinder(device, wanted, trace_for, book).candidate(count))
+        if progress is not None:
+            progress(index + 1, len(devices))
+    return found
+
+
+def _machine_size(device: Device) -> int:
+    """How many GPUs the usual machine of a GPU has."""
+    try:
+        return on_cluster(device, Parallel()).cluster.gpus_per_node
+    except InvalidInput:
+        return 8
+
+
+class _CandidateFinder:
+    """Looks for the way in which a training runs on one model of GPU."""
+
+    def __init__(
+        self, device: Device, wanted: TrainingQuestion, trace_for: TraceFor, book: PriceBook
+    ) -> None:
+        self._device, self._wanted, self._trace_for, self._book = device, wanted, trace_for, book
+
+    def candidate(self, count: int) -> Candidate:
+        """The training on so many GPUs, or the reason why it cannot run there."""
+        try:
+            return self._on_one() if count == 1 else self._on_several(count)
+        except InvalidInput as error:
+            return Candidate(self._device, count, self._wanted.batch, reason=str(error))
+
+    def _on_one(self) -> Candidate:
+        device, needed = self._device, None
+        for batch, trace in self._tried(1):
+            needed = memory(trace, device) if trace.allocations else None
+            if needed is None or needed.fits:
+                return self._predicted_on_one(batch, trace, needed)
+        return Candidate(device, 1, batch, memory=needed, reason=_too_large(needed))
+
+    def _predicted_on_one(
+        self, batch: int | None, trace: Trace, needed: Memory | None
+    ) -> Candidate:
+        device = self._device
+        step = predict(trace, device, predictor=self._wanted.predictor, host=self._wanted.host)
+        if not comparable(step):
+            reason = "too many of its ops cannot be predicted"
+            return Candidate(device, 1, batch, memory=needed, reason=reason)
+        cost = training_cost(step, self._plan(trace, 1), self._book.cheapest(device.id))
+        largest = None if needed is None else self._largest(batch)
+        return Candidate(device, 1, batch, largest_batch=largest, memory=needed, cost=cost)
+
+    def _on_several(self, count: int) -> Candidate:
+        device, needed = self._device, None
+        predictor = on_cluster(device, Parallel())
+        host = find_host(self._wanted.host, device)
+        together = min(count, predictor.cluster.gpus_per_node)
+        offer = self._book.cheapest(device.id, count, together=together)
+        for batch, trace in self._tried(count):
+            plan = self._plan(trace, count)
+            micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
+            steps = ParallelSteps(trace, predictor, host)
+            for shard in _SHARDS:
+                strategy = Parallel(data=count, shard=shard, microbatches=micro)
+                spread = steps.spread(strategy)
+                needed = fullest_rank(spread, device) if trace.allocations else None
+                if needed is None or needed.fits:
+                    cost = training_cost(steps.predict(spread), plan, offer)
+                    return Candidate(device, count, batch, strategy, None, needed, cost)
+        return Candidate(device, count, batch, memory=needed, reason=_too_large(needed))
+
+    def _plan(self, trace: Trace, count: int) -> TrainingPlan:
+        """The plan, in which a batch smaller than the given one is accumulated to that."""
+        plan, wanted = self._wanted.plan, self._wanted
+        if plan.global_batch is not None or wanted.batch is None or trace.samples is None:
+            return plan
+        return replace(plan, global_batch=wanted.batch * wanted.each * count)
+
+    def _tried(self, count: int) -> Iterator[tuple[int | None, Trace]]:
+        """The batches of one GPU that are tried, with their traces: smaller and smaller ones.
+
+        Raises:
+            InvalidInput: the global batch cannot be divided among the GPUs.
+        """
+        wanted, share = self._wanted, self._share(count)
+        if wanted.batch is None:
+            trace = self._trace_for(self._device, None)
+            yield trace.samples, trace
+            return
+        largest = share is not None and not wanted.is_batch_fixed
+        batch = share if share is not None and largest else wanted.batch
+        while batch:
+            if share is None or share % batch == 0:
+                yield batch, self._trace_for(self._device, batch)
+            batch //= 2
+
+    def _share(self, count: int) -> int | None:
+        """The samples of an optimizer step that one GPU runs. None without a global batch."""
+        goal = self._wanted.plan.global_batch
+        if goal is None:
+            return None
+        share, rest = divmod(goal // self._wanted.each, count)
+        if rest or not share:
+            shown = goal // self._wanted.each
+            raise InvalidInput(f"a global batch of {shown} cannot be divided among {count} GPUs")
+        return share
+
+    def _largest(self, batch: int | None) -> int | None:
+        """The largest batch that fits, among the doubles of one that does."""
+        if not self._wanted.find_largest or batch is None or self._wanted.batch is None:
+            return None
+        while batch * 2 <= LARGEST_TRIED:
+            if not memory(self._trace_for(self._device, batch * 2), self._device).fits:
+                break
+            batch *= 2
+        return batch
+
+
+def _too_large(needed: Memory | None) -> str:
+    if needed is None:
+        return "does not fit"
+    return f"does not fit: needs {needed.needed_bytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,312 @@
+"""What a whole training takes: hours, money and energy, with their ranges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from wavecast.errors import InvalidInput
+from wavecast.planning.prices import Price
+from wavecast.showing import Shown
+from wavecast.steps.parallel_prediction import ParallelPrediction
+from wavecast.steps.prediction import Prediction
+from wavecast.traces.step import Phase
+
+TOKENS = "tokens"
+"""The unit of a trace whose samples are tokens."""
+_AMOUNTS = ("iterations", "samples", "tokens", "epochs")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranged:
+    """A number with its range.
+
+    >>> Ranged(2.0, 1.0, 4.0).times(3)
+    Ranged(value=6.0, low=3.0, high=12.0)
+    """
+
+    value: float
+    low: float | None = None
+    """The low end of the range; None where there is no range."""
+    high: float | None = None
+
+    def times(self, factor: float) -> Ranged:
+        """The number and both ends, multiplied."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Ranged(self.value * factor, low, high)
+
+    def plus(self, other: Ranged) -> Ranged:
+        """The sum; the ends are added, since the errors have the same cause."""
+        ends = ((self.low, other.low), (self.high, other.high))
+        low, high = (None if a is None or b is None else a + b for a, b in ends)
+        return Ranged(self.value + other.value, low, high)
+
+
+def exactly(value: float) -> Ranged:
+    """A number that is known: both ends are the number itself."""
+    return Ranged(value, value, value)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What a whole training does, as its user states it. Its length is one of the first four.
+
+    ```python
+    TrainingPlan(epochs=90, dataset_samples=1_281_167, global_batch=256)
+    TrainingPlan(tokens=20e9, sample_tokens=2048, global_batch=512)
+    TrainingPlan(iterations=100_000, checkpoint_s=30, checkpoint_every=1000)
+    ```
+    """
+
+    iterations: float | None = None
+    """Optimizer steps."""
+    samples: float | None = None
+    """Samples (the unit of the trace) that are seen in all."""
+    tokens: float | None = None
+    epochs: float | None = None
+    dataset_samples: float | None = None
+    """The samples of an epoch."""
+    sample_tokens: float | None = None
+    """The tokens of a sample. Not needed for a trace that counts tokens."""
+    global_batch: int | None = None
+    """The samples of one optimizer step on all GPUs. None for those of the predicted step."""
+    validation_s: float = 0.0
+    """The time of one validation, as you state it."""
+    validation_samples: float = 0.0
+    """The samples of one validation, whose time is that of their forward passes."""
+    validation_every: float | None = None
+    """The optimizer steps between validations. None for once in an epoch."""
+    checkpoint_s: float = 0.0
+    """The time of one checkpoint during which the training stands still."""
+    checkpoint_every: float | None = None
+    """The optimizer steps between checkpoints. None for once in an epoch."""
+    startup_s: float = 0.0
+    """The time before the first step: imports, data, compilation."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in _AMOUNTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            stated = " and ".join(given) or "nothing"
+            raise InvalidInput(
+                "the length of a training is one of iterations, samples, tokens and epochs; "
+                f"{stated} was given"
+            )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least_allowed = 0.0 if field.default is not None else 1e-9
+            if value is not None and not least_allowed <= value < 1e30:
+                raise InvalidInput(f"{field.name} is {value!r}; it is a number above 0")
+        if self.epochs is not None and self.dataset_samples is None:
+            raise InvalidInput(
+                "epochs need the number of samples of an epoch; give dataset_samples "
+                "(--dataset-samples)"
+            )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainingCost(Shown):
+    """What a whole training takes on some GPUs; `training_cost` makes it.
+
+    Ranges follow from the range of the step: its error is the same in every step, so that it does
+    not average out. None where the step has no range.
+    """
+
+    device_id: str
+    gpus: int
+    steps: int
+    """Optimizer steps."""
+    accumulated: int
+    """Micro-batches that each GPU runs in an optimizer step."""
+    step_samples: float | None
+    """Samples of one optimizer step on all GPUs. None when unknown."""
+    step: Ranged
+    """The time of one optimizer step, in seconds."""
+    seconds: Ranged
+    """The time of the whole training."""
+    training_s: Ranged
+    """The part of it in optimizer steps."""
+    validation_s: Ranged
+    checkpoint_s: Ranged
+    startup_s: float
+    energy_kwh: Ranged | None
+    """The most that the GPUs can draw: their board power over the whole time. None if unknown."""
+    offer: Price | None = None
+    machines: int | None = None
+    """How many machines are rented; they may have more GPUs than are used."""
+    usd: Ranged | None = None
+    """The money for the whole time. None without an offer."""
+
+    @property
+    def hours(self) -> Ranged:
+        """The time of the whole training in hours."""
+        return self.seconds.times(1 / 3600)
+
+
+def training_cost(
+    prediction: Prediction | ParallelPrediction, plan: TrainingPlan, offer: Price | None = None
+) -> TrainingCost:
+    """The time, energy and, with an offer, the money of a whole training.
+
+    ```python
+    p = wavecast.predict(trace, "l4")
+    plan = wavecast.TrainingPlan(epochs=90, dataset_samples=1_281_167)
+    cost = wavecast.training_cost(p, plan, wavecast.price("l4"))
+    cost.hours.value, cost.usd.low, cost.usd.high
+    ```
+
+    A `global_batch` larger than that of the step is reached by gradient accumulation on one GPU;
+    predict several GPUs with the right `microbatches`.
+
+    Raises:
+        InvalidInput: the plan does not suit the step. The message says what would.
+    """
+    accumulated = _accumulated(prediction, plan)
+    step = _step(prediction, accumulated)
+    alone = _samples(prediction)
+    samples = None if alone is None else alone * accumulated
+    steps = _steps(plan, samples, prediction.trace.unit)
+    training = step.times(steps)
+    validation = _validation(prediction, plan).times(
+        _times(steps, plan.validation_every, plan, samples, "validation")
+        if plan.validation_s or plan.validation_samples
+        else 0
+    )
+    checkpoint = exactly(plan.checkpoint_s).times(
+        _times(steps, plan.checkpoint_every, plan, samples, "checkpoint")
+        if plan.checkpoint_s
+        else 0
+    )
+    seconds = training.plus(validation).plus(checkpoint).plus(exactly(plan.startup_s))
+    gpus = prediction.gpus if isinstance(prediction, ParallelPrediction) else 1
+    power_w = prediction.device.tdp_w
+    return TrainingCost(
+        device_id=prediction.device.id,
+        gpus=gpus,
+        steps=steps,
+        accumulated=_micro_batches(prediction) * accumulated,
+        step_samples=samples,
+        step=step,
+        seconds=seconds,
+        training_s=training,
+        validation_s=validation,
+        checkpoint_s=checkpoint,
+        startup_s=plan.startup_s,
+        energy_kwh=None if power_w is None else seconds.times(gpus * power_w / 3.6e6),
+        offer=offer,
+        machines=None if offer is None else offer.machines_for(gpus),
+        usd=None if offer is None else seconds.times(offer.usd_per_hour_of(gpus) / 3600),
+    )
+
+
+def _samples(prediction: Prediction | ParallelPrediction) -> int | None:
+    """Samples of the predicted step."""
+    if isinstance(prediction, ParallelPrediction):
+        return prediction.samples
+    return prediction.trace.samples
+
+
+def _micro_batches(prediction: Prediction | ParallelPrediction) -> int:
+    parallel = isinstance(prediction, ParallelPrediction)
+    return prediction.strategy.microbatches if parallel else 1  # type: ignore[union-attr]
+
+
+def _accumulated(prediction: Prediction | ParallelPrediction, plan: TrainingPlan) -> int:
+    """How many predicted steps make one optimizer step with the plan's global batch."""
+    if plan.global_batch is None:
+        return 1
+    samples = _samples(prediction)
+    if samples is None:
+        raise InvalidInput(
+            "a global batch needs a step that says how many samples it takes; give --batch, or "
+            "trace it with samples="
+        )
+    count, rest = divmod(plan.global_batch, samples)
+    if rest or not count:
+        raise InvalidInput(
+            f"a global batch of {plan.global_batch} is no multiple of the {samples} "
+            f"{prediction.trace.unit} of a step; use another batch"
+        )
+    if count > 1 and isinstance(prediction, ParallelPrediction):
+        micro = prediction.strategy.microbatches * count
+        raise InvalidInput(
+            f"{prediction.gpus} GPUs take {samples} {prediction.trace.unit} in a step, not "
+            f"{plan.global_batch}; accumulate gradients with microbatches={micro}"
+        )
+    return count
+
+
+def _step(prediction: Prediction | ParallelPrediction, accumulated: int) -> Ranged:
+    """The time of an optimizer step; the optimizer itself runs only once in it."""
+    step = Ranged(prediction.seconds, prediction.low_s, prediction.high_s)
+    if accumulated == 1 or isinstance(prediction, ParallelPrediction):
+        return step
+    optimizer = _share(prediction, Phase.OPTIMIZER)
+    return step.times(accumulated - (accumulated - 1) * optimizer)
+
+
+def _share(prediction: Prediction, phase: Phase) -> float:
+    """The share of a phase in the GPU's time, which is taken for its share of the step."""
+    return prediction.by_phase()[phase] / prediction.gpu_s if prediction.gpu_s else 0.0
+
+
+def _validation(prediction: Prediction | ParallelPrediction, plan: TrainingPlan) -> Ranged:
+    """The time of one validation."""
+    stated = exactly(plan.validation_s)
+    if not plan.validation_samples:
+        return stated
+    samples = _samples(prediction)
+    if samples is None:
+        raise InvalidInput("validation samples need a step that says how many samples it takes")
+    step = Ranged(prediction.seconds, prediction.low_s, prediction.high_s)
+    if isinstance(prediction, ParallelPrediction):
+        forward = sum(stage.forward_s for stage in prediction.stages)
+        forward *= prediction.strategy.microbatches
+        share = min(forward / prediction.seconds, 1.0)
+    else:
+        share = _share(prediction, Phase.FORWARD)
+    return stated.plus(step.times(share * plan.validation_samples / samples))
+
+
+def _steps(plan: TrainingPlan, samples: float | None, unit: str) -> int:
+    """The number of optimizer steps."""
+    if plan.iterations is not None:
+        return math.ceil(plan.iterations)
+    if samples is None:
+        raise InvalidInput(
+            "how many samples a step takes is not known, so only iterations say how long the "
+            "training is; give --batch, or --iterations"
+        )
+    return max(1, math.ceil(_all_samples(plan, unit) / samples - 1e-9))
+
+
+def _all_samples(plan: TrainingPlan, unit: str) -> float:
+    if plan.samples is not None:
+        return plan.samples
+    if plan.epochs is not None:
+        assert plan.dataset_samples is not None
+        return plan.epochs * plan.dataset_samples
+    assert plan.tokens is not None
+    if unit == TOKENS:
+        return plan.tokens
+    if plan.sample_tokens is None:
+        raise InvalidInput(
+            f"the step counts {unit}; say how many tokens each has with --sample-tokens, or give "
+            "--samples"
+        )
+    return plan.tokens / plan.sample_tokens
+
+
+def _times(
+    steps: int, every: float | None, plan: TrainingPlan, samples: float | None, what: str
+) -> int:
+    """How often something happens that is done every so many steps, or in every epoch."""
+    if every is not None:
+        return int(steps // every)
+    if plan.epochs is not None:
+        return math.ceil(plan.epochs)
+    if plan.dataset_samples is not None and samples is not None:
+        return max(1, int(steps * samples // plan.dataset_samples))
+    raise InvalidInput(
+        f"say how often a {what} comes: --{what}-every N steps, or --dataset-samples for once in "
+        "an epoch"
+    )

@@ -1,0 +1,131 @@
+"""One self-contained page: sections, style, script and data in a single file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import wavecast
+from wavecast.report.html.markup import NOTHING, Html, data_element, element, escaped, joined
+from wavecast.report.templates import filled, template
+
+DATA = "wavecast-data"
+"""The identity of the element that holds the data of a page."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a page, with a heading."""
+
+    identity: str
+    """A word for links to it."""
+    title: str
+    content: Html
+    lead: str = ""
+    """A sentence under the heading."""
+    short: str = ""
+    """What links call it; its title if not given."""
+
+    def drawn(self) -> Html:
+        """The section as HTML."""
+        heading = f"{self.identity}-heading"
+        lead = element("p", self.lead, class_="lead") if self.lead else Html()
+        title = element("h2", self.title, id=heading)
+        return element(
+            "section", title, lead, self.content, id=self.identity, aria_labelledby=heading
+        )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What details are shown of: one GPU, or one rank of several."""
+
+    identity: str
+    name: str
+    data: dict[str, Any]
+    """Its tree of modules and its timeline, for the script."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows, before it is put into a file or into another page."""
+
+    title: str
+    """What it is about: the target, in plain text."""
+    verdict: Html
+    """The answer, in a sentence or three."""
+    sections: tuple[Section, ...]
+    head: Html = NOTHING
+    """What stands under the verdict: the main figures."""
+    subjects: tuple[Subject, ...] = ()
+    """What the reader can choose to see details of."""
+    names: tuple[str, ...] = ()
+    """The texts to which the data of the subjects refer."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the script needs, as plain data for JSON."""
+        subjects = {
+            subject.identity: {"name": subject.name, **subject.data} for subject in self.subjects
+        }
+        return {"names": list(self.names), "subjects": subjects}
+
+
+def document(report: Report) -> str:
+    """A report as a page that needs nothing but itself."""
+    style, script = style_sheet(), script_text()
+    return filled(
+        "report.html",
+        {
+            "title": escaped(report.title),
+            "policy": escaped(
+                "default-src 'none'; base-uri 'none'; form-action 'none'; "
+                f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+            ),
+            "style": style,
+            "script": script,
+            "verdict": report.verdict,
+            "head": report.head,
+            "links": section_links(report.sections),
+            "choice": subject_choice(report.subjects),
+            "sections": joined(section.drawn() for section in report.sections),
+            "version": escaped(wavecast.__version__),
+            "data": data_element(DATA, report.data),
+        },
+    )
+
+
+def style_sheet() -> str:
+    """The style of all pages. It concerns only what is in an element of class "wavecast"."""
+    return template("report.css")
+
+
+def script_text() -> str:
+    """The script of all pages: `wavecastReport(root, data)` makes a part of a page interactive."""
+    return "\n".join(map(template, ("report.js", "icicle.js", "timeline.js")))
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def section_links(sections: Sequence[Section]) -> Html:
+    """Links to the sections of a page."""
+    items = [
+        element("li", element("a", section.short or section.title, href=f"#{section.identity}"))
+        for section in sections
+    ]
+    return element("ul", *items)
+
+
+def subject_choice(subjects: Sequence[Subject]) -> Html:
+    """A list from which the reader chooses whose details are shown; nothing if there is one."""
+    if len(subjects) < 2:
+        return Html()
+    options = [element("option", subject.name, value=subject.identity) for subject in subjects]
+    choice = element("select", *options, id="subject")
+    return element("label", "Details for ", choice, class_="choice needs-script", for_="subject")

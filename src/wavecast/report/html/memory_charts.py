@@ -1,0 +1,205 @@
+"""The memory of a step: what fills the card at the peak, and how it grows and shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from wavecast.footprint.kinds import KINDS, KindTimeline
+from wavecast.footprint.memory import Memory
+from wavecast.report.html.axes import (
+    Plot,
+    PlotAxis,
+    bar,
+    label_at,
+    linear_axis,
+    title_of,
+)
+from wavecast.report.html.colors import color_of_memory, key
+from wavecast.report.html.markup import Html, element, empty_element, joined, table
+from wavecast.report.memory import BEFORE_THE_STEP
+from wavecast.report.records import MODULE_DEPTH
+from wavecast.report.tables import Column
+from wavecast.report.units import count, duration, memory
+from wavecast.steps.timetable import Timetable
+
+_MOST_POINTS = 200
+_ROWS = 15
+_NEAR = 2.5
+"""The card's limit is drawn if it is at most so many times the peak; else it is only named."""
+
+
+def memory_bar(needed: Memory) -> Html:
+    """What fills the card at the peak of the step."""
+    kinds = {kind: needed.by_kind[kind] or 0 for kind in KINDS}
+    cached = max(0, needed.reserved_bytes - sum(kinds.values()))
+    parts = [(color_of_memory(kind), kind, nbytes) for kind, nbytes in kinds.items() if nbytes]
+    parts.append(("cached", "kept by the allocator", cached))
+    if needed.context_bytes:
+        parts.append(("context", "CUDA context and libraries", needed.context_bytes))
+    total = sum(nbytes for _, _, nbytes in parts)
+    capacity = needed.device.memory_bytes if needed.device else total
+    whole = max(total, capacity) or 1
+    if capacity > total:
+        parts.append(("free", "free", capacity - total))
+    drawn = bar(
+        [(nbytes / whole, class_, f"{name}: {memory(nbytes)}") for class_, name, nbytes in parts],
+        f"{memory(total)} of {memory(capacity)}",
+        height=26,
+    )
+    entries = {
+        f"{name} {memory(nbytes)}": class_
+        for class_, name, nbytes in parts
+        if nbytes / whole > 0.001
+    }
+    return joined([drawn, element("p", _told(needed), class_="told"), key(entries)])
+
+
+def _told(needed: Memory) -> str:
+    text = f"At the peak{_where(needed)} {memory(needed.peak_bytes)} are allocated"
+    if not needed.device:
+        return f"{text}, and the allocator reserves {memory(needed.reserved_bytes)}."
+    fits = "it fits" if needed.fits else "it does not fit"
+    capacity = memory(needed.device.memory_bytes)
+    return (
+        f"{text}. The whole process needs {memory(needed.needed_bytes)} of the {capacity} of "
+        f"{needed.device.id}: {fits}."
+    )
+
+
+def _where(needed: Memory) -> str:
+    """The call during which most memory is allocated."""
+    if not len(needed.trace):
+        return ""
+    call = needed.trace.calls[needed.peak_call]
+    return f" (in the {call.phase} pass, at {call.op.base})"
+
+
+def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
+    """Allocated memory over the step, by kind, with the card's limit.
+
+    Args:
+        needed: the memory of the step.
+        moments: when its calls run; without it, or if it has other calls, calls are counted.
+    """
+    timeline = KindTimeline(needed.trace)
+    places = _chosen(timeline.totals, needed.peak_call)
+    xs, across, under = _across(needed, places, moments)
+    top = max(timeline.totals) or 1
+    limit = needed.allocatable_bytes
+    shows_limit = 0 < limit <= _NEAR * top
+    high = max(top * 1.2, limit * 1.12 if shows_limit else 0)
+    up = linear_axis(high, memory, binary=True)
+    plot = Plot(across, _ending(up, high))
+    parts, below = [], [0.0] * len(places)
+    for kind in KINDS:
+        above = [b + timeline.by_kind[kind][p] for b, p in zip(below, places, strict=True)]
+        if any(a > b for a, b in zip(above, below, strict=True)):
+            parts.append(
+                element(
+                    "polygon",
+                    title_of(kind),
+                    points=plot.area(xs, above, below),
+                    class_=color_of_memory(kind),
+                )
+            )
+        below = above
+    plot = plot.with_parts([plot.stretched(*parts), *_peak_mark(needed, plot, xs, places, top)])
+    if shows_limit:
+        plot = plot.with_parts(_limit_mark(plot, limit))
+    plot = plot.with_parts(_phase_names(needed, plot, xs, places))
+    label = f"Memory over the step. {_told(needed)}"
+    if limit and not shows_limit:
+        under += f"; the limit for PyTorch, {memory(limit)}, is far above"
+    return plot.drawn(label, under)
+
+
+def _across(
+    needed: Memory, places: Sequence[int], moments: Timetable | None
+) -> tuple[list[float], PlotAxis, str]:
+    """Where the calls are across the chart: by time where it is known, else by number."""
+    length = len(needed.trace)
+    if moments is None or len(moments.calls) != length or not moments.seconds:
+        axis = linear_axis(max(1, length - 1), count)
+        return [float(place) for place in places], _ending(axis, max(1, length - 1)), "calls"
+    begin_s = np.maximum.accumulate(moments.begin_s)
+    axis = linear_axis(float(begin_s[-1]) or moments.seconds, _moment)
+    xs = [float(begin_s[place]) for place in places]
+    return xs, _ending(axis, float(begin_s[-1]) or moments.seconds), "time on the GPU"
+
+
+def _moment(seconds: float) -> str:
+    return duration(seconds) if seconds else "0"
+
+
+def _ending(axis: PlotAxis, high: float) -> PlotAxis:
+    """The axis, cut where the values end."""
+    return PlotAxis(axis.low, high, tuple(tick for tick in axis.ticks if tick[0] <= high))
+
+
+def _peak_mark(
+    needed: Memory, plot: Plot, xs: Sequence[float], places: Sequence[int], top: int
+) -> Iterable[Html]:
+    """A line at the peak, with its size."""
+    x = xs[places.index(needed.peak_call)]
+    ends = plot.y(top) - 4, float(plot.height)
+    yield empty_element("line", x1=plot.x(x), x2=plot.x(x), y1=ends[0], y2=ends[1], class_="peak")
+    yield label_at(plot, x, max(27.0, plot.y(top) - 8), f"peak {memory(top)}", "strong halo")
+
+
+def _limit_mark(plot: Plot, limit: float) -> Iterable[Html]:
+    y = plot.y(limit)
+    yield empty_element("line", x1="0", x2="100%", y1=y, y2=y, class_="limit")
+    text = f"limit for PyTorch: {memory(limit)}"
+    yield element("text", text, x="0.6%", y=y - 5 if y > 18 else y + 14, class_="first limit halo")
+
+
+def _phase_names(
+    needed: Memory, plot: Plot, xs: Sequence[float], places: Sequence[int]
+) -> Iterable[Html]:
+    """The names of the phases at the top of the chart; short phases have no room for a name."""
+    phases = [needed.trace.calls[place].phase for place in places] if len(needed.trace) else []
+    position = 0
+    for phase, group in groupby(phases):
+        length = sum(1 for _ in group)
+        first, last = xs[position], xs[min(len(xs) - 1, position + length)]
+        if plot.across.share(last) - plot.across.share(first) > 0.09:
+            x = plot.x((first + last) / 2)
+            yield element("text", str(phase), x=x, y="11", class_="middle soft")
+        if position:
+            x, bottom = plot.x(first), str(plot.height)
+            yield empty_element("line", x1=x, x2=x, y1="0", y2=bottom, class_="grid")
+        position += length
+
+
+def _chosen(totals: Sequence[int], peak: int) -> list[int]:
+    """The calls to draw: the largest of each group of neighbours, the ends, and the peak."""
+    size = max(1, -(-len(totals) // _MOST_POINTS))
+    starts = range(0, len(totals), size)
+    largest = {max(range(s, min(s + size, len(totals))), key=totals.__getitem__) for s in starts}
+    return sorted(largest | {0, peak, len(totals) - 1})
+
+
+def largest_tensors(needed: Memory) -> Html:
+    """The largest groups of tensors at the peak."""
+    groups = needed.held()[:_ROWS]
+    columns = [
+        Column("made by", [group.op or BEFORE_THE_STEP for group in groups], left=True),
+        Column("memory", [memory(group.nbytes) for group in groups]),
+        Column("kind", [group.kind for group in groups], left=True),
+        Column("tensors", [str(group.count) for group in groups]),
+        Column("module", [group.module for group in groups], left=True),
+    ]
+    return table(columns, caption="The largest tensors at the peak")
+
+
+def largest_modules(needed: Memory) -> Html:
+    """The modules with most memory at the peak."""
+    modules = list(needed.by_module(MODULE_DEPTH).items())[:_ROWS]
+    columns = [
+        Column("module", [name for name, _ in modules], left=True),
+        Column("memory", [memory(nbytes) for _, nbytes in modules]),
+    ]
+    return table(columns, caption="The largest modules at the peak")

@@ -1,0 +1,200 @@
+"""Whole pages about predicted steps: results in, one text of HTML out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from wavecast.footprint.memory import Memory
+from wavecast.planning.layouts import Layout
+from wavecast.planning.prices import PriceBook, price_book
+from wavecast.planning.scaling import Scaling
+from wavecast.report import predictions as prediction_texts
+from wavecast.report.html import scaling_charts
+from wavecast.report.html.compared import ComparedStep, most_wanted, of_parallel, of_prediction
+from wavecast.report.html.comparison import comparison, tiles, verdict
+from wavecast.report.html.details import details
+from wavecast.report.html.documents import Report, Section
+from wavecast.report.html.markup import Html, bullets, element, joined, table
+from wavecast.report.parallel import (
+    layout_columns,
+    lost_layouts,
+    scaling_remarks,
+    strategy_text,
+)
+from wavecast.report.prices import price_lines
+from wavecast.report.tables import Column, notes_by_gpu
+from wavecast.report.units import duration, percent
+from wavecast.steps.parallel_prediction import ParallelPrediction
+from wavecast.steps.prediction import Prediction
+
+_BEST = 3
+"""How many strategies have details."""
+_LISTED = 20
+
+
+def prediction_report(
+    title: str, rows: Sequence[Prediction], book: PriceBook | None = None
+) -> Report:
+    """Predictions of one step on some GPUs.
+
+    Args:
+        title: what was predicted.
+        rows: the predictions, in the order in which they are shown.
+        book: the prices. None for today's.
+    """
+    candidates = [of_prediction(row, book or price_book()) for row in rows]
+    return _report(title, candidates, [_how_sure(rows)])
+
+
+def parallel_report(title: str, rows: Sequence[tuple[ParallelPrediction, Memory | None]]) -> Report:
+    """Predictions of one step that is spread over several GPUs, with the fullest rank's memory."""
+    book = price_book()
+    candidates = [of_parallel(step, needed, book) for step, needed in rows]
+    steps = [step for step, _ in rows]
+    return _report(title, candidates, [_stages(steps), _how_sure_of_ranks(steps)])
+
+
+def _report(title: str, candidates: Sequence[ComparedStep], more: Iterable[Section]) -> Report:
+    wanted = most_wanted(candidates)
+    told = ["the dot is the predicted time, the line its range"]
+    told += price_lines([one.offer for one in candidates])
+    compared = Section(
+        "comparison",
+        "The GPUs compared" if len(candidates) > 1 else "The step",
+        comparison(candidates),
+        " ".join(map(_sentence, told)),
+        "comparison",
+    )
+    shown = details(wanted)
+    sections = (compared, *shown.sections, *more)
+    head = tiles(wanted[0])
+    return Report(title, verdict(candidates), sections, head, shown.subjects, shown.names)
+
+
+def scaling_report(title: str, curve: Scaling) -> Report:
+    """How the speed grows with the number of GPUs, with details of the fewest and the most."""
+    steps = [point.prediction for point in curve.points]
+    book = price_book()
+    candidates = [of_parallel(step, None, book) for step in steps]
+    shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
+    chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
+    lead = " ".join(map(_sentence, scaling_remarks(curve)))
+    sections = (
+        Section("scaling", "Scaling", chart, lead, "scaling"),
+        *shown.sections,
+        _how_sure_of_ranks(steps),
+    )
+    told, head = _scaling_verdict(curve), tiles(candidates[-1])
+    return Report(title, told, sections, head, shown.subjects, shown.names)
+
+
+def _scaling_verdict(curve: Scaling) -> Html:
+    first, last = curve.points[0], curve.points[-1]
+    if first is last:
+        return joined(
+            ["One number of GPUs was predicted: ", element("strong", str(first.gpus)), "."]
+        )
+    times = f"{last.relative * last.gpus / first.gpus:.3g} times"
+    return joined(
+        [
+            f"{last.gpus} GPUs run ",
+            element("strong", times),
+            f" as fast as {first.gpus}: {percent(last.relative)} of perfect scaling.",
+            f" Beyond {curve.knee} GPUs, each adds less." if curve.knee is not None else "",
+        ]
+    )
+
+
+def _how_sure(rows: Sequence[Prediction]) -> Section:
+    """How the prediction was made, and what is not in it."""
+    notes = [
+        *notes_by_gpu((row.device.id, row.notes) for row in rows),
+        *dict.fromkeys(note for row in rows for note in row.trace.notes),
+    ]
+    return _sureness(prediction_texts.cautions(rows), prediction_texts.methods(rows), notes)
+
+
+def _how_sure_of_ranks(steps: Sequence[ParallelPrediction]) -> Section:
+    missing = sorted({share.name for step in steps for share in step.unpredicted})
+    cautions = [f"not predicted, counted as 0: {', '.join(missing)}"] if missing else []
+    methods = [
+        f"one optimizer step: {strategy_text(steps[0].strategy)}, on {steps[0].cluster.id}",
+        "range: from the ranges of the op times alone",
+        "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches alone",
+    ]
+    notes = dict.fromkeys(note for step in steps for note in (*step.notes, *step.trace.notes))
+    return _sureness(cautions, methods, list(notes))
+
+
+def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[str]) -> Section:
+    content = joined(
+        [
+            bullets(map(_sentence, cautions), class_="cautions"),
+            bullets(map(_sentence, methods)),
+            joined([element("h3", "Notes"), bullets(map(_sentence, notes))]) if notes else Html(),
+        ]
+    )
+    lead = "A prediction is a model's answer, not a measurement."
+    title = "How this was predicted, and how sure it is"
+    return Section("method", title, content, lead, "how sure")
+
+
+def _sentence(text: str) -> str:
+    whole = text[:1].upper() + text[1:]
+    return whole if whole.endswith((".", "?", "!")) else f"{whole}."
+
+
+def _stages(steps: Sequence[ParallelPrediction]) -> Section:
+    """The times of the pipeline stages, or of all ranks."""
+    rows = [(step, stage) for step in steps for stage in step.stages]
+    columns = [
+        Column("GPUs", [f"{s.gpus} x {s.device.id}" for s, _ in rows], left=True),
+        Column("stage", [str(stage.stage) for _, stage in rows]),
+        Column("ranks", [str(stage.ranks) for _, stage in rows]),
+        Column("forward", [duration(stage.forward_s) for _, stage in rows]),
+        Column("backward", [duration(stage.backward_s) for _, stage in rows]),
+        Column("last micro-batch adds", [duration(max(0.0, stage.last_s)) for _, stage in rows]),
+        Column("communication", [duration(stage.communication_s) for _, stage in rows]),
+        Column("of it exposed", [duration(stage.exposed_s) for _, stage in rows]),
+        Column("waits for others", [duration(stage.idle_s) for _, stage in rows]),
+    ]
+    efficiency = ", ".join(dict.fromkeys(percent(step.efficiency) for step in steps))
+    lead = f"Forward and backward are of one micro-batch. Efficiency: {efficiency}."
+    return Section(
+        "stages", "Each rank", table(columns, caption="Times of the ranks"), lead, "ranks"
+    )
+
+
+def layouts_report(title: str, found: Sequence[Layout]) -> Report:
+    """The strategies of a search, with details of the best ones; and why others cannot be used."""
+    working = [(one, one.prediction) for one in found if one.prediction is not None]
+    lost = bullets(map(_sentence, lost_layouts(found)))
+    why = Section("lost", "What cannot be used", lost, short="not used")
+    if not working:
+        nothing = joined([element("strong", "No strategy fits"), "."])
+        return Report(title, nothing, (why,))
+    book = price_book()
+    best = [of_parallel(step, layout.memory, book) for layout, step in working[:_BEST]]
+    named = [
+        replace(one, name=strategy_text(layout.strategy))
+        for one, (layout, _) in zip(best, working, strict=False)
+    ]
+    shown = details(named)
+    layout, step = working[0]
+    told = joined(
+        [
+            element("strong", strategy_text(layout.strategy)),
+            f" is the fastest of {len(found)} strategies: {duration(step.seconds)} a step, ",
+            f"with micro-batches of {layout.micro_batch}.",
+        ]
+    )
+    columns = layout_columns([layout for layout, _ in working[:_LISTED]])
+    compared = table(columns, caption="The fastest strategies")
+    sections = (
+        Section("strategies", "The fastest strategies", compared, short="strategies"),
+        *shown.sections,
+        why,
+        _how_sure_of_ranks([step]),
+    )
+    return Report(title, told, sections, tiles(named[0]), shown.subjects, shown.names)

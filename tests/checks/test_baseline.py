@@ -1,0 +1,90 @@
+"""Baselines: they come back as they were written, equal steps give equal files, damage is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made import step
+
+import wavecast
+from wavecast.checks.baseline import Baseline, kept, read_baseline, to_toml, write_baseline
+from wavecast.errors import InvalidInput
+from wavecast.steps.comparison import StepComparison
+from wavecast.steps.shares import Share
+from wavecast.steps.summary import StepSummary, summary_of
+
+ODD = 'a "module" with\nlines = [x]'
+
+
+@pytest.fixture(scope="module")
+def summary() -> StepSummary:
+    return kept(summary_of(wavecast.predict(step(), "l4", host="reference")))
+
+
+def baseline(*steps: StepSummary) -> Baseline:
+    return Baseline(
+        steps={"mine": {each.gpu: each for each in steps}},
+        software={"wavecast": "0.1.0", "torch": "2.13.0"},
+        host="reference",
+        usd_per_hour={"l4": 0.38},
+    )
+
+
+def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path, summary: StepSummary) -> None:
+    odd = replace(summary, gpu="t4", modules=(Share(ODD, 3, 0.001),), fits=None, samples=None)
+    written = baseline(summary, odd)
+    write_baseline(written, tmp_path / "base.toml")
+    read = read_baseline(tmp_path / "base.toml")
+    assert read == written
+    assert StepComparison(read.steps["mine"]["l4"], summary).ops == ()
+    write_baseline(read, tmp_path / "again.toml")
+    assert (tmp_path / "again.toml").read_bytes() == (tmp_path / "base.toml").read_bytes()
+
+
+def test_the_order_of_steps_does_not_matter(summary: StepSummary) -> None:
+    other = replace(summary, gpu="a100-sxm-80gb")
+    assert to_toml(baseline(summary, other)) == to_toml(baseline(other, summary))
+
+
+def test_one_line_changes_if_one_op_does(summary: StepSummary) -> None:
+    ops = tuple(replace(part, calls=part.calls + (part.name == "aten.mm")) for part in summary.ops)
+    steps = summary, replace(summary, ops=ops)
+    old, new = (to_toml(baseline(each)).splitlines() for each in steps)
+    [changed] = [a for a, b in zip(old, new, strict=True) if a != b]
+    assert changed.startswith('"aten.mm" = ')
+
+
+def test_keeping_a_kept_step_changes_nothing(summary: StepSummary) -> None:
+    assert kept(summary) == summary
+    assert all(part.gpu_s for part in (*summary.ops, *summary.modules, *summary.types))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("format = 1", "format = 9", "its format is 9"),
+        ("format = 1", "", "its format is None"),
+        ("step_ms = ", "step_ms = -", "step_ms must be a number of at least 0"),
+        ("step_ms = ", "step_ms = 0 # ", "step_ms is 0"),
+        ("step_ms = ", "steps_ms = ", "is not a key of a step"),
+        ("kernels = ", "kernels = 'x' # ", "kernels must be a number"),
+        ("fits = true", "fits = 1", "fits must be true or false"),
+        ("bound_by = ", "bound_by = 3 # ", "bound_by must be a text"),
+        ("calls = ", "call = ", "is not a key of a part of a step"),
+        ("l4 = 0.38", "l4 = 'cheap'", "usd_per_hour.l4 must be a number"),
+        ("[steps.mine.l4]", "[steps.mine.l4", "is not TOML"),
+    ],
+)
+def test_damage_is_named(
+    tmp_path: Path, summary: StepSummary, old: str, new: str, says: str
+) -> None:
+    path = tmp_path / "base.toml"
+    text = to_toml(baseline(summary))
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(InvalidInput) as caught:
+        read_baseline(path)
+    assert says in str(caught.value)
+    assert "base.toml" in str(caught.value)

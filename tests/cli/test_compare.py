@@ -1,0 +1,71 @@
+"""`wavecast compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made import call, mm, relu, trace
+from shell import WIDTHS, run, shown
+
+import wavecast
+from wavecast.report.comparisons import comparisons
+from wavecast.steps.comparison import compare
+
+BIG = 2048
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> tuple[Path, Path]:
+    before, after = tmp_path / "before.json.gz", tmp_path / "after.json.gz"
+    trace(call(mm(BIG, BIG, BIG), module="net.0"), call(relu(BIG, BIG))).save(before)
+    trace(call(mm(BIG, BIG, 2 * BIG), module="net.0"), samples=8).save(after)
+    return before, after
+
+
+def test_two_traces_are_compared_on_each_gpu(steps: tuple[Path, Path]) -> None:
+    done = run("compare", *steps, "--gpu", "l4", "--gpu", "t4")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[:2] == ["A: before.json.gz", "B: after.json.gz"]
+    assert "l4" in lines
+    assert "t4" in lines
+    assert any(
+        text.startswith("aten.relu") and "gone" in text and "1 -> 0" in text for text in lines
+    )
+    assert any(text.startswith("net.0") and "+" in text for text in lines)
+
+
+def test_its_numbers_are_in_the_json(steps: tuple[Path, Path]) -> None:
+    record = json.loads(run("compare", *steps, "--gpu", "l4", "--json").out)
+    [row] = record["comparisons"]
+    assert row["gpu"] == "l4"
+    assert row["time_ratio"] == pytest.approx(row["after"]["seconds"] / row["before"]["seconds"])
+    assert {part["name"] for part in row["ops"]} == {"aten.mm", "aten.relu"}
+    assert row["memory_ratio"] is None
+
+
+def test_a_function_is_compared_with_itself_in_another_precision(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = run("compare", "no-such-model", "no-such-model", "--gpu", "l4")
+    assert done.code == 1
+    assert "no-such-model" in done.err
+    done = run("compare", "resnet50", "resnet50", "-b", 2, "--batch-b", 4, "--gpu", "l4")
+    assert done.code == 0
+    assert "A: resnet50, batch 2, fp32" in done.out
+    assert "B: resnet50, batch 4, fp32" in done.out
+
+
+def test_all_gpus_are_refused(steps: tuple[Path, Path]) -> None:
+    done = run("compare", *steps, "--gpu", "all")
+    assert done.code == 1
+    assert "name some" in done.err
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_fit_the_terminal(steps: tuple[Path, Path], width: int) -> None:
+    old, new = (wavecast.predict(wavecast.load_trace(path), "l4") for path in steps)
+    text = shown(comparisons("A", "B", [compare(old, new)], width), width)
+    assert "step" in text
+    assert all(len(each) <= width for each in text.splitlines())

@@ -1,0 +1,193 @@
+"""Steps that are compiled: their kernels, memory, graph breaks, and what cannot be compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+import wavecast
+from wavecast.frameworks.pytorch.compiled.tracing import capture
+from wavecast.hardware.devices import device
+from wavecast.traces.step import Phase, Trace
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+
+Step = Callable[[], Any]
+
+
+class Block(nn.Module):
+    """One block of a transformer."""
+
+    def __init__(self, width: int = 256, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm(x)).split(width, 2)
+        q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(x)
+
+
+def block_step(how: str) -> Callable[[], Step]:
+    """A training step of a block that is compiled in one of several ways, or not."""
+
+    def make_step() -> Step:
+        model = Block().cuda()
+        call: Any = model
+        if how == "module":
+            call = torch.compile(model)
+        elif how == "method":
+            model.compile()
+        elif how == "function":
+            call = torch.compile(lambda x: model(x))
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(4, 128, 256, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = call(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return make_step
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Trace:
+    return capture(block_step("module"))
+
+
+def names(trace: Trace) -> Counter[str]:
+    return Counter(call.op.name for call in trace)
+
+
+def kernels(trace: Trace, phase: Phase) -> Counter[str]:
+    return Counter(call.op.name for call in trace if call.phase is phase)
+
+
+def test_products_and_attention_stay_and_the_rest_is_fused(compiled: Trace) -> None:
+    forward, backward = (kernels(compiled, p) for p in (Phase.FORWARD, Phase.BACKWARD))
+    assert forward["aten.addmm"] == 4
+    assert backward["aten.mm"] == 8
+    attention = "aten._scaled_dot_product_cudnn_attention"
+    assert forward[attention] == backward[f"{attention}_backward"] == 1
+    assert forward["inductor.persistent_reduction"] == 1
+    assert forward["inductor.pointwise"] > 4
+    assert "aten.gelu" not in forward
+    assert not compiled.notes
+
+
+def test_the_host_calls_each_graph_once(compiled: Trace) -> None:
+    assert names(compiled)["dynamo.guards"] == 1
+    assert names(compiled)["inductor.call"] == 2
+    assert compiled.calls[0].op.name == "dynamo.guards"
+
+
+def test_the_rest_of_the_step_is_traced_as_it_is_written(compiled: Trace) -> None:
+    assert names(compiled)["aten._foreach_norm.Scalar"] == 1
+    assert kernels(compiled, Phase.OPTIMIZER)["aten._foreach_addcdiv_.ScalarList"] == 1
+
+
+def test_kernels_have_the_modules_that_they_come_from(compiled: Trace) -> None:
+    of_products = {call.module for call in compiled if call.op.name in ("aten.addmm", "aten.mm")}
+    assert {"Block.qkv", "Block.mlp.0"} <= of_products
+
+
+def test_compiling_saves_memory(compiled: Trace) -> None:
+    eager = capture(block_step("not"))
+    less, more = (wavecast.memory(trace, "h200-sxm").peak_bytes for trace in (compiled, eager))
+    assert less < more
+    assert any(a.freed is not None for a in compiled.allocations)
+
+
+@pytest.mark.parametrize("how", ["method", "function"])
+def test_all_ways_to_compile_give_the_same_kernels(compiled: Trace, how: str) -> None:
+    assert names(capture(block_step(how))) == names(compiled)
+
+
+def test_an_eager_step_can_be_traced_as_if_compiled(compiled: Trace) -> None:
+    assert names(capture(block_step("not"), compiled=True)) == names(compiled)
+
+
+def test_a_gpu_without_triton_runs_the_step_as_it_is_written() -> None:
+    trace = capture(block_step("module"), gpu=device("p100-pcie-16gb"))
+    assert not any(name.startswith("inductor.") for name in names(trace))
+    assert "torch.compile was ignored; the step was traced as eager PyTorch" in trace.notes
+    assert any("compute capability 7.0" in note for note in trace.notes)
+
+
+def test_a_torch_that_lacks_an_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from wavecast.frameworks.pytorch.compiled import inductor
+
+    monkeypatch.setattr(inductor, "_REQUIRED", ((inductor, "no_such_thing"),))
+    trace = capture(block_step("module"))
+    assert not any(name.startswith("inductor.") for name in names(trace))
+    assert any("inductor.no_such_thing" in note for note in trace.notes)
+
+
+class Breaking(nn.Module):
+    """A module with everything that breaks a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        print(end="")
+        x = x * x.sum().item()
+        if x.mean() > 0:
+            x = x + 1
+        shown = np.asarray(x.detach().cpu().tolist())
+        return self.second(x) * float(shown.mean())
+
+
+def test_each_graph_break_is_noted_with_its_line_and_reason() -> None:
+    def make_step() -> Step:
+        model = Breaking().cuda()
+        call = torch.compile(model)
+        x = torch.randn(32, 64, device="cuda")
+        return lambda: call(x).sum().backward()
+
+    trace = capture(make_step)
+    breaks = [note for note in trace.notes if "graph break at" in note]
+    first = Breaking.forward.__code__.co_firstlineno
+    for offset, reason in ((2, "print"), (3, "item"), (4, "branch"), (6, "")):
+        place = f"test_tracing.py:{first + offset}: "
+        assert any(place in note and reason in note for note in breaks), (place, breaks)
+    assert names(trace)["dynamo.guards"] >= 4
+    assert names(trace)["aten._local_scalar_dense"] >= 2
+
+
+def test_code_that_cannot_be_compiled_is_traced_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise NotImplementedError("no such lowering")
+
+    from wavecast.frameworks.pytorch.compiled import inductor
+
+    monkeypatch.setattr(inductor, "lowered", fail)
+    trace = capture(block_step("module"))
+    assert names(trace)["aten.addmm"] == 4
+    assert any("no such lowering" in note and "eager" in note for note in trace.notes)

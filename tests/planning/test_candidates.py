@@ -1,0 +1,156 @@
+"""Candidates: what fits, with which batch, on how many GPUs, and what is left out."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from made import call, mm, relu
+
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.choosing import Candidate
+from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.prices import Price, PriceBook
+from wavecast.traces.step import Allocation, Phase, Role, Trace
+
+DAY = datetime.date(2026, 8, 22)
+GIB = 1 << 30
+T4, A100 = device("t4"), device("a100-sxm-80gb")
+BOOK = PriceBook(
+    (
+        Price("t4", 0.5, "any", "", DAY),
+        Price("t4", 0.4, "any", "", DAY, gpus=4),
+        Price("a100-sxm-80gb", 2.0, "any", "", DAY, gpus=8),
+    ),
+    DAY,
+)
+
+
+def traced(batch: int, each: int = 1, weights: int = GIB) -> Trace:
+    """A step whose activations take a GiB for each sample."""
+    calls = (
+        call(mm(128 * batch, 2048, 2048), module="net.0"),
+        call(mm(2048, 128 * batch, 2048), Phase.BACKWARD, "net.0"),
+        call(relu(2048, 2048), Phase.OPTIMIZER),
+    )
+    memory = (
+        Allocation(weights, None, None, Role.PARAMETER),
+        Allocation(batch * GIB, 0, 1, Role.INTERMEDIATE),
+    )
+    return Trace(calls, samples=batch * each, allocations=memory)
+
+
+def found(*devices: Device, plan: dict[str, Any] | None = None, **asked: Any) -> list[Candidate]:
+    wanted = {"batch": 8, "plan": TrainingPlan(**(plan or {"samples": 1e6})), **asked}
+    each = int(asked.get("each", 1))
+    return find_candidates(
+        devices, TrainingQuestion(**wanted), lambda _, batch: traced(batch or 8, each), BOOK
+    )
+
+
+def test_the_batch_that_fits_is_kept_and_the_largest_is_found() -> None:
+    [small, large] = found(T4, A100)
+    assert (small.batch, small.largest_batch) == (8, 8)
+    assert (large.batch, large.largest_batch) == (8, 64)
+    assert small.cost is not None
+    assert large.cost is not None
+    assert (small.cost.accumulated, small.cost.step_samples) == (1, 8)
+    assert large.cost.offer is not None
+    assert large.cost.offer.gpus == 8
+    assert large.cost.usd is not None
+    assert large.cost.usd.value == pytest.approx(16 * large.cost.hours.value)
+
+
+def test_a_step_that_does_not_fit_is_accumulated_from_smaller_ones() -> None:
+    [small, large] = found(T4, A100, batch=32)
+    assert small.batch == 8
+    assert small.cost is not None
+    assert (small.cost.accumulated, small.cost.step_samples) == (4, 32)
+    assert large.cost is not None
+    assert (large.batch, large.cost.accumulated) == (32, 1)
+    assert small.cost.steps == large.cost.steps == 31_250
+
+
+def test_with_a_global_batch_each_gpu_gets_the_most_that_fits() -> None:
+    plan = {"samples": 1e6, "global_batch": 64}
+    [small, large] = found(T4, A100, plan=plan, is_batch_fixed=False)
+    assert (small.batch, large.batch) == (8, 64)
+    for one, micro in ((small, 8), (large, 1)):
+        assert one.cost is not None
+        assert (one.cost.accumulated, one.cost.step_samples) == (micro, 64)
+
+
+def test_a_batch_of_your_own_is_kept_with_a_global_batch() -> None:
+    [large] = found(A100, plan={"samples": 1e6, "global_batch": 64}, batch=4)
+    assert large.cost is not None
+    assert (large.batch, large.cost.accumulated) == (4, 16)
+
+
+def test_several_gpus_divide_the_global_batch() -> None:
+    plan = {"samples": 1e6, "global_batch": 64}
+    one, four = found(T4, plan=plan, is_batch_fixed=False, counts=(1, 4))
+    assert four.cost is not None
+    assert one.cost is not None
+    assert (four.gpus, four.batch, four.cost.accumulated) == (4, 8, 2)
+    assert four.cost.steps == one.cost.steps
+    assert four.cost.offer is not None
+    assert four.cost.offer.gpus == 4  # four offers of one GPU are no machine of four
+    assert four.cost.step_samples == one.cost.step_samples == 64
+
+
+def test_without_a_global_batch_more_gpus_take_more_samples_in_a_step() -> None:
+    [four] = found(T4, counts=(4,))
+    assert four.cost is not None
+    assert four.cost.step_samples == 32
+
+
+def test_weights_that_fit_nowhere_are_a_reason() -> None:
+    def on(count: int, weights_gib: int) -> Candidate:
+        wanted = TrainingQuestion(TrainingPlan(samples=1e6), counts=(count,), batch=2)
+        [one] = find_candidates(
+            (T4,), wanted, lambda _, batch: traced(batch or 1, weights=weights_gib * GIB), BOOK
+        )
+        return one
+
+    # On four GPUs the gradients need a copy in buckets.
+    assert (on(1, 12).batch, on(4, 6).batch, on(4, 7).batch) == (2, 2, 1)
+    for count, weights in ((1, 20), (4, 12)):
+        none = on(count, weights)
+        assert none.cost is None
+        assert none.reason.startswith("does not fit: needs 2")
+
+
+def test_a_global_batch_that_cannot_be_divided_is_a_reason() -> None:
+    [four] = found(T4, plan={"samples": 1e6, "global_batch": 10}, counts=(4,))
+    assert four.reason == "a global batch of 10 cannot be divided among 4 GPUs"
+
+
+def test_gpus_without_an_offer_are_left_out_unless_asked_for() -> None:
+    assert found(device("rtx-2070")) == []
+    [named] = found(device("rtx-2070"), only_priced=False)
+    assert named.cost is not None
+    assert named.cost.usd is None
+
+
+def test_a_saved_trace_has_one_batch() -> None:
+    [one] = found(A100, batch=None)
+    assert (one.batch, one.largest_batch) == (8, None)
+
+
+def test_samples_of_a_batch_may_count_several_units() -> None:
+    plan = {"tokens": 1e6, "sample_tokens": 1, "global_batch": 64 * 512}
+    [one] = found(A100, plan=plan, each=512, is_batch_fixed=False)
+    assert one.cost is not None
+    assert (one.batch, one.cost.accumulated, one.cost.step_samples) == (64, 1, 64 * 512)
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    wanted = TrainingQuestion(TrainingPlan(samples=1e6), batch=1, find_largest=False)
+    find_candidates(
+        (T4, A100), wanted, lambda _, b: traced(b or 1), BOOK, lambda *n: told.append(n)
+    )
+    assert told == [(1, 2), (2, 2)]
