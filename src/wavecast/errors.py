@@ -67,7 +67,13 @@ def _short(message: str) -> str:
 
 
 # The import name of each optional dependency, its name in messages, and the extra that installs it.
-_EXTRAS = {"torch": ("torch", "torch"), "sqlalchemy": ("SQLAlchemy", "runs")}
+_EXTRAS = {
+    "torch": ("torch", "torch"),
+    "sqlalchemy": ("SQLAlchemy", "runs"),
+    "fastapi": ("FastAPI", "server"),
+    "pydantic": ("FastAPI", "server"),
+    "uvicorn": ("uvicorn", "server"),
+}
 
 
 @contextmanager

@@ -32,6 +32,18 @@ def test_predict_says_what_is_trained(llama: str) -> None:
     assert prediction["throughput_per_s"] == pytest.approx(2 * 64 / prediction["seconds"])
 
 
+def test_tensor_ranks_follow_the_plan_of_transformers(llama: str) -> None:
+    step = ("predict", llama, "--batch", 2, "--seq", 64, "--gpu", "l4", "--json")
+
+    def notes(*options: str) -> list[str]:
+        done = run(*step, "--parallel", "tensor=2", *options)
+        assert done.code == 0, done.err
+        return list(json.loads(done.out)["predictions"][0]["notes"])
+
+    assert any("as in the given plan: 15 products" in note for note in notes())
+    assert not any("given plan" in note for note in notes("--lora", "r=4"))
+
+
 def test_memory_counts_4bit_weights(llama: str) -> None:
     def weights(*options: str) -> int:
         done = run("memory", llama, "--seq", 64, *options, "--json")

@@ -100,7 +100,7 @@ def test_the_page_stands_alone(saved: Path, tmp_path: Path) -> None:
     page = tmp_path / "memory.html"
     assert run("memory", saved, "--gpu", "t4", "--html", page).code == 0
     text = page.read_text(encoding="utf-8")
-    assert text.count("<polygon") == 5
+    assert text.count("<path") == 5
     assert ">peak " in text
     assert "://" not in text.replace("http://www.w3.org", "")
     refused = run("memory", saved, "--html", tmp_path / "none" / "memory.html")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from parallel.shapes import misfit
 from parallel.traced_models import collectives, flops, held, is_product, traced
 
+import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.parallel.context import with_context
 from wavecast.parallel.layers import with_layers_divided
 from wavecast.parallel.strategy import Parallel
-from wavecast.traces.step import Phase, Role
+from wavecast.suite.decoders import llama
+from wavecast.traces.step import Call, Phase, Role, Trace
 
 models = pytest.mark.parametrize(
     ("name", "precision"),
@@ -78,3 +83,20 @@ def test_attention_by_products_is_refused() -> None:
 
 def test_one_rank_changes_nothing() -> None:
     assert with_context(traced("gpt2"), Parallel()) == (traced("gpt2"), ())
+
+
+def test_a_weight_in_the_shape_of_an_activation_stays_whole() -> None:
+    # Two sequences of 16 words are as many rows as the model is wide.
+    def make_step() -> Callable[[], Any]:
+        return llama(2, "bf16", seq=16, layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=48)
+
+    trace = wavecast.trace(make_step)
+    divided, _ = with_layers_divided(trace, Parallel(context=2, tensor=2, sequence=True))
+    alone, _ = with_context(trace, Parallel(context=2))
+    for whole, part in zip(_products(trace), _products(alone), strict=True):
+        assert flops(part) == flops(whole) / 2
+    assert sum(map(flops, _products(divided))) == sum(map(flops, _products(trace))) / 4
+
+
+def _products(trace: Trace) -> list[Call]:
+    return [call for call in trace if call.op.base == "aten.mm"]

@@ -11,6 +11,7 @@ from parallel.traced_models import collectives, flops, held, traced
 from wavecast.errors import InvalidInput
 from wavecast.parallel.experts import with_experts
 from wavecast.parallel.layers import with_layers_divided
+from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Phase, Role, Trace
 
@@ -79,3 +80,46 @@ def test_experts_that_do_not_divide_are_refused() -> None:
         with_experts(traced("gpt2"), Parallel(data=2, expert=2))
     with pytest.raises(InvalidInput, match="must divide data x context = 1"):
         with_experts(traced("MIXTRAL"), Parallel(tensor=2, expert=2))
+
+
+def _reduced(trace: Trace, name: str) -> dict[bool, dict[object, int]]:
+    """The bytes of collectives by their ranks and stride; those of experts under True."""
+    found: dict[bool, dict[object, int]] = {False: {}, True: {}}
+    for call in collectives(trace):
+        if call.op.name == f"nccl.{name}":
+            ranks = (call.op.attr("ranks"), call.op.attr("stride"))
+            own = found["experts" in call.module]
+            own[ranks] = own.get(ranks, 0) + call.op.inputs[0].nbytes
+    return found
+
+
+@pytest.mark.parametrize("shard", [0, 2])
+def test_gradients_of_experts_are_reduced_by_the_ranks_that_have_them(shard: int) -> None:
+    trace = traced("MIXTRAL")
+    name = "reduce_scatter" if shard else "all_reduce"
+
+    def reduced(expert: int) -> dict[bool, dict[object, int]]:
+        strategy = Parallel(data=4, expert=expert, shard=shard)
+        return _reduced(spread(trace, strategy).groups[0].parts[0].last, name)
+
+    one, two, four = (reduced(expert) for expert in (1, 2, 4))
+    assert set(two[False]) == {(4, 1)}
+    assert set(two[True]) == {(2, 2)}
+    assert set(four[False]) == {(4, 1)}
+    assert four[True] == {}
+    everything = sum(one[False].values()) + sum(one[True].values())
+    # Half of the experts are elsewhere, and the two ranks that have the others reduce them.
+    assert sum(two[False].values()) + 2 * sum(two[True].values()) == everything
+
+
+def test_sharded_experts_are_gathered_by_the_ranks_that_have_them() -> None:
+    trace = traced("MIXTRAL")
+    last = spread(trace, Parallel(data=4, expert=2, shard=3)).groups[0].parts[0].last
+    gathered = {
+        (call.op.attr("ranks"), call.op.attr("stride"))
+        for call in collectives(last)
+        if call.op.name == "nccl.all_gather"
+    }
+    assert gathered == {(4, 1), (2, 2)}
+    whole = held(spread(trace, Parallel(data=4, shard=3)).groups[0].parts[0].last, Role.PARAMETER)
+    assert held(last, Role.PARAMETER) == pytest.approx(whole, rel=0.02)

@@ -41,5 +41,6 @@ def test_ranks_are_numbered_as_in_megatron() -> None:
         "shard": RankAxis(4, 2),
         "replica": RankAxis(2, 8),
         "expert": RankAxis(1, 1),
+        "expert_replica": RankAxis(8, 1),
         "pipeline": RankAxis(3, 16),
     }

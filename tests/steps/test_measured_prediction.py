@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,15 @@ def test_the_shipped_scaler_is_taken_and_leaves_the_measurement_alone_on_its_own
 
 
 # The GPU of the measurement.
+
+
+def test_a_name_in_a_trace_opens_no_file(tmp_path: Path) -> None:
+    board = tmp_path / "board.toml"
+    board.write_text("not a device")
+    with pytest.raises(UnknownName, match="files cannot name others"):
+        predict(step(gpu=str(board)), L4, predictor=Times())
+    with pytest.raises(InvalidInput, match="not TOML"):  # a user can name it
+        predict(step(), L4, predictor=Times(), origin=str(board))
 
 
 @pytest.mark.parametrize("origin", ["rtx-3090", "NVIDIA GeForce RTX 3090", device("rtx-3090")])

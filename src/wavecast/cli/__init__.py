@@ -9,6 +9,7 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     clusters,
     compare,
     devices,
+    doctor,
     fit,
     layers,
     memory,
@@ -19,6 +20,8 @@ from wavecast.cli import (  # noqa: F401  (importing them registers their comman
     run,
     run_models,
     runs,
+    schema,
+    serve,
     suite,
     trace,
 )

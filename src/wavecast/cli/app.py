@@ -19,6 +19,7 @@ from wavecast import suite
 from wavecast.cli import help_pages, standard_output
 from wavecast.cli.pages import refuse_bad_places
 from wavecast.cli.screen import (
+    name_command,
     print_error,
     print_text,
     print_traceback,
@@ -49,6 +50,12 @@ class _Group(typer.core.TyperGroup):
         """Write the commands into the help, by what people want to do."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         help_pages.write_commands(commands, formatter)
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        """Find a command. A group may print by itself, so it counts as one until another runs."""
+        found = super().resolve_command(ctx, args)
+        name_command(str(found[0]))
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""
@@ -134,11 +141,18 @@ class _Command(typer.core.TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command. What others print from here on goes to the standard error."""
         standard_output.keep_for_results()
+        name_command(_name(ctx))
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options into the help, under the headings of their groups."""
         help_pages.write_options(self.get_params(ctx), ctx, formatter)
+
+
+def _name(ctx: Any) -> str:
+    """The name of a command as it is typed, without that of the program."""
+    above = _name(ctx.parent) if ctx.parent is not None else ""
+    return f"{above} {ctx.info_name}".strip() if ctx.parent is not None else ""
 
 
 class Commands(typer.Typer):

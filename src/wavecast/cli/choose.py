@@ -18,6 +18,7 @@ from wavecast.cli.app import (
 )
 from wavecast.cli.durations import seconds_of
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
+from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.predict import HostOption, SetupOption, refuse_scaling
 from wavecast.cli.predictor_choice import chosen_predictor
 from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
@@ -39,6 +40,7 @@ from wavecast.planning.choosing import Aim, select
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import PriceBook
 from wavecast.report import choices as report
+from wavecast.report.html.choice_reports import choice_report
 from wavecast.traces.step import Trace
 
 _MILLION = 1e6
@@ -79,6 +81,7 @@ def choose(
     setup: SetupOption = None,
     host: HostOption = None,
     show_best: Annotated[int, typer.Option("--show", min=1, help="How many to show.")] = 10,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
@@ -97,6 +100,7 @@ def choose(
     largest batch that fits. Without an option for the length of the training, the cost of a
     million samples is compared.
     """
+    refuse_bad_places(html)
     wanted = resolve(target, batch, precision, options)
     refuse_scaling(wanted, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
@@ -117,11 +121,11 @@ def choose(
     devices = _looked_at(named, book, question)
     with counting_items(f"looking at {len(devices)} GPUs") as progress:
         found = find_candidates(devices, question, trace_for, book, progress)
-    selection = select(found, by, *limits)
+    selection, unit = select(found, by, *limits), trace_for(devices[0], None).unit
+    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
     if as_json:
         print_json({"target": wanted.name, **report.selection_record(selection)})
     else:
-        unit = trace_for(devices[0], None).unit
         show(report.choices(wanted.name, selection, plan, unit, width(), show_best))
 
 

@@ -20,7 +20,7 @@ from wavecast.cli.app import (
 from wavecast.cli.assumptions import AssumeOption, assuming
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
-from wavecast.cli.parallel_options import ParallelOption, parse_parallel
+from wavecast.cli.parallel_options import ParallelOption, strategy_of
 from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, width
 from wavecast.cli.standard_output import keep_for_results
@@ -107,7 +107,7 @@ def memory(
 
     refuse_bad_places(page)
     refuse_all(gpu, "memory", f"fits {target}")
-    strategy = None if parallel is None else parse_parallel(parallel)
+    strategy = None if parallel is None else strategy_of(parallel, target, options)
     if measure:
         _refuse_beside_measuring(gpu, expandable_segments, parallel)
     step = unchanged(resolve(target, batch, precision, options), batch, precision)
@@ -184,7 +184,7 @@ def fits(
     wanted = assuming(wanted, assume)
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
-    strategy = None if parallel is None else parse_parallel(parallel)
+    strategy = None if parallel is None else strategy_of(parallel, target, options)
     memories = [
         wavecast.memory(traces, device, expandable_segments=expandable_segments, parallel=strategy)
         for device in gpus
@@ -230,7 +230,7 @@ def max_batch(
     wavecast max-batch resnet50 --precision bf16 --gpu l4 --gpu a100-sxm-80gb
     wavecast max-batch gpt2 --precision bf16 --gpu l4 --parallel data=8,shard=3
     """
-    strategy = None if parallel is None else parse_parallel(parallel)
+    strategy = None if parallel is None else strategy_of(parallel, target, options)
     if resolve(target, start, precision, options).make_step is None:
         raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
     limit_bytes = _limit_bytes(limit)

@@ -25,9 +25,9 @@ from wavecast.cli.pages import (
     write_page,
     write_parallel_files,
 )
-from wavecast.cli.parallel_options import ParallelOption, parse_parallel
+from wavecast.cli.parallel_options import ParallelOption, plan_of_target, strategy_of
 from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
-from wavecast.cli.screen import print_json, show, width
+from wavecast.cli.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps import family_traces, trace_of
 from wavecast.cli.training_options import NO_TRAINING, TrainingOptions, training_options
 from wavecast.errors import InvalidInput
@@ -100,10 +100,11 @@ def parallelize(
     def trace_for(batch: int) -> Trace:
         if traced.trace is not None:
             return traced.trace
-        return trace_of(resolve(target, batch, precision, options), family(device))
+        return trace_of(resolve(target, batch, precision, options), family(device), quiet=True)
 
-    search = Search(gpus, global_batch, sizes)
-    found = search_layouts(search, trace_for, predictor, find_host(host, device))
+    search = Search(gpus, global_batch, sizes, tensor_plan=plan_of_target(target, options))
+    with counting_items("trying strategies") as progress:
+        found = search_layouts(search, trace_for, predictor, find_host(host, device), progress)
     title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
     write_page(html, lambda: layouts_report(title, found))
     if as_json:
@@ -162,7 +163,7 @@ def scale(
     from wavecast.steps.predicting import on_cluster
 
     refuse_bad_places(html)
-    strategy = parse_parallel(parallel or "")
+    strategy = strategy_of(parallel or "", target, options)
     device = wavecast.device(gpu)
     book = pricing.book([device])
     predictor = on_cluster(device, Parallel(cluster=cluster or strategy.cluster))
@@ -170,7 +171,9 @@ def scale(
     plan = training.plan(traced)
     step = trace_of(traced, family(device))
     counts = _counts(strategy, up_to)
-    curve = scaling.scale(step, strategy, counts, predictor, find_host(host, device), strong=strong)
+    issuing = find_host(host, device)
+    with waiting(f"predicting {len(counts)} numbers of GPUs"):
+        curve = scaling.scale(step, strategy, counts, predictor, issuing, strong=strong)
     costs = [parallel_cost(point.prediction, plan, book) for point in curve.points]
     title = f"{traced.name} on {device.id}"
     write_page(html, lambda: scaling_report(title, curve))
@@ -212,7 +215,8 @@ def show_parallel(
 
     host, factor = issuing
     traces = family_traces(target, gpus)
-    strategy = accumulating(parse_parallel(text), plan, traces.traces[0].samples)
+    named = strategy_of(text, target.text, target.options)
+    strategy = accumulating(named, plan, traces.traces[0].samples)
     rows = []
     for gpu in gpus:
         step = wavecast.predict(traces, gpu, parallel=strategy, host=host, host_factor=factor)

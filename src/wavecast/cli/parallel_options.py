@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 import typer
 
+from wavecast.cli.model_options import NO_OPTIONS, ModelOptions
 from wavecast.errors import InvalidInput
 from wavecast.parallel.strategy import Parallel
 
@@ -22,6 +23,34 @@ ParallelOption = Annotated[
 
 _TEXTS = ("cluster", "schedule")
 _SWITCHES = ("sequence", "reshard")
+
+
+def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> Parallel:
+    """The strategy that the option names, with the tensor plan of a Hugging Face model.
+
+    Args:
+        text: the option.
+        target: the target of the command.
+        options: how an `hf:` target is trained. Adapters wrap its layers, so its plan is not used.
+
+    Raises:
+        InvalidInput: it is malformed, as `parse_parallel` says.
+    """
+    strategy = parse_parallel(text)
+    return (
+        strategy
+        if strategy.tensor == 1
+        else replace(strategy, tensor_plan=plan_of_target(target, options))
+    )
+
+
+def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str, str] | None:
+    """The tensor plan that transformers has for a target; None if the rule is to find one."""
+    if not target.startswith("hf:") or options.lora or options.qlora:
+        return None
+    from wavecast.frameworks.pytorch.huggingface.tensor_plans import tensor_plan_of
+
+    return tensor_plan_of(target.removeprefix("hf:"), options.task)
 
 
 def parse_parallel(text: str) -> Parallel:

@@ -30,7 +30,7 @@ from wavecast.cli.parallel_options import ParallelOption
 from wavecast.cli.predictor_choice import SCALERS, PredictorName, chosen_predictor
 from wavecast.cli.price_options import NO_PRICES, PriceOptions, price_options
 from wavecast.cli.ranks import RanksOption, of_ranks
-from wavecast.cli.screen import print_json, show, width
+from wavecast.cli.screen import print_json, show, waiting, width
 from wavecast.cli.steps import ALL, family_traces, is_measured, named_or_all_gpus, trace_of
 from wavecast.cli.training_options import NO_TRAINING, TrainingOptions, training_options
 from wavecast.errors import InvalidInput
@@ -197,8 +197,9 @@ def predict(
     )
     traces = family_traces(wanted, gpus)
     notes = (_NARROW,) if setup is not None and not model else ()
-    predictions = [_noted(predict_on(traces, device, graphed=cuda_graph), notes) for device in gpus]
-    rows = fastest_first(predictions) if ALL in gpu else fitting_first(predictions)
+    with waiting(f"predicting on {len(gpus)} GPUs"):
+        steps = [_noted(predict_on(traces, device, graphed=cuda_graph), notes) for device in gpus]
+        rows = fastest_first(steps) if ALL in gpu else fitting_first(steps)
     write_prediction_files(files, wanted.name, rows, setup)
     _print(wanted, rows, (by, depth), as_json, setup, book, plan)
     exit_if_incomplete(rows)

@@ -30,11 +30,22 @@ from rich.text import Text
 from wavecast.cli.standard_output import results, write_result
 from wavecast.errors import DoubtfulInput
 from wavecast.report.characters import one_line, visible
+from wavecast.report.schemas import marked
 
 _PIPE_WIDTH = 10_000
 """The width assumed for a pipe, where nothing is wrapped or left out."""
 _WORTH_A_LINE = 20_000
 """From this many items on, progress is written to a pipe as well."""
+
+
+_command = ""
+"""The name of the command that runs, with `-` for blanks."""
+
+
+def name_command(name: str) -> None:
+    """From here on, this command runs."""
+    global _command
+    _command = "-".join(name.split())
 
 
 def width() -> int:
@@ -70,8 +81,11 @@ def print_lines(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON, in ASCII. Its strings hold control characters as escapes."""
-    text = json.dumps(value, indent=2, allow_nan=False)
+    """Print a value as JSON, in ASCII. Its strings hold control characters as escapes.
+
+    The output names the schema of the command that runs.
+    """
+    text = json.dumps(marked(value, _command), indent=2, allow_nan=False)
     write_result(text.replace("\x7f", "\\u007f") + "\n")  # JSON itself lets DEL through
 
 

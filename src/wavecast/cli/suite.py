@@ -15,6 +15,7 @@ from wavecast.cli.screen import counting_down, print_json, show, width
 from wavecast.cli.steps import require_gpu
 from wavecast.errors import UnknownName, WavecastError
 from wavecast.files import write_whole
+from wavecast.hardware.devices import known_device
 from wavecast.report import records
 from wavecast.report import suites as report
 
@@ -135,7 +136,7 @@ def show_(
     from wavecast.runs.suite_results import read_results
 
     results = read_results(path)
-    gpus = ", ".join(dict.fromkeys(wavecast.device(row.gpu).name for row in results))
+    gpus = ", ".join(dict.fromkeys(known_device(row.gpu).name for row in results))
     _finish(f"the suite on {gpus}, measured", results, page, as_json)
 
 

@@ -47,8 +47,17 @@ def device(name: str) -> Device:
         UnknownName: the name fits no device or several; the message names the candidates.
         InvalidInput: a device file is wrong.
     """
+    return _device_of_file(name) if name.endswith(".toml") else known_device(name)
+
+
+def known_device(name: str) -> Device:
+    """The device of a name that stands in a file: never a path, so that no file can open another.
+
+    Raises:
+        UnknownName: the name fits no device or several; the message names the candidates.
+    """
     if name.endswith(".toml"):
-        return _device_of_file(name)
+        raise UnknownName(f'"{name}" is not the name of a device; files cannot name others')
     if (exact := _device_of_id(name)) is not None:
         return exact
     candidates = fitting(name, devices())

@@ -12,7 +12,7 @@ from pathlib import Path
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.files import config_folder
 from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import known_device
 from wavecast.hardware.host_files import HostFile, read_host
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
 
@@ -148,6 +148,6 @@ def _age(kept: KeptHost) -> tuple[bool, int, int]:
 
 def _has(file: HostFile, gpu: Device) -> bool:
     try:
-        return bool(file.gpu) and device(file.gpu).id == gpu.id
+        return bool(file.gpu) and known_device(file.gpu).id == gpu.id
     except UnknownName:
         return False

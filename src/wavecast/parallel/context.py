@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from wavecast.errors import InvalidInput
 from wavecast.parallel.editing import COMPUTE, TRANSFERS, Edit, kernel, wait
 from wavecast.parallel.exchanges import exchange
+from wavecast.parallel.products import Part, layers_of, runs_of
 from wavecast.parallel.split_memory import is_list_op, share_memory
 from wavecast.parallel.splits import Split, Splits, adopted, after, share, share_op
 from wavecast.parallel.strategy import Parallel, RankAxis
@@ -83,12 +84,23 @@ class _ContextRank:
 
     def __post_init__(self) -> None:
         self.edit = Edit(self.trace)
+        self.parts: dict[int, Part] = {}
+        """What the products with weights compute, by position."""
+        self.weights: set[int] = set()
+        """The calls that cast or turn a weight."""
+        for run in runs_of(self.trace, layers_of(self.trace)):
+            self.parts.update(run.parts)
+            shape = sorted((run.layer.wide_in, run.layer.wide_out))
+            for position in range(run.start, run.end):
+                op = self.trace.calls[position].op
+                if op.base in ("aten.t", "aten._to_copy") and sorted(op.inputs[0].shape) == shape:
+                    self.weights.add(position)
 
     def divide(self) -> None:
         for position, call in enumerate(self.trace):
             if is_list_op(call):
                 continue
-            inputs, outputs = self._splits(call.op)
+            inputs, outputs = self._splits(position, call.op)
             if call.op.base in ("aten.bmm", "aten.baddbmm") and _along_sequence(inputs):
                 raise InvalidInput(
                     f"{call.module} attends with products of its own, which context="
@@ -106,7 +118,12 @@ class _ContextRank:
                 else:
                     self.latest[tensor] = split
 
-    def _splits(self, op: Op) -> tuple[Splits, Splits]:
+    def _splits(self, position: int, op: Op) -> tuple[Splits, Splits]:
+        # A weight may have the shape of an activation, so products are known by their place.
+        if position in self.weights:
+            return (None,) * len(op.inputs), (None,) * len(op.outputs)
+        if position in self.parts:
+            return self._product(self.parts[position], op)
         inputs = tuple(self._of(tensor) for tensor in op.inputs)
         if op.base == "aten.arange" and op.outputs[0].shape == (self.length,):
             return inputs, (Split(0, self.length),)
@@ -114,6 +131,18 @@ class _ContextRank:
             return inputs, (None,)
         outputs = after(op, inputs, self.axis.size)
         return adopted(op, inputs, outputs), outputs
+
+    def _product(self, part: Part, op: Op) -> tuple[Splits, Splits]:
+        """The divisions of a product with a weight: by rows, which are positions."""
+        if part == "weight":  # a sum over all positions
+            summed = op.inputs[0].shape[1]
+            return (self._rows(summed, 1), self._rows(summed, 0)), (None,)
+        rows = self._rows(op.outputs[0].shape[0], 0)
+        return (*(None,) * (len(op.inputs) - 2), rows, None), (rows,)
+
+    def _rows(self, count: int, dim: int) -> Split | None:
+        """The division of rows; None if they are no positions, as in a head on the first word."""
+        return None if count % self.length else Split(dim, self.length)
 
     def _of(self, tensor: TensorSpec) -> Split | None:
         """The division of a tensor that is read: that of words and positions is known by shape."""

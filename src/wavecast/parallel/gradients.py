@@ -32,11 +32,13 @@ def gradients(trace: Trace) -> list[Gradient]:
     of its module ends. Copies that the optimizer makes, in float32 for master weights, are no
     gradients of the backward pass, and are not exchanged.
     """
-    made = [
-        Gradient(a.nbytes, _ready(trace, a.born), _maker(trace, a.born).module)
-        for a in trace.allocations
-        if a.role is Role.GRADIENT and a.born is not None and _is_backward(trace, a.born)
-    ]
+    sums = _sums_in_place(trace)
+    made = []
+    for a in trace.allocations:
+        if a.role is Role.GRADIENT and a.born is not None and _is_backward(trace, a.born):
+            summed = sums.get((a.module, a.nbytes), -1)
+            ready = summed if summed > a.born else _ready(trace, a.born)
+            made.append(Gradient(a.nbytes, ready, _maker(trace, ready).module))
     if not made:
         made = _by_module(trace)
     return sorted(made, key=lambda gradient: gradient.ready)
@@ -49,6 +51,23 @@ def _maker(trace: Trace, born: int) -> Call:
 
 def _is_backward(trace: Trace, born: int) -> bool:
     return _maker(trace, born).phase is Phase.BACKWARD
+
+
+def _sums_in_place(trace: Trace) -> dict[tuple[str, int], int]:
+    """The last sum of each module and size that autograd makes in the memory of a gradient.
+
+    A weight that is used twice, such as a word table that also gives the logits, has a gradient
+    from each use. It is complete when these were added.
+    """
+    allocating = {a.born for a in trace.allocations if a.born is not None}
+    return {
+        (call.module, call.op.outputs[0].nbytes): position
+        for position, call in enumerate(trace)
+        if call.phase is Phase.BACKWARD
+        and call.op.base in ("aten.add", "aten.add_")
+        and position not in allocating
+        and call.op.outputs
+    }
 
 
 _FEW_CALLS = 8

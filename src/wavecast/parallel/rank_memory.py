@@ -55,6 +55,8 @@ def communicator_bytes(strategy: Parallel) -> int:
     """The memory of NCCL on each rank: one communicator for each axis that is used."""
     axes = strategy.axes
     names = ["tensor", "context", "shard", "replica", "expert", "pipeline"]
+    if strategy.expert > 1:
+        names.append("expert_replica")
     return COMMUNICATOR_BYTES * sum(axes[name].size > 1 for name in names)
 
 

@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, Edit, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
+from wavecast.parallel.expert_ranks import Holders
 from wavecast.parallel.gradients import buckets, gradients, parameters
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
@@ -26,30 +27,39 @@ _LIST_OPS = ("aten._foreach_", "aten._fused_")
 
 def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     """A micro-batch of ZeRO stage 1 or 2: reduce-scatter, a share of the optimizer, all-gather."""
-    shard, replica = strategy.axes["shard"], strategy.axes["replica"]
-    if shard.size == 1:
+    holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
+    if holders.alone:
         return trace
     edit = Edit(trace)
-    for bucket in buckets(gradients(trace), strategy.bucket_bytes):
-        last = bucket[-1]
-        whole = flat(sum(g.nbytes for g in bucket), "float32")
-        edit.insert(last.ready + 1, _reductions(whole, shard, replica, last.module))
-        edit.allocate(whole.nbytes, Role.GRADIENT, last.ready, end)
+    for shard, members in holders.grouped(gradients(trace)):
+        others = replica if shard == holders.dense else RankAxis(1, 1)
+        for bucket in buckets(members, strategy.bucket_bytes):
+            last = bucket[-1]
+            whole = flat(sum(g.nbytes for g in bucket), "float32")
+            edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
+            edit.allocate(whole.nbytes, Role.GRADIENT, last.ready, end)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
-    _share_optimizer(edit, shard.size)
-    weights_bytes = sum(a.nbytes for a in parameters(trace))
-    share = shard_of(flat(weights_bytes, _weight_dtype(trace)), shard)
-    edit.insert(
-        len(trace),
-        [
-            wait(GATHERS, COMPUTE, Phase.OPTIMIZER),
-            all_gather(share, shard, GATHERS, Phase.OPTIMIZER),
-            wait(COMPUTE, GATHERS, Phase.OPTIMIZER),
-        ],
-    )
+    _share_optimizer(edit, holders)
+    edit.insert(len(trace), [wait(GATHERS, COMPUTE, Phase.OPTIMIZER)])
+    for shard, nbytes in _weights_by_axis(trace, holders).items():
+        share = shard_of(flat(nbytes, _weight_dtype(trace)), shard)
+        edit.insert(len(trace), [all_gather(share, shard, GATHERS, Phase.OPTIMIZER)])
+    edit.insert(len(trace), [wait(COMPUTE, GATHERS, Phase.OPTIMIZER)])
     stage = strategy.shard
-    edit.change_memory(lambda a: _sharded_memory(a, shard.size, gradients_too=stage >= 2))
+    edit.change_memory(
+        lambda a: _sharded_memory(a, holders.shards_of(a, trace), gradients_too=stage >= 2)
+    )
     return edit.made()
+
+
+def _weights_by_axis(trace: Trace, holders: Holders) -> dict[RankAxis, int]:
+    """The bytes of the weights by the ranks that share them."""
+    nbytes: dict[RankAxis, int] = defaultdict(int)
+    for allocation in parameters(trace):
+        axis = holders.axis(allocation.module)
+        if axis.size > 1:
+            nbytes[axis] += allocation.nbytes
+    return nbytes
 
 
 def _reductions(whole: TensorSpec, shard: RankAxis, replica: RankAxis, module: str) -> list[Call]:
@@ -73,6 +83,8 @@ class _Unit:
     forward: tuple[int, int]
     """Where its forward pass begins and ends."""
     backward: tuple[int, int]
+    shard: RankAxis
+    """The ranks that share its weights."""
 
 
 def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bool = True) -> Trace:
@@ -84,20 +96,21 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
         end: the position where the backward pass ends.
         reduces: whether gradients are reduced after it. Without `no_sync`, FSDP always does.
     """
-    shard, replica = strategy.axes["shard"], strategy.axes["replica"]
-    if shard.size == 1:
+    holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
+    if holders.alone:
         return trace
     edit = Edit(trace)
-    units = _units(trace, end)
+    units = _units(trace, end, holders)
     dtype = _used_dtype(trace)
     for previous, unit in zip([None, *units], units, strict=False):
-        _gather(edit, unit, previous, shard, dtype, Phase.FORWARD)
+        _gather(edit, unit, previous, dtype, Phase.FORWARD)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
     if reduces:
         for unit in units:
             whole = flat(_in(unit.nbytes, "float32"), "float32")
             copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
-            calls = [copy, *_reductions(whole, shard, replica, unit.name)]
+            others = replica if unit.shard == holders.dense else RankAxis(1, 1)
+            calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
             edit.insert(unit.backward[1], calls)
             edit.allocate(whole.nbytes, Role.INTERMEDIATE, unit.backward[1], end)
         edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
@@ -105,10 +118,12 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
         order = sorted(units, key=lambda unit: unit.backward[0])
         for previous, unit in zip([None, *order], order, strict=False):
             if unit.name:  # the root's weights stay gathered
-                _gather(edit, unit, previous, shard, dtype, Phase.BACKWARD)
-    _share_optimizer(edit, shard.size)
+                _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+    _share_optimizer(edit, holders)
     edit.change_memory(
-        lambda a: _sharded_memory(a, shard.size, gradients_too=True, weights_too=True)
+        lambda a: _sharded_memory(
+            a, holders.shards_of(a, trace), gradients_too=True, weights_too=True
+        )
     )
     for unit in units:
         _allocate_gathered(edit, unit, dtype, strategy.reshard, end)
@@ -120,18 +135,16 @@ def _in(nbytes: int, dtype: str) -> int:
     return nbytes if dtype == "float32" else nbytes // 2
 
 
-def _gather(
-    edit: Edit, unit: _Unit, previous: _Unit | None, shard: RankAxis, dtype: str, phase: Phase
-) -> None:
+def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: Phase) -> None:
     """Gather a unit's weights while the previous unit computes, and wait before its own pass."""
     begin = (unit.forward if phase is Phase.FORWARD else unit.backward)[0]
     ahead = begin
     if previous is not None:
         ahead = min((previous.forward if phase is Phase.FORWARD else previous.backward)[0], begin)
     whole = flat(_in(unit.nbytes, dtype), dtype)
-    share = shard_of(whole, shard)
+    share = shard_of(whole, unit.shard)
     copy_in = kernel("aten.copy_", share, share, phase, unit.name)
-    gather = all_gather(share, shard, GATHERS, phase, unit.name)
+    gather = all_gather(share, unit.shard, GATHERS, phase, unit.name)
     edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
     copy_out = kernel("aten.split_with_sizes_copy", whole, whole, phase, unit.name)
     edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
@@ -147,13 +160,18 @@ def _allocate_gathered(edit: Edit, unit: _Unit, dtype: str, reshard: bool, end: 
         edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], unit.backward[1])
 
 
-def _units(trace: Trace, end: int) -> list[_Unit]:
-    """The repeated blocks with their weights, and the rest of the model, in order of use."""
+def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
+    """The repeated blocks with their weights, and the rest of the model, in order of use.
+
+    The experts of a block are gathered among other ranks than the rest of it.
+    """
     block_of = block_finder(trace)
-    nbytes: dict[str, int] = defaultdict(int)
+    nbytes: dict[tuple[str, RankAxis], int] = defaultdict(int)
     wider = 2 if _stored_narrow(trace) else 1
     for allocation in parameters(trace):
-        nbytes[block_of(allocation.module)] += allocation.nbytes * wider
+        axis = holders.axis(allocation.module)
+        if axis.size > 1:
+            nbytes[block_of(allocation.module), axis] += allocation.nbytes * wider
     spans: dict[tuple[str, Phase], list[int]] = defaultdict(list)
     for position, call in enumerate(trace.calls[:end]):
         phase = Phase.BACKWARD if call.phase is Phase.BACKWARD else Phase.FORWARD
@@ -162,15 +180,14 @@ def _units(trace: Trace, end: int) -> list[_Unit]:
         (s for (_, phase), p in spans.items() if phase is Phase.BACKWARD for s in p), default=end
     )
     units = []
-    for name, weights in nbytes.items():
+    for (name, axis), weights in nbytes.items():
         forward = [p for p in spans.get((name, Phase.FORWARD), ()) if p < turn]
         backward = spans.get((name, Phase.BACKWARD), [])
         if not name:  # the root: first to come, last to go
-            units.append(_Unit("", weights, (0, turn), (turn, end)))
+            units.append(_Unit("", weights, (0, turn), (turn, end), axis))
         elif forward and backward:
-            units.append(
-                _Unit(name, weights, (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1))
-            )
+            ahead, back = (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1)
+            units.append(_Unit(name, weights, ahead, back, axis))
     return sorted(units, key=lambda unit: (unit.forward[0], bool(unit.name)))
 
 
@@ -196,11 +213,11 @@ def _sharded_memory(
     return Allocation(share, born, freed, role, module)
 
 
-def _share_optimizer(edit: Edit, shards: int) -> None:
+def _share_optimizer(edit: Edit, holders: Holders) -> None:
     """Let the optimizer's ops work on one rank's share of each tensor."""
     for position, call in enumerate(edit.trace):
         if call.phase is Phase.OPTIMIZER or _clips(call):
-            edit.replace_op(position, _shared(call.op, shards))
+            edit.replace_op(position, _shared(call.op, holders))
 
 
 def _clips(call: Call) -> bool:
@@ -209,9 +226,10 @@ def _clips(call: Call) -> bool:
 
 
 @lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once
-def _shared(op: Op, shards: int) -> Op:
+def _shared(op: Op, holders: Holders) -> Op:
     @cache
     def share(tensor: TensorSpec) -> TensorSpec:
+        shards = holders.shards(tensor)
         if tensor.numel < shards:
             return tensor
         rows = tensor.shape[0]

@@ -138,17 +138,20 @@ class Parallel:
 
         `data` has all ranks that reduce the same gradients, those of the context axis included.
         `shard` and `replica` split it: the ranks that share one copy, and the ranks that hold the
-        same shard.
+        same shard. `expert_replica` has the ranks that hold the same experts.
         """
         data = self.tensor * self.context
         shards = self.shards * self.context
+        apart = 1 if self.expert <= self.tensor else data
+        words = self.data * self.context * (self.tensor if self.sequence else 1)
         return {
             "tensor": RankAxis(self.tensor, 1),
             "context": RankAxis(self.context, self.tensor),
             "data": RankAxis(self.data * self.context, self.tensor),
             "shard": RankAxis(shards, self.tensor),
             "replica": RankAxis(self.data // self.shards, self.tensor * shards),
-            "expert": RankAxis(self.expert, 1 if self.expert <= self.tensor else data),
+            "expert": RankAxis(self.expert, apart),
+            "expert_replica": RankAxis(max(words // self.expert, 1), self.expert * apart),
             "pipeline": RankAxis(self.pipeline, data * self.data),
         }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import peak_bytes
@@ -51,6 +51,8 @@ class Search:
     micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     most_tensor: int | None = None
     """The largest tensor size to try. None for the GPUs that are linked without a network."""
+    tensor_plan: Mapping[str, str] | None = None
+    """How modules are split among tensor ranks. None to find it."""
 
 
 def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[Parallel, int]]:
@@ -65,19 +67,19 @@ def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[
                 count, rest = divmod(search.global_batch // data, micro)
                 if rest or not count:
                     continue
-                yield from _variants(data, tensor, pipeline, count, blocks, micro)
+                for strategy in _variants(data, tensor, pipeline, count, blocks):
+                    chosen = search.tensor_plan if tensor > 1 else None
+                    yield replace(strategy, tensor_plan=chosen), micro
 
 
-def _variants(
-    data: int, tensor: int, pipeline: int, count: int, blocks: int, micro: int
-) -> Iterator[tuple[Parallel, int]]:
+def _variants(data: int, tensor: int, pipeline: int, count: int, blocks: int) -> Iterator[Parallel]:
     shards = (0, 1, 3) if data > 1 and pipeline == 1 else (0, 1) if data > 1 else (0,)
     depths = [1]
     if pipeline > 1 and count % pipeline == 0 and blocks >= 2 * pipeline:
         depths.append(2)
     for shard in shards:
         for virtual in depths:
-            strategy = Parallel(
+            yield Parallel(
                 data=data,
                 tensor=tensor,
                 sequence=tensor > 1,
@@ -86,7 +88,6 @@ def _variants(
                 shard=shard,
                 microbatches=count,
             )
-            yield strategy, micro
 
 
 def _powers(total: int, most: int) -> list[int]:

@@ -67,15 +67,16 @@ def choices(
     body: list[RenderableType] = [line(verdict(selection)), ""]
     names: set[str] = set()
     if rows:
-        columns = fitting(_columns(rows, selection), width)
+        columns = fitting(choice_columns(rows, selection), width)
         names = {column.name for column in columns}
         body += [table(columns), ""]
     return titled(
-        f"{title}: {plan_text(plan, unit)}", *body, *remarks(_lines(selection, rows, names))
+        f"{title}: {plan_text(plan, unit)}", *body, *remarks(choice_lines(selection, rows, names))
     )
 
 
-def _columns(rows: Sequence[Candidate], selection: Selection) -> list[Column]:
+def choice_columns(rows: Sequence[Candidate], selection: Selection) -> list[Column]:
+    """The columns of a table of choices."""
     costs = [one.cost for one in rows]
     times = [one.seconds for one in rows]
     money = [None if cost is None else cost.usd for cost in costs]
@@ -134,7 +135,8 @@ def _limits(candidate: Candidate) -> str:
     return ", ".join(filter(None, told))
 
 
-def _lines(selection: Selection, rows: Sequence[Candidate], names: set[str]) -> list[str]:
+def choice_lines(selection: Selection, rows: Sequence[Candidate], names: set[str]) -> list[str]:
+    """What is to be known of a table of choices; `names` are those of its columns."""
     lines = []
     if any(one.on_front for one in rows):
         lines.append("*: no other choice is both faster and cheaper")

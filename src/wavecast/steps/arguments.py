@@ -6,7 +6,7 @@ import math
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import device, known_device
 from wavecast.hardware.family_traces import FamilyTraces
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.traces.step import Measurement, Trace
@@ -43,7 +43,7 @@ def origin_of(trace: Trace, origin: Device | str | None) -> Device:
             "the trace does not say on which GPU it was measured; give it: origin=... or --origin"
         )
     try:
-        return device(name)
+        return known_device(name)
     except UnknownName as error:
         raise UnknownName(
             f'the trace was measured on "{name}", which does not identify one known GPU ({error}); '

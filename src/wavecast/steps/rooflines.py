@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wavecast import ops
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import Seconds
 from wavecast.hardware.rates import available
 from wavecast.predictors.roofline import demand
-from wavecast.traces.step import Call, Op
+from wavecast.steps.timetable import Work
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,10 @@ class RooflinePoint:
         return least_s / self.seconds
 
 
-def roofline_points(
-    calls: Sequence[Call], seconds: Seconds, gpu: Device
-) -> tuple[RooflinePoint, ...]:
-    """The ops of a step, longest first; those without a formula, a time or traffic are left out."""
-    work: dict[Op, list[float]] = {}
-    for call, gpu_s in zip(calls, seconds.tolist(), strict=True):
-        if gpu_s > 0:
-            sums = work.setdefault(call.op, [0, 0.0])
-            sums[0] += 1
-            sums[1] += gpu_s
+def roofline_points(works: Iterable[Work], gpu: Device) -> tuple[RooflinePoint, ...]:
+    """The ops of a step, longest first; those without a formula or traffic are left out."""
     points: dict[tuple[str, str], RooflinePoint] = {}
-    for op, (count, gpu_s) in work.items():
+    for op, _, _, gpu_s, count in works:
         needed = demand(op)
         unit = None if needed is None else available(needed.unit, gpu)
         if needed is None or unit is None or not needed.nbytes or needed.crossing_bytes:
@@ -74,9 +65,9 @@ def roofline_points(
             op.base,
             so_far.kind,
             unit,
-            so_far.calls + int(count),
+            so_far.calls + count,
             so_far.seconds + gpu_s,
-            so_far.flops + needed.flops * int(count),
-            so_far.nbytes + needed.nbytes * int(count),
+            so_far.flops + needed.flops * count,
+            so_far.nbytes + needed.nbytes * count,
         )
     return tuple(sorted(points.values(), key=lambda point: -point.seconds))

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from wavecast.hardware.hosts import Seconds
 from wavecast.steps.streams import COMPUTE, StreamTimes
-from wavecast.traces.step import Call, Trace
+from wavecast.traces.step import Call, Op, Phase, Trace
+
+
+class Work(NamedTuple):
+    """Equal calls of one module and phase, taken together."""
+
+    op: Op
+    phase: Phase
+    module: str
+    seconds: float
+    """Their time on the GPU."""
+    calls: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +55,17 @@ class Timetable:
         """The streams that run something, the compute stream first."""
         used = {call.stream for call, gpu_s in zip(self.calls, self.gpu_s, strict=True) if gpu_s}
         return (COMPUTE, *sorted(used - {COMPUTE}))
+
+    @cached_property
+    def works(self) -> tuple[Work, ...]:
+        """The calls that run on the GPU, equal ones of a module and phase taken together."""
+        sums: dict[tuple[Op, Phase, str], list[float]] = {}
+        for call, gpu_s in zip(self.calls, self.gpu_s.tolist(), strict=True):
+            if gpu_s > 0:
+                one = sums.setdefault((call.op, call.phase, call.module), [0.0, 0.0])
+                one[0] += gpu_s
+                one[1] += 1
+        return tuple(Work(*key, seconds, int(calls)) for key, (seconds, calls) in sums.items())
 
     @cached_property
     def waits(self) -> tuple[tuple[float, float], ...]:

@@ -85,6 +85,11 @@ class Benchmark:
             )
         return make(batch, precision, **options)
 
+    def sizes(self) -> dict[str, int]:
+        """Its whole-number options, such as `image` or `layers`, with their published values."""
+        options = inspect.signature(self._function()).parameters.values()
+        return {option.name: option.default for option in options if type(option.default) is int}
+
     def _function(self) -> Callable[..., TrainingStep]:
         try:
             module = importlib.import_module(f"{__name__}.{self.module}")

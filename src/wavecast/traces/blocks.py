@@ -22,9 +22,12 @@ def block_finder(trace: Trace) -> Callable[[str], str]:
     """A function that gives the block of a module; empty if it is in none.
 
     A block is the outermost of several similar modules: one that is numbered, as in a ModuleList or
-    Sequential, or one of several root modules of the same class.
+    Sequential, or one of several root modules of the same class. A numbered layer without layers
+    inside, as in a stem of a convolution and a norm, is one only if there are no larger ones.
     """
-    roots = {call.module.split(".")[0] for call in trace}
+    modules = {call.module for call in trace}
+    roots = {module.split(".")[0] for module in modules}
+    composed = {match[1] for module in modules if (match := _NUMBERED.match(module)) and match[2]}
     repeated = {match[1] for root in roots if (match := _ROOT.match(root)) and match[2]}
 
     @cache
@@ -33,6 +36,8 @@ def block_finder(trace: Trace) -> Callable[[str], str]:
         if root and root[1] in repeated:
             return module.split(".")[0]
         numbered = _NUMBERED.match(module)
-        return numbered[1] if numbered else ""
+        if numbered is None or (composed and numbered[1] not in composed):
+            return ""
+        return numbered[1]
 
     return block_of

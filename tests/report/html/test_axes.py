@@ -47,6 +47,12 @@ def test_a_drawing_has_a_text_for_those_who_cannot_see_it() -> None:
     assert plot.y(0.0) == plot.height
 
 
+def test_steps_go_round_their_area() -> None:
+    plot = Plot(linear_axis(10.0, count), linear_axis(4.0, count))
+    outline = plot.steps([0.0, 5.0, 10.0], [2.0, 4.0, 4.0], [0.0, 0.0, 2.0])
+    assert outline == "M0 500h500v-500h500v500v500h-500h-500z"
+
+
 def test_a_bar_never_leaves_its_room() -> None:
     drawn = bar([(0.7, "a", "x"), (0.7, "b", "y"), (0.1, "c", "z")], "")
     assert 'width="70.000%"' in drawn

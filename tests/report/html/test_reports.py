@@ -214,7 +214,7 @@ def test_the_memory_of_a_step_is_a_page() -> None:
     assert "fits" in report.verdict
     page = document(report)
     assert "aten.mm" in page
-    assert page.count("<polygon") == 10, "five kinds of memory on each"
+    assert page.count("<path") == 10, "five kinds of memory on each"
     unknown_gpu = memory_report("step", [wavecast.memory(step())])
     assert "beside CUDA" in unknown_gpu.verdict
     large = wavecast.memory(step(state_bytes=1 << 30), "t4")

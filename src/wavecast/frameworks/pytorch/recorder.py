@@ -113,6 +113,10 @@ class OpRecorder:
                 self._remember(tensor)
                 self._live[key_of(tensor)][0].born = -1
 
+    def follow(self, tensor: Any) -> None:
+        """Follow the memory of a GPU tensor that was made just now, and not by a recorded op."""
+        self._remember(tensor)
+
     def take_inside(self, nbytes: int) -> None:
         """Record the workspace of the op that will be recorded next."""
         if self._records() and nbytes > 0:

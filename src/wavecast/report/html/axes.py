@@ -89,6 +89,20 @@ class Plot:
         back = [self._fine(x, bottom) for x, bottom in zip(xs, bottoms, strict=True)]
         return " ".join([*there, *reversed(back)])
 
+    def steps(self, xs: Sequence[float], tops: Sequence[float], bottoms: Sequence[float]) -> str:
+        """The outline of an area whose height stays until the next x, for `stretched`."""
+        across = [round(_FINE * self.across.share(x)) for x in xs]
+        upper, lower = (
+            [round(_FINE * (1 - self.up.share(y))) for y in ys] for ys in (tops, bottoms)
+        )
+        moves = [f"M{across[0]} {upper[0]}"]
+        for i in range(1, len(across)):
+            moves += [_move("h", across[i] - across[i - 1]), _move("v", upper[i] - upper[i - 1])]
+        moves.append(_move("v", lower[-1] - upper[-1]))
+        for i in range(len(across) - 1, 0, -1):
+            moves += [_move("v", lower[i - 1] - lower[i]), _move("h", across[i - 1] - across[i])]
+        return "".join(moves) + "z"
+
     def path(self, xs: Sequence[float], ys: Sequence[float]) -> str:
         """The points of a line, for `stretched`."""
         return " ".join(self._fine(x, y) for x, y in zip(xs, ys, strict=True))
@@ -135,6 +149,10 @@ class Plot:
         scale = element("svg", *beside, height=height, class_="beside", aria_hidden="true")
         name = element("p", under, class_="under", aria_hidden="true") if under else Html()
         return element("div", scale, plot, name, class_="chart", role="img", aria_label=label)
+
+
+def _move(direction: str, length: int) -> str:
+    return f"{direction}{length}" if length else ""
 
 
 def _anchor(plot: Plot, value: float) -> str:

@@ -13,7 +13,7 @@ from wavecast.report.html.colors import color_of_kind, key
 from wavecast.report.html.markup import Html, element, joined, table
 from wavecast.report.tables import Column
 from wavecast.report.units import count, duration, percent
-from wavecast.steps.timetable import Timetable
+from wavecast.steps.timetable import Timetable, Work
 from wavecast.traces.step import Op, Phase
 
 DEEPEST = 24
@@ -82,11 +82,10 @@ def _by_kind(table_of: Timetable) -> list[_KindTime]:
     """The kinds of ops that run on the GPU, longest first."""
     sums: dict[str, dict[Phase, float]] = {}
     calls: dict[str, int] = {}
-    for call, gpu_s in zip(table_of.calls, table_of.gpu_s.tolist(), strict=True):
-        if gpu_s > 0:
-            kind = str(ops.kind(call.op) or "unknown")
-            sums.setdefault(kind, dict.fromkeys(Phase, 0.0))[call.phase] += gpu_s
-            calls[kind] = calls.get(kind, 0) + 1
+    for work in table_of.works:
+        kind = str(ops.kind(work.op) or "unknown")
+        sums.setdefault(kind, dict.fromkeys(Phase, 0.0))[work.phase] += work.seconds
+        calls[kind] = calls.get(kind, 0) + work.calls
     kinds = [
         _KindTime(kind.replace("_", " "), color_of_kind(kind), calls[kind], by_phase)
         for kind, by_phase in sums.items()
@@ -118,11 +117,10 @@ def kind_key(table_of: Timetable) -> Html:
 def longest_ops(table_of: Timetable) -> Html:
     """The ops on which the GPU spends most time."""
     sums: dict[Op, list[float]] = {}
-    for call, gpu_s in zip(table_of.calls, table_of.gpu_s.tolist(), strict=True):
-        if gpu_s > 0:
-            one = sums.setdefault(call.op, [0.0, 0.0])
-            one[0] += gpu_s
-            one[1] += 1
+    for work in table_of.works:
+        one = sums.setdefault(work.op, [0.0, 0.0])
+        one[0] += work.seconds
+        one[1] += work.calls
     longest = sorted(sums.items(), key=lambda item: -item[1][0])[:_ROWS]
     whole = float(table_of.gpu_s.sum()) or 1.0
     columns = [
@@ -151,10 +149,10 @@ class _ModuleNode:
     kinds: dict[str, float] = field(default_factory=dict)
     children: dict[str, _ModuleNode] = field(default_factory=dict)
 
-    def add(self, seconds: float, kind: str) -> None:
-        self.seconds += seconds
-        self.calls += 1
-        self.kinds[kind] = self.kinds.get(kind, 0.0) + seconds
+    def add(self, work: Work, kind: str) -> None:
+        self.seconds += work.seconds
+        self.calls += work.calls
+        self.kinds[kind] = self.kinds.get(kind, 0.0) + work.seconds
 
 
 class Names:
@@ -179,14 +177,13 @@ def module_tree(table_of: Timetable, names: Names) -> list[Any]:
     the order in which they first run.
     """
     root = _ModuleNode()
-    for call, gpu_s in zip(table_of.calls, table_of.gpu_s.tolist(), strict=True):
-        if gpu_s > 0:
-            kind = str(ops.kind(call.op) or "unknown")
-            root.add(gpu_s, kind)
-            node = root
-            for name in (*_path(call.module, call.phase), call.op.base):
-                node = node.children.setdefault(name, _ModuleNode())
-                node.add(gpu_s, kind)
+    for work in table_of.works:
+        kind = str(ops.kind(work.op) or "unknown")
+        root.add(work, kind)
+        node = root
+        for name in (*_path(work.module, work.phase), work.op.base):
+            node = node.children.setdefault(name, _ModuleNode())
+            node.add(work, kind)
     return _listed(root, "step", names, root.seconds * _LEAST)
 
 
@@ -220,12 +217,11 @@ def _added_up(nodes: Iterable[_ModuleNode], names: Names) -> list[Any]:
 def modules(table_of: Timetable, depth: int = 3) -> Html:
     """The modules with most GPU time, as a table for those who cannot use the tree."""
     sums: dict[str, list[float]] = {}
-    for call, gpu_s in zip(table_of.calls, table_of.gpu_s.tolist(), strict=True):
-        if gpu_s > 0:
-            name = ".".join(_path(call.module, call.phase)[:depth])
-            one = sums.setdefault(name, [0.0, 0.0])
-            one[0] += gpu_s
-            one[1] += 1
+    for work in table_of.works:
+        name = ".".join(_path(work.module, work.phase)[:depth])
+        one = sums.setdefault(name, [0.0, 0.0])
+        one[0] += work.seconds
+        one[1] += work.calls
     longest = sorted(sums.items(), key=lambda item: -item[1][0])[:_ROWS]
     whole = float(table_of.gpu_s.sum()) or 1.0
     columns = [

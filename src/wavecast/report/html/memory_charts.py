@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from wavecast.report.units import count, duration, memory
 from wavecast.steps.timetable import Timetable
 
 _MOST_POINTS = 200
+_LONG_CALLS = 40
 _ROWS = 15
 _NEAR = 2.5
 """The card's limit is drawn if it is at most so many times the peak; else it is only named."""
@@ -85,8 +86,10 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
         moments: when its calls run; without it, or if it has other calls, calls are counted.
     """
     timeline = KindTimeline(needed.trace)
-    places = _chosen(timeline.totals, needed.peak_call)
-    xs, across, under = _across(needed, places, moments)
+    at, across, under = _across(needed, moments)
+    places = _chosen(timeline.totals, needed.peak_call, at)
+    xs = [*(at[place] for place in places), across.high]
+    places.append(places[-1])
     top = max(timeline.totals) or 1
     limit = needed.allocatable_bytes
     shows_limit = 0 < limit <= _NEAR * top
@@ -99,9 +102,9 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
         if any(a > b for a, b in zip(above, below, strict=True)):
             parts.append(
                 element(
-                    "polygon",
+                    "path",
                     title_of(kind),
-                    points=plot.area(xs, above, below),
+                    d=plot.steps(xs, above, below),
                     class_=color_of_memory(kind),
                 )
             )
@@ -116,18 +119,15 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
     return plot.drawn(label, under)
 
 
-def _across(
-    needed: Memory, places: Sequence[int], moments: Timetable | None
-) -> tuple[list[float], PlotAxis, str]:
-    """Where the calls are across the chart: by time where it is known, else by number."""
+def _across(needed: Memory, moments: Timetable | None) -> tuple[list[float], PlotAxis, str]:
+    """Where each call is across the chart: by time where it is known, else by number."""
     length = len(needed.trace)
     if moments is None or len(moments.calls) != length or not moments.seconds:
-        axis = linear_axis(max(1, length - 1), count)
-        return [float(place) for place in places], _ending(axis, max(1, length - 1)), "calls"
+        end = float(max(1, length))
+        return [*map(float, range(length or 1))], _ending(linear_axis(end, count), end), "calls"
     begin_s = np.maximum.accumulate(moments.begin_s)
-    axis = linear_axis(float(begin_s[-1]) or moments.seconds, _moment)
-    xs = [float(begin_s[place]) for place in places]
-    return xs, _ending(axis, float(begin_s[-1]) or moments.seconds), "time on the GPU"
+    end = max(float((moments.begin_s + moments.gpu_s).max()), float(begin_s[-1])) or 1.0
+    return begin_s.tolist(), _ending(linear_axis(end, _moment), end), "time on the GPU"
 
 
 def _moment(seconds: float) -> str:
@@ -174,12 +174,19 @@ def _phase_names(
         position += length
 
 
-def _chosen(totals: Sequence[int], peak: int) -> list[int]:
-    """The calls to draw: the largest of each group of neighbours, the ends, and the peak."""
+def _chosen(totals: Sequence[int], peak: int, at: Sequence[float]) -> list[int]:
+    """The calls to draw: the largest of each group of neighbours, the ends, and the peak.
+
+    Calls that last long are drawn too, each with the one that follows: so no short moment looks
+    like a long one.
+    """
     size = max(1, -(-len(totals) // _MOST_POINTS))
     starts = range(0, len(totals), size)
     largest = {max(range(s, min(s + size, len(totals))), key=totals.__getitem__) for s in starts}
-    return sorted(largest | {0, peak, len(totals) - 1})
+    lengths = [later - here for here, later in pairwise(at)]
+    longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:_LONG_CALLS]
+    after = {min(place + 1, len(totals) - 1) for place in (*longest, peak)}
+    return sorted(largest | {0, peak, len(totals) - 1} | set(longest) | after)
 
 
 def largest_tensors(needed: Memory) -> Html:

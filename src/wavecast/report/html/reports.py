@@ -63,7 +63,7 @@ def _report(title: str, candidates: Sequence[ComparedStep], more: Iterable[Secti
         "comparison",
         "The GPUs compared" if len(candidates) > 1 else "The step",
         comparison(candidates),
-        " ".join(map(_sentence, told)),
+        " ".join(map(sentence, told)),
         "comparison",
     )
     shown = details(wanted)
@@ -79,7 +79,7 @@ def scaling_report(title: str, curve: Scaling) -> Report:
     candidates = [of_parallel(step, None, book) for step in steps]
     shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
     chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
-    lead = " ".join(map(_sentence, scaling_remarks(curve)))
+    lead = " ".join(map(sentence, scaling_remarks(curve)))
     sections = (
         Section("scaling", "Scaling", chart, lead, "scaling"),
         *shown.sections,
@@ -130,9 +130,9 @@ def _how_sure_of_ranks(steps: Sequence[ParallelPrediction]) -> Section:
 def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[str]) -> Section:
     content = joined(
         [
-            bullets(map(_sentence, cautions), class_="cautions"),
-            bullets(map(_sentence, methods)),
-            joined([element("h3", "Notes"), bullets(map(_sentence, notes))]) if notes else Html(),
+            bullets(map(sentence, cautions), class_="cautions"),
+            bullets(map(sentence, methods)),
+            joined([element("h3", "Notes"), bullets(map(sentence, notes))]) if notes else Html(),
         ]
     )
     lead = "A prediction is a model's answer, not a measurement."
@@ -140,7 +140,8 @@ def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[s
     return Section("method", title, content, lead, "how sure")
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """A line as a sentence: with a capital letter and a full stop."""
     whole = text[:1].upper() + text[1:]
     return whole if whole.endswith((".", "?", "!")) else f"{whole}."
 
@@ -169,7 +170,7 @@ def _stages(steps: Sequence[ParallelPrediction]) -> Section:
 def layouts_report(title: str, found: Sequence[Layout]) -> Report:
     """The strategies of a search, with details of the best ones; and why others cannot be used."""
     working = [(one, one.prediction) for one in found if one.prediction is not None]
-    lost = bullets(map(_sentence, lost_layouts(found)))
+    lost = bullets(map(sentence, lost_layouts(found)))
     why = Section("lost", "What cannot be used", lost, short="not used")
     if not working:
         nothing = joined([element("strong", "No strategy fits"), "."])

@@ -25,7 +25,7 @@ _ROWS = 20
 
 def roofline(table_of: Timetable, gpu: Device) -> Html:
     """The ops of a step under the GPU's roofs, and the same as a table."""
-    points = roofline_points(table_of.calls, table_of.gpu_s, gpu)
+    points = roofline_points(table_of.works, gpu)
     computing = [point for point in points if point.flops][:_DRAWN]
     if not computing:
         return element("p", "No op of this step has a formula for its FLOPs.")
@@ -34,7 +34,7 @@ def roofline(table_of: Timetable, gpu: Device) -> Html:
 
 def roofline_table(table_of: Timetable, gpu: Device) -> Html:
     """The points of the roofline with their numbers."""
-    rows = roofline_points(table_of.calls, table_of.gpu_s, gpu)[:_ROWS]
+    rows = roofline_points(table_of.works, gpu)[:_ROWS]
     whole = float(table_of.gpu_s.sum()) or 1.0
     columns = [
         Column("op", [row.name for row in rows], left=True),

@@ -4,7 +4,8 @@
 // Texts from the data are only ever set as textContent, so that no name can become markup.
 const wavecastParts = [];
 
-function wavecastReport(root, data) {
+// `signal` ends it: a page that shows one result after the other aborts the one before.
+function wavecastReport(root, data, signal) {
   const page = root.closest ? root.closest(".wavecast") || root : document.body;
   page.classList.add("live");
   const views = [];
@@ -25,12 +26,12 @@ function wavecastReport(root, data) {
     cancelAnimationFrame(waiting);
     waiting = requestAnimationFrame(() => { for (const view of views) view.draw(); });
   };
-  addEventListener("resize", redraw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("wavecast-theme", redraw);
+  addEventListener("resize", redraw, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw, { signal });
+  addEventListener("wavecast-theme", redraw, { signal });
   addEventListener("beforeprint", () => {
     for (const part of root.querySelectorAll("details")) part.open = true;
-  });
+  }, { signal });
   return { choose, redraw };
 }
 

@@ -172,6 +172,7 @@ class TracedCollectives:
             made = tensor.new_empty(shape)
         if on_gpu(tensor):
             put_on_gpu(made)
+            self._recorder.follow(made)
         return made
 
     @staticmethod

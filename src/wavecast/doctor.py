@@ -1,0 +1,281 @@
+"""Whether this machine has what Wavecast needs, and what to do about what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+from wavecast.errors import MissingExtra, WavecastError
+from wavecast.files import cache_folder, config_folder, data_folder
+from wavecast.hardware.devices import device, devices
+from wavecast.hardware.kept_hosts import kept_hosts
+from wavecast.planning.prices import STALE_DAYS, price_book, today
+
+OLDEST_TORCH, NEWEST_TORCH = (2, 9), (2, 15)
+"""The versions of torch with which tracing was tried (docs/compatibility.md)."""
+OLDEST_PYTHON = (3, 11)
+
+
+class State(StrEnum):
+    """How something is."""
+
+    GOOD = "good"
+    ABSENT = "not there"
+    """It is not there, and most people do not need it."""
+    DOUBTFUL = "look at it"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    found: str
+    """What was found."""
+    advice: str = ""
+    """What to do; empty if nothing needs to be done."""
+
+
+def examine(version: str) -> tuple[Finding, ...]:
+    """What was found on this machine.
+
+    Args:
+        version: the version of Wavecast.
+    """
+    return tuple(finding for look in _LOOKS for finding in _looked(look, version))
+
+
+def is_broken(findings: tuple[Finding, ...]) -> bool:
+    """Whether something must be repaired before Wavecast works."""
+    return any(finding.state is State.BROKEN for finding in findings)
+
+
+def _looked(look: Callable[[str], Iterator[Finding]], version: str) -> Iterator[Finding]:
+    """What one look finds; if it fails itself, that is a finding."""
+    try:
+        yield from look(version)
+    except WavecastError as error:
+        yield Finding(look.__name__.strip("_"), State.BROKEN, str(error), "mend or remove the file")
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        yield Finding(look.__name__.strip("_"), State.BROKEN, said, "reinstall what it names")
+
+
+def _python(version: str) -> Iterator[Finding]:
+    found = f"{platform.python_version()} ({sys.executable})"
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        yield Finding("Python", State.BROKEN, found, f"use Python {wanted} or later")
+    else:
+        yield Finding("Python", State.GOOD, found)
+    yield Finding("Wavecast", State.GOOD, f"{version} ({Path(__file__).parent})")
+
+
+def _torch(version: str) -> Iterator[Finding]:
+    try:
+        from wavecast.frameworks.pytorch import installation
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        advice = "to trace and measure steps: pip install 'wavecast[torch]'"
+        yield Finding("torch", State.ABSENT, "not installed", advice)
+        return
+    torch = installation.torch_installation()
+    build = f"CUDA {torch.cuda}" if torch.cuda else "for the CPU"
+    yield _version_of_torch(torch.version, f"{torch.version} ({build})")
+    yield _gpus(torch.gpus, torch.cuda)
+    if torch.conflicts:
+        yield Finding(
+            "libraries",
+            State.DOUBTFUL,
+            f"loaded twice: {'; '.join(torch.conflicts)}",
+            "remove one of the copies, or take its folder out of LD_LIBRARY_PATH",
+        )
+    else:
+        yield Finding("libraries", State.GOOD, "none is loaded twice")
+    problem = installation.tracing_problem()
+    if problem is None:
+        yield Finding("tracing", State.GOOD, "a small step was traced")
+    else:
+        yield Finding("tracing", State.BROKEN, problem, "install a version of torch that was tried")
+
+
+def _version_of_torch(version: str, found: str) -> Finding:
+    pair = _numbers(version)[:2]
+    tried = f"{_dotted(OLDEST_TORCH)} to {_dotted(NEWEST_TORCH)}"
+    if pair < OLDEST_TORCH:
+        advice = f"Wavecast needs torch {_dotted(OLDEST_TORCH)} or later"
+        return Finding("torch", State.BROKEN, found, advice)
+    if pair > NEWEST_TORCH:
+        advice = f"tried were {tried}; if tracing fails, take one of these"
+        return Finding("torch", State.DOUBTFUL, found, advice)
+    return Finding("torch", State.GOOD, found)
+
+
+def _gpus(names: tuple[str, ...], cuda: str | None) -> Finding:
+    """Whether torch sees a GPU, where there is one."""
+    if names:
+        unknown = [name for name in names if not _is_known(name)]
+        said = ", ".join(dict.fromkeys(names))
+        if unknown:
+            advice = f"{unknown[0]} is not known; docs/howto/add-a-gpu.md says how to describe it"
+            return Finding("GPU", State.DOUBTFUL, said, advice)
+        return Finding("GPU", State.GOOD, said)
+    if shutil.which("nvidia-smi") is None:
+        advice = "predictions need none; wavecast measure and calibrate do"
+        return Finding("GPU", State.ABSENT, "none", advice)
+    if cuda is None:
+        advice = "torch was built for the CPU; install a CUDA build to measure on this GPU"
+    else:
+        advice = f"torch was built with CUDA {cuda} and sees no GPU; update the driver (nvidia-smi)"
+    return Finding("GPU", State.DOUBTFUL, "nvidia-smi is there, but torch sees no GPU", advice)
+
+
+def _is_known(name: str) -> bool:
+    try:
+        device(name)
+    except WavecastError:
+        return False
+    return True
+
+
+def _extras(version: str) -> Iterator[Finding]:
+    """The optional dependencies, as the package names them."""
+    for extra, needed in sorted(_needs().items()):
+        missing = [text for name, text in needed.items() if not _is_there(name, text)]
+        what = f"extra {extra}"
+        if not missing:
+            yield Finding(what, State.GOOD, ", ".join(map(_installed, needed)))
+        else:
+            said = f"missing: {', '.join(missing)}"
+            yield Finding(what, State.ABSENT, said, f"pip install 'wavecast[{extra}]'")
+
+
+def _needs() -> dict[str, dict[str, str]]:
+    """What each extra needs: the requirement by the name of its package."""
+    try:
+        lines = metadata.requires("wavecast") or []
+    except metadata.PackageNotFoundError:  # run from its source
+        return {}
+    extras: dict[str, dict[str, str]] = {}
+    for line in lines:
+        requirement, _, condition = line.partition(";")
+        if match := re.search(r"extra == [\"'](\w+)[\"']", condition):
+            name = re.split(r"[\[<>=!~ ]", requirement.strip())[0]
+            extras.setdefault(match[1], {})[name] = requirement.strip()
+    return extras
+
+
+def _is_there(name: str, requirement: str) -> bool:
+    """Whether a package is installed in a version that is new enough."""
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    least = re.search(r">=([\d.]+)", requirement)
+    return least is None or _numbers(version) >= _numbers(least[1])
+
+
+def _installed(name: str) -> str:
+    return f"{name} {metadata.version(name)}"
+
+
+def _torchvision(version: str) -> Iterator[Finding]:
+    """A torchvision for another build of torch breaks what imports it, such as transformers."""
+    try:
+        found = metadata.version("torchvision")
+    except metadata.PackageNotFoundError:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # it may fail in any way
+        advice = "pip uninstall torchvision, or install the one for your build of torch"
+        said = f"{found} cannot be imported: {type(error).__name__}: {error}"
+        yield Finding("torchvision", State.DOUBTFUL, said.splitlines()[0], advice)
+
+
+def _hosts(version: str) -> Iterator[Finding]:
+    hosts = kept_hosts()
+    if hosts:
+        names = ", ".join(f"{host.name} ({host.file.date})" for host in hosts)
+        yield Finding("calibrated hosts", State.GOOD, names)
+    else:
+        advice = "wavecast calibrate measures this one; else a cloud VM is assumed"
+        yield Finding("calibrated hosts", State.ABSENT, "none", advice)
+
+
+def _devices(version: str) -> Iterator[Finding]:
+    yield Finding("GPUs known", State.GOOD, str(len(devices())))
+
+
+def _prices(version: str) -> Iterator[Finding]:
+    book = price_book()
+    days = (today() - book.date).days
+    found = f"of {book.date}, {days} days old"
+    if days > STALE_DAYS:
+        advice = "prices change: wavecast prices update, or give your own"
+        yield Finding("prices", State.DOUBTFUL, found, advice)
+    else:
+        yield Finding("prices", State.GOOD, found)
+
+
+def _store(version: str) -> Iterator[Finding]:
+    try:
+        from wavecast.runs.store.database import default_place
+        from wavecast.runs.store.store import RunStore
+
+        place = os.environ.get("WAVECAST_RUNS") or str(default_place())
+        if "://" not in place and not Path(place).expanduser().exists():
+            advice = "wavecast runs add makes it"
+            yield Finding("run store", State.ABSENT, f"{place} does not exist yet", advice)
+            return
+        with RunStore(read_only=True) as store:
+            yield Finding("run store", State.GOOD, f"{store.name}: {store.count()} runs")
+    except (MissingExtra, ModuleNotFoundError):
+        advice = "pip install 'wavecast[runs]'"
+        yield Finding("run store", State.ABSENT, "it needs SQLAlchemy", advice)
+    except WavecastError as error:
+        advice = "check WAVECAST_RUNS, and that the database answers"
+        yield Finding("run store", State.BROKEN, str(error), advice)
+
+
+def _folders(version: str) -> Iterator[Finding]:
+    for what, folder in (
+        ("settings", config_folder()),
+        ("runs", data_folder()),
+        ("cache", cache_folder()),
+    ):
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        if not os.access(nearest, os.W_OK):
+            advice = f"make {nearest} writable, or set XDG_{_VARIABLES[what]}_HOME"
+            yield Finding(f"folder of {what}", State.DOUBTFUL, f"{folder} is read-only", advice)
+
+
+_VARIABLES = {"settings": "CONFIG", "runs": "DATA", "cache": "CACHE"}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, up to the first part that is none."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+_LOOKS: tuple[Callable[[str], Iterator[Finding]], ...] = (
+    *(_python, _torch, _torchvision, _extras),
+    *(_devices, _hosts, _prices, _store, _folders),
+)

@@ -1,0 +1,228 @@
+"""The worker processes of a server: a bounded number, each with one question at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import wavecast
+from wavecast.errors import InvalidInput, WavecastError
+from wavecast.server.limits import ServerLimits
+from wavecast.server.worker import LENGTH_BYTES, packed
+
+
+class ServerBusy(WavecastError):
+    """Too many questions wait already; ask again in a few seconds."""
+
+
+class Unanswerable(WavecastError):
+    """A question took a worker more time or memory than it may have."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A question that somebody waits for."""
+
+    question: Mapping[str, Any]
+    topic: str
+    """Questions of one topic are best answered by the same worker: it has the trace at hand."""
+    answer: asyncio.Future[dict[str, Any]]
+    waiters: int = 0
+
+
+@dataclass(eq=False)
+class _WorkerProcess:
+    process: asyncio.subprocess.Process
+    topic: str = ""
+    jobs: int = 0
+
+    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(packed(question))
+        await self.process.stdin.drain()
+        length = int.from_bytes(await self.process.stdout.readexactly(LENGTH_BYTES), "big")
+        answer: dict[str, Any] = json.loads(await self.process.stdout.readexactly(length))
+        return answer
+
+    async def end(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+
+@dataclass(eq=False)
+class WorkerPool:
+    """Worker processes that answer questions, equal ones only once."""
+
+    limits: ServerLimits
+    folder: Path
+    """The working folder of the workers."""
+    _waiting: OrderedDict[str, _Waiting] = field(default_factory=OrderedDict)
+    _running: dict[str, _Waiting] = field(default_factory=dict)
+    _idle: list[_WorkerProcess] = field(default_factory=list)
+    _all: set[_WorkerProcess] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _closed: bool = False
+
+    async def start(self) -> None:
+        """Start the workers, and let each load what most questions need."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(self.limits.workers):
+            self._spawn_later()
+
+    async def close(self) -> None:
+        """End all workers. Questions that wait get no answer."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for waiting in (*self._waiting.values(), *self._running.values()):
+            waiting.answer.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.end() for worker in self._all))
+
+    @property
+    def load(self) -> dict[str, int]:
+        """How many questions wait and run, and how many workers there are."""
+        return {
+            "waiting": len(self._waiting),
+            "running": len(self._running),
+            "workers": len(self._all),
+        }
+
+    async def ask(self, key: str, topic: str, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of a worker.
+
+        A question of the same key that already waits or runs is not asked again. If all who wait
+        for a question go away before it has begun, it is forgotten.
+
+        Raises:
+            ServerBusy: too many questions wait.
+            Unanswerable: it took too long, or too much memory.
+            WavecastError: the worker refused; says why.
+        """
+        waiting = self._waiting.get(key) or self._running.get(key)
+        if waiting is None:
+            if len(self._waiting) >= self.limits.queue:
+                raise ServerBusy("too many questions wait for an answer; try again in a moment")
+            waiting = _Waiting(question, topic, asyncio.get_running_loop().create_future())
+            self._waiting[key] = waiting
+            self._dispatch()
+        waiting.waiters += 1
+        try:
+            reply = await asyncio.shield(waiting.answer)
+        finally:
+            waiting.waiters -= 1
+            if not waiting.waiters and self._waiting.get(key) is waiting:
+                del self._waiting[key]
+        return _checked(reply)
+
+    def _dispatch(self) -> None:
+        """Give waiting questions to idle workers, the longest waiting one first."""
+        while self._idle and self._waiting:
+            key, waiting = self._waiting.popitem(last=False)
+            near = [worker for worker in self._idle if worker.topic == waiting.topic]
+            worker = (near or self._idle)[-1]
+            self._idle.remove(worker)
+            self._running[key] = waiting
+            self._background(self._serve(worker, key, waiting))
+
+    async def _serve(self, worker: _WorkerProcess, key: str, waiting: _Waiting) -> None:
+        reply: dict[str, Any] = {"ended": "worker"}
+        try:
+            async with asyncio.timeout(self.limits.job_s):
+                reply = await worker.ask(waiting.question)
+        except TimeoutError:
+            reply = {"ended": "time", "limit_s": self.limits.job_s}
+        except (OSError, EOFError, ValueError):
+            pass  # the process is gone: it ran out of memory, most likely
+        finally:
+            self._running.pop(key, None)
+            worker.topic, worker.jobs = waiting.topic, worker.jobs + 1
+            if not waiting.answer.done():
+                waiting.answer.set_result(reply)
+            await self._keep_or_replace(worker, broken="ended" in reply)
+
+    async def _keep_or_replace(self, worker: _WorkerProcess, broken: bool) -> None:
+        if broken or worker.jobs >= self.limits.jobs:
+            self._all.discard(worker)
+            await worker.end()
+            if not self._closed:
+                self._spawn_later()
+            return
+        self._idle.append(worker)
+        self._dispatch()
+
+    def _spawn_later(self) -> None:
+        self._background(self._spawn())
+
+    async def _spawn(self) -> None:
+        worker = _WorkerProcess(await self._process())
+        self._all.add(worker)
+        try:
+            async with asyncio.timeout(self.limits.job_s):
+                await worker.ask({"ask": "warm"})
+        except (TimeoutError, OSError, EOFError, ValueError):
+            worker.jobs = self.limits.jobs  # it answers, or is replaced, with its first question
+        self._idle.append(worker)
+        self._dispatch()
+
+    async def _process(self) -> asyncio.subprocess.Process:
+        source = str(Path(wavecast.__file__).parents[1])
+        paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",  # one question on one core; there are as many workers as cores
+            "MKL_NUM_THREADS": "1",
+            "TMPDIR": tempfile.gettempdir(),
+        }
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "wavecast.server.worker", str(self.limits.job_bytes)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd=self.folder,
+            env=environment,
+        )
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _checked(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply of a worker, if it is an answer."""
+    if "answer" in reply:
+        return dict(reply)
+    if "refused" in reply:
+        kinds = {kind.__name__: kind for kind in _refusals()}
+        raise kinds.get(str(reply["kind"]), InvalidInput)(reply["refused"])
+    if reply["ended"] == "time":
+        raise Unanswerable(
+            f"this took longer than {reply['limit_s']:g} seconds and was ended; ask for a smaller "
+            "model or fewer GPUs"
+        )
+    if reply["ended"] in ("memory", "worker"):
+        raise Unanswerable(
+            "this needs more memory than a question may take; ask for a smaller model, or upload "
+            "a smaller file"
+        )
+    raise Unanswerable(f"this could not be answered ({reply['ended']}); it is our fault")
+
+
+def _refusals() -> list[type[WavecastError]]:
+    found, kinds = [WavecastError], [WavecastError]
+    while kinds:
+        kinds = [kind for parent in kinds for kind in parent.__subclasses__()]
+        found += kinds
+    return found

@@ -1,0 +1,213 @@
+"use strict";
+// The page: it asks when a control changes, and shows the answer. A newer question ends an older one.
+const FIRST = {
+  model: "resnet50", precision: "bf16", sizes: {},
+  gpus: ["h100-sxm-80gb", "a100-sxm-80gb", "l4", "rtx-4090"],
+};
+const wavecastPage = {
+  asking: null, detailing: null, drawn: null, timer: 0, result: null, gpu: null, tries: 0,
+
+  async start() {
+    byId("problem").querySelector("button").addEventListener("click", () => this.ask());
+    byId("share").addEventListener("click", () => this.share());
+    byId("file").addEventListener("change", event => this.upload(event.target.files[0]));
+    this.listenForDrops();
+    const name = /^\/r\/([0-9a-f]{32})$/.exec(location.pathname)?.[1];
+    this.busy(true, "Loading");
+    try {
+      wavecastControls.start(await this.get("/api/catalogue"), () => this.askSoon());
+      if (name) {
+        const result = await this.get(`/api/results/${name}`);
+        if (result.question.trace) await this.recall(result.question);
+        wavecastControls.set(result.question);
+        this.show(result);
+        this.busy(false, "");
+        return;
+      }
+    } catch (error) {
+      this.fail(error, name ? "This result is not here" : "The server does not answer");
+      if (!wavecastControls.catalogue) return;
+      if (name) { wavecastControls.set(FIRST); return; }
+    }
+    wavecastControls.set(FIRST);
+    this.ask();
+  },
+  async recall(question) {
+    // The file itself is not asked for; what the controls need to know of it is in the question.
+    wavecastControls.setUpload(
+      { trace: question.trace, label: question.label ?? "An uploaded file", measured: question.precision !== null, asksOrigin: question.origin !== null, takesBatch: question.batch !== null },
+      "Uploaded before",
+    );
+  },
+
+  askSoon() {
+    clearTimeout(this.timer);
+    this.asking?.abort();
+    this.tries = 0;
+    this.timer = setTimeout(() => this.ask(), 250);
+  },
+  async ask() {
+    clearTimeout(this.timer);
+    this.asking?.abort();
+    const question = wavecastControls.question();
+    const missing = question === null && wavecastControls.source() === "upload" && !wavecastControls.upload;
+    byId("empty").hidden = !missing;
+    if (missing) { byId("answer").hidden = byId("skeleton").hidden = true; this.hideProblem(); }
+    if (question === null) { this.busy(false, missing ? "Choose a file" : "A control has a value that cannot be used"); return; }
+    const asking = this.asking = new AbortController();
+    this.busy(true, "Predicting");
+    try {
+      const result = await this.post("/api/predictions", JSON.stringify(question), "application/json", asking.signal);
+      this.show(result);
+      history.replaceState(null, "", `/r/${result.id}`);
+      this.busy(false, `Predicted ${result.target}: ${byId("verdict").textContent}`);
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      if (error.retry && this.tries < 5) { this.tries += 1; this.timer = setTimeout(() => this.ask(), error.retry * 1000); return; }
+      this.fail(error, "This could not be predicted");
+    }
+  },
+  async upload(file) {
+    if (!file) return;
+    const about = byId("file-about");
+    document.querySelector('input[name="source"][value="upload"]').checked = true;
+    wavecastControls.setUpload(null, "Reading the file ...");
+    byId("file-name").textContent = file.name;
+    this.asking?.abort();
+    const asking = this.asking = new AbortController();
+    this.busy(true, "Uploading");
+    try {
+      const kind = ["application/json", "application/gzip"].includes(file.type) ? file.type : "application/octet-stream";
+      const read = await this.post("/api/traces", file, kind, asking.signal);
+      const measured = Boolean(read.measured_on);
+      const label = file.name.slice(0, 80);
+      wavecastControls.setUpload({ trace: read.trace, label, measured, asksOrigin: measured && read.origin === null, takesBatch: measured && read.samples === null },
+        `${read.calls.toLocaleString("en")} calls${measured ? `, measured on ${read.measured_on}` : ""}${read.samples ? `, ${read.samples.toLocaleString("en")} ${read.unit}` : ""}`);
+      byId("file").value = "";
+      this.ask();
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      byId("file").value = "";
+      wavecastControls.setUpload(null, "Choose another file");
+      about.focus?.();
+      this.fail(error, "This file cannot be read");
+    }
+  },
+  listenForDrops() {
+    const drop = byId("drop");
+    for (const name of ["dragover", "drop"]) addEventListener(name, event => event.preventDefault());
+    addEventListener("dragover", () => drop.classList.add("over"));
+    for (const name of ["dragleave", "drop"]) addEventListener(name, () => drop.classList.remove("over"));
+    addEventListener("drop", event => this.upload(event.dataTransfer.files[0]));
+  },
+
+  async get(path, signal) { return this.answer(await fetch(path, { signal })); },
+  async post(path, body, type, signal) {
+    return this.answer(await fetch(path, { method: "POST", body, headers: { "content-type": type }, signal }));
+  },
+  async answer(response) {
+    if (response.status === 204) return null;
+    const body = await response.json().catch(() => ({}));
+    if (response.ok) return body;
+    const error = new Error(body.error?.message ?? `The server answered with ${response.status}`);
+    error.retry = response.status === 503 ? Number(response.headers.get("retry-after") ?? 2) : 0;
+    throw error;
+  },
+
+  busy(is, told) {
+    byId("results").classList.toggle("busy", is);
+    byId("results").setAttribute("aria-busy", String(is));
+    byId("status").textContent = told;
+    if (is && byId("answer").hidden && byId("empty").hidden) byId("skeleton").hidden = false;
+    if (!is) byId("skeleton").hidden = true;
+  },
+  fail(error, title) {
+    this.busy(false, "");
+    const problem = byId("problem");
+    problem.querySelector("strong").textContent = title;
+    problem.querySelector("p").textContent = error instanceof TypeError ? "The server cannot be reached. Is it still running?" : error.message;
+    problem.hidden = false;
+    byId("answer").hidden = true;
+  },
+  hideProblem() { byId("problem").hidden = true; },
+
+  // Parts of the answer are HTML that the server made of escaped texts; the page's policy runs no script in them.
+  put(id, html) {
+    const template = document.createElement("template");
+    template.innerHTML = html ?? "";
+    byId(id).replaceChildren(template.content);
+  },
+  show(result) {
+    this.result = result;
+    this.hideProblem();
+    byId("empty").hidden = byId("skeleton").hidden = true;
+    byId("answer").hidden = false;
+    byId("target").textContent = result.target;
+    document.title = `${result.target} - Wavecast`;
+    for (const part of ["verdict", "tiles", "comparison", "training"]) this.put(part, result.parts[part]);
+    byId("training-section").hidden = !result.parts.training;
+    byId("comparison-lead").textContent = ["The dot is the predicted time, the line its range.", ...result.parts.prices.map(line => `${line}.`)].join(" ");
+    byId("peek").textContent = `${result.parts.best}: ${byId("tiles").querySelector("dd")?.textContent ?? ""} a step`;
+    byId("peek").hidden = false;
+    for (const table of byId("answer").querySelectorAll("#comparison table.sorts, #training table.sorts")) wavecastSorts(table);
+    byId("download").href = `/api/results/${result.id}/report`;
+    byId("share-told").textContent = "";
+    this.showCautions(result);
+    this.showChoice(result);
+  },
+  showCautions(result) {
+    const told = [...Object.entries(result.failed).map(([gpu, reason]) => `${gpu}: ${reason}`), ...result.doubts];
+    const box = made("div", null, { class: "notice" }), list = made("ul", null);
+    list.append(...told.map(text => made("li", text)));
+    box.append(list);
+    byId("cautions").replaceChildren(...(told.length ? [box] : []));
+  },
+  showChoice(result) {
+    const gpus = result.rows.map(row => row.gpu);
+    this.gpu = gpus.includes(this.gpu) ? this.gpu : result.parts.best;
+    const choices = gpus.map(gpu => {
+      const label = made("label", null), input = made("input", null, { type: "radio", name: "shown", value: gpu });
+      input.checked = gpu === this.gpu;
+      input.addEventListener("change", () => { this.gpu = gpu; this.showDetails(); });
+      label.append(input, made("span", gpu));
+      return label;
+    });
+    byId("choose").replaceChildren("Details for", ...choices);
+    this.showDetails();
+  },
+  async showDetails() {
+    this.detailing?.abort();
+    const detailing = this.detailing = new AbortController();
+    const place = byId("details"), name = this.result.id, gpu = this.gpu;
+    if (!place.children.length) place.replaceChildren(made("p", "Loading where time and memory go", { class: "waiting" }));
+    place.setAttribute("aria-busy", "true");
+    try {
+      const details = await this.get(`/api/results/${name}/gpus/${gpu}`, detailing.signal);
+      this.drawn?.abort();
+      this.drawn = new AbortController();
+      this.put("details", details.sections.join(""));
+      wavecastReport(place, details.data, this.drawn.signal);
+    } catch (error) {
+      if (detailing.signal.aborted) return;
+      place.replaceChildren(made("p", error.message, { class: "notice bad", role: "alert" }));
+    }
+    place.setAttribute("aria-busy", "false");
+  },
+  async share() {
+    const told = byId("share-told"), link = new URL(`/r/${this.result.id}`, location.href).href;
+    told.textContent = "Saving ...";
+    try {
+      await this.post(`/api/results/${this.result.id}/save`, "", "application/json");
+      try {
+        await navigator.clipboard.writeText(link);
+        told.textContent = "The link is copied";
+      } catch {
+        told.textContent = link;  // where pages may not write to the clipboard
+      }
+    } catch (error) { told.textContent = error.message; }
+  },
+};
+addEventListener("DOMContentLoaded", () => {
+  document.body.classList.add("live");
+  wavecastPage.start();
+});

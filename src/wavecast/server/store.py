@@ -1,0 +1,217 @@
+"""What a server keeps: results in SQLite, uploaded files and traces in folders, all bounded."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wavecast.errors import InvalidInput, StoreUnavailable
+from wavecast.server.limits import ServerLimits
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS results (
+    name TEXT PRIMARY KEY,
+    body BLOB NOT NULL,
+    saved INTEGER NOT NULL DEFAULT 0,
+    used REAL NOT NULL
+)
+"""
+_LARGEST_RESULT_BYTES = 64 << 20
+"""What a stored result may unpack to: the file of the store may have been exchanged."""
+
+
+@dataclass
+class RecentResults:
+    """The results used last, in memory, up to a number of bytes."""
+
+    most_bytes: int
+    _bodies: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+    _bytes: int = 0
+
+    def get(self, name: str) -> bytes | None:
+        """The result of that name, if it is kept."""
+        body = self._bodies.get(name)
+        if body is not None:
+            self._bodies.move_to_end(name)
+        return body
+
+    def put(self, name: str, body: bytes) -> None:
+        """Keep a result, and forget the longest unused ones if there is no room."""
+        self.forget(name)
+        self._bodies[name] = body
+        self._bytes += len(name) + len(body)
+        while self._bytes > self.most_bytes:
+            self.forget(next(iter(self._bodies)))
+
+    def forget(self, name: str) -> None:
+        """Keep it no longer."""
+        body = self._bodies.pop(name, None)
+        if body is not None:
+            self._bytes -= len(name) + len(body)
+
+
+class ResultStore:
+    """Results by name, in a file that survives the server.
+
+    Every result is kept until room is needed. Those that somebody saved are forgotten last.
+    """
+
+    def __init__(self, folder: Path, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._recent = RecentResults(limits.cached_bytes)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                folder / "results.sqlite", timeout=10, check_same_thread=False
+            )
+            with self._connection as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=NORMAL")
+                connection.execute(_TABLE)
+                connection.execute("CREATE INDEX IF NOT EXISTS by_use ON results (saved, used)")
+        except (OSError, sqlite3.Error) as error:
+            raise StoreUnavailable(
+                f"results cannot be kept in {folder}: {error}; choose another --folder"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def recent(self, name: str) -> bytes | None:
+        """A result that is in memory; does not wait for the disk."""
+        return self._recent.get(name)
+
+    def get(self, name: str) -> bytes | None:
+        """A result, or None if there is none of that name, or no longer."""
+        with self._lock:
+            try:
+                row = self._connection.execute(
+                    "SELECT body FROM results WHERE name = ?", (name,)
+                ).fetchone()
+                if row is None:
+                    return None
+                body = _unpacked(row[0])
+                with self._connection as connection:
+                    connection.execute(
+                        "UPDATE results SET used = ? WHERE name = ?", (time.time(), name)
+                    )
+            except (sqlite3.Error, zlib.error):
+                return None  # a damaged row is a result that is not there
+            self._recent.put(name, body)
+            return body
+
+    def put(self, name: str, body: bytes) -> None:
+        """Keep a result.
+
+        Raises:
+            StoreUnavailable: the disk is full, for example.
+        """
+        with self._lock:
+            try:
+                with self._connection as connection:
+                    connection.execute(
+                        "INSERT INTO results (name, body, used) VALUES (?, ?, ?) "
+                        "ON CONFLICT (name) DO UPDATE SET body = excluded.body, "
+                        "used = excluded.used",
+                        (name, zlib.compress(body, 1), time.time()),
+                    )
+                    self._forget(connection)
+            except sqlite3.Error as error:
+                raise StoreUnavailable(f"the result cannot be kept: {error}") from error
+            self._recent.put(name, body)
+
+    def save(self, names: list[str]) -> None:
+        """Mark results as saved: they are forgotten last."""
+        with self._lock, self._connection as connection:
+            connection.executemany(
+                "UPDATE results SET saved = 1 WHERE name = ?", [(name,) for name in names]
+            )
+
+    def _forget(self, connection: sqlite3.Connection) -> None:
+        """Remove the longest unused results, those that nobody saved first, until there is room."""
+        (total,) = connection.execute("SELECT total(length(body)) FROM results").fetchone()
+        excess = total - self._limits.results_bytes
+        if excess <= 0:
+            return
+        # A tenth more than needed, so that this is not done for every result.
+        excess += self._limits.results_bytes / 10
+        rows = connection.execute("SELECT name, length(body) FROM results ORDER BY saved, used")
+        gone = []
+        for name, size in rows:
+            if excess <= 0:
+                break
+            gone.append((name,))
+            excess -= size
+        connection.executemany("DELETE FROM results WHERE name = ?", gone)
+
+
+def _unpacked(body: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    content = unpacking.decompress(body, _LARGEST_RESULT_BYTES)
+    if unpacking.unconsumed_tail:
+        raise zlib.error("larger than any result")
+    return content
+
+
+@dataclass(frozen=True)
+class FileStore:
+    """Files by name in a folder, up to a number of bytes; the longest unused ones go first."""
+
+    folder: Path
+    most_bytes: int
+
+    def __post_init__(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot make the folder {self.folder}: {error}") from error
+
+    def path(self, name: str) -> Path | None:
+        """The file of that name, marked as used now; None if there is none."""
+        for path in (self.folder / f"{name}.json.gz", self.folder / f"{name}.json"):
+            with suppress(OSError):
+                os.utime(path)
+                return path
+        return None
+
+    def adopt(self, draft: Path, name: str) -> Path:
+        """Keep a finished file of this folder under a name, and make room for it.
+
+        Raises:
+            InvalidInput: it is larger than all files together may be.
+        """
+        if draft.stat().st_size > self.most_bytes:
+            raise InvalidInput("the file is larger than this server keeps")
+        with draft.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        place = self.folder / f"{name}{'.json.gz' if is_packed else '.json'}"
+        draft.replace(place)
+        self.forget(keep=place)
+        return place
+
+    def forget(self, keep: Path | None = None) -> None:
+        """Remove the longest unused files until there is room; also what a killed server left."""
+        files = []
+        for path in self.folder.iterdir():
+            with suppress(OSError):
+                status = path.stat()
+                if path.suffix == ".part" and status.st_mtime < time.time() - 3600:
+                    path.unlink()
+                elif path.suffix != ".part" and path != keep:
+                    files.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in files) + (keep.stat().st_size if keep else 0)
+        for _, size, path in sorted(files):
+            if total <= self.most_bytes:
+                break
+            with suppress(OSError):
+                path.unlink()
+                total -= size

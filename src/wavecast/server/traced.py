@@ -1,0 +1,207 @@
+"""The trace of a question: read from an uploaded file, or made of a model, and kept for the next.
+
+Only models of the suite are made, so that no code of a user runs. A trace serves all GPUs whose
+attention kernels can be chosen again in it; for the others the model is traced once more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import wavecast
+from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.decoders import DEFAULT_SEQ
+from wavecast.frameworks.pytorch.huggingface.options import SIZES, ModelOptions
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.device import Device
+from wavecast.hardware.families import Family, family, family_of
+from wavecast.hardware.family_traces import FamilyTraces
+from wavecast.hardware.retargeting import depends_on_family, retarget
+from wavecast.server.questions import DECODERS, digest
+from wavecast.suite import benchmark
+from wavecast.traces.step import Trace, load_trace
+
+_KEPT_CALLS = 200_000
+"""The calls of all traces that a worker keeps at hand."""
+_COMMON: Family = (8, 0)
+"""The family for which a model is traced first. Most others are served by the same trace."""
+
+
+@dataclass(frozen=True)
+class QuestionedStep:
+    """The step of a question: its name and its traces."""
+
+    name: str
+    traces: FamilyTraces
+    measured: bool = False
+    """Whether the step was measured on a GPU, so that its times are scaled."""
+
+
+@dataclass
+class TraceShelf:
+    """The traces that a worker has at hand, and a folder that all workers share."""
+
+    folder: Path | None = None
+    _kept: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
+
+    def get(self, name: str, make: Callable[[], Trace], *, share: bool) -> Trace:
+        """The trace of that name; `make` makes it if it is not here."""
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        trace = (self._shared(name) if share else None) or make()
+        if share and self.folder is not None:
+            path = self.folder / f"{name}.json.gz"
+            if not path.exists():
+                with suppress(InvalidInput):  # a full disk; the trace is at hand anyway
+                    trace.save(path)
+        self._kept[name] = trace
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_CALLS:
+            self._kept.popitem(last=False)
+        return trace
+
+    def _shared(self, name: str) -> Trace | None:
+        if self.folder is None:
+            return None
+        path = self.folder / f"{name}.json.gz"
+        with suppress(InvalidInput):  # there is none, or it is damaged: it is made again
+            return load_trace(path)
+        return None
+
+
+def questioned_step(
+    step: Mapping[str, Any], gpus: list[Device], file: Path | None, shelf: TraceShelf
+) -> QuestionedStep:
+    """The traces of a question's step, for the GPUs that it names.
+
+    Args:
+        step: the part of a question that decides the trace.
+        gpus: the GPUs that are compared.
+        file: the uploaded file, if the step is one.
+        shelf: where traces are kept.
+    """
+    if file is not None:
+        return _uploaded(step, file, shelf)
+    model = _TracedModel(model_target(step), step, shelf)
+    traces = model.compiled(gpus) if step.get("compile") else model.eager(gpus)
+    return QuestionedStep(model.target.name, FamilyTraces(traces))
+
+
+@dataclass(frozen=True)
+class _TracedModel:
+    """A model whose step is traced as often as the GPUs need it."""
+
+    target: Target
+    step: Mapping[str, Any]
+    shelf: TraceShelf
+
+    def eager(self, gpus: list[Device]) -> tuple[Trace, ...]:
+        """One trace for all GPUs, and one for each family that it does not serve."""
+        common = self._traced(_COMMON)
+        if not depends_on_family(common):
+            return (common,)
+        others = dict.fromkeys(family(gpu) for gpu in gpus if not _serves(common, gpu))
+        return common, *map(self._traced, others)
+
+    def compiled(self, gpus: list[Device]) -> tuple[Trace, ...]:
+        """A trace for each family: the compiler chooses its kernels for a GPU."""
+        named: dict[Family, Device] = {}
+        for gpu in gpus:
+            named.setdefault(family(gpu), gpu)
+        return tuple(self._traced(gpu) for gpu in named.values())
+
+    def _traced(self, wanted: Family | Device) -> Trace:
+        """The trace for a family, or, compiled, for a GPU."""
+
+        def make() -> Trace:
+            assert self.target.make_step is not None
+            counted: dict[str, Any] = {"samples": self.target.samples, "unit": self.target.unit}
+            if isinstance(wanted, Device):
+                return wavecast.trace(self.target.make_step, gpu=wanted, compiled=True, **counted)
+            return wavecast.trace(self.target.make_step, capability=wanted, **counted)
+
+        kind = wanted.id if isinstance(wanted, Device) else wanted
+        name = digest("trace", wavecast.__version__, self.step, kind)
+        return self.shelf.get(name, make, share=True)
+
+
+def _serves(trace: Trace, gpu: Device) -> bool:
+    """Whether a trace is exact for a GPU, kernels of attention chosen again where needed."""
+    if trace.capability is not None and family_of(trace.capability) == family(gpu):
+        return True
+    return not trace.asks_capability and not retarget(trace, gpu).notes
+
+
+def _uploaded(step: Mapping[str, Any], file: Path, shelf: TraceShelf) -> QuestionedStep:
+    batch = step["batch"]
+    read = shelf.get(digest("file", file.name, batch), lambda: read_file(file, batch), share=False)
+    measured = read.measurement is not None
+    if step["precision"] is not None and not measured:
+        raise InvalidInput("the precision of a trace is fixed; leave it as it was traced")
+    return QuestionedStep(step["label"] or "the uploaded file", FamilyTraces((read,)), measured)
+
+
+def read_file(file: Path, batch: int | None = None) -> Trace:
+    """The trace in an uploaded file: one of our own, or one of torch.profiler."""
+    trace = resolve(str(file), batch).trace
+    assert trace is not None
+    return trace
+
+
+def model_target(step: Mapping[str, Any]) -> Target:
+    """The step of a model by its name, batch, precision and sizes.
+
+    Raises:
+        InvalidInput: it has no such size.
+        UnknownName: there is no such model.
+    """
+    name, sizes = step["model"], dict(step["sizes"])
+    batch, precision = step["batch"], step["precision"] or "fp32"
+    if name in DECODERS:
+        known = decoder_sizes(name)
+        _refuse_others(name, sizes, known)
+        # `llama` without sizes is a model of the suite; here it is a decoder all the same.
+        chosen: dict[str, Any] = {"layers": known["layers"]} | sizes
+        return resolve(name, batch, precision, ModelOptions(**chosen))
+    model = benchmark(name)
+    if not sizes:
+        return resolve(model.name, batch, precision)
+    _refuse_others(name, sizes, model.sizes())
+    size = batch or model.default_batch
+    per_sample = model.units_per_sample
+    if model.unit == "tokens":
+        per_sample = sizes.get("sequence", per_sample)
+    shown = ", ".join(f"{option} {value}" for option, value in sizes.items())
+    return Target(
+        f"{model.name} ({shown}), batch {size}, {precision}",
+        make_step=lambda: model.make_step(size, precision, **sizes),
+        samples=round(size * per_sample),
+        unit=model.unit,
+        text=model.name,
+        batch=size,
+        precision=precision,
+    )
+
+
+def decoder_sizes(name: str) -> dict[str, int | None]:
+    """The sizes of a decoder of any size, with their defaults; None for those that follow others.
+
+    `seq` is the number of tokens in a sequence.
+    """
+    with needing_extra("tracing"):
+        from wavecast.suite import decoders
+    make = decoders.gpt if name == "gpt" else decoders.llama
+    options = inspect.signature(make).parameters
+    return {"seq": DEFAULT_SEQ} | {size: options[size].default for size in SIZES}
+
+
+def _refuse_others(name: str, sizes: Mapping[str, int], known: Iterable[str]) -> None:
+    unknown = sorted(set(sizes).difference(known))
+    if unknown:
+        raise InvalidInput(f"{name} has no size {', '.join(unknown)}; it has {', '.join(known)}")

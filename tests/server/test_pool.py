@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.server import answers
+from wavecast.server.limits import ServerLimits
+from wavecast.server.pool import ServerBusy, Unanswerable, WorkerPool
+from wavecast.server.worker import answered
+
+LIMITS = ServerLimits(workers=1, queue=3)
+
+
+def with_pool(
+    folder: Path, use: Callable[[WorkerPool], Awaitable[Any]], limits: ServerLimits = LIMITS
+) -> Any:
+    async def run() -> Any:
+        pool = WorkerPool(limits, folder)
+        await pool.start()
+        try:
+            return await use(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(run())
+
+
+def predict(gpus: list[str], **step: Any) -> dict[str, Any]:
+    return {"ask": "predict", "question": {"model": "dcgan", "batch": 2, "gpus": gpus} | step}
+
+
+def test_a_worker_answers_refuses_and_goes_on(tmp_path: Path) -> None:
+    async def use(pool: WorkerPool) -> None:
+        first = await pool.ask("a", "", predict(["l4"]))
+        assert first["answer"]["rows"][0]["gpu"] == "l4"
+        with pytest.raises(InvalidInput, match="no size depth"):
+            await pool.ask("b", "", predict(["l4"], sizes={"depth": 3}))
+        with pytest.raises(UnknownName, match="h1000"):
+            await pool.ask("c", "", predict(["h1000"]))
+        assert await pool.ask("d", "", predict(["l4"])) == first
+        assert pool.load == {"waiting": 0, "running": 0, "workers": 1}
+        await equal_questions_are_asked_once(pool)
+
+    with_pool(tmp_path, use)
+
+
+async def equal_questions_are_asked_once(pool: WorkerPool) -> None:
+    """And too many of them are refused, and those that nobody waits for are forgotten."""
+    pool.limits = replace(LIMITS, queue=2)
+    running = asyncio.ensure_future(pool.ask("running", "", predict(["t4"])))
+    same = [asyncio.ensure_future(pool.ask("same", "", predict(["l4"]))) for _ in range(20)]
+    other = asyncio.ensure_future(pool.ask("other", "", predict(["v100-sxm-16gb"])))
+    await asyncio.sleep(0)
+    assert pool.load == {"waiting": 2, "running": 1, "workers": 1}
+    with pytest.raises(ServerBusy, match="try again"):
+        await pool.ask("more", "", predict(["t4"]))
+    other.cancel()
+    with suppress(asyncio.CancelledError):
+        await other
+    assert pool.load["waiting"] == 1
+    answers = await asyncio.gather(*same)
+    assert all(answer == answers[0] for answer in answers)
+    assert (await running)["answer"]["rows"][0]["gpu"] == "t4"
+
+
+def test_a_question_that_takes_too_long_costs_one_worker(tmp_path: Path) -> None:
+    async def use(pool: WorkerPool) -> None:
+        await pool.ask("first", "", predict(["l4"]))
+        pool.limits = replace(LIMITS, job_s=0.01)
+        with pytest.raises(Unanswerable, match="longer than"):
+            await pool.ask("slow", "", predict(["l4"], batch=77))
+        pool.limits = LIMITS
+        asking = asyncio.ensure_future(pool.ask("killed", "", predict(["l4"], batch=33)))
+        while not pool.load["running"]:
+            await asyncio.sleep(0.01)
+        (worker,) = pool._all
+        worker.process.kill()
+        with pytest.raises(Unanswerable, match="memory"):
+            await asking
+        assert (await pool.ask("next", "", predict(["l4"])))["answer"]["rows"]
+
+    with_pool(tmp_path, use)
+
+
+def test_a_worker_has_no_more_memory_than_it_may() -> None:
+    code = (
+        "from wavecast.server.worker import limit_memory; limit_memory(1 << 28); b'x' * (1 << 29)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith("MemoryError")
+
+
+def test_errors_of_a_worker_tell_their_kind_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(question: Any) -> Any:
+        raise MemoryError("/secret/path")
+
+    def broken(question: Any) -> Any:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setitem(answers.ANSWERS, "full", full)
+    monkeypatch.setitem(answers.ANSWERS, "broken", broken)
+    assert answered({"ask": "full"}) == {"ended": "memory"}
+    assert answered({"ask": "broken"}) == {"ended": "RuntimeError"}
