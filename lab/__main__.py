@@ -90,6 +90,12 @@ def _grouped(_: Folders) -> None:
     grouped.main()
 
 
+def _fused(_: Folders) -> None:
+    from lab.fit import fused
+
+    fused.main()
+
+
 def _generations(folders: Folders) -> None:
     from lab.fit import generations
 
@@ -106,6 +112,12 @@ def _host(_: Folders) -> None:
     from lab.fit import host
 
     host.main()
+
+
+def _compiled_host(_: Folders) -> None:
+    from lab.fit import compiled_host
+
+    compiled_host.main()
 
 
 def _collectives(folders: Folders) -> None:
@@ -156,6 +168,12 @@ FITS = (
     ),
     ShippedFit("grouped", "the kernel for grouped products", _grouped, ("models/grouped.toml",)),
     ShippedFit(
+        "fused",
+        "the fused kernels of torch.compile",
+        _fused,
+        ("models/fused.toml", "models/fused.npz"),
+    ),
+    ShippedFit(
         "generations",
         "constants of GPU generations, from whole steps",
         _generations,
@@ -167,6 +185,12 @@ FITS = (
         "costs and benchmark times of the reference host",
         _host,
         ("hosts/reference.toml",),
+    ),
+    ShippedFit(
+        "compiled_host",
+        "what compiled code costs the host",
+        _compiled_host,
+        ("hosts/compiled.toml",),
     ),
     ShippedFit(
         "collectives",

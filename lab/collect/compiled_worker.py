@@ -31,6 +31,7 @@ from lab.steps.compiled import (
     CompiledStep,
     step_named,
 )
+from lab.steps.compiled_blind import BLIND
 from lab.steps.fused_functions import drawn
 from wavecast.traces.step import Op
 
@@ -215,8 +216,8 @@ def is_graphed(task: str) -> bool:
 
 
 def all_steps() -> tuple[CompiledStep, ...]:
-    """The steps that can be asked for by name; those of the blind test too, once they exist."""
-    return (*STEPS, *HOST_STEPS)
+    """The steps that can be asked for by name."""
+    return (*STEPS, *HOST_STEPS, *BLIND)
 
 
 def serve(folder: Path, replies: int) -> None:

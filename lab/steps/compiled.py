@@ -99,9 +99,10 @@ def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
     return build
 
 
-def _images(
+def vision(
     name: str, batch: int, precision: str, last: bool = False, **options: Any
 ) -> Callable[[str], Step]:
+    """A classifier of torchvision, to be made in any way."""
     build = _vision(name)
     return lambda how: images(build, batch, precision, how, last=last, **options)
 
@@ -134,7 +135,7 @@ def words(
     return trained(model, lambda m: m(**inputs).loss, how, precision, **options)
 
 
-def _words(
+def hf(
     architecture: str,
     settings: Callable[[Any], Any],
     batch: int,
@@ -142,6 +143,7 @@ def _words(
     precision: str,
     **options: Any,
 ) -> Callable[[str], Step]:
+    """A model of transformers, to be made in any way."""
     return lambda how: words(architecture, settings, batch, length, precision, how, **options)
 
 
@@ -182,10 +184,12 @@ def _llama(batch: int, precision: str, **options: Any) -> Callable[[str], Step]:
     return lambda how: sequence(build, batch, 1024, 32_000, precision, how, **options)
 
 
-def pictures_to_pictures(batch: int, precision: str, how: str, last: bool = False) -> Step:
+def pictures_to_pictures(
+    batch: int, precision: str, how: str, last: bool = False, width: int = 64
+) -> Step:
     """A U-Net that is trained to remove noise."""
     with torch.device(DEVICE):
-        model = Denoiser(64)
+        model = Denoiser(width)
         noisy = torch.randn(batch, 4, 64, 64)
         times = torch.rand(batch)
     if last:
@@ -265,65 +269,65 @@ def _vit(t: Any) -> Any:
 _HAND_GPT = {"layers": 4, "sequence": 512}
 
 STEPS: tuple[CompiledStep, ...] = (
-    CompiledStep("hf-gpt2-bf16", "gpt2", _words("GPT2LMHeadModel", _gpt, 8, 1024, "bf16")),
-    CompiledStep("resnet50-bf16-last", "resnet", _images("resnet50", 64, "bf16", True)),
-    CompiledStep("hf-bert-bf16", "bert", _words("BertForMaskedLM", _bert, 16, 512, "bf16")),
-    CompiledStep("resnet18-fp32", "resnet", _images("resnet18", 64, "fp32")),
+    CompiledStep("hf-gpt2-bf16", "gpt2", hf("GPT2LMHeadModel", _gpt, 8, 1024, "bf16")),
+    CompiledStep("resnet50-bf16-last", "resnet", vision("resnet50", 64, "bf16", True)),
+    CompiledStep("hf-bert-bf16", "bert", hf("BertForMaskedLM", _bert, 16, 512, "bf16")),
+    CompiledStep("resnet18-fp32", "resnet", vision("resnet18", 64, "fp32")),
     CompiledStep("hand-gpt-bf16", "gpt", _of_suite("gpt2", 8, "bf16", **_HAND_GPT)),
-    CompiledStep("mobilenet-v2-bf16-last", "mobile", _images("mobilenet_v2", 64, "bf16", True)),
+    CompiledStep("mobilenet-v2-bf16-last", "mobile", vision("mobilenet_v2", 64, "bf16", True)),
     CompiledStep("hf-llama-bf16-weights", "llama",
-                 _words("LlamaForCausalLM", _small_llama, 4, 1024, "fp32", dtype=torch.bfloat16,
+                 hf("LlamaForCausalLM", _small_llama, 4, 1024, "fp32", dtype=torch.bfloat16,
                         optimizer="fused", clip=1.0)),
     CompiledStep("unet-bf16", "unet", lambda how: pictures_to_pictures(32, "bf16", how)),
-    CompiledStep("hf-vit-bf16", "vit", _words("ViTForImageClassification", _vit, 64, 0, "bf16")),
+    CompiledStep("hf-vit-bf16", "vit", hf("ViTForImageClassification", _vit, 64, 0, "bf16")),
     CompiledStep("convnext-bf16-last", "convnext",
-                 _images("convnext_tiny", 32, "bf16", True, optimizer="adamw")),
+                 vision("convnext_tiny", 32, "bf16", True, optimizer="adamw")),
     CompiledStep("lstm-fp32", "recurrent", lambda how: recurrent(64, "fp32", how)),
     CompiledStep("detector-bf16-last", "detection", lambda how: detection(16, "bf16", how, True)),
     CompiledStep("dlrm-fp32", "dlrm", _of_suite("dlrm", 2048, "fp32", tables=(200_000,) * 26)),
     CompiledStep("hf-t5-bf16", "t5",
-                 _words("T5ForConditionalGeneration", _t5, 16, 256, "bf16")),
+                 hf("T5ForConditionalGeneration", _t5, 16, 256, "bf16")),
     CompiledStep("hand-gpt-graphs", "gpt", _of_suite("gpt2", 8, "bf16", **_HAND_GPT), GRAPHS),
-    CompiledStep("vgg16-tf32", "vgg", _images("vgg16", 32, "tf32")),
+    CompiledStep("vgg16-tf32", "vgg", vision("vgg16", 32, "tf32")),
     CompiledStep("efficientnet-bf16-last", "mobile",
-                 _images("efficientnet_b0", 48, "bf16", True)),
+                 vision("efficientnet_b0", 48, "bf16", True)),
     CompiledStep("plain-llama-bf16", "llama", _llama(4, "bf16", optimizer="fused", clip=1.0)),
     CompiledStep("tower-compiled-adamw", "tower",
                  lambda how: tower(2048, 6, 4096, "bf16", how, compiled_optimizer=True)),
-    CompiledStep("resnet50-tf32", "resnet", _images("resnet50", 32, "tf32")),
-    CompiledStep("hf-bert-fp32", "bert", _words("BertForMaskedLM", _bert, 8, 128, "fp32")),
-    CompiledStep("mobilenet-v3-fp32", "mobile", _images("mobilenet_v3_large", 64, "fp32")),
+    CompiledStep("resnet50-tf32", "resnet", vision("resnet50", 32, "tf32")),
+    CompiledStep("hf-bert-fp32", "bert", hf("BertForMaskedLM", _bert, 8, 128, "fp32")),
+    CompiledStep("mobilenet-v3-fp32", "mobile", vision("mobilenet_v3_large", 64, "fp32")),
     CompiledStep("unet-fp32-last", "unet", lambda how: pictures_to_pictures(16, "fp32", how, True)),
     CompiledStep("hf-gpt2-tf32-fused", "gpt2",
-                 _words("GPT2LMHeadModel", _gpt, 4, 512, "tf32", optimizer="fused", clip=1.0)),
-    CompiledStep("resnet18-bf16-graphs", "resnet", _images("resnet18", 32, "bf16", True), GRAPHS),
+                 hf("GPT2LMHeadModel", _gpt, 4, 512, "tf32", optimizer="fused", clip=1.0)),
+    CompiledStep("resnet18-bf16-graphs", "resnet", vision("resnet18", 32, "bf16", True), GRAPHS),
     CompiledStep("vit-hand-fp32", "vit",
                  _of_suite("vit", 16, "fp32", layers=4)),
     CompiledStep("lstm-bf16", "recurrent", lambda how: recurrent(256, "bf16", how)),
     CompiledStep("detector-fp32", "detection", lambda how: detection(8, "fp32", how)),
-    CompiledStep("resnet18-bf16-last", "resnet", _images("resnet18", 128, "bf16", True)),
+    CompiledStep("resnet18-bf16-last", "resnet", vision("resnet18", 128, "bf16", True)),
     CompiledStep("hand-bert-tf32", "bert",
                  _of_suite("bert-base", 32, "tf32", layers=4, width=768, heads=12)),
     CompiledStep("convnext-tf32", "convnext",
-                 _images("convnext_tiny", 16, "tf32", optimizer="adamw")),
-    CompiledStep("vgg11-bn-bf16", "vgg", _images("vgg11_bn", 32, "bf16")),
+                 vision("convnext_tiny", 16, "tf32", optimizer="adamw")),
+    CompiledStep("vgg11-bn-bf16", "vgg", vision("vgg11_bn", 32, "bf16")),
     CompiledStep("hf-llama-tf32", "llama",
-                 _words("LlamaForCausalLM", _small_llama, 2, 512, "tf32")),
+                 hf("LlamaForCausalLM", _small_llama, 2, 512, "tf32")),
     CompiledStep("transformer-bf16", "translation", _of_suite("transformer", 64, "bf16")),
     CompiledStep("resnet18-compiled-sgd", "resnet",
-                 _images("resnet18", 32, "bf16", True, compiled_optimizer=True)),
+                 vision("resnet18", 32, "bf16", True, compiled_optimizer=True)),
     CompiledStep("dlrm-bf16", "dlrm", _of_suite("dlrm", 8192, "bf16", tables=(100_000,) * 26)),
     CompiledStep("hf-bert-graphs", "bert",
-                 _words("BertForMaskedLM", _bert, 8, 128, "bf16"), GRAPHS),
-    CompiledStep("efficientnet-tf32", "mobile", _images("efficientnet_b0", 16, "tf32")),
+                 hf("BertForMaskedLM", _bert, 8, 128, "bf16"), GRAPHS),
+    CompiledStep("efficientnet-tf32", "mobile", vision("efficientnet_b0", 16, "tf32")),
     CompiledStep("tower-fp32-graphs", "tower",
                  lambda how: tower(512, 8, 512, "fp32", how), GRAPHS),
-    CompiledStep("hf-vit-tf32", "vit", _words("ViTForImageClassification", _vit, 16, 0, "tf32")),
+    CompiledStep("hf-vit-tf32", "vit", hf("ViTForImageClassification", _vit, 16, 0, "tf32")),
     CompiledStep("densenet-bf16-last", "densenet",
-                 _images("densenet121", 32, "bf16", True)),
+                 vision("densenet121", 32, "bf16", True)),
     CompiledStep("hf-t5-tf32", "t5",
-                 _words("T5ForConditionalGeneration", _t5, 8, 128, "tf32", optimizer="fused")),
-    CompiledStep("alexnet-fp32", "vgg", _images("alexnet", 128, "fp32")),
+                 hf("T5ForConditionalGeneration", _t5, 8, 128, "tf32", optimizer="fused")),
+    CompiledStep("alexnet-fp32", "vgg", vision("alexnet", 128, "fp32")),
 )  # fmt: skip
 """The steps, the most telling first."""
 

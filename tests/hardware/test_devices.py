@@ -20,7 +20,7 @@ from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import RATE_UNITS, Device, Fact
 from wavecast.hardware.device_files import read_device
 from wavecast.hardware.device_names import words_of
-from wavecast.hardware.devices import device, devices
+from wavecast.hardware.devices import device, devices, known_device
 
 SHIPPED = sorted(files.shipped("devices").glob("*.toml"))
 
@@ -367,6 +367,16 @@ def test_any_text_is_a_device_or_an_unknown_name(name: str) -> None:
     except UnknownName:
         match = None
     assert match is None or match in devices()
+
+
+def test_a_name_that_stands_in_a_file_is_never_a_path(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("nonsense")
+    with pytest.raises(UnknownName, match="files cannot name others"):
+        known_device(str(own))
+    with pytest.raises(InvalidInput, match="not TOML"):
+        device(str(own))
+    assert known_device("NVIDIA L4") == device("l4")
 
 
 def test_no_two_devices_share_a_name() -> None:

@@ -22,10 +22,11 @@ from wavecast.hardware import host_files
 from wavecast.hardware import kept_hosts as kept
 from wavecast.hardware.calibration import calibrated, factor_of, reference_times
 from wavecast.hardware.host_files import HostFile, read_host, save
-from wavecast.hardware.hosts import COSTS, REFERENCE_HOST
+from wavecast.hardware.hosts import COMPILED, COSTS, REFERENCE_HOST, demands
 from wavecast.hardware.kept_hosts import find_host, kept_hosts, path_of
 from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import host_factors
+from wavecast.traces.step import Call, Op, Phase, TensorSpec
 
 DIRECT = {"launch_s": 4e-6, "sync_s": 5e-6, "graph_s": 9e-6, "node_s": 1e-7}
 MEASURED_ON_CPU = set(reference_times()["cpu"])
@@ -330,3 +331,36 @@ def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
         wanted = [prediction.seconds * factors.low, prediction.seconds * factors.high]
         assert [prediction.low_s, prediction.high_s] == pytest.approx(wanted)
     assert unknown.low <= known.low < 1 < known.high < unknown.high
+
+
+def test_compiled_code_issues_kernels_cheaply() -> None:
+    specs = (TensorSpec((1024, 1024), "float32"),)
+    eager = Call(Op("aten.mm", specs * 2, specs), Phase.FORWARD)
+    kernel = Call(Op("inductor.pointwise", specs, specs, (("points", 1 << 20),)), Phase.FORWARD)
+    graph = Call(Op("inductor.call", (), (), (("calls", 2),)), Phase.FORWARD)
+    backward = Call(Op("aten.mm", specs * 2, specs), Phase.BACKWARD)
+    calls = [
+        Call(Op("dynamo.guards", (), ()), Phase.FORWARD),
+        graph,
+        kernel,
+        eager,
+        eager,
+        backward,
+    ]
+    asked = demands(calls)
+    autograd, forward = (asked[:, COSTS.index(name)] for name in ("autograd_s", "forward_s"))
+    # The product outside of the graph is issued by Python, and recorded for the backward pass.
+    assert list(autograd[1:5]) == [0, 0, 0, 1]
+    assert forward[2] == COMPILED["kernel"]
+    assert forward[3] == COMPILED["library"]
+    assert forward[4] == 1
+    assert asked[5, COSTS.index("backward_s")] == 1
+
+
+def test_a_cuda_graph_costs_its_launch() -> None:
+    specs = (TensorSpec((1024, 1024), "float32"),)
+    kernel = Call(Op("inductor.pointwise", specs, specs, (("points", 1 << 20),)), Phase.FORWARD)
+    launch = Call(Op("cuda.graph_launch", (), (), (("calls", 2),)), Phase.FORWARD)
+    times = REFERENCE_HOST.issue_times([launch, kernel, kernel])
+    assert times[0] == pytest.approx(REFERENCE_HOST.graph_s + 2 * REFERENCE_HOST.node_s)
+    assert list(times[1:]) == [0, 0]

@@ -116,6 +116,18 @@ def test_a_model_is_chosen_and_a_control_changes_the_answer(visit: Visit) -> Non
     assert page.locator("#details canvas").first.bounding_box() is not None
 
 
+def test_what_fits_nowhere_can_be_spread_out(visit: Visit) -> None:
+    visit.open()
+    page = visit.page
+    page.locator("#model").select_option("gpt2")
+    page.get_by_label("Batch", exact=True).fill("1000")
+    expect(page.locator("#verdict")).to_contain_text("fits on none of 4 GPUs")
+    page.get_by_role("button", name="Try 8 of each").click()
+    expect(page.locator("#comparison")).to_contain_text("8 x l4")
+    expect(page.get_by_role("button", name="Try 8 of each")).to_be_hidden()
+    visit.wait()
+
+
 def test_a_shared_link_shows_the_same_result(visit: Visit) -> None:
     visit.open()
     said, rows = visit.verdict(), visit.page.locator("#comparison").inner_text()

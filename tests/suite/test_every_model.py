@@ -80,6 +80,15 @@ def test_what_cannot_be_made_is_refused(arguments: dict[str, Any], message: str)
         benchmark("resnet50").make_step(**arguments)
 
 
+@every_benchmark
+def test_the_sizes_of_a_model_are_options_that_it_takes(model: Benchmark) -> None:
+    sizes = model.sizes()
+    assert sizes
+    assert all(type(size) is int and size > 0 for size in sizes.values())
+    options = list(inspect.signature(model._function()).parameters)
+    assert set(sizes) <= set(options[2:]) - {"device"}
+
+
 def test_sizes_that_do_not_fit_the_model_are_refused() -> None:
     with pytest.raises(InvalidInput, match="1 to 1024 tokens, not 1025"):
         benchmark("gpt2").make_step(device="cpu", sequence=1025)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.files import shipped_toml
-from wavecast.ops import Kind
+from wavecast.ops import Kind, fused
+from wavecast.ops.registry import integer
 from wavecast.traces.step import Call, Op, Phase
 
 Seconds = NDArray[np.float64]
@@ -134,25 +135,63 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
     Synchronisations are not in it; `timeline.play` adds them.
     """
     column = {name: index for index, name in enumerate(COSTS)}
-    kinds: dict[tuple[Op, Phase], int] = {}
-    kind_of = [kinds.setdefault((call.op, call.phase), len(kinds)) for call in calls]
+    issuers = _issuers(calls)
+    kinds: dict[tuple[Op, Phase, str], int] = {}
+    kind_of = [
+        kinds.setdefault((call.op, call.phase, issuer), len(kinds))
+        for call, issuer in zip(calls, issuers, strict=True)
+    ]
     rows = np.zeros((len(kinds), len(COSTS)))
     for row, kind in enumerate(kinds):
-        for name, times in _costs_of_op(*kind):
+        for name, times in _costs_of_call(*kind):
             rows[row, column[name]] = times
     counts: NDArray[np.float64] = rows[np.array(kind_of, dtype=int)]
     modules = [None, *(call.module for call in calls)]
     entered = [
         row
         for row, call in enumerate(calls)
-        if call.phase is Phase.FORWARD and call.module != modules[row]
+        if call.phase is Phase.FORWARD and call.module != modules[row] and not issuers[row]
     ]
     counts[entered, column["module_s"]] = 1
     if any(call.phase is Phase.BACKWARD for call in calls):
-        forward = np.array([call.phase is Phase.FORWARD for call in calls])
+        forward = np.array(
+            [c.phase is Phase.FORWARD and not i for c, i in zip(calls, issuers, strict=True)]
+        )
         counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]
         counts[0, column["step_s"]] = 1
     return counts
+
+
+def _issuers(calls: Sequence[Call]) -> list[str]:
+    """For each call, the compiled code that issues it: empty if Python or autograd does.
+
+    A call of a compiled graph says how many of the following calls belong to it.
+    """
+    issuers, issuer, left = [], "", 0
+    for call in calls:
+        if call.op.name in (fused.CALL, fused.GRAPH_LAUNCH):
+            issuer, left = call.op.name, integer(call.op, "calls")
+            issuers.append(call.op.name)
+            continue
+        guards = call.op.name == fused.GUARDS
+        issuers.append(fused.GUARDS if guards else issuer if left else "")
+        left -= bool(left) and not guards
+    return issuers
+
+
+def _costs_of_call(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, float]]:
+    """The costs of one call, by who issues it."""
+    if op.name == fused.GRAPH_LAUNCH:
+        yield "graph_s", 1
+        yield "node_s", integer(op, "calls")
+    elif op.name in fused.HOST_CALLS:
+        yield "forward_s", COMPILED[op.name]
+    elif issuer == fused.CALL and ops.launches(op):
+        yield "forward_s", COMPILED["kernel" if ops.kind(op) is Kind.FUSED else "library"]
+        if ops.kind(op) is Kind.CONVOLUTION:
+            yield "convolution_s", 2 if phase is Phase.BACKWARD else 1
+    elif not issuer:
+        yield from _costs_of_op(op, phase)
 
 
 def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
@@ -178,6 +217,10 @@ _REFERENCE = shipped_toml("hosts/reference.toml")
 
 REFERENCE_HOST = Host(name="reference (a cloud VM)", **_REFERENCE["costs"])
 """The host that predictions assume by default; its file says how its costs were fitted."""
+
+COMPILED: dict[str, float] = shipped_toml("hosts/compiled.toml")["forward_ops"]
+"""What the work of compiled code costs the host, as a number of ops that Python issues in the
+forward pass. It is Python as well, so that it takes longer on a slower host."""
 
 GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
 """Seconds that the GPU idles between two kernels of a CUDA graph."""

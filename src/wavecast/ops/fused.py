@@ -21,7 +21,8 @@ TEMPLATE = "inductor.template"
 """A product or convolution in Triton, which `mode="max-autotune"` may choose."""
 GUARDS, CALL, GRAPH_LAUNCH = "dynamo.guards", "inductor.call", "cuda.graph_launch"
 HOST_CALLS = (GUARDS, CALL, GRAPH_LAUNCH)
-"""The host's work: checking whether compiled code may run, calling it, launching a CUDA graph."""
+"""The host's work: checking whether compiled code may run, calling it, launching a CUDA graph. The
+attribute `calls` of the last two says how many of the following calls the graph contains."""
 
 
 @cost(*FUSED, kind=Kind.FUSED)

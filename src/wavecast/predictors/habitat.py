@@ -20,6 +20,9 @@ from wavecast.predictors.wave import WaveScaling
 from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.traces.step import Call
 
+VARYING = CONTRACTIONS | {Kind.FUSED}
+"""Ops whose kernels vary from GPU to GPU: a compiler writes its kernels for the GPU it finds."""
+
 
 @dataclass(frozen=True)
 class Habitat(Scaler):
@@ -65,7 +68,7 @@ class Habitat(Scaler):
             return None
         by_ratio = self._by_ratio(call, ratio if ops.has_shapes(call.op) else None)
         # Each may be unknown: waves need clocks and SMs of both GPUs, ratios need shapes.
-        return by_ratio or by_waves if kind in CONTRACTIONS else by_waves or by_ratio
+        return by_ratio or by_waves if kind in VARYING else by_waves or by_ratio
 
     def _by_ratio(self, call: Call, ratio: float | None) -> Estimate | None:
         if ratio is None:

@@ -70,7 +70,11 @@ def test_alexnet_and_a_triton_kernel_are_read() -> None:
     assert sum(len(call.kernels) for call in alexnet) == 98
     assert alexnet.notes[0].startswith("the file marks no steps")
     triton = read_kineto(file("triton"))
-    assert triton.calls[0].op.name == "triton.triton_poi_fused_add_cos_sin_0"
+    fused = triton.calls[0].op
+    assert fused.name == "inductor.pointwise"
+    assert fused.attr("kernel") == "triton_poi_fused_add_cos_sin_0"
+    assert fused.attr("points") == 100
+    assert [t.shape for t in (*fused.inputs, *fused.outputs)] == [(10, 10)] * 3
     assert triton.measurement is not None
     assert triton.measurement.software == "CUDA runtime 12.0, CUDA driver 12.0, CUPTI 18"
 

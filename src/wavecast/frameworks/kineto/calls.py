@@ -10,11 +10,13 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import op_names
 from wavecast.frameworks.kineto.event_tree import Node
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
+from wavecast.frameworks.kineto.fused_kernels import fused_op
 from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
 from wavecast.frameworks.kineto.op_description import collective, describe
 from wavecast.frameworks.kineto.phases_and_modules import places_of, settle
 from wavecast.frameworks.kineto.recorded_step import KernelRun, ProfileRecording
 from wavecast.frameworks.kineto.schema import op_of
+from wavecast.traces.kernel_names import is_triton
 from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Call, Op, Phase
 
@@ -192,8 +194,8 @@ def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
     if exchange is not None:
         return collective(exchange.name, exchange.recorded)
     name = op_names.op_name(node)
-    if name.startswith("triton_"):
-        name = f"triton.{name}"
+    if is_triton(name):
+        return fused_op(name, node.span.arguments)
     return describe(name, node.span.arguments, kernels)
 
 

@@ -150,6 +150,34 @@ def stream(columns: Columns, gpu: GpuFacts) -> Floats:
     )
 
 
+def fused(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Features of a fused kernel: bytes relative to L2 and SMs, its loops, and kinds of access."""
+    moved = np.maximum(columns["read_bytes"] + columns["written_bytes"], 1.0)
+    work = np.maximum(columns["points"] * columns["reduction"], 1.0)
+    return _matrix(
+        _log(moved / gpu.l2_bytes),
+        _log(work / gpu.sm),
+        _log(columns["points"] / gpu.sm),
+        _log(columns["reduction"]),
+        _log(moved / work),
+        _log(columns["loads"] / work),
+        _log(columns["flops"] / work),
+        columns["random"] / work,
+        columns["strided_bytes"] / moved,
+        columns["indirect_bytes"] / moved,
+        columns["again_bytes"] / moved,
+        columns["atomic_adds"] / work,
+        columns["windows"] / work,
+        columns["online"] / work,
+        columns["written_bytes"] / moved,
+        _log(columns["tensors"]),
+        columns["shape"],
+        columns["inner"],
+        columns["mixed"],
+        columns["buffers"],
+    )
+
+
 FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "product": product,
     "grouped": product,
@@ -158,6 +186,7 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "attention": attention,
     "recurrent": recurrent,
     "stream": stream,
+    "fused": fused,
 }
 
 

@@ -18,6 +18,7 @@ from wavecast.predictors.learned.physics.convolutions import (
     convolution_s,
     depthwise_limits,
 )
+from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_s
 from wavecast.predictors.learned.physics.groups import GROUPED_PARAMETERS, grouped_s
 from wavecast.predictors.learned.physics.sequences import (
     ATTENTION_PARAMETERS,
@@ -57,6 +58,7 @@ PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "attention": (_alone(attention_s), ATTENTION_PARAMETERS),
     "recurrent": (_alone(recurrent_s), RECURRENT_PARAMETERS),
     "grouped": (_alone(grouped_s), GROUPED_PARAMETERS),
+    "fused": (_alone(fused_s), FUSED_PARAMETERS),
 }
 """The physics model of each kind of part, and the bounds of its constants."""
 REACH = 1.0

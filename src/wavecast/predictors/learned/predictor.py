@@ -192,7 +192,10 @@ def _shipped() -> Learned:
         models = restored(dict(stored), card["models"])
     kernel = shipped_toml("models/grouped.toml")
     models["grouped"] = OpModel("grouped", kernel["constants"])
-    ranges = {**card["groups"], **kernel["groups"]}
+    fusions = shipped_toml("models/fused.toml")
+    with np.load(shipped("models/fused.npz")) as stored:
+        models |= restored(dict(stored), ["fused"])
+    ranges = {**card["groups"], **kernel["groups"], **fusions["groups"]}
     spreads = {name: Spread(ends["low"], ends["high"]) for name, ends in ranges.items()}
     fitted_on = tuple(find_device(gpu) for gpu in card["gpus"])
     references = card.get("references", {})

@@ -21,7 +21,6 @@ const wavecastControls = {
     this.fillModels();
     this.fillPrecisions();
     for (const gpu of catalogue.gpus) byId("gpu-list").append(made("option", gpu.name, { value: gpu.id }));
-    byId("compile-box").hidden = !catalogue.compiles;
     this.listen();
     if (!catalogue.models.length) {  // the server has no torch: it reads files, and traces no models
       for (const input of document.querySelectorAll('input[name="source"]')) {
@@ -80,7 +79,7 @@ const wavecastControls = {
   showSource() {
     for (const part of document.querySelectorAll("[data-for]")) part.hidden = part.dataset.for !== this.source();
     byId("batch").disabled = this.source() === "upload" && !this.upload?.takesBatch;
-    byId("compile").disabled = this.source() === "upload";
+    byId("compile-box").hidden = this.source() === "upload" || !this.catalogue.compiles;
     byId("origin-box").hidden = !this.upload?.asksOrigin;
     this.fillPrecisions();
     this.showBatch();
@@ -121,6 +120,11 @@ const wavecastControls = {
     const micro = this.whole("microbatches") ?? 1;
     const one = tensor * pipeline > 1 ? `${data} replicas of ${tensor * pipeline} GPUs` : `${data} GPUs`;
     return batch ? `${one}, ${(batch * data * micro).toLocaleString("en")} samples in a step` : one;
+  },
+  spreadOut(count) {
+    byId("count").value = count;
+    byId("shard").value = "3";
+    this.showSpread();
   },
   showAmounts() {
     const kind = byId("amount-kind").value;

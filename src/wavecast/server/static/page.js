@@ -8,8 +8,14 @@ const wavecastPage = {
   asking: null, detailing: null, drawn: null, timer: 0, result: null, gpu: null, tries: 0,
 
   async start() {
-    byId("problem").querySelector("button").addEventListener("click", () => this.ask());
+    byId("problem").querySelector("button").addEventListener("click", () => {
+      if (wavecastControls.catalogue) this.ask(); else location.reload();
+    });
     byId("share").addEventListener("click", () => this.share());
+    byId("spread-out").addEventListener("click", () => {
+      wavecastControls.spreadOut(8);
+      this.ask();
+    });
     byId("file").addEventListener("change", event => this.upload(event.target.files[0]));
     this.listenForDrops();
     const name = /^\/r\/([0-9a-f]{32})$/.exec(location.pathname)?.[1];
@@ -25,9 +31,9 @@ const wavecastPage = {
         return;
       }
     } catch (error) {
-      this.fail(error, name ? "This result is not here" : "The server does not answer");
-      if (!wavecastControls.catalogue) return;
-      if (name) { wavecastControls.set(FIRST); return; }
+      if (wavecastControls.catalogue) wavecastControls.set(FIRST);  // what "try again" asks for
+      this.fail(error, wavecastControls.catalogue ? "This result is not here" : "The server does not answer");
+      return;
     }
     wavecastControls.set(FIRST);
     this.ask();
@@ -125,7 +131,9 @@ const wavecastPage = {
     this.busy(false, "");
     const problem = byId("problem");
     problem.querySelector("strong").textContent = title;
-    problem.querySelector("p").textContent = error instanceof TypeError ? "The server cannot be reached. Is it still running?" : error.message;
+    const told = error instanceof TypeError ? "The server cannot be reached. Is it still running?" : error.message;
+    problem.querySelector("p").textContent = told.charAt(0).toUpperCase() + told.slice(1);
+    problem.querySelector("button").hidden = wavecastControls.catalogue !== null && wavecastControls.question() === null;
     problem.hidden = false;
     byId("answer").hidden = true;
   },
@@ -152,6 +160,7 @@ const wavecastPage = {
     for (const table of byId("answer").querySelectorAll("#comparison table.sorts, #training table.sorts")) wavecastSorts(table);
     byId("download").href = `/api/results/${result.id}/report`;
     byId("share-told").textContent = "";
+    byId("spread-out").hidden = Boolean(result.question.parallel) || result.rows.some(row => row.fits !== false);
     this.showCautions(result);
     this.showChoice(result);
   },

@@ -221,7 +221,9 @@ def test_lists_are_divided_by_their_number_of_arguments() -> None:
 
 @pytest.mark.parametrize("predictor", [Roofline(), Attainable.shipped(), Learned.shipped()])
 def test_every_predictor_answers_for_fused_kernels(predictor: Any) -> None:
-    op = fused_op(reduction("INNER", 512, 8192), graph(x=Buffer((8192, 512)), sums=Buffer((8192,))))
+    op = fused_op(
+        reduction("INNER", 512, 1 << 20), graph(x=Buffer((1 << 20, 512)), sums=Buffer((1 << 20,)))
+    )
     gpu = device("h200-sxm")
     estimate = predictor.predict(op, gpu)
     assert estimate is not None

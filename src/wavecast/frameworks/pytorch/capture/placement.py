@@ -144,6 +144,11 @@ class Placement(TorchDispatchMode):
         # Nothing is compiled here, and torch's guard against it takes as long as an op.
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True, so that Dynamo compiles code under this mode, and its guards do not see it."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

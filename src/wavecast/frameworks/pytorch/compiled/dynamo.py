@@ -6,14 +6,18 @@ functions of the trace.
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch._dynamo
+from torch._C._dynamo import guards
 from torch._dynamo import convert_frame, output_graph, trace_rules
+from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.types import ConvertFrameReturn
 from torch._guards import TracingContext
@@ -47,6 +51,9 @@ _FLAGS = (
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
+_OF_TORCH = re.compile(r"G\['(__import_)?torch")
+_FILTER = "guard_filter_fn"
+_SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
 _LOGS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
 
 # Torch's own functions, taken when this module is imported, before a trace replaces some of them.
@@ -84,6 +91,13 @@ def frames_compiled(
         replace = replacing(stack)
         replace(wrapper, __call__=call)
         replace(dynamo_utils, run_node=_making_on_cpu(dynamo_utils.run_node))
+        manager = dynamo_guards.CheckFunctionManager
+        replace(manager, __init__=_without_torch(manager.__init__))
+        # Guards would notice that a mode is active, since it is not while a frame is compiled.
+        if hasattr(guards, _SET_FLAG):
+            replace(_python_dispatch, **{_FLAGS[-1]: False})
+            getattr(guards, _SET_FLAG)(False)
+            stack.callback(getattr(guards, _SET_FLAG), True)
         graph = output_graph.OutputGraph
         replace(graph, call_user_compiler=_with_fake_inputs(graph.call_user_compiler))
         stack.enter_context(_own_code_skipped())
@@ -104,9 +118,6 @@ def without_traces() -> Iterator[None]:
         stack.enter_context(_disable_current_modes())
         flags = [name for name in _FLAGS if hasattr(_python_dispatch, name)]
         replace(_python_dispatch, **dict.fromkeys(flags, False))
-        set_flag = getattr(torch._C._dynamo.eval_frame, "set_is_in_mode_without_ignore", None)
-        if set_flag is not None:
-            set_flag(False)
         for owner, name in _HOOKS:
             hooks = getattr(owner, name)
             stack.callback(hooks.update, dict(hooks))
@@ -115,6 +126,30 @@ def without_traces() -> Iterator[None]:
         replace(torch, **{name: f for name, f in _PLAIN.items() if now.get(name) is not f})
         replace(torch._subclasses, FakeTensor=FakeTensor)
         yield
+
+
+def _without_torch(init: Callable[..., None]) -> Callable[..., None]:
+    """The making of guards that ask nothing of torch itself.
+
+    Its hooks and some of its functions are others while a frame is compiled.
+    """
+    signature = inspect.signature(init)
+    if _FILTER not in signature.parameters:
+        return init
+
+    def make(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        chosen = bound.arguments.get(_FILTER)
+
+        def keep(entries: Sequence[Any]) -> list[bool]:
+            kept = chosen(entries) if chosen is not None else [True] * len(entries)
+            pairs = zip(kept, entries, strict=True)
+            return [bool(k) and not _OF_TORCH.search(entry.name) for k, entry in pairs]
+
+        bound.arguments[_FILTER] = keep
+        init(*bound.args, **bound.kwargs)
+
+    return make
 
 
 def is_user_error(error: BaseException) -> bool:

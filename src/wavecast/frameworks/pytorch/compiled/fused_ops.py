@@ -14,6 +14,7 @@ from wavecast.frameworks.pytorch.compiled.node_accesses import (
     Access,
     accesses_of,
     by_buffer,
+    extent,
     is_contiguous,
     spec_of,
 )
@@ -43,6 +44,7 @@ _SPECIAL = frozenset(
     "int_truediv fmod mod remainder libdevice_exp libdevice_sqrt".split()
 )
 """Operations that take many instructions, or run on the special-function units."""
+_DIVISIONS = ("FloorDiv", "ModularIndexing", "PythonMod", "CleanDiv")
 _SPECIAL_OPERATIONS = 8
 """How many plain operations such an operation counts as."""
 
@@ -153,7 +155,9 @@ def _op(
         "strided_bytes": sum(a.strided_bytes for a in strided),
         "indirect_bytes": sum(a.nbytes for a in strided if a.indirect),
         "atomic_bytes": sum(a.atomic_bytes for a in writes.values()),
+        "colliding_bytes": sum(a.colliding_bytes for a in writes.values()),
         "again_bytes": sum(a.again_bytes for a in reads.values() if name == REDUCTION),
+        "divisions": round(operations.divisions / work, 3),
         "loads": round(operations.loads / work, 3),
         "random": round(operations.random / work, 3),
         "arithmetic": round(operations.arithmetic / work, 3),
@@ -175,6 +179,8 @@ class _Operations(NamedTuple):
     loads: float = 0.0
     random: float = 0.0
     arithmetic: float = 0.0
+    divisions: float = 0.0
+    """Divisions of whole numbers, which find the place of an element."""
 
     def plus(self, other: _Operations) -> _Operations:
         return _Operations(*(a + b for a, b in zip(self, other, strict=True)))
@@ -186,24 +192,29 @@ def _operations(nodes: Sequence[Any], hint: Hint) -> _Operations:
         counts = getattr(node._body, "op_counts", None)
         if counts is None:
             continue
-        times = _extent(node, hint)
+        times = extent(node, hint)
         plain = sum(n for op, n in counts.items() if op not in _FREE and op not in _RANDOM)
         special = sum(n for op, n in counts.items() if op in _SPECIAL)
         computed = plain + (_SPECIAL_OPERATIONS - 1) * special + node.is_reduction()
         drawn = sum(counts.get(op, 0) for op in _RANDOM)
+        loads, divisions = counts.get("load", 0), _divisions(node._body)
         total = total.plus(
-            _Operations(times * counts.get("load", 0), times * drawn, times * computed)
+            _Operations(times * loads, times * drawn, times * computed, times * divisions)
         )
     return total
 
 
-def _extent(node: Any, hint: Hint) -> int:
-    """How often a node's body runs: its points times the length of its reduction."""
-    count = 1
-    for ranges in node.get_ranges():
-        for size in ranges:
-            count *= hint(size)
-    return count
+def _divisions(body: Any) -> int:
+    """How many divisions the indices of a loop body need; equal ones are computed once."""
+    found = set()
+    for expression in getattr(body, "indexing_exprs", {}).values():
+        parts = [expression]
+        while parts:
+            part = parts.pop()
+            if type(part).__name__ in _DIVISIONS:
+                found.add(part)
+            parts += getattr(part, "args", ())
+    return len(found)
 
 
 def fused_names(nodes: Iterable[Any]) -> str:

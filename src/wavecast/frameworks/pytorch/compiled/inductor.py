@@ -23,7 +23,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import utils as inductor_utils
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
+from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad, reinplace
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
@@ -55,6 +55,7 @@ _REQUIRED = (
     (scheduler, "has_triton"),
     (scheduler.Scheduler, "compute_last_usage"),
     (device_interface, "CudaInterface"),
+    (reinplace, "_inplace_generalized_scatter"),
     (GraphLowering, "_update_scheduler"),
     (GraphLowering, "init_wrapper_code"),
     (FakeTensorMode, "dispatch"),
@@ -122,6 +123,8 @@ def compiler_on(target: CompileTarget, compile_graph: Callable[..., Any]) -> Ite
         for name in ("_should_pad", "should_pad_bench"):
             if hasattr(pad_mm, name):
                 replace(pad_mm, **{name: _is_worth_padding})
+        # A pass copies fake tensors of the GPU, for which torch's CPU build has no code.
+        replace(reinplace, _inplace_generalized_scatter=lambda written, *_: written)
         replace(compile_fx, compile_fx=compile_graph)
         stack.enter_context(_configured())
         stack.enter_context(aten_kernels("CUDA", _FACTORIES))
@@ -230,7 +233,7 @@ def lowered(gm: Any, is_backward: bool, is_inference: bool) -> Any:
     _put_on_devices(gm, mode)
     inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
     compile_fx.view_to_reshape(gm)
-    with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
+    with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()), _traced_in(mode):
         compile_fx._recursive_record_original_output_strides(gm)
         compile_fx._recursive_post_grad_passes(gm, is_inference=is_inference)
         graph = GraphLowering(
@@ -246,6 +249,20 @@ def lowered(gm: Any, is_backward: bool, is_inference: bool) -> Any:
             graph._update_scheduler()
             graph.scheduler.compute_last_usage()
     return graph
+
+
+@contextmanager
+def _traced_in(mode: RealDevices) -> Iterator[None]:
+    """Let passes that trace a replacement find this mode, not that of the graph before."""
+    context = TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    before, context.fake_mode = context.fake_mode, mode
+    try:
+        yield
+    finally:
+        context.fake_mode = before
 
 
 def handling(graph: Any) -> Any:

@@ -28,7 +28,9 @@ class Access(NamedTuple):
     indirect: bool
     """Whether places are read from another buffer, as in a lookup."""
     atomic: bool
-    stage: int
+    collides: bool = False
+    """Whether atomic additions of neighbours go to the same place, one after the other."""
+    stage: int = 0
     """How many reductions must be complete before: a looped kernel reads again in each stage."""
 
 
@@ -43,6 +45,7 @@ class BufferUse(NamedTuple):
     indirect: bool
     atomic_bytes: int
     """Bytes that are added with atomic operations; several additions may meet in one place."""
+    colliding_bytes: int
 
 
 def accesses_of(nodes: Sequence[Any], graph: Any, hint: Hint) -> list[Access]:
@@ -59,8 +62,8 @@ def accesses_of(nodes: Sequence[Any], graph: Any, hint: Hint) -> list[Access]:
                 spec = _known_spec(graph, dep.name, hint)
                 if spec is None:
                     continue
-                stage = stages[node.get_name()]
-                found.append(_access(dep, spec, written, stage, node.is_reduction(), hint))
+                access = _access(dep, spec, written, node, hint)
+                found.append(access._replace(stage=stages[node.get_name()]))
     return found
 
 
@@ -70,18 +73,42 @@ def _known_spec(graph: Any, name: str, hint: Hint) -> TensorSpec | None:
     return None if spec is None or spec.dtype not in DTYPE_BYTES else spec
 
 
-def _access(
-    dep: Any, spec: TensorSpec, written: bool, stage: int, reduces: bool, hint: Hint
-) -> Access:
+def extent(node: Any, hint: Hint) -> int:
+    """How often a node's body runs: its points times the length of its reduction."""
+    count = 1
+    for ranges in node.get_ranges():
+        for size in ranges:
+            count *= hint(size)
+    return count
+
+
+def _access(dep: Any, spec: TensorSpec, written: bool, node: Any, hint: Hint) -> Access:
     free = {str(symbol) for symbol in dep.index.free_symbols}
     indirect = any(_INDIRECT.search(symbol) for symbol in free)
-    elements = 1
+    reduces, elements = node.is_reduction(), 1
     for variable, size in zip(dep.var_names, dep.size, strict=True):
-        if indirect or str(variable) in free:
+        if str(variable) in free:
             elements *= hint(size)
+    if indirect:  # places that are read depend on all loops
+        elements = _points(node, hint) if reduces and written else extent(node, hint)
     strided = not indirect and not is_contiguous(dep, any_variable=reduces)
     atomic = getattr(dep, "mode", None) == _ATOMIC
-    return Access(dep.name, spec, elements, written, strided, indirect, atomic, stage)
+    collides = atomic and indirect and not _moves_with_last(dep)
+    return Access(dep.name, spec, elements, written, strided, indirect, atomic, collides)
+
+
+def _points(node: Any, hint: Hint) -> int:
+    count = 1
+    for size in node.get_ranges()[0]:
+        count *= hint(size)
+    return count
+
+
+def _moves_with_last(dep: Any) -> bool:
+    """Whether neighbours in the fastest loop go to neighbouring places, whatever the others."""
+    terms = dep.index.args if getattr(dep.index, "is_Add", False) else (dep.index,)
+    steps = [_step(term) for term in terms]
+    return any(factor == 1 and not _INDIRECT.search(variable) for variable, factor in steps)
 
 
 def by_buffer(
@@ -118,6 +145,7 @@ def _use(group: Sequence[Access]) -> BufferUse:
         again_bytes=item * min(whole, most) * (len(stages) - 1),
         indirect=any(access.indirect for access in group),
         atomic_bytes=item * sum(access.elements for access in group if access.atomic),
+        colliding_bytes=item * sum(access.elements for access in group if access.collides),
     )
 
 
@@ -133,7 +161,8 @@ def spec_of(buffer: Any, hint: Hint) -> TensorSpec:
         strides = tuple(hint(stride) for stride in buffer.get_stride())
     except (AttributeError, NotImplementedError):
         strides = None
-    if strides == _contiguous(shape):
+    # A view that Inductor made of a buffer may have other dimensions than its strides say.
+    if strides == _contiguous(shape) or (strides is not None and len(strides) != len(shape)):
         strides = None
     place = buffer.get_device()
     on_host = place is not None and place.type == "cpu"

@@ -40,6 +40,7 @@ class GraphRun:
         self._root = root
         self._phase = phase
         self._constants: dict[str, Any] = {}
+        self._calls = sum(not on_host(op) for step in plan.steps for op in step.ops)
         self._boxed_call = True  # torch asks for it, also through wrappers that copy attributes
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -47,7 +48,7 @@ class GraphRun:
         tensors = dict(zip(self.plan.inputs, args, strict=True))
         args.clear()  # the caller keeps no saved tensor alive
         tensors |= self._own_constants()
-        self._recorder.mark(CALL)
+        self._recorder.mark(CALL, calls=self._calls)
         for step in self.plan.steps:
             self._run(step, tensors)
         return [self._result(result, tensors) for result in self.plan.results]

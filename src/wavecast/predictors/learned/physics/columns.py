@@ -203,6 +203,54 @@ class StreamRow(NamedTuple):
     """Kernels that the op launches."""
 
 
+class FusedRow(NamedTuple):
+    """A kernel that Inductor made of several ops."""
+
+    points: float
+    """Points of the result, before any list is divided."""
+    reduction: float
+    """Terms of each sum; 1 without one."""
+    read_bytes: float
+    """Bytes that are read, each counted once."""
+    written_bytes: float
+    """Bytes that are written."""
+    strided_bytes: float
+    """Bytes whose neighbours in the loop are not neighbours in memory."""
+    indirect_bytes: float
+    """Bytes at places that are read from another tensor."""
+    again_bytes: float
+    """Bytes that are read a second time after a reduction."""
+    atomic_adds: float
+    """Elements that are added into places with atomic operations."""
+    collisions: float
+    """Those of them that neighbours add to the same place."""
+    windows: float
+    """Points at which a gradient looks through the windows of a pooling."""
+    online: float
+    """Terms of sums that are rescaled whenever their maximum grows, as in softmax."""
+    angles: float
+    """Sines and cosines."""
+    loads: float
+    """Loads of all points together."""
+    random: float
+    """Random numbers of all points together."""
+    flops: float
+    """Operations of all points together; a special function counts as several."""
+    tensors: float
+    """Tensors in the list of a kernel over lists; 1 for others."""
+    shape: float
+    """How the kernel goes through its points: POINTS, ROWS, LOOPS or LISTS."""
+    inner: float
+    """Whether the terms of a sum are neighbours in memory."""
+    mixed: float
+    """Sums over the other dimension that the same kernel begins."""
+    buffers: float
+    """Tensors that are read and written."""
+
+
+POINTS, ROWS, LOOPS, LISTS = 0.0, 1.0, 2.0, 3.0
+"""Values of `FusedRow.shape`: no sums; sums held in registers; sums in loops; lists of tensors."""
+
 VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
 """Values of `StreamRow.access`: how torch's elementwise kernels load their operands.
 
@@ -211,7 +259,7 @@ STRIDES: one by one, because strides differ, an operand is broadcast, or a copy 
 CASTS: one by one, because an elementwise op has operands of several types.
 """
 
-Row = ProductRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow
+Row = ProductRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow | FusedRow
 
 ROW_TYPES: Mapping[str, type[Row]] = {
     "product": ProductRow,
@@ -221,6 +269,7 @@ ROW_TYPES: Mapping[str, type[Row]] = {
     "attention": AttentionRow,
     "recurrent": RecurrentRow,
     "stream": StreamRow,
+    "fused": FusedRow,
 }
 """The columns of each op model."""
 

@@ -12,7 +12,7 @@ from wavecast import ops
 from wavecast.ops import Kind, attention, convolution, matmul, quantization, rnn
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.predictors.learned.gpus import CODES
-from wavecast.predictors.learned.physics import passes
+from wavecast.predictors.learned.physics import fusions, passes
 from wavecast.predictors.learned.physics.columns import (
     FORWARD,
     OF_IMAGE,
@@ -52,7 +52,9 @@ def parts_of(op: Op) -> tuple[Part, ...]:
             return (_attention(op, cost),)
         case Kind.RNN:
             return _recurrent(op, cost)
-        case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT | Kind.FUSED:
+        case Kind.FUSED:
+            return (Part("fused", fusions.row_of(op, cost)),)
+        case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
     return (Part("stream", passes.row_of(op, cost)),)
 

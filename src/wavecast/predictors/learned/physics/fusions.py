@@ -1,0 +1,148 @@
+"""The time of kernels that Inductor made of several ops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wavecast.ops.fused import FUSED
+from wavecast.ops.registry import Cost, integer
+from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.predictors.learned.physics.columns import (
+    LISTS,
+    LOOPS,
+    POINTS,
+    ROWS,
+    Columns,
+    FusedRow,
+)
+from wavecast.predictors.learned.physics.tiles import Bounds, Theta, overlapped
+from wavecast.traces.step import Op
+
+FUSED_PARAMETERS: dict[str, Bounds] = {
+    "floor_us": (1.5, 0.3, 6.0),  # microseconds of the smallest kernel
+    "dram": (0.85, 0.4, 1.0),  # share of the bandwidth
+    "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the kernel before
+    "l2_bytes": (40.0, 16.0, 64.0),  # bytes that an SM reads through L2 in a clock
+    "twisted": (3.0, 0.0, 32.0),  # additional L2 traffic of accesses in strides
+    "indirect": (0.5, 0.0, 16.0),  # additional L2 traffic of lookups
+    "again": (0.5, 0.0, 1.5),  # cost of a second read that misses L2, relative to the first
+    "held": (0.5, 0.02, 4.0),  # share of L2 that a first read may fill so that a second one hits
+    "points": (2.5, 0.5, 32.0),  # points of an SM in a clock
+    "terms": (6.0, 0.5, 32.0),  # terms of sums of an SM in a clock
+    "loads": (32.0, 4.0, 128.0),  # loads of an SM in a clock
+    "flops": (0.3, 0.05, 1.0),  # share of the plain cores' rate
+    "random": (60.0, 5.0, 600.0),  # operations of one random number
+    "atomic": (1.0, 0.05, 8.0),  # atomic additions of an SM in a clock
+    "collision": (0.006, 0.001, 0.2),  # the same where neighbours add to one place
+    "window": (60.0, 0.0, 600.0),  # operations of a point that looks through windows
+    "online": (20.0, 0.0, 200.0),  # operations of a term of an online softmax
+    "angle": (40.0, 0.0, 600.0),  # operations of a sine or cosine
+    "tensor_us": (0.02, 0.0, 1.0),  # microseconds for each tensor of a list
+    "start": (900.0, 0.0, 4000.0),  # clocks until the first values arrive
+    "sum": (600.0, 0.0, 4000.0),  # clocks to add up a block's values at the end
+    "row": (600.0, 0.0, 6000.0),  # clocks of a block with rows in registers
+    "turn": (600.0, 20.0, 6000.0),  # clocks of one turn of a block's loop, along memory
+    "turn_across": (600.0, 20.0, 6000.0),  # the same across memory
+}
+SHAPES = dict(zip(FUSED, (POINTS, LOOPS, ROWS, LISTS), strict=True))
+TURN, TURN_ACROSS, ACROSS = 2048.0, 32.0, 64.0
+"""Terms of a sum that a block adds up in one turn of its loop, along memory and across; and points
+of a block whose sums run across memory."""
+BLOCKS = 8.0
+"""Blocks that an SM runs at a time."""
+_POOLED = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
+_ONLINE = "prepare_softmax_online"
+_ANGLES = ("cos", "sin")
+
+
+def row_of(op: Op, cost: Cost) -> FusedRow:
+    """The columns of a fused kernel."""
+    points, reduction = integer(op, "points"), max(integer(op, "reduction", 1), 1)
+    work = points * reduction
+    return FusedRow(
+        points=points,
+        reduction=reduction,
+        read_bytes=cost.read_bytes,
+        written_bytes=cost.written_bytes,
+        strided_bytes=integer(op, "strided_bytes"),
+        indirect_bytes=integer(op, "indirect_bytes"),
+        again_bytes=integer(op, "again_bytes"),
+        atomic_adds=integer(op, "atomic_bytes") / 4,
+        collisions=integer(op, "colliding_bytes") / 4,
+        windows=work * any(name in _POOLED for name in _names(op)),
+        online=work * (_ONLINE in _names(op)),
+        angles=work * sum(name in _ANGLES for name in _names(op)),
+        loads=work * _number(op, "loads"),
+        random=work * _number(op, "random"),
+        flops=cost.flops,
+        tensors=max(integer(op, "tensors", 1), 1),
+        shape=SHAPES[op.name],
+        inner=bool(op.attr("inner", False)),
+        mixed=integer(op, "mixed"),
+        buffers=len(op.inputs) + len(op.outputs),
+    )
+
+
+def _names(op: Op) -> list[str]:
+    """The aten ops from which the kernel was made."""
+    return str(op.attr("fused", "")).split(",")
+
+
+def _number(op: Op, name: str) -> float:
+    value = op.attr(name, 0.0)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def fused_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
+    """Seconds of fused kernels: memory, L2, loads, arithmetic, and blocks that are too few."""
+    clocks = gpu.sm * gpu.clock_hz
+    moved = columns["read_bytes"] + columns["written_bytes"]
+    miss = np.clip(columns["again_bytes"] / (theta["held"] * gpu.l2_bytes) - 0.5, 0.0, 1.0)
+    hit = np.minimum(theta["resident"] * gpu.l2_bytes / np.maximum(moved, 1.0), 0.9)
+    dram = moved * (1.0 - hit) + columns["again_bytes"] * miss * theta["again"]
+    memory_s = dram / (gpu.bytes_per_s * theta["dram"])
+    through_l2 = (
+        moved
+        + columns["again_bytes"]
+        + columns["strided_bytes"] * theta["twisted"]
+        + columns["indirect_bytes"] * theta["indirect"]
+    )
+    l2_s = through_l2 / (clocks * theta["l2_bytes"])
+    summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
+    work = columns["points"] * columns["reduction"]
+    issue_s = work / (clocks * np.where(summing, theta["terms"], theta["points"]))
+    load_s = columns["loads"] / (clocks * theta["loads"])
+    operations = (
+        columns["flops"]
+        + columns["random"] * theta["random"]
+        + columns["windows"] * theta["window"]
+        + columns["online"] * theta["online"]
+        + columns["angles"] * theta["angle"]
+    )
+    flop_s = operations / (gpu.fp32 * theta["flops"])
+    atomic_s = columns["atomic_adds"] / (clocks * theta["atomic"])
+    collision_s = columns["collisions"] / (clocks * theta["collision"])
+    block_s = _blocks_s(columns, gpu, theta)
+    work_s = overlapped(memory_s, l2_s, issue_s, load_s, flop_s, atomic_s, collision_s, block_s)
+    apart_s = (theta["floor_us"] + columns["tensors"] * theta["tensor_us"]) * 1e-6
+    seconds: Floats = apart_s + work_s
+    return seconds
+
+
+def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
+    """The time of blocks, one wave after the other, if each waits for memory in every turn.
+
+    Sums along memory have a row for each block. Sums across memory share a block, so that its
+    accesses are neighbours.
+    """
+    summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
+    along = summing & (columns["inner"] > 0)
+    blocks = np.where(along, columns["points"], columns["points"] / ACROSS)
+    waves = np.maximum(blocks / (gpu.sm * BLOCKS), 1.0)
+    turns = np.maximum(columns["reduction"] / np.where(along, TURN, TURN_ACROSS), 1.0)
+    turns *= 1.0 + (columns["again_bytes"] > 0)
+    of_turns = turns * np.where(along, theta["turn"], theta["turn_across"])
+    of_block = np.where(columns["shape"] == LOOPS, of_turns, theta["row"])
+    start = theta["start"] * (columns["read_bytes"] > 0) + theta["sum"] * summing
+    seconds: Floats = (start + np.where(summing, waves * of_block, 0.0)) / gpu.clock_hz
+    return seconds
