@@ -19,6 +19,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,13 @@ def calibrated() -> dict[str, Any]:
     }
     if dist.get_world_size() > 1:
         buffers = {size: torch.zeros(size // 4) for size in SIZES}
+
+        def reduce(buffer: Any) -> None:
+            dist.barrier()
+            dist.all_reduce(buffer)
+
         found["all_reduce_s"] = {
-            str(size): seconds_of(lambda b=buffer: (dist.barrier(), dist.all_reduce(b))[1])
-            for size, buffer in buffers.items()
+            str(size): seconds_of(partial(reduce, buffer)) for size, buffer in buffers.items()
         }
         found["barrier_s"] = seconds_of(dist.barrier)
         found["beside"] = _beside(buffers[SIZES[-1]], lambda: gradient.t() @ x)

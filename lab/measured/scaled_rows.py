@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lab.measured.public_steps import lambda_steps
 from lab.measured.public_steps.case import Case, bert_options
@@ -106,7 +107,7 @@ def _lambda_case(row: dict[str, str]) -> Case:
     return Case("lambda", gpu, task, task, precision, batch, layout, 0.0, make_step, options)
 
 
-def _half_gnmt(batch: int) -> object:
+def _half_gnmt(batch: int) -> Any:
     from lab.measured.public_steps import examples
 
     return examples.half_gnmt(batch)
@@ -153,7 +154,7 @@ def _dlperf_case(bert: bool, batch: int, precision: str) -> Case:
     return Case(*where, make_step, options)
 
 
-def _dlperf_step(bert: bool, batch: int, precision: str) -> object:
+def _dlperf_step(bert: bool, batch: int, precision: str) -> Any:
     from lab.measured.public_steps import examples
 
     if bert:

@@ -49,12 +49,11 @@ def table(steps: Sequence[ScaledStep]) -> str:
         "| framework | model | machines x GPUs | rows | measured | predicted | mean error |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
-    for group, pairs in sorted(groups.items()):
+    for key, pairs in sorted(groups.items()):
         error = fmean(abs(predicted / measured - 1) for predicted, measured in pairs)
         predicted, measured = (fmean(values) for values in zip(*pairs, strict=True))
         lines.append(
-            f"| {' | '.join(group)} | {len(pairs)} | {measured:.2f} | {predicted:.2f} "
-            f"| {error:.1%} |"
+            f"| {' | '.join(key)} | {len(pairs)} | {measured:.2f} | {predicted:.2f} | {error:.1%} |"
         )
     return "\n".join(lines)
 

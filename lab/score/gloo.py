@@ -172,8 +172,8 @@ def observed_beside(run: GlooRun) -> float:
     counts = []
     for rank in run.ranks:
         sent = [bucket["sent_s"] for bucket in rank["buckets"]]
-        counts.append(sum(one < max(sent) for one in sent))
-    return median(counts)
+        counts.append(float(sum(one < max(sent) for one in sent)))
+    return float(median(counts))
 
 
 def table(runs: Sequence[GlooRun], trace: Trace) -> str:

@@ -150,11 +150,11 @@ def beside_the_regression(steps: Sequence[ScaledStep], data: Path) -> str:
     for name in (*sorted(regressed), ALL):
         some = [name] if name != ALL else sorted(regressed)
         past = [e for one in some for e in regressed[one]]
-        scaled, blind = ([e for one in some for e in errors[one][kind]] for kind in (0, 1))
-        assert len(past) == len(scaled)
+        from_one, from_none = ([e for one in some for e in errors[one][kind]] for kind in (0, 1))
+        assert len(past) == len(from_one)
         lines.append(
-            f"| {name} | {len(past)} | {fmean(past):.1%} | {fmean(scaled):.1%} "
-            f"| {fmean(blind):.1%} |"
+            f"| {name} | {len(past)} | {fmean(past):.1%} | {fmean(from_one):.1%} "
+            f"| {fmean(from_none):.1%} |"
         )
     return "\n".join(lines)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from parallel_steps import small_gpt2_step
@@ -27,8 +26,7 @@ def made_step(gpu: str, link: str, gpus: int) -> ScaledStep:
     card = device(gpu)
     name = {"pcie": "lambda-pcie", "nvlink_bridge_pairs": "lambda-bridges"}.get(link)
     machine = usual_cluster(card) if name is None else with_device(cluster(name), card)
-    make_step = partial(small_gpt2_step)
-    case = Case("made", gpu, "gpt2", "gpt2", "fp32", 2, "", 0.0, make_step)
+    case = Case("made", gpu, "gpt2", "gpt2", "fp32", 2, "", 0.0, lambda: small_gpt2_step)
     row = ScaledRow("made", "gnmt", link, case, machine, Parallel(data=gpus), 0.0)
     blind = ScaledStep(row, small_gpt2_step(), Roofline())
     known = replace(row, efficiency=blind.efficiency(TRUE))

@@ -108,7 +108,7 @@ def attained(place: Cluster, gpu: str, ranks: int) -> float:
 
 def test_each_generation_of_pcie_is_twice_as_fast() -> None:
     cards = ("gtx-1080-ti", "a100-pcie-80gb", "h100-pcie-80gb")
-    nominal = [device(card).pcie_bytes_per_s for card in cards]
+    nominal = [device(card).pcie_bytes_per_s or 0.0 for card in cards]
     assert nominal == [1.6e10, 3.2e10, 6.4e10]
     box = replace(cluster("pcie-8"), node=replace(cluster("pcie-8").node, sockets=1))
     speeds = [attained(box, card, 4) for card in cards]
