@@ -33,6 +33,8 @@ _WHOLE = 1 << 50
 _GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
 _STORED = {"fp16": "fp16", "bf16": "bf16", "bf16-pure": "bf16", "bf16-amp": "bf16"}
 """The precision of the weights that products read. FSDP gathers them so under autocast, too."""
+_EIGHT_BITS = ("fp8", "mxfp8", "fp8-rowwise")
+"""Precisions of products in 8 bits, with weights in bfloat16."""
 _NETWORKS = {
     "EFA": NetworkKind.EFA,
     "RoCE": NetworkKind.ROCE,
@@ -79,6 +81,10 @@ class MeasuredStep:
     cluster: Cluster
     sizes: Sizes
     strategy: Parallel
+    eight_bits: bool = False
+    """Whether the products of the blocks are in 8 bits."""
+    overlaps: bool = False
+    """Whether collectives of tensor ranks run beside products."""
 
     @property
     def trace(self) -> Trace:
@@ -104,6 +110,8 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
         cluster=_cluster(row, gpu),
         sizes=_sizes(row, gpu),
         strategy=strategy,
+        eight_bits=row["precision"] in _EIGHT_BITS,
+        overlaps=strategy.sequence and str(row["framework"]).startswith(TRANSFORMER_ENGINE),
     )
 
 
@@ -115,7 +123,9 @@ def _refuse(row: Mapping[str, Any]) -> None:
         "no decoder, or its sizes are not stated": any(
             row[name] is None for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq_len")
         ),
-        "products in 8 or 4 bits": row["precision"] not in _STORED,
+        "products in 4 bits, or a precision that is not clear": (
+            row["precision"] not in (*_STORED, *_EIGHT_BITS)
+        ),
         "a mixture of experts": (row["n_experts"] or 1) > 1,
         "LoRA": row["task"] == "lora",
         "the strategy is not stated": row["strategy"] == "unknown" or row["dp"] is None,
@@ -158,7 +168,7 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         vocab=vocab,
         seq=int(row["seq_len"]),
         micro_batch=int(row["micro_batch"]),
-        precision=_STORED[row["precision"]],
+        precision=_STORED.get(row["precision"], "bf16"),
         recompute=_recompute(row),
         fused_attention=bool(row["flash_attention"]),
         fused_kernels=_fused_kernels(row) if gated else (),

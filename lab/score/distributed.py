@@ -24,13 +24,15 @@ import numpy as np
 
 from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
+from lab.measured.eight_bits import in_eight_bits
+from lab.measured.overlapped import with_overlapped_tensor_ranks
 from lab.measured.tables import read_rows
 from wavecast.errors import WavecastError
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.collectives import Collectives
-from wavecast.steps.parallel_prediction import predict_parallel
+from wavecast.steps.parallel_prediction import ParallelSteps
 from wavecast.steps.predicting import default_predictor
 from wavecast.steps.rank_player import ClusterPredictor
 
@@ -72,9 +74,11 @@ class PublishedSteps:
                 default_predictor(), Collectives.shipped(), *key
             )
         try:
-            prediction = predict_parallel(
-                step.trace, step.strategy, self._predictors[key], self._host
-            )
+            steps = ParallelSteps(step.trace, self._predictors[key], self._host)
+            spread = steps.spread(step.strategy)
+            if step.overlaps:
+                spread = with_overlapped_tensor_ranks(spread)
+            prediction = steps.predict(in_eight_bits(spread) if step.eight_bits else spread)
         except WavecastError as error:
             raise NotRebuilt(str(error).split(";")[0]) from error
         rate = self._rates.get((str(row["gpu"]), str(row["precision"])))

@@ -659,7 +659,7 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path) -> None:
     record = json.loads(
         run("collect", "bmm", "-n", "3", "--device", "cpu", "-o", out, "--json").out
     )
-    assert record == {"kind": "bmm", "file": str(out), "rows": 3}
+    assert record == {"schema": "wavecast/collect/1", "kind": "bmm", "file": str(out), "rows": 3}
     assert out.read_bytes().startswith(before)
     assert [(row.index, row.gpu, row.seed) for row in read_rows(out)] == [
         (0, "cpu", "0, small layers"),

@@ -88,3 +88,24 @@ def test_options_of_one_gpu_are_refused(step: str, option: tuple[str, ...]) -> N
     done = run("predict", step, "--gpu", "l4", "--parallel", "data=2", *option)
     assert done.code == 1
     assert f"{option[0]} cannot be used with --parallel" in done.err
+
+
+@pytest.mark.parametrize(
+    ("strategy", "would_fit"),
+    [
+        ("data=3,nodes=2", "possible numbers are 1, 3"),
+        ("data=4,shard=1,shard_group=3", "possible sizes are 1, 2, 4"),
+        ("data=4,expert=3", "possible sizes are 1, 2, 4"),
+        ("pipeline=64", "it has 2 repeated blocks; use at most 2"),
+        ("tensor=8", "the 2 heads of GPT2.blocks.0.attention; possible sizes are 1, 2"),
+        ("data=2,cluster=dgx-h10", 'did you mean "dgx-h100"'),
+        ("pipeline=2,virtual=2,microbatches=3", "a multiple of pipeline=2"),
+    ],
+)
+def test_a_bad_strategy_is_refused_with_what_would_fit(
+    step: str, strategy: str, would_fit: str
+) -> None:
+    for command in ("predict", "memory", "fits"):
+        done = run(command, step, "--gpu", "h100-sxm-80gb", "--parallel", strategy)
+        assert done.code == (2 if command == "fits" else 1)
+        assert would_fit in " ".join(done.err.split())

@@ -77,7 +77,7 @@ def test_json_has_every_number(saved: Path) -> None:
 
 def test_json_has_the_documented_keys(saved: Path) -> None:
     record = json.loads(run("predict", saved, *GPUS, "--json").out)
-    assert set(record) == {"target", "trace", "predictions", "notes"}
+    assert set(record) == {"schema", "target", "trace", "predictions", "notes"}
     assert set(record["trace"]) == {
         *("calls", "distinct_ops", "kernels", "flops", "executed_flops", "bytes", "by_phase"),
         *("by_kind", "unknown_ops", "samples", "unit", "framework", "capability", "notes"),

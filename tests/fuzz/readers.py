@@ -238,6 +238,14 @@ def read_baseline(path: Path, number: int) -> None:
     to_toml(baseline)
 
 
+def read_catalogue(path: Path, number: int) -> None:
+    from wavecast.planning import catalogues
+
+    for offer in catalogues.read_catalogue(path, "aws").offers:
+        _need(0 < offer.per_usd(1.0) < math.inf, "samples for a dollar", offer)
+        _need(0 < offer.usd_per_hour_of(8) < math.inf, "USD for eight GPUs", offer)
+
+
 def read_network(path: Path, number: int) -> None:
     from wavecast.predictors.mlp import Mlp
 
@@ -301,6 +309,7 @@ READERS = (
     Reader("cluster file", seeds.clusters, read_cluster, 6),
     Reader("host file", seeds.hosts, read_host, 12),
     Reader("price file", seeds.prices, read_prices, 12),
+    Reader("price catalogue", seeds.catalogues, read_catalogue, 12),
     Reader("file of checks", seeds.checks, read_checks, 12),
     Reader("baseline", seeds.baselines, read_baseline, 12),
     Reader("network and card", seeds.networks, read_network, 7),

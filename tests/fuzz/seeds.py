@@ -291,6 +291,19 @@ def prices() -> list[Seed]:
 
 
 @cache
+def catalogues() -> list[Seed]:
+    head = b"InstanceType,AcceleratorName,AcceleratorCount,Price,Region,SpotPrice\n"
+    rows = (
+        b"g6.xlarge,L4,1,0.8,us-east-1,0.3\np5.48xlarge,H100,8,55,us-east-2,\n,T4,1,0.35,here,0.1\n"
+    )
+    table = (
+        b"provider,accelerator,count,on_demand_usd_per_gpu_hour,data_date,spot_usd_per_gpu_hour\n"
+        b"aws,L4,1,0.8,2026-08-22,0.3\nlambda,A10,2,1.29,2026-07-23,\n"
+    )
+    return [one("vms.csv", head + rows), one("prices.csv", table)]
+
+
+@cache
 def networks() -> list[Seed]:
     """A network of two layers with the card of a shipped one."""
     card = files.shipped_toml("models/mlp-linear.toml")

@@ -56,11 +56,17 @@ def test_a_row_gives_the_model_the_strategy_and_the_cluster() -> None:
     assert wide.cluster.network.bytes_per_s == 5e10
 
 
+def test_products_in_8_bits_have_weights_in_16() -> None:
+    step = rebuilt({**ROW, "precision": "mxfp8"})
+    assert (step.eight_bits, step.sizes.precision) == (True, "bf16")
+    assert not rebuilt(ROW).eight_bits
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"gpu": "TPU-v4"}, "a TPU"),
-        ({"precision": "fp8"}, "8 or 4 bits"),
+        ({"precision": "nvfp4"}, "products in 4 bits"),
         ({"cp": 2}, "do not multiply to the GPUs"),
         ({"micro_batch": None}, "micro-batch is not stated"),
         ({"global_batch": 32}, "do not add up to the global batch"),

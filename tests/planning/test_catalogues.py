@@ -91,6 +91,10 @@ def test_the_folder_names_the_provider_and_the_file_the_date(tmp_path: Path) -> 
             "provider,accelerator,count,on_demand_usd_per_gpu_hour,data_date\naws,L4,1,1,soon\n",
             "has the date 'soon'",
         ),
+        (
+            "provider,accelerator,count,on_demand_usd_per_gpu_hour,data_date\naws,L4,1,1\n",
+            "has the date None",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, reason: str) -> None:

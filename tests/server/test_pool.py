@@ -87,6 +87,10 @@ def test_a_question_that_takes_too_long_costs_one_worker(tmp_path: Path) -> None
         with pytest.raises(Unanswerable, match="memory"):
             await asking
         assert (await pool.ask("next", "", predict(["l4"])))["answer"]["rows"]
+        (worker,) = pool._all
+        worker.process.kill()  # while it has nothing to do
+        await worker.process.wait()
+        assert (await pool.ask("last", "", predict(["l4"])))["answer"]["rows"]
 
     with_pool(tmp_path, use)
 

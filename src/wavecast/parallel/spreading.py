@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from wavecast.errors import InvalidInput
+from wavecast.hardware.clusters import cluster
 from wavecast.parallel.data import with_reduction
 from wavecast.parallel.editing import Edit, flat
 from wavecast.parallel.gradients import gradients
@@ -34,7 +35,10 @@ def spread(
 
     Raises:
         InvalidInput: the step cannot be spread this way. The message says what would fit.
+        UnknownName: the cluster is not known.
     """
+    if strategy.cluster is not None:
+        cluster(strategy.cluster)
     return Spreader(trace, seconds).spread(strategy)
 
 

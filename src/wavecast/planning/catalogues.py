@@ -185,8 +185,8 @@ def _with_hosts(rows: list[Price]) -> Iterator[Price]:
 def _of_table(rows: Iterable[Mapping[str, str]]) -> Iterator[Price]:
     """The rows of the table of many providers."""
     for row in rows:
-        count = _number(row["count"])
-        if count is None or count < 1 or count != int(count):
+        count, names = _number(row["count"]), (row["accelerator"], row["provider"])
+        if count is None or count < 1 or count != int(count) or not all(names):
             continue
         prices = {
             "on_demand": _number(row["on_demand_usd_per_gpu_hour"]),
@@ -216,8 +216,8 @@ def _number(text: str | None) -> float | None:
     return value if 0 < value < 1e6 else None
 
 
-def _date(text: str) -> datetime.date:
+def _date(text: str | None) -> datetime.date:
     try:
-        return datetime.date.fromisoformat(text)
+        return datetime.date.fromisoformat(text or "")
     except ValueError:
         raise InvalidInput(f"has the date {text!r}; a date is such as 2026-08-22") from None

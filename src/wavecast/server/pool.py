@@ -128,6 +128,7 @@ class WorkerPool:
 
     def _dispatch(self) -> None:
         """Give waiting questions to idle workers, the longest waiting one first."""
+        self._replace_dead()
         while self._idle and self._waiting:
             key, waiting = self._waiting.popitem(last=False)
             near = [worker for worker in self._idle if worker.topic == waiting.topic]
@@ -135,6 +136,13 @@ class WorkerPool:
             self._idle.remove(worker)
             self._running[key] = waiting
             self._background(self._serve(worker, key, waiting))
+
+    def _replace_dead(self) -> None:
+        """Replace workers that ended while they had nothing to do: the system wanted memory."""
+        for worker in [one for one in self._idle if one.process.returncode is not None]:
+            self._idle.remove(worker)
+            self._all.discard(worker)
+            self._spawn_later()
 
     async def _serve(self, worker: _WorkerProcess, key: str, waiting: _Waiting) -> None:
         reply: dict[str, Any] = {"ended": "worker"}
@@ -166,7 +174,12 @@ class WorkerPool:
         self._background(self._spawn())
 
     async def _spawn(self) -> None:
-        worker = _WorkerProcess(await self._process())
+        try:
+            worker = _WorkerProcess(await self._process())
+        except OSError:  # the system has no room for a process at the moment
+            await asyncio.sleep(1)
+            self._spawn_later()
+            return
         self._all.add(worker)
         try:
             async with asyncio.timeout(self.limits.job_s):

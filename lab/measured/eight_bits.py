@@ -1,0 +1,60 @@
+"""Steps as if the products of the blocks were in 8 bits, as Transformer Engine has them.
+
+Each layer casts its input once for the forward pass, and the gradient of its output once for the
+backward pass; both casts also write a transposed copy, since products in 8 bits read rows only.
+Weights are cast once for all micro-batches of a step, and that is left out. The output layer, the
+embedding and attention stay in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from wavecast.parallel.editing import Edit
+from wavecast.parallel.ranks import ModelPart, ParallelStep
+from wavecast.parallel.spreading import backward_end
+from wavecast.traces.blocks import block_finder
+from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+
+_PRODUCTS = ("aten.mm", "aten.addmm")
+_SCALE = TensorSpec((), "float32")
+
+
+def in_eight_bits(step: ParallelStep) -> ParallelStep:
+    """A spread step whose ranks compute the products of their blocks in 8 bits."""
+    groups = tuple(replace(group, parts=tuple(map(_part, group.parts))) for group in step.groups)
+    return replace(step, groups=groups)
+
+
+def _part(part: ModelPart) -> ModelPart:
+    last = _trace(part.last)
+    return ModelPart(_trace(part.plain), last, backward_end(last))
+
+
+def _trace(trace: Trace) -> Trace:
+    block_of = block_finder(trace)
+    edit = Edit(replace(trace, allocations=()))
+    for position, call in enumerate(trace):
+        if call.op.base in _PRODUCTS and block_of(call.module):
+            edit.insert(position, _casts(call))
+            edit.replace_op(position, _product(call))
+    return edit.made()
+
+
+def _casts(call: Call) -> Iterator[Call]:
+    """The cast of a layer's input, or of the gradient of its output, with a turned copy."""
+    left = call.op.inputs[-2]
+    sums_rows = call.phase is Phase.BACKWARD and left.strides is not None
+    if call.phase is Phase.FORWARD or sums_rows:
+        made = TensorSpec((2 * left.numel,), "float8_e4m3fn")
+        source = TensorSpec((left.numel,), left.dtype)
+        yield replace(call, op=Op("aten._to_copy", (source,), (made,)))
+
+
+def _product(call: Call) -> Op:
+    left, right = call.op.inputs[-2:]
+    kind = "float8_e4m3fn" if call.phase is Phase.FORWARD else "float8_e5m2"
+    first = TensorSpec(left.shape, kind)
+    second = TensorSpec(right.shape, "float8_e4m3fn", (1, right.shape[0]))
+    return Op("aten._scaled_mm", (first, second, _SCALE, _SCALE), call.op.outputs)
