@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from lab.fit.fused import digest
-from lab.measured.compiled import GPU, SMALL, FusedKernel, kernels, op_of, steps
+from lab.measured.compiled import GPU, SMALL, FusedKernel, kernels, lines, op_of, steps
 from lab.places import MODELS
 from lab.score.compiled import compared, table
 from lab.score.fused_transfer import as_fused
+from lab.steps.compiled_blind import BLIND
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, TensorSpec
@@ -49,6 +50,13 @@ def test_every_step_has_both_halves_and_described_kernels() -> None:
         assert row["eager"]["busy_s"] > 0
         described = [op_of(op) for op in row["ops"].values()]
         assert sum(op is None for op in described) <= 0.1 * len(described)
+
+
+def test_no_fit_reads_the_blind_steps_and_all_were_measured() -> None:
+    measured = {row["step"] for row in lines("blind")}
+    assert measured == {step.name for step in BLIND}
+    assert not measured & {row["step"] for row in steps()}
+    assert not measured & {kernel.source for kernel in kernels()}
 
 
 def test_an_exact_prediction_has_no_error() -> None:
