@@ -138,6 +138,16 @@ def _was_interrupted(error: BaseException | None) -> bool:
 class _Command(typer.core.TyperCommand):
     """A command whose results alone reach the standard output."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments. A flag of typer's takes no value, so "--compile both" is joined."""
+        joined: list[str] = []
+        for arg in args:
+            if arg == "--compile=both" or (arg == "both" and joined[-1:] == ["--compile"]):
+                joined[len(joined) - (arg == "both") :] = ["--compile-both"]
+            else:
+                joined.append(arg)
+        return list(super().parse_args(ctx, joined))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command. What others print from here on goes to the standard error."""
         standard_output.keep_for_results()

@@ -18,6 +18,7 @@ from wavecast.cli.app import (
     gpu_names,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.compile_options import CompileOption, as_compiled
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.parallel_options import ParallelOption, strategy_of
@@ -84,6 +85,7 @@ def memory(
     expandable_segments: SegmentsOption = False,
     parallel: ParallelOption = None,
     assume: AssumeOption = None,
+    compile_: CompileOption = False,
     ranks: RanksOption = None,
     advice: AdviceOption = False,
     measure: Annotated[
@@ -112,6 +114,7 @@ def memory(
         _refuse_beside_measuring(gpu, expandable_segments, parallel)
     step = unchanged(resolve(target, batch, precision, options), batch, precision)
     wanted, headings = of_ranks(assuming(step, assume), ranks), list[str]()
+    wanted = as_compiled(wanted, compile_)
     if measure:
         headings, memories = ["predicted", "measured"], _predicted_and_measured(wanted)
     else:
@@ -167,6 +170,7 @@ def fits(
     expandable_segments: SegmentsOption = False,
     parallel: ParallelOption = None,
     assume: AssumeOption = None,
+    compile_: CompileOption = False,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
 ) -> None:
@@ -181,7 +185,7 @@ def fits(
     wavecast fits train.py:make_step --gpu l4 && python train.py
     """
     wanted = unchanged(resolve(target, batch, precision, options), batch, precision)
-    wanted = assuming(wanted, assume)
+    wanted = as_compiled(assuming(wanted, assume), compile_)
     gpus = named_or_all_gpus(gpu)
     traces = family_traces(wanted, gpus)
     strategy = None if parallel is None else strategy_of(parallel, target, options)

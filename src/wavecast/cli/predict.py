@@ -23,6 +23,8 @@ from wavecast.cli.app import (
     gpu_names,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.compile_options import CompileOrBothOption, as_compiled
+from wavecast.cli.compiled_gains import show_gains
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import NO_FILES, ReportFiles, report_files, write_prediction_files
 from wavecast.cli.parallel import show_parallel
@@ -161,6 +163,7 @@ def predict(
     parallel: ParallelOption = None,
     assume: AssumeOption = None,
     ranks: RanksOption = None,
+    compile_: CompileOrBothOption = None,
     moved: MovedOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
@@ -171,7 +174,7 @@ def predict(
     """Predict the time of a training step on GPUs you do not have.
 
     \b
-    wavecast predict resnet50 --batch 64 --precision bf16 --gpu all
+    wavecast predict resnet50 --batch 64 --precision bf16 --gpu all --compile both
     wavecast predict resnet50 --batch 64 --gpu l4 --epochs 90 --dataset-samples 1281167
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --by module --json
     wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
@@ -181,24 +184,24 @@ def predict(
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
     files.refuse_bad_places()
-    gpus = named_or_all_gpus(gpu)
-    wanted = of_ranks(assuming(resolve(target, batch, precision, options), assume), ranks)
+    gpus, step = named_or_all_gpus(gpu), resolve(target, batch, precision, options)
+    wanted = of_ranks(assuming(as_compiled(step, compile_ is True), assume), ranks)
     plan, book = training.plan(wanted), pricing.book(gpus, setup)
     refuse_scaling(wanted, origin, predictor, setup)
-    parallel = f"data={ranks}" if parallel is None and ranks is not None else parallel
-    if parallel is not None:
+    if parallel is not None or ranks is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         _refuse_beside_parallel(given | {"--cuda-graph": cuda_graph or None, "--origin": origin})
-        show_parallel(wanted, gpus, parallel, (host, host_factor), files, as_json, plan, book)
-        return
+        hosts, parallel = (host, host_factor), parallel or f"data={ranks}"
+        return show_parallel(wanted, gpus, parallel, hosts, files, as_json, plan, book)
     chosen = chosen_predictor(predictor, wanted, precision, model, setup)
-    predict_on = partial(
-        wavecast.predict, predictor=chosen, origin=origin, host=host, host_factor=host_factor
-    )
+    on = partial(wavecast.predict, predictor=chosen, origin=origin, graphed=cuda_graph)
+    predict_on = partial(on, host=host, host_factor=host_factor)
+    if compile_ is False:
+        return show_gains(wanted, gpus, predict_on, as_json)
     traces = family_traces(wanted, gpus)
     notes = (_NARROW,) if setup is not None and not model else ()
     with waiting(f"predicting on {len(gpus)} GPUs"):
-        steps = [_noted(predict_on(traces, device, graphed=cuda_graph), notes) for device in gpus]
+        steps = [_noted(predict_on(traces, device), notes) for device in gpus]
         rows = fastest_first(steps) if ALL in gpu else fitting_first(steps)
     write_prediction_files(files, wanted.name, rows, setup)
     _print(wanted, rows, (by, depth), as_json, setup, book, plan)

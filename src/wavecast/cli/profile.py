@@ -17,6 +17,7 @@ from wavecast.cli.app import (
     gpu_names,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.compile_options import CompileOption, as_compiled
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.predict import (
@@ -83,6 +84,7 @@ def profile(
     host: HostOption = None,
     cuda_graph: GraphOption = False,
     assume: AssumeOption = None,
+    compile_: CompileOption = False,
     kernels: KernelsOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
@@ -106,6 +108,7 @@ def profile(
     refuse_all(gpu, "profile", f"predict {target}")
     _refuse_mixed(gpu, more, host is not None or cuda_graph, assume)
     wanted = assuming(resolve(target, batch, precision, options), assume)
+    wanted = as_compiled(wanted, compile_)
     predictions: list[Prediction] = []
     if gpu:
         refuse_scaling(wanted, origin)

@@ -64,12 +64,19 @@ def unchanged(target: Target, batch: int | None, precision: str | None) -> Targe
     return target
 
 
-def trace_of(target: Target, capability: tuple[int, int] | None, *, quiet: bool = False) -> Trace:
-    """The trace of a target: the saved one, or a new one for a compute capability.
+def trace_of(
+    target: Target,
+    capability: tuple[int, int] | None,
+    *,
+    gpu: Device | None = None,
+    quiet: bool = False,
+) -> Trace:
+    """The trace of a target: the saved one, or a new one for a GPU or a compute capability.
 
     Args:
         target: the step.
         capability: the compute capability; None for a recent one.
+        gpu: the GPU, instead of a compute capability.
         quiet: whether no progress is shown, because the caller shows its own.
     """
     if target.trace is not None or target.make_step is None:
@@ -78,12 +85,14 @@ def trace_of(target: Target, capability: tuple[int, int] | None, *, quiet: bool 
     with nullcontext() if quiet else _tracing(target) as progress:
         return wavecast.trace(
             target.make_step,
-            capability=capability,
+            gpu=gpu,
+            capability=capability if gpu is None else None,
             samples=target.samples,
             unit=target.unit,
             progress=progress,
             assume=target.assume,
             ranks=target.ranks,
+            compiled=target.compiled,
         )
 
 
@@ -100,6 +109,7 @@ def family_traces(target: Target, gpus: Sequence[Device]) -> FamilyTraces:
             progress=progress,
             assume=target.assume,
             ranks=target.ranks,
+            compiled=target.compiled,
         )
 
 

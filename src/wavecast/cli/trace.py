@@ -22,6 +22,7 @@ from wavecast.cli.app import (
     refuse_unwritable,
 )
 from wavecast.cli.assumptions import AssumeOption, assuming
+from wavecast.cli.compile_options import CompileOption, as_compiled
 from wavecast.cli.model_options import NO_OPTIONS, ModelOptions, model_options
 from wavecast.cli.ranks import RanksOption, of_ranks
 from wavecast.cli.screen import print_json, show, waiting
@@ -29,7 +30,6 @@ from wavecast.cli.standard_output import keep_for_results
 from wavecast.cli.steps import measured_step, require_gpu, trace_of, unchanged
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import resolve
-from wavecast.hardware.families import family
 from wavecast.report import records
 from wavecast.report import traces as report
 from wavecast.report.tables import line
@@ -50,6 +50,7 @@ def trace(
         ),
     ] = None,
     assume: AssumeOption = None,
+    compile_: CompileOption = False,
     ranks: RanksOption = None,
     as_json: JsonOption = False,
     options: ModelOptions = NO_OPTIONS,
@@ -64,13 +65,13 @@ def trace(
         refuse_unwritable(out)
     device = wavecast.device(gpu) if gpu is not None else None
     wanted = assuming(resolve(target, batch, precision, options), assume)
-    wanted = of_ranks(wanted, ranks)
+    wanted = as_compiled(of_ranks(wanted, ranks), compile_)
     if device is not None and wanted.trace is not None:
         raise InvalidInput(
             f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"
         )
     unchanged(wanted, None, precision)
-    traced = trace_of(wanted, None if device is None else family(device))
+    traced = trace_of(wanted, None, gpu=device)
     _finish(wanted.name, traced, report.traced_step(wanted.name, traced), out, as_json)
 
 

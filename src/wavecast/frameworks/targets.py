@@ -59,6 +59,8 @@ class Target:
     """How a Hugging Face model is trained."""
     ranks: int | None = None
     """How many ranks the step's own parallel code has, for `wavecast.trace`."""
+    compiled: bool = False
+    """Whether to trace the step as if it were compiled, for `wavecast.trace`."""
 
 
 def resolve(

@@ -93,8 +93,8 @@ def trace(
             the others, and its collectives are ops of the trace.
         rank: which of the ranks it is.
         compiled: whether to trace the step as if it were compiled: each module that it calls from
-            outside of all modules, and that has parameters, as with `Module.compile()`. Code that
-            the step compiles itself is always compiled.
+            outside of all modules, and that has parameters, as with `torch.compile(module)`. Code
+            that the step compiles itself is always compiled.
 
     Raises:
         CaptureError: the step cannot be traced. The message names the line of your code.

@@ -48,6 +48,7 @@ class Structure:
     def watch(self) -> Iterator[None]:
         """Follow the modules and optimizers that run inside the block."""
         self._here.stack.clear()
+        self._here.optimizer_depth = 0  # a compiled step of an optimizer does not say that it ends
         self._node_modules.clear()
         zero_grad = torch.optim.Optimizer.zero_grad
 

@@ -22,6 +22,15 @@ from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.user_lines import failing_line, user_line
 from wavecast.ops.fused import GUARDS
+from wavecast.traces.step import Phase
+
+_OPTIMIZERS = "/torch/optim/"
+"""The folder of torch's optimizers: a graph whose code is all from there is an update."""
+
+_AUTOTUNED = (
+    "torch.compile: max-autotune would try Triton's kernels for products on the GPU; those of "
+    "cuBLAS are assumed"
+)
 
 
 class StepCompiler:
@@ -57,7 +66,7 @@ class StepCompiler:
     def rewrite(self, recorder: OpRecorder) -> bool:
         """After a first call of the step: compile the modules that it called from outside.
 
-        Each such module with parameters is compiled as a whole, as `Module.compile()` does. It
+        Each such module with parameters is compiled as a whole, as `torch.compile` does. It
         returns whether anything was compiled.
         """
         if not self._everything:
@@ -65,7 +74,7 @@ class StepCompiler:
         for module in recorder.structure.roots():
             if dynamo.is_compiled(module) or not any(True for _ in module.parameters()):
                 continue
-            module.compile()
+            dynamo.compile_module(module)
             self._compiled.append(module)
         return bool(self._compiled)
 
@@ -127,11 +136,16 @@ class _Session:
     def compile(self, gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """What runs instead of a graph of Dynamo's."""
         root = self._recorder.structure.place()[1]
+        options, is_tuned = inductor.untuned(options)
+        if is_tuned:
+            self.notes.setdefault(_AUTOTUNED)
         try:
             compiled = inductor.inductor(gm, inputs, partial(self._compile_inner, root), **options)
         except WavecastError:
             raise
         except Exception as error:
+            if dynamo.is_restart(error):
+                raise
             self._note_failure(error)
             return gm.forward
         recorder = self._recorder
@@ -150,6 +164,7 @@ class _Session:
         *,
         is_backward: bool = False,
         is_inference: bool = False,
+        cudagraphs: Any = None,
         **_options: Any,
     ) -> Any:
         with self.outside():
@@ -158,4 +173,12 @@ class _Session:
                 plan = plan_of(graph, self._target.sm_count)
                 if not is_backward:
                     inductor.report_strides(graph, hint_of(graph))
-        return GraphRun(plan, self._recorder, self._mode, root)
+        in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)
+        return GraphRun(
+            plan,
+            self._recorder,
+            self._mode,
+            root,
+            phase=Phase.OPTIMIZER if in_optimizer else None,
+            is_replayed=bool(cudagraphs),
+        )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._C._dynamo import guards
-from torch._dynamo import convert_frame, output_graph, trace_rules
+from torch._dynamo import convert_frame, external_utils, output_graph, trace_rules
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.types import ConvertFrameReturn
@@ -119,9 +119,7 @@ def without_traces() -> Iterator[None]:
         flags = [name for name in _FLAGS if hasattr(_python_dispatch, name)]
         replace(_python_dispatch, **dict.fromkeys(flags, False))
         for owner, name in _HOOKS:
-            hooks = getattr(owner, name)
-            stack.callback(hooks.update, dict(hooks))
-            hooks.clear()
+            replace(owner, **{name: type(getattr(owner, name))()})
         now = vars(torch)
         replace(torch, **{name: f for name, f in _PLAIN.items() if now.get(name) is not f})
         replace(torch._subclasses, FakeTensor=FakeTensor)
@@ -152,6 +150,11 @@ def _without_torch(init: Callable[..., None]) -> Callable[..., None]:
     return make
 
 
+def is_restart(error: BaseException) -> bool:
+    """Whether an error of a backend asks Dynamo to begin again, with other choices."""
+    return isinstance(error, torch._dynamo.exc.RestartAnalysis)
+
+
 def is_user_error(error: BaseException) -> bool:
     """Whether a GPU would raise this error, too: the step asked for one graph and breaks it."""
     return isinstance(error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
@@ -160,6 +163,15 @@ def is_user_error(error: BaseException) -> bool:
 def graph_breaks() -> list[tuple[str, list[Any]]]:
     """The reasons for graph breaks and the stacks of the user's lines, since the trace began."""
     return [(r.reason, list(r.user_stack)) for r in output_graph.graph_break_reasons]
+
+
+def compile_module(module: Any) -> None:
+    """Compile a module as `torch.compile(module)` does, but in its place.
+
+    Torch would not capture the frames of its own modules, such as `nn.Sequential`, so the call is
+    wrapped in a function that it captures.
+    """
+    module._compiled_call_impl = torch.compile(external_utils.wrap_inline(module._call_impl))
 
 
 def is_compiled(module: Any) -> bool:

@@ -32,6 +32,10 @@ REAL_DEVICES = "_wavecast_real_devices"
 # Torch's own, taken when this module is imported: nothing is replaced yet.
 _plain_device = FakeTensor.device.fget
 _plain_new = FakeTensor.__new__
+_METHODS = ("to", "cuda", "cpu", "numpy", "__array__", "tolist")
+_plain_methods = {
+    owner: {name: getattr(owner, name) for name in _METHODS} for owner in (FakeTensor, torch.Tensor)
+}
 _plain_dispatch = FakeTensorMode.dispatch
 _plain_from_tensor = FakeTensorMode.from_tensor
 
@@ -48,6 +52,10 @@ class CompilerDevices:
         with ExitStack() as stack:
             replace = replacing(stack)
             replace(FakeTensorMode, dispatch=self._dispatching(), from_tensor=self._converting())
+            # The methods that a trace replaces are no code for the compiler.
+            for owner, methods in _plain_methods.items():
+                own = {name: m for name, m in methods.items() if getattr(owner, name) is not m}
+                replace(owner, **own)
             replace(
                 FakeTensor,
                 __new__=staticmethod(self._making()),

@@ -100,8 +100,9 @@ class _Planner:
     def _step(self, node: Any) -> PlanStep:
         members = list(node.get_nodes())
         ops: tuple[Op, ...] = ()
-        if node.get_name() in self._replaced:
-            pass
+        device = node.get_device()
+        if node.get_name() in self._replaced or (device is not None and device.type == "cpu"):
+            pass  # another kernel does its work, or the host
         elif node.is_extern():
             ops = tuple(self._library_ops(members))
         elif type(node).__name__ != "NopKernelSchedulerNode":
@@ -128,8 +129,8 @@ class _Planner:
                 name = output.get_name()
                 if name in inside or self._is_alias(output):
                     continue
-                if not output.node.should_allocate() and not _is_part_of_result(output.node):
-                    continue
+                if not hasattr(output.node.get_output_spec(), "size"):
+                    continue  # a call with several results, which are nodes of their own
                 spec = spec_of(output.node, self._hint)
                 if spec.device != "cuda":
                     continue
@@ -139,10 +140,10 @@ class _Planner:
         """Note a buffer that is part of another one, and say whether it is."""
         layout = output.node.get_output_spec()
         base = getattr(layout, "view", None) or getattr(layout, "target", None)
-        if base is None:
-            return False
-        self._aliases[output.get_name()] = base.get_name()
-        return True
+        names = [base.get_name()] if base is not None else list(output.get_aliases())
+        if names:
+            self._aliases[output.get_name()] = names[0]
+        return bool(names)
 
     def _taken_over(
         self, spec: TensorSpec, members: list[Any], free: dict[str, None]
@@ -160,9 +161,15 @@ class _Planner:
                 return name
         return None
 
+    def _constant(self, output: Any) -> Any:
+        expression = getattr(output, "expr", None)
+        if expression is None:
+            return None
+        return self._hint(expression) if expression.is_integer else float(expression)
+
     def _result(self, output: Any) -> PlannedResult:
         if not hasattr(output, "get_name") or not output.has_tensor_output():
-            return PlannedResult(None, constant=_constant(output))
+            return PlannedResult(None, constant=self._constant(output))
         layout = output.get_layout()
         return PlannedResult(
             output.get_name(),
@@ -172,17 +179,5 @@ class _Planner:
         )
 
 
-def _is_part_of_result(node: Any) -> bool:
-    """Whether a node names one of several results of a library call."""
-    return type(node).__name__ == "MultiOutput"
-
-
 def _same_memory(source: TensorSpec, result: TensorSpec) -> bool:
     return source.dtype == result.dtype and source.touched_bytes == result.touched_bytes
-
-
-def _constant(output: Any) -> Any:
-    expression = getattr(output, "expr", None)
-    if expression is None:
-        return None
-    return int(expression) if expression.is_integer else float(expression)

@@ -185,10 +185,29 @@ _FACTORIES = (("empty.memory_format", _empty), ("empty_strided", _empty_strided)
 
 def inductor(gm: Any, inputs: Sequence[Any], inner: InnerCompile, **options: Any) -> Any:
     """Torch's own compilation of a graph, with `inner` for the forward and backward graphs."""
-    return _compile_fx(gm, inputs, inner_compile=inner, decompositions=_decompositions(), **options)
+    patches = options.pop("config_patches", None) or {}
+    with inductor_config.patch(patches):
+        # The backward graph may be compiled later.
+        patched = inductor_config.patch(patches)(inner) if patches else inner
+        return _compile_fx(
+            gm, inputs, inner_compile=patched, decompositions=_decompositions(), **options
+        )
 
 
 _compile_fx = compile_fx.compile_fx
+
+
+_TUNING = ("max_autotune", "max_autotune_gemm", "coordinate_descent_tuning")
+
+
+def untuned(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The options without what is tried out on the GPU, and whether there was any."""
+    patches = dict(options.get("config_patches") or {})
+    is_tuned = any(patches.get(n, getattr(inductor_config, n, False)) for n in _TUNING)
+    if is_tuned:
+        known = [name for name in _TUNING if hasattr(inductor_config, name)]
+        options = {**options, "config_patches": patches | dict.fromkeys(known, False)}
+    return options, is_tuned
 
 
 def _decompositions() -> dict[Any, Any]:
@@ -213,6 +232,9 @@ class RealDevices(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op. Convolutions give the layout that cuDNN gives, which torch would ask."""
+        if func is _aten._unsafe_masked_index_put_accumulate.default:
+            # Torch would compute it in place, for which its CPU build has no code.
+            return super().dispatch(_aten.empty_like.default, types, args[:1], {})
         out = super().dispatch(func, types, args, kwargs or {})
         if func is _aten.convolution.default:
             return in_layout(suggested(args[0], args[1]), out)
@@ -233,7 +255,7 @@ def lowered(gm: Any, is_backward: bool, is_inference: bool) -> Any:
     _put_on_devices(gm, mode)
     inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
     compile_fx.view_to_reshape(gm)
-    with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()), _traced_in(mode):
+    with _traced_under(mode), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
         compile_fx._recursive_record_original_output_strides(gm)
         compile_fx._recursive_post_grad_passes(gm, is_inference=is_inference)
         graph = GraphLowering(
@@ -252,17 +274,17 @@ def lowered(gm: Any, is_backward: bool, is_inference: bool) -> Any:
 
 
 @contextmanager
-def _traced_in(mode: RealDevices) -> Iterator[None]:
-    """Let passes that trace a replacement find this mode, not that of the graph before."""
+def _traced_under(mode: RealDevices) -> Iterator[None]:
+    """Let passes that trace a replacement find this mode, and not that of AOTAutograd."""
     context = TracingContext.try_get()
-    if context is None:
-        yield
-        return
-    before, context.fake_mode = context.fake_mode, mode
+    before = None if context is None else context.fake_mode
+    if context is not None:
+        context.fake_mode = mode
     try:
         yield
     finally:
-        context.fake_mode = before
+        if context is not None:
+            context.fake_mode = before
 
 
 def handling(graph: Any) -> Any:

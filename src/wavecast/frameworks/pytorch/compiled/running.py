@@ -19,12 +19,21 @@ from wavecast.frameworks.pytorch.compiled.graph_plan import (
 )
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.signature import on_host, with_switches
-from wavecast.ops.fused import CALL
+from wavecast.ops.fused import CALL, GRAPH_LAUNCH
 from wavecast.traces.step import Phase, TensorSpec
 
 
 class GraphRun:
-    """A compiled graph, as torch calls it: with a list of tensors, which it empties."""
+    """A compiled graph, as torch calls it: with a list of tensors, which it empties.
+
+    Args:
+        plan: what it does.
+        recorder: records its kernels.
+        mode: the mode of the trace's fake tensors.
+        root: the path of the module whose code was compiled.
+        phase: the phase of the step. None for the present one.
+        is_replayed: whether its kernels are replayed as one CUDA graph.
+    """
 
     def __init__(
         self,
@@ -32,15 +41,18 @@ class GraphRun:
         recorder: OpRecorder,
         mode: FakeTensorMode,
         root: str = "",
+        *,
         phase: Phase | None = None,
+        is_replayed: bool = False,
     ) -> None:
         self.plan = plan
         self._recorder = recorder
         self._mode = mode
         self._root = root
         self._phase = phase
-        self._constants: dict[str, Any] = {}
+        self._is_replayed = is_replayed
         self._calls = sum(not on_host(op) for step in plan.steps for op in step.ops)
+        self._constants: dict[str, Any] = {}
         self._boxed_call = True  # torch asks for it, also through wrappers that copy attributes
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -48,7 +60,10 @@ class GraphRun:
         tensors = dict(zip(self.plan.inputs, args, strict=True))
         args.clear()  # the caller keeps no saved tensor alive
         tensors |= self._own_constants()
-        self._recorder.mark(CALL, calls=self._calls)
+        # Each mark says how many of the calls after it are issued there.
+        self._recorder.mark(CALL, calls=0 if self._is_replayed else self._calls)
+        if self._is_replayed:
+            self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
         for step in self.plan.steps:
             self._run(step, tensors)
         return [self._result(result, tensors) for result in self.plan.results]
