@@ -126,6 +126,12 @@ def _collectives(folders: Folders) -> None:
     collectives.main(["--data", str(folders.data)])
 
 
+def _overlap(folders: Folders) -> None:
+    from lab.fit import overlap
+
+    overlap.main(["--data", str(folders.data), "--cache", str(folders.cache)])
+
+
 def _ranges(folders: Folders) -> None:
     from lab.score import ranges
 
@@ -192,6 +198,13 @@ FITS = (
         _collectives,
         ("models/collectives.toml",),
         ("kernels", "distributed"),
+    ),
+    ShippedFit(
+        "overlap",
+        "what kernels and collectives, and ranks, cost each other",
+        _overlap,
+        ("models/overlap.toml",),
+        ("lambda",),
     ),
     ShippedFit(
         "ranges",

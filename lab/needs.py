@@ -14,13 +14,17 @@ from pathlib import Path
 SOURCES = "docs/sources.md"
 FILES: dict[str, tuple[str, ...]] = {
     "deepbench": ("ops.parquet",),
+    "dlperf": ("throughput.parquet",),
     "distributed": ("collectives.csv", "steps.parquet"),
     "kernels": (
         *("gemm.parquet", "gemm_replicate.parquet", "attention.parquet"),
         *("vidur_gemm.parquet", "vidur_ops.parquet"),
         *("collectives.parquet", "vidur_collectives.parquet"),
     ),
-    "kineto": ("resnet50_ddp_v100_32gb_rank0.ns_resolution.json.gz",),
+    "kineto": (
+        "resnet50_ddp_v100_32gb_rank0.ns_resolution.json.gz",
+        "recsys_v100_16gb_rank1of2.trace_diff_test.json.gz",
+    ),
     "lambda": ("lambda_throughput.csv", "lambda_scaling.csv"),
     "neusight": ("ops.parquet", "end_to_end.parquet"),
     "nvidia": ("nvidia_perf.csv",),

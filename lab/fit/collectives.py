@@ -32,8 +32,11 @@ from wavecast.predictors.collectives.constants import LinkConstants
 from wavecast.predictors.collectives.paths import RankPath, generation_of, path_of
 
 OUT = shipped("models/collectives.toml")
-NOT_FITTED = ("host_hop_s", "host_efficiency", "socket_efficiency", "pcie_range")
-"""No usable table has boxes without peer-to-peer or with a ring across processors."""
+NOT_FITTED = (
+    *("host_hop_s", "host_efficiency", "host_shared_bytes_per_s", "ethernet_efficiency"),
+    *("socket_bytes_per_s", "pcie_range", "host_range"),
+)
+"""No usable table has boxes without peer-to-peer, rings across processors, or Ethernet."""
 RANGES = ("node_range", "unseen_range", "network_range")
 FITTED = tuple(
     name

@@ -35,6 +35,7 @@ from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_
 from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.physics.tiles import Theta
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.traces.step import Op
 
 PRIOR = 2.0
 """How strongly a constant is pulled to its physical guess."""
@@ -115,9 +116,14 @@ def _group(row: FusedKernel) -> str:
     return f"{SMALL} {int(row.source.split()[-1]) % 5}"
 
 
+def _values(op: Op) -> tuple[Any, ...]:
+    tensors = [(t.shape, t.dtype, t.strides, t.device) for t in (*op.inputs, *op.outputs)]
+    return op.name, len(op.inputs), tensors, op.attrs
+
+
 def digest(rows: Sequence[FusedKernel]) -> str:
     """A hash of everything that the fit sees."""
-    seen = (repr((row.op, float(f"{row.seconds:.6g}"))) for row in rows)
+    seen = (repr((*_values(row.op), float(f"{row.seconds:.6g}"))) for row in rows)
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()
 
 

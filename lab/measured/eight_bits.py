@@ -1,7 +1,7 @@
 """Steps as if the products of the blocks were in 8 bits, as Transformer Engine has them.
 
-Each layer casts its input once for the forward pass, and the gradient of its output once for the
-backward pass; both casts also write a transposed copy, since products in 8 bits read rows only.
+An input that a norm or an activation made, and a gradient that an activation made, is written in 8
+bits by that kernel. Others are cast, with a turned copy, since products in 8 bits read rows only.
 Weights are cast once for all micro-batches of a step, and that is left out. The output layer, the
 embedding and attention stay in 16 bits.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from wavecast import ops
 from wavecast.parallel.editing import Edit
 from wavecast.parallel.ranks import ModelPart, ParallelStep
 from wavecast.parallel.spreading import backward_end
@@ -19,6 +20,9 @@ from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 _PRODUCTS = ("aten.mm", "aten.addmm")
 _SCALE = TensorSpec((), "float32")
+_ACTIVATIONS = ("gelu", "silu", "activation")
+_WRITE_NARROW = {Phase.FORWARD: ("norm", *_ACTIVATIONS), Phase.BACKWARD: _ACTIVATIONS}
+"""Parts of the names of kernels that write 8 bits for the product that follows, by phase."""
 
 
 def in_eight_bits(step: ParallelStep) -> ParallelStep:
@@ -35,15 +39,21 @@ def _part(part: ModelPart) -> ModelPart:
 def _trace(trace: Trace) -> Trace:
     block_of = block_finder(trace)
     edit = Edit(replace(trace, allocations=()))
+    before: Call | None = None
     for position, call in enumerate(trace):
         if call.op.base in _PRODUCTS and block_of(call.module):
-            edit.insert(position, _casts(call))
+            edit.insert(position, _casts(call, before))
             edit.replace_op(position, _product(call))
+        elif call.op.name.startswith("aten.") and ops.launches(call.op):
+            before = call
     return edit.made()
 
 
-def _casts(call: Call) -> Iterator[Call]:
+def _casts(call: Call, before: Call | None) -> Iterator[Call]:
     """The cast of a layer's input, or of the gradient of its output, with a turned copy."""
+    names = f"{before.op.base} {before.module.rpartition('.')[2]}" if before else ""
+    if any(name in names for name in _WRITE_NARROW.get(call.phase, ())):
+        return
     left = call.op.inputs[-2]
     sums_rows = call.phase is Phase.BACKWARD and left.strides is not None
     if call.phase is Phase.FORWARD or sums_rows:

@@ -23,7 +23,7 @@ from wavecast.predictors.wave import WaveScaling
 
 GPUS = {"V100 SXM2 16GB": "v100-sxm-16gb", "Quadro RTX 8000": "quadro-rtx-8000"}
 BATCH = 64
-(PROFILE,) = needs.FILES["kineto"]
+PROFILE = needs.FILES["kineto"][0]
 MEASURED = "resnet50-b64"
 """The key of our H200's trace in the campaign `habitat`."""
 

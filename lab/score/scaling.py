@@ -1,120 +1,182 @@
-"""Scaling of data parallel training, predicted and measured by Lambda on 2 and 4 GPUs.
+"""How well is the scaling of data parallel training predicted on Lambda's machines?
 
-    python -m lab.score.scaling DATA_FOLDER
+    python -m lab.score.scaling --data FOLDER [--cache FOLDER]
 
-The table is `lambda/lambda_scaling.csv` of the public measurements. Efficiency is the speed of n
-GPUs, divided by n times that of one. Clean rows of ResNet-50, BERT and GNMT are predicted with DDP.
+Needs the public table lambda (docs/sources.md), and transformers; takes six minutes, or three with
+the traces of an earlier run in `--cache`. Writes the tables of docs/parallel.md. Efficiency is the
+speed of n GPUs, divided by n times that of one. The GPU of a row is left out of the fit of overlap
+(lab.fit.overlap).
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
-import wavecast
-from wavecast.errors import WavecastError
-from wavecast.frameworks.targets import resolve
-from wavecast.hardware.families import family
-from wavecast.traces.step import Trace
+from lab.fit.overlap import ScaledStep, mean_error, parser_of, steps_of, without
+from lab.measured.scaled_rows import lambda_rows
+from lab.places import DOCS
+from lab.score import pages
+from lab.score.lambda_runs import more_gpus
+from wavecast.steps.overlap import OverlapConstants, shipped_overlap
 
-MODELS = {
-    "resnet50": "resnet50",
-    "bert_base_squad": "bert-base",
-    "bert_large_squad": "bert-large",
-    "gnmt": "gnmt",
+PAGE = DOCS / "parallel.md"
+MARK = "begin: python -m lab.score.scaling"
+NAMES = {
+    "bert_base_squad": "BERT",
+    "bert_large_squad": "BERT",
+    "gnmt": "GNMT",
+    "resnet50": "ResNet-50",
+    "ssd": "SSD",
 }
-"""The models of the suite, by Lambda's tasks. SSD is not in the suite."""
-
-PRECISIONS = {"amp_fp16": "fp16", "tf32": "tf32", "fp32": "fp32"}
-CLUSTERS = {"pcie": "lambda-pcie", "nvlink_bridge_pairs": "lambda-bridges", "nvlink_sxm": None}
-"""The machines, by Lambda's interconnects; None for the usual machine of the GPU."""
-
-
-@dataclass(frozen=True)
-class ScaledRow:
-    """One measured speed on several GPUs, relative to one."""
-
-    task: str
-    gpu: str
-    interconnect: str
-    precision: str
-    gpus: int
-    batch: int
-    efficiency: float
+TARGETS = {"BERT": 5, "GNMT": 5, "ResNet-50": 3, "SSD": 3}
+LINKS = {
+    "nvlink_sxm": "NVLink (boards)",
+    "nvlink_bridge_pairs": "NVLink bridges",
+    "pcie": "PCIe",
+}
+UNSTATED = "not stated"
+ALL = "**all**"
+TRIED = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
 
 
-def read_rows(folder: Path) -> Iterator[ScaledRow]:
-    """The clean rows of the tasks in the suite."""
-    with (folder / "lambda" / "lambda_scaling.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            precision = PRECISIONS.get(row["precision_effective"])
-            known = row["task"] in MODELS and row["interconnect"] in CLUSTERS
-            if row["clean"] == "True" and known and precision:
-                yield ScaledRow(
-                    task=row["task"],
-                    gpu=row["gpu"],
-                    interconnect=row["interconnect"],
-                    precision=precision,
-                    gpus=int(row["n_gpu"]),
-                    batch=round(float(row["batch_per_gpu"])),
-                    efficiency=float(row["efficiency"]),
-                )
+def gpu_of(step: ScaledStep) -> str:
+    """The GPU of a row."""
+    return step.row.case.gpu
 
 
-@cache
-def _trace(task: str, batch: int, precision: str, capability: tuple[int, int]) -> Trace:
-    target = resolve(MODELS[task], batch, precision)
-    assert target.make_step is not None
-    return wavecast.trace(target.make_step, capability=capability, samples=target.samples)
+def errors_without_gpu(steps: Sequence[ScaledStep]) -> list[tuple[ScaledStep, float]]:
+    """Each row with its predicted efficiency, the GPU of the row left out of the fit."""
+    fitted = without(steps, gpu_of)
+    return [(step, step.efficiency(fitted[gpu_of(step)])) for step in steps]
 
 
-def predicted(row: ScaledRow) -> float:
-    """The predicted efficiency of a row."""
-    device = wavecast.device(row.gpu)
-    trace = _trace(row.task, row.batch, row.precision, family(device))
-    cluster = CLUSTERS[row.interconnect]
-    one, many = (
-        wavecast.predict(trace, device, parallel=wavecast.Parallel(data=count, cluster=cluster))
-        for count in (1, row.gpus)
-    )
-    return one.seconds / many.seconds
-
-
-def score(rows: Iterable[ScaledRow]) -> tuple[list[str], list[str]]:
-    """The table's lines, and what could not be predicted."""
-    errors: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    failed: dict[str, None] = {}
-    for row in rows:
-        try:
-            efficiency = predicted(row)
-        except WavecastError as error:
-            failed.setdefault(str(error)[:160])
-            continue
-        errors[MODELS[row.task], row.interconnect].append((efficiency, row.efficiency))
-    lines = ["| model | link | rows | measured | predicted | mean error, points |"]
-    lines.append("|---|---|---:|---:|---:|---:|")
-    for (model, link), pairs in sorted(errors.items()):
-        found, real = (fmean(values) for values in zip(*pairs, strict=True))
-        points = 100 * fmean(abs(a - b) for a, b in pairs)
+def table(steps: Sequence[ScaledStep]) -> str:
+    """Errors by model and link."""
+    groups: dict[tuple[str, str], list[tuple[ScaledStep, float]]] = defaultdict(list)
+    for step, predicted in errors_without_gpu(steps):
+        name = NAMES[step.row.task]
+        groups[name, LINKS.get(step.row.link, UNSTATED)].append((step, predicted))
+        groups[name, ALL].append((step, predicted))
+    lines = [
+        "| model | link | rows | measured | predicted | mean error, points | equal rows differ by "
+        "| target |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (model, link), pairs in sorted(groups.items()):
+        errors = [abs(predicted - step.row.efficiency) for step, predicted in pairs]
         lines.append(
-            f"| {model} | {link} | {len(pairs)} | {real:.2f} | {found:.2f} | {points:.1f} |"
+            f"| {model} | {link} | {len(pairs)} | {fmean(s.row.efficiency for s, _ in pairs):.2f} "
+            f"| {fmean(p for _, p in pairs):.2f} | {100 * fmean(errors):.1f} "
+            f"| {100 * fmean(differences([s for s, _ in pairs])):.1f} | {TARGETS[model]} |"
         )
-    return lines, list(failed)
+    return "\n".join(lines)
+
+
+def differences(steps: Sequence[ScaledStep]) -> Iterator[float]:
+    """How far each row is from the median of the rows that are alike in all that is stated."""
+    alike: dict[object, list[float]] = defaultdict(list)
+    for step in steps:
+        row = step.row
+        key = (row.case.gpu, row.link, row.case.name, row.strategy.gpus)
+        alike[key].append(row.efficiency)
+    for values in alike.values():
+        yield from (abs(value - median(values)) for value in values)
+
+
+def slowdowns(steps: Sequence[ScaledStep]) -> str:
+    """The mean errors of the stated rows with other slowdowns, ranks spread as shipped."""
+    spread = shipped_overlap().rank_spread
+    stated = [step for step in steps if step.row.is_stated]
+    kinds = {
+        "boards with NVLink": [step for step in stated if not step.is_on_cards],
+        "cards": [step for step in stated if step.is_on_cards],
+    }
+    lines = [
+        f"| kernels take longer by | {' | '.join(f'{slowdown:.0%}' for slowdown in TRIED)} |",
+        f"|---|{'---:|' * len(TRIED)}",
+    ]
+    for name, some in kinds.items():
+        errors = [
+            100 * mean_error(some, OverlapConstants({"nvlink": s, "pcie": s}, spread))
+            for s in TRIED
+        ]
+        lines.append(f"| {name} | {' | '.join(f'{error:.1f}' for error in errors)} |")
+    return "\n".join(lines)
+
+
+def bridges(steps: Sequence[ScaledStep]) -> str:
+    """BERT-large in float32 on RTX 2080 Ti, with and without bridges, machine by machine."""
+    lines = ["| GPUs | bridges | measured, by machine | predicted |", "|---:|---|---:|---:|"]
+    rows: dict[tuple[int, str], list[tuple[ScaledStep, float]]] = defaultdict(list)
+    for step, predicted in errors_without_gpu(steps):
+        row = step.row
+        if (row.task, row.case.gpu) == ("bert_large_squad", "rtx-2080-ti"):
+            answer = "no" if row.link == "pcie" else "yes"
+            rows[row.strategy.gpus, answer].append((step, predicted))
+    for (gpus, answer), pairs in sorted(rows.items()):
+        measured = ", ".join(f"{step.row.efficiency:.2f}" for step, _ in pairs)
+        lines.append(f"| {gpus} | {answer} | {measured} | {pairs[0][1]:.2f} |")
+    return "\n".join(lines)
+
+
+def beside_the_regression(steps: Sequence[ScaledStep], data: Path) -> str:
+    """The errors of time on 4 GPUs: from runs on 1 and 2 GPUs, and from the model.
+
+    The model is given the measured time on one GPU, or nothing. Both predict the same runs.
+    """
+    constants, fitted = shipped_overlap(), without(steps, gpu_of)
+    counts: dict[object, set[int]] = defaultdict(set)
+    for step in steps:
+        counts[_runs_alike(step)].add(step.row.strategy.gpus)
+    errors: dict[str, list[list[float]]] = defaultdict(lambda: [[], []])
+    for step in steps:
+        if step.row.strategy.gpus == 4 and counts[_runs_alike(step)] == {2, 4}:
+            scaled = step.row.efficiency / step.efficiency(fitted[gpu_of(step)])
+            errors[NAMES[step.row.task]][0].append(abs(scaled - 1))
+            blind = step.seconds(constants) / step.row.seconds
+            errors[NAMES[step.row.task]][1].append(abs(blind - 1))
+    regressed: dict[str, list[float]] = defaultdict(list)
+    for task, error in more_gpus(data):
+        regressed[NAMES[task]].append(abs(error))
+    lines = [
+        "| model | runs on 4 GPUs | regression, from 1 and 2 GPUs | model, from 1 GPU "
+        "| model alone |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name in (*sorted(regressed), ALL):
+        some = [name] if name != ALL else sorted(regressed)
+        past = [e for one in some for e in regressed[one]]
+        from_one, from_none = ([e for one in some for e in errors[one][kind]] for kind in (0, 1))
+        assert len(past) == len(from_one)
+        lines.append(
+            f"| {name} | {len(past)} | {fmean(past):.1%} | {fmean(from_one):.1%} "
+            f"| {fmean(from_none):.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def _runs_alike(step: ScaledStep) -> tuple[object, ...]:
+    row = step.row
+    return (row.case.gpu, row.link, row.task, row.precision, row.case.batch)
+
+
+TABLES = {"scaling": table, "bridges": bridges, "slowdown": slowdowns}
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path, help="the folder of the public measurements")
-    options = parser.parse_args(given)
-    lines, failed = score(read_rows(options.data))
-    print("\n".join([*lines, *(f"not predicted: {reason}" for reason in failed)]))
+    """Write the tables, and print them."""
+    args = parser_of(__doc__, "lambda").parse_args(given)
+    with tempfile.TemporaryDirectory() as folder:
+        steps = steps_of(lambda_rows(args.data), args.cache or Path(folder))
+    tables = {name: make(steps) for name, make in TABLES.items()}
+    tables["more GPUs"] = beside_the_regression(steps, args.data)
+    for name, shown in tables.items():
+        pages.write(PAGE, f"{MARK} '{name}'", shown)
+        print(f"{name}\n\n{shown}\n")
 
 
 if __name__ == "__main__":

@@ -126,6 +126,15 @@ def test_a_box_for_any_card_takes_the_links_of_its_card() -> None:
     assert with_device(named, device("l40s")) is named
 
 
+def test_cards_reach_each_other_only_if_box_and_driver_allow_it() -> None:
+    def reach(box: str, card: str) -> bool:
+        return with_device(cluster(box), device(card)).node.peer_to_peer
+
+    assert reach("pcie-8", "l40s")
+    assert not reach("pcie-8", "rtx-4090")
+    assert not reach("pcie-vm", "l40s")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -189,3 +189,24 @@ def test_weights_in_16_bits_are_gathered_once_and_their_wide_gradients_reduced()
     block = Parallel(data=4, shard=3, reshard=False)
     assert moved(block, "nccl.all_gather", "outputs") == pytest.approx(weights, rel=0.01)
     assert moved(block, "nccl.reduce_scatter", "inputs") == pytest.approx(2 * weights, rel=0.01)
+
+
+def test_float32_copies_for_the_optimizer_are_not_reduced() -> None:
+    def make_step() -> Any:
+        model = torch.nn.Linear(64, 64, device="cuda").half()
+        masters = [p.detach().float() for p in model.parameters()]
+        optimizer = torch.optim.SGD(masters, lr=0.1)
+        x = torch.randn(8, 64, device="cuda", dtype=torch.float16)
+
+        def step() -> None:
+            for weight in model.parameters():
+                weight.grad = None
+            model(x).float().sum().backward()
+            for master, weight in zip(masters, model.parameters(), strict=True):
+                master.grad = weight.grad.float()
+            optimizer.step()
+
+        return step
+
+    trace = wavecast.trace(make_step)
+    assert sum(gradient.nbytes for gradient in gradients(trace)) == 2 * (64 * 64 + 64)

@@ -94,9 +94,72 @@ def test_bridges_are_told_apart_from_pcie_and_the_host_from_peers() -> None:
     assert pair[1].seconds > 1.3 * pair[0].seconds
     four = [predicted("all_reduce", size, 4, place, "rtx-a6000") for place in (bridged, plain)]
     assert four[0].seconds == four[1].seconds
-    peers = predicted("all_reduce", size, 4, usual_cluster(device("rtx-6000-ada")), "rtx-6000-ada")
-    host = predicted("all_reduce", size, 4, usual_cluster(device("rtx-4090")), "rtx-4090")
+    peers = predicted("all_reduce", size, 2, usual_cluster(device("rtx-6000-ada")), "rtx-6000-ada")
+    host = predicted("all_reduce", size, 2, usual_cluster(device("rtx-4090")), "rtx-4090")
     assert host.seconds > 2 * peers.seconds
+
+
+def attained(place: Cluster, gpu: str, ranks: int) -> float:
+    """The bytes per second of one hop of a ring, for a long message."""
+    size = 1 << 30
+    seconds = predicted("all_reduce", size, ranks, place, gpu).seconds
+    return 2 * (ranks - 1) / ranks * size / seconds
+
+
+def test_each_generation_of_pcie_is_twice_as_fast() -> None:
+    cards = ("gtx-1080-ti", "a100-pcie-80gb", "h100-pcie-80gb")
+    nominal = [device(card).pcie_bytes_per_s or 0.0 for card in cards]
+    assert nominal == [1.6e10, 3.2e10, 6.4e10]
+    box = replace(cluster("pcie-8"), node=replace(cluster("pcie-8").node, sockets=1))
+    speeds = [attained(box, card, 4) for card in cards]
+    assert speeds[1] / speeds[0] == pytest.approx(2, rel=0.05)
+    assert speeds[2] / speeds[1] == pytest.approx(2, rel=0.05)
+    assert all(0.5 < speed / fast < 0.9 for speed, fast in zip(speeds, nominal, strict=True))
+
+
+def test_hops_through_the_hosts_memory_share_it() -> None:
+    machine = cluster("pcie-vm")
+    speeds = [attained(machine, "a100-pcie-80gb", ranks) for ranks in (2, 4, 8)]
+    assert speeds[0] > 1.5 * speeds[1] > 2 * speeds[2]
+    # A bridge takes every second hop of a ring of four off the host.
+    bridged = replace(
+        cluster("lambda-bridges"), node=replace(cluster("lambda-bridges").node, peer_to_peer=False)
+    )
+    ways = [attained(place, "rtx-a6000", 4) for place in (machine, bridged)]
+    assert ways[1] > 1.5 * ways[0]
+    wide = replace(machine, node=replace(machine.node, host_bytes_per_s=1e12))
+    assert attained(wide, "a100-pcie-80gb", 8) > 3 * speeds[2]
+
+
+def test_a_ring_across_two_processors_is_slower_than_one_on_a_single_processor() -> None:
+    two = cluster("pcie-8")
+    one = replace(two, node=replace(two.node, sockets=1))
+    assert attained(two, "l40s", 4) == attained(one, "l40s", 4)
+    assert attained(two, "l40s", 8) < 0.6 * attained(one, "l40s", 8)
+    assert attained(two, "l40s", 8) > attained(cluster("pcie-vm"), "l40s", 8)
+
+
+def test_ethernet_is_limited_by_frames_and_then_by_the_processor() -> None:
+    box = cluster("tbd-ethernet")
+    assert box.network is not None
+    speeds = {}
+    for gigabits in (1, 10, 25, 100):
+        network = replace(box.network, bytes_per_s=gigabits * 1.25e8)
+        place = replace(box.with_gpus_per_node(1), network=network)
+        speeds[gigabits] = attained(place, "quadro-p4000", 2) / (gigabits * 1.25e8)
+    assert 0.85 < speeds[1] <= 0.94
+    assert list(speeds.values()) == sorted(speeds.values(), reverse=True)
+    assert speeds[100] < 0.3
+
+
+def test_ranges_are_widest_where_nobody_measured() -> None:
+    def factor(place: Cluster, gpu: str) -> float:
+        answer = predicted("all_reduce", 1 << 24, 2, place, gpu)
+        return answer.high_s / answer.seconds
+
+    boards = factor(cluster("dgx-h100"), "h100-sxm-80gb")
+    peers, host = factor(cluster("pcie-8"), "l40s"), factor(cluster("pcie-vm"), "l40s")
+    assert 1 < boards < peers < host
 
 
 def test_switches_that_add_up_serve_all_reduces_only() -> None:

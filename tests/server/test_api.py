@@ -78,6 +78,18 @@ def test_sizes_batch_and_strategy_change_the_answer(client: TestClient) -> None:
     assert post(client, "/api/predictions", QUESTION | decoder)["rows"][0]["unit"] == "tokens"
 
 
+def test_a_compiled_model_is_faster_and_a_trace_cannot_be_compiled(client: TestClient) -> None:
+    sizes = {"layers": 1, "hidden": 256, "heads": 8, "ffn": 512, "vocab": 1024}
+    model = {"model": "llama", "batch": 8, "precision": "bf16", "sizes": sizes, "gpus": ["l4"]}
+    eager, compiled = (
+        post(client, "/api/predictions", model | {"compile": choice})["rows"][0]["gpu_s"]
+        for choice in (False, True)
+    )
+    assert compiled < eager
+    traced = {"trace": "0" * 64, "gpus": ["l4"], "compile": True}
+    assert "compile" in post(client, "/api/predictions", traced, 422)["error"]["message"]
+
+
 def test_details_and_report_of_a_result(client: TestClient) -> None:
     answer = post(client, "/api/predictions", QUESTION)
     details = get(client, f"/api/results/{answer['id']}/gpus/l4")

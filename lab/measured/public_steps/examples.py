@@ -97,11 +97,29 @@ def bert_squad(size: str, batch: int, precision: str, *, old: bool, sequence: in
 
 def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> Step:
     """Pre-training of BERT-large: one forward and backward pass of gradient accumulation."""
+    half = precision == "amp_fp16"
+    model, loss = _pretraining("large", sequence, batch)
+    model = model.half() if half else model
+
+    def step() -> None:
+        (loss() * 1024 if half else loss()).backward()
+
+    return step
+
+
+def bert_pretraining_step(size: str, sequence: int, batch: int, precision: str) -> Step:
+    """Pre-training of BERT with an update of the weights in each step: Adam for LAMB."""
+    model, loss = _pretraining(size, sequence, batch)
+    if precision == "amp_fp16":
+        return half_step(model, loss)
+    return steady_step(loss, torch.optim.Adam(model.parameters(), fused=True), precision)
+
+
+def _pretraining(size: str, sequence: int, batch: int) -> tuple[Any, Callable[[], Tensor]]:
+    """BERT and the loss of masked words and following sentences."""
     import transformers as hf
 
-    model = copy_biases(_bert(hf.BertForPreTraining, "large"))
-    half = precision == "amp_fp16"
-    model = model.half() if half else model
+    model = copy_biases(_bert(hf.BertForPreTraining, size))
     masked = {128: 20, 512: 80}[sequence]
     tokens = torch.randint(30_000, (batch, sequence), device="cuda")
     segments, shown = torch.zeros_like(tokens), torch.ones_like(tokens)
@@ -109,17 +127,16 @@ def bert_pretraining(sequence: int, batch: int, precision: str, layout: str) -> 
     words = torch.randint(30_000, (batch * masked,), device="cuda")
     follows = torch.randint(2, (batch,), device="cuda")
 
-    def step() -> None:
+    def loss() -> Tensor:
         states, pooled = model.bert(
             tokens, attention_mask=shown, token_type_ids=segments, return_dict=False
         )
         chosen = states.flatten(0, 1).index_select(0, places)
         scores = model.cls.predictions(chosen)
-        loss = F.cross_entropy(scores.float(), words)
-        loss = loss + F.cross_entropy(model.cls.seq_relationship(pooled).float(), follows)
-        (loss * 1024 if half else loss).backward()
+        value = F.cross_entropy(scores.float(), words)
+        return value + F.cross_entropy(model.cls.seq_relationship(pooled).float(), follows)
 
-    return step
+    return model, loss
 
 
 def gnmt(batch: int, precision: str, layout: str) -> Step:
@@ -127,6 +144,21 @@ def gnmt(batch: int, precision: str, layout: str) -> Step:
     return suite.benchmark("gnmt").make_step(
         batch, _suite_precision(precision), sequence=PADDED_TOKENS, vocabulary=32_320
     )
+
+
+def half_gnmt(batch: int) -> Step:
+    """GNMT at Apex's level O2, whose gradients are float16."""
+    step = suite.benchmark("gnmt").make_step(
+        batch, "fp32", sequence=PADDED_TOKENS, vocabulary=32_320
+    )
+    source, target, following = step.inputs
+
+    def loss() -> Tensor:
+        return F.cross_entropy(
+            step.model(source, target).flatten(0, 1).float(), following.flatten()
+        )
+
+    return half_step(step.model, loss, clip_norm=5.0)
 
 
 def ncf(batch: int, precision: str, layout: str) -> Step:

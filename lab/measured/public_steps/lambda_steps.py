@@ -67,7 +67,7 @@ def _usable(row: dict[str, Any]) -> bool:
 def _consistent(row: dict[str, Any]) -> bool:
     """Whether throughput, step time and batch give a plausible sentence length (all but one do)."""
     tokens = row["throughput"] * row["step_ms"] * 1e-3 / row["batch_per_gpu"]
-    return bool(abs(tokens / _units("gnmt") - 1) < 0.2)
+    return bool(abs(tokens / units_of("gnmt") - 1) < 0.2)
 
 
 def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Case:
@@ -90,7 +90,7 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
         precision=precision,
         batch=batch,
         layout=layout if task in ("ssd", "resnet50") else "",
-        measured_s=batch * _units(task) / statistics.median(row["throughput"] for row in rows),
+        measured_s=batch * units_of(task) / statistics.median(row["throughput"] for row in rows),
         make_step=partial(make_step, task, batch, precision, layout, old=old),
         options=options_of_task.get(task, bert),
         software=f"torch {'.'.join(map(str, last))}, {rows[0]['data']} data",
@@ -100,7 +100,7 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
     )
 
 
-def _units(task: str) -> float:
+def units_of(task: str) -> float:
     """The units that the throughput counts (tokens or samples) in one sample."""
     from lab.measured.public_steps import examples
 

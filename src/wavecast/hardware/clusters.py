@@ -108,13 +108,13 @@ def with_device(cluster: Cluster, device: Device) -> Cluster:
         node,
         link_bytes_per_s=fast or node.link_bytes_per_s,
         pcie_bytes_per_s=node.pcie_bytes_per_s if switched else pcie,
-        peer_to_peer=switched or not _lacks_peer_to_peer(device),
+        peer_to_peer=switched or (node.peer_to_peer and not _lacks_peer_to_peer(device)),
     )
     sources = dict(cluster.sources)
     if fast:
         key = "pcie_bytes_per_s" if node.link is LinkKind.PCIE else "nvlink_bytes_per_s"
         sources["node.link_bytes_per_s"] = device.sources.get(key, "the file of its GPU")
-    if not node.peer_to_peer:
+    if cluster.node.peer_to_peer and not node.peer_to_peer:
         sources["node.peer_to_peer"] = "NVIDIA's driver has none on PCIe for GeForce RTX cards"
     return replace(cluster, gpu=device.id, node=node, sources=sources)
 

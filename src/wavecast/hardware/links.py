@@ -51,6 +51,8 @@ class NodeLinks:
     """What one GPU can send over PCIe, where it has NVLink too."""
     peer_to_peer: bool = True
     """Whether GPUs on PCIe read each other's memory. If not, data pass through the host's."""
+    host_bytes_per_s: float | None = None
+    """What all GPUs together send to each other through the host's memory. None if unknown."""
     sockets: int = 1
     """Processors to which the GPUs are attached. Data for the other half cross between them."""
     nvls: bool = False

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wavecast.traces.step import Allocation, Phase, Role, Trace
+from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,28 @@ def gradients(trace: Trace) -> list[Gradient]:
 
     A step that keeps the memory of its gradients (`zero_grad(set_to_none=False)`, or Megatron's
     `main_grad`) makes none. Each of its gradients is then taken to be ready when the backward pass
-    of its module ends.
+    of its module ends. Copies that the optimizer makes, in float32 for master weights, are no
+    gradients of the backward pass, and are not exchanged.
     """
     sums = _sums_in_place(trace)
     made = []
     for a in trace.allocations:
-        if a.role is Role.GRADIENT and a.born is not None:
+        if a.role is Role.GRADIENT and a.born is not None and _is_backward(trace, a.born):
             summed = sums.get((a.module, a.nbytes), -1)
             ready = summed if summed > a.born else _ready(trace, a.born)
-            made.append(Gradient(a.nbytes, ready, trace.calls[min(ready, len(trace) - 1)].module))
+            made.append(Gradient(a.nbytes, ready, _maker(trace, ready).module))
     if not made:
         made = _by_module(trace)
     return sorted(made, key=lambda gradient: gradient.ready)
+
+
+def _maker(trace: Trace, born: int) -> Call:
+    """The call that makes what is born at a position."""
+    return trace.calls[min(born, len(trace) - 1)]
+
+
+def _is_backward(trace: Trace, born: int) -> bool:
+    return _maker(trace, born).phase is Phase.BACKWARD
 
 
 def _sums_in_place(trace: Trace) -> dict[tuple[str, int], int]:
@@ -68,7 +78,7 @@ def _ready(trace: Trace, born: int) -> int:
 
     The gradient of a linear layer's weight is transposed first, after that of the bias is ready.
     """
-    first = trace.calls[min(born, len(trace) - 1)]
+    first = _maker(trace, born)
     if first.op.base != "aten.mm":
         return born
     ready = born

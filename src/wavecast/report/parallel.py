@@ -189,6 +189,7 @@ def record(step: ParallelPrediction, needed: Memory | None) -> dict[str, Any]:
         "efficiency": step.efficiency,
         "exposed_s": step.exposed_s,
         "idle_s": step.idle_s,
+        "waiting_s": step.waiting_s,
         "stages": [asdict(stage) for stage in step.stages],
         "memory_bytes": None if needed is None else needed.needed_bytes,
         "fits": None if needed is None else needed.fits,

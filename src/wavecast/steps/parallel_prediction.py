@@ -19,6 +19,7 @@ from wavecast.parallel.spreading import Spreader, without_collectives
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import refuse_impossible
 from wavecast.showing import Shown
+from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.rank_player import ClusterPredictor, RankPlayer
 from wavecast.steps.shares import Share
 from wavecast.steps.streams import StreamTimes
@@ -68,6 +69,8 @@ class ParallelPrediction(Shown):
     stages: tuple[StageTime, ...]
     single_s: float
     """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
+    waiting_s: float = 0.0
+    """The part of `seconds` in which ranks wait for the slowest of them."""
     unpredicted: tuple[Share, ...] = ()
     """Ops that nobody could predict. Their time is counted as 0."""
     player: RankPlayer | None = field(default=None, repr=False, compare=False)
@@ -175,6 +178,8 @@ class ParallelSteps:
             seconds, stages = _without_pipeline(step.groups[0], strategy, self._player)
         else:
             seconds, stages = _with_pipeline(step, self._player)
+        waiting_s = seconds * shipped_overlap().waiting(strategy.gpus)
+        seconds += waiting_s
         below, above = _spread_of(step, predictor)
         return ParallelPrediction(
             trace=self.trace,
@@ -186,6 +191,7 @@ class ParallelSteps:
             high_s=seconds * above,
             stages=stages,
             single_s=self.single_s,
+            waiting_s=waiting_s,
             unpredicted=_unpredicted(step, predictor),
             player=self._player,
         )

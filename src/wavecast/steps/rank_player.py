@@ -15,12 +15,10 @@ from wavecast.ops import Kind
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.predictors.base import Estimate, Predictor
 from wavecast.predictors.collectives import Collectives
+from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.streams import StreamTimes, play_streams
 from wavecast.traces.recomputed import as_issued
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
-
-SLOWDOWN = 0.1
-"""How much longer kernels take while a collective runs beside them."""
 
 
 class ClusterPredictor:
@@ -51,6 +49,11 @@ class ClusterPredictor:
                 self._answers[op] = None
         predicted = self._kernels.predict_all(computed, self.device)
         self._answers.update(zip(computed, predicted, strict=True))
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer kernels take while a collective runs beside them."""
+        return shipped_overlap().slowdown_on(self.cluster.node.link)
 
     def answer(self, op: Op) -> Estimate | None:
         """The estimate for an op; None where nobody could answer, or no kernel runs."""
@@ -103,7 +106,7 @@ class RankPlayer:
             timed.calls[begin:end],
             timed.issue_s[begin:end],
             timed.gpu_s[begin:end],
-            slowdown=SLOWDOWN,
+            slowdown=self._predictor.slowdown,
             sync_s=self._host.trip_s,
         )
 

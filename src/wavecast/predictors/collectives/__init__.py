@@ -107,8 +107,10 @@ class Collectives:
         """The factor within which about nine in ten real times lie."""
         if path.placement.nodes > 1:
             return self.constants.network_range
-        if path.generation in ("pcie", "host"):
+        if path.generation == "pcie":
             return self.constants.pcie_range
+        if path.generation == "host":
+            return self.constants.host_range
         seen = path.generation in self.constants.generations
         return self.constants.node_range if seen else self.constants.unseen_range
 

@@ -27,10 +27,18 @@ class LinkConstants:
     """The latency of a ring's step to the next machine, compared with such a message."""
     nvlink_efficiency: float = 0.8
     pcie_efficiency: float = 0.75
-    host_efficiency: float = 0.2
-    socket_efficiency: float = 0.5
-    """Of the PCIe speed, when a ring crosses from one processor to the other."""
+    host_efficiency: float = 0.44
+    """Of the PCIe speed, through the host's memory. It is half of what cards attain that reach each
+    other: a chunk is first written there, then read."""
+    host_shared_bytes_per_s: float = 1.6e10
+    """What all data together attain that pass through the host's memory at the same time. Eight
+    L40S attain 12 GB/s together and four 21 GB/s (aiconfigurator, 512 MiB)."""
     network_efficiency: float = 0.85
+    ethernet_efficiency: float = 0.94
+    """Of the speed of Ethernet: 1,448 of the 1,538 bytes that a full frame takes are data."""
+    socket_bytes_per_s: float = 3e9
+    """The most that TCP attains over one adapter: one processor core copies the data. A round
+    figure, not a measurement."""
     nvls_efficiency: float = 0.62
     """Of the NVLink speed, when switches add up."""
     nvls_hops: float = 12.0
@@ -65,8 +73,11 @@ class LinkConstants:
     """Nine in ten measured times are within this factor, on one machine of a measured kind."""
     unseen_range: float = 2.0
     """The same for links of which no GPU was measured."""
-    pcie_range: float = 3.0
-    """The same for PCIe: an assumption, since boxes differ and few were measured."""
+    pcie_range: float = 2.0
+    """The same for PCIe between cards that reach each other: an assumption, since one box was
+    measured."""
+    host_range: float = 3.0
+    """The same through the host's memory: an assumption. Equal boxes of Lambda's differ by 2.2."""
     network_range: float = 2.5
     """The same for several machines."""
 

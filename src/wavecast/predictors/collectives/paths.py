@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wavecast.hardware.cluster import Cluster, RankPlacement
 from wavecast.hardware.device import Device
-from wavecast.hardware.links import LinkKind
+from wavecast.hardware.links import LinkKind, NetworkKind, NodeLinks, NodeNetwork
 from wavecast.predictors.collectives.constants import LATENCY_S, LinkConstants
 
 
@@ -48,45 +49,77 @@ def path_of(
     cluster: Cluster, device: Device, placement: RankPlacement, constants: LinkConstants
 ) -> RankPath | None:
     """The links of a group of ranks. None if it needs a network and the cluster has none."""
-    network = cluster.network
-    if placement.nodes > 1 and network is None:
+    if placement.nodes > 1 and cluster.network is None:
         return None
-    generation = generation_of(cluster, device)
-    hop, share, speed = _inside(cluster, placement.per_node)
+    way = _inside(cluster, device, placement.per_node, constants)
+    speed = way.bytes_per_s
     if placement.per_node == 1 and placement.nodes > 1:
         speed = float("inf")  # nothing is sent inside a machine
-    if hop != "nvlink":
-        generation = hop
-    hop_s = constants.of(f"{hop}_hop_s", generation)
-    efficiency = constants.of(f"{share}_efficiency", generation)
     nvls = None
     if cluster.node.nvls and placement.per_node > 2:
-        nvls = cluster.node.link_bytes_per_s * constants.of("nvls_efficiency", generation)
-    if network is None or placement.nodes == 1:
-        outside = (0.0, float("inf"), False)
-    else:
-        latency_s = network.latency_s or LATENCY_S[network.kind]
-        # All GPUs of a machine use the network at the same time, each for its own group.
-        per_gpu = network.bytes_per_s / cluster.gpus_per_node
-        per_gpu = min(per_gpu, device.pcie_bytes_per_s or per_gpu)
-        speed_out = per_gpu * placement.per_node * constants.network_efficiency
-        outside = (constants.network_hops * latency_s, speed_out, network.sharp)
-    return RankPath(placement, hop_s, speed * efficiency, speed, nvls, *outside, generation)
+        nvls = cluster.node.link_bytes_per_s * constants.of("nvls_efficiency", way.generation)
+    outside = (0.0, float("inf"), False)
+    if cluster.network is not None and placement.nodes > 1:
+        outside = _outside(cluster, cluster.network, device, placement, constants)
+    return RankPath(placement, way.hop_s, speed, way.nominal, nvls, *outside, way.generation)
 
 
-def _inside(cluster: Cluster, ranks: int) -> tuple[str, str, float]:
-    """Inside a machine: the kind of hop, the kind of efficiency, and the nominal speed."""
-    node = cluster.node
+def _outside(
+    cluster: Cluster,
+    network: NodeNetwork,
+    device: Device,
+    placement: RankPlacement,
+    constants: LinkConstants,
+) -> tuple[float, float, bool]:
+    """Between machines: the time of a short message, the speed, and whether switches add up."""
+    latency_s = network.latency_s or LATENCY_S[network.kind]
+    nominal, efficiency = network.bytes_per_s, constants.network_efficiency
+    if network.kind is NetworkKind.ETHERNET:
+        efficiency = constants.ethernet_efficiency
+        nominal = min(nominal, network.nics * constants.socket_bytes_per_s / efficiency)
+    # All GPUs of a machine use the network at the same time, each for its own group.
+    per_gpu = nominal / cluster.gpus_per_node
+    per_gpu = min(per_gpu, device.pcie_bytes_per_s or per_gpu)
+    speed = per_gpu * placement.per_node * efficiency
+    return constants.network_hops * latency_s, speed, network.sharp
+
+
+class _Way(NamedTuple):
+    """How data go from GPU to GPU inside a machine."""
+
+    generation: str
+    hop_s: float
+    bytes_per_s: float
+    """What one GPU attains."""
+    nominal: float
+
+
+def _inside(cluster: Cluster, device: Device, ranks: int, constants: LinkConstants) -> _Way:
+    node, generation = cluster.node, generation_of(cluster, device)
+    direct = _nvlink_bytes_per_s(node, ranks)
+    if direct is not None:
+        attained = direct * constants.of("nvlink_efficiency", generation)
+        return _Way(generation, constants.of("nvlink_hop_s", generation), attained, direct)
+    speed = node.link_bytes_per_s if node.link is LinkKind.PCIE else node.pcie_bytes_per_s or 0.0
+    crosses = node.sockets > 1 and ranks > -(-node.gpus // node.sockets)
+    if node.peer_to_peer and not crosses:
+        attained = speed * constants.of("pcie_efficiency", "pcie")
+        return _Way("pcie", constants.of("pcie_hop_s", "pcie"), attained, speed)
+    # The hops of a ring that pass through the host's memory share it. NCCL sends between cards of
+    # two processors that way too: there and back.
+    hops = node.sockets if node.peer_to_peer else -(-ranks // node.bridged_gpus)
+    shared = node.host_bytes_per_s or constants.host_shared_bytes_per_s
+    attained = min(speed * constants.of("host_efficiency", "host"), shared / max(hops, 1))
+    return _Way("host", constants.of("host_hop_s", "host"), attained, speed)
+
+
+def _nvlink_bytes_per_s(node: NodeLinks, ranks: int) -> float | None:
+    """The nominal speed of NVLink among so many GPUs. None if the way is over PCIe."""
     if node.link is LinkKind.NVSWITCH:
-        return "nvlink", "nvlink", node.link_bytes_per_s
+        return node.link_bytes_per_s
     if node.link is LinkKind.NVLINK:
         neighbour = node.peer_bytes_per_s or node.link_bytes_per_s
-        speed = min(node.link_bytes_per_s, neighbour * max(ranks - 1, 1))
-        return "nvlink", "nvlink", speed
+        return min(node.link_bytes_per_s, neighbour * max(ranks - 1, 1))
     if node.link is LinkKind.BRIDGES and ranks <= node.bridged_gpus:
-        return "nvlink", "nvlink", node.link_bytes_per_s
-    speed = node.link_bytes_per_s if node.link is LinkKind.PCIE else node.pcie_bytes_per_s or 0.0
-    if not node.peer_to_peer:
-        return "host", "host", speed
-    crosses = node.sockets > 1 and ranks > -(-node.gpus // node.sockets)
-    return "pcie", "socket" if crosses else "pcie", speed
+        return node.link_bytes_per_s
+    return None

@@ -11,7 +11,7 @@ from wavecast.report.html.markup import NOTHING, Html, element, empty_element
 from wavecast.report.units import long_duration
 
 _MOST_NAMED = 8
-_MOST_MARKS = 7
+_MOST_MARKS = 5
 _HOUR_S = 3600.0
 _TIMES_S = (
     *(60.0, 300.0, 900.0, 1800.0),
@@ -110,7 +110,7 @@ def _names(plot: Plot, front: Sequence[Candidate]) -> Iterable[Html]:
     placed: list[tuple[float, float]] = []
     for one in front:
         across, y = plot.across.share(one.seconds.value), plot.y(one.usd.value) - 12
-        clear = all(abs(y - height) > 14 or abs(across - at) > 0.22 for at, height in placed)
+        clear = all(abs(y - height) > 14 or abs(across - at) > 0.32 for at, height in placed)
         if clear and len(placed) < _MOST_NAMED:
             placed.append((across, y))
             side = "first" if across < 0.2 else "last" if across > 0.8 else "middle"

@@ -232,6 +232,9 @@ class RealDevices(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op. Convolutions give the layout that cuDNN gives, which torch would ask."""
+        if func is _aten._unsafe_masked_index_put_accumulate.default:
+            # Torch would compute it in place, for which its CPU build has no code.
+            return super().dispatch(_aten.empty_like.default, types, args[:1], {})
         out = super().dispatch(func, types, args, kwargs or {})
         if func is _aten.convolution.default:
             return in_layout(suggested(args[0], args[1]), out)

@@ -88,7 +88,7 @@ def _arguments(kernel: Any, func: Any) -> Iterator[tuple[str, Any]]:
 def _results(kernel: Any) -> Iterator[Any]:
     """The tensors that a call makes."""
     results = getattr(kernel, "outputs", None)
-    if results is not None:
+    if results:
         yield from _flat(results)
     elif hasattr(kernel.get_output_spec(), "size"):
         yield kernel

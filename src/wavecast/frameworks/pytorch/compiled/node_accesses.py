@@ -10,6 +10,8 @@ from wavecast.traces.step import DTYPE_BYTES, TensorSpec
 
 _INDIRECT = re.compile(r"indirect|tmp")
 _ATOMIC = "atomic_add"
+WARP = 32
+"""Threads that run together."""
 _REPEATING = "ModularIndexing"
 
 Hint = Callable[[Any], int]
@@ -145,8 +147,14 @@ def _use(group: Sequence[Access]) -> BufferUse:
         again_bytes=item * min(whole, most) * (len(stages) - 1),
         indirect=any(access.indirect for access in group),
         atomic_bytes=item * sum(access.elements for access in group if access.atomic),
-        colliding_bytes=item * sum(access.elements for access in group if access.collides),
+        colliding_bytes=item * _collisions(group, most),
     )
+
+
+def _collisions(group: Sequence[Access], places: int) -> int:
+    """Atomic additions that meet others of the same warp, since there are few places."""
+    adds = sum(access.elements for access in group if access.collides)
+    return adds if adds >= WARP * places else 0
 
 
 def _stored_elements(spec: TensorSpec) -> int:
