@@ -53,7 +53,7 @@ def main() -> None:
     """Run the load and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--new", type=int, default=5, help="how many of them ask for new ones")
+    parser.add_argument("--new", type=int, default=2, help="how many of them ask for new ones")
     parser.add_argument("--seconds", type=float, default=60.0)
     chosen = parser.parse_args()
     load = os.getloadavg()[0]
