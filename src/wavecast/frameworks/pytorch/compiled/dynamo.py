@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.frameworks.pytorch.capture.places import ON_GPU, ON_HOST, put
 from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device
+from wavecast.frameworks.pytorch.compiled.fake_devices import in_backend
 from wavecast.frameworks.pytorch.replacing import replacing
 
 REQUIRED = (
@@ -215,6 +216,7 @@ def _with_fake_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
         mode = TracingContext.get().fake_mode
         fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in inputs]
         stay_on_device(gm)
-        return call(graph, gm, fakes)
+        with in_backend():
+            return call(graph, gm, fakes)
 
     return call_user_compiler

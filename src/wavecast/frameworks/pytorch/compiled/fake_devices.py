@@ -120,6 +120,21 @@ class CompilerDevices:
         return from_tensor
 
 
+_in_backend = False
+"""Whether the compiler works on a graph, and not on the user's code."""
+
+
+@contextmanager
+def in_backend() -> Iterator[None]:
+    """Run the block as work on a graph. C++ code makes tensors there, on the CPU that it sees."""
+    global _in_backend
+    before, _in_backend = _in_backend, True
+    try:
+        yield
+    finally:
+        _in_backend = before
+
+
 def _place_of_result(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     device = kwargs.get("device")
     if isinstance(device, torch.device) and device.type == "cuda":
@@ -130,5 +145,5 @@ def _place_of_result(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | Non
         if isinstance(tensor, FakeTensor)
     }
     if not places:
-        return ON_HOST if is_made_by_python(kwargs) else None
+        return ON_HOST if is_made_by_python(kwargs) and not _in_backend else None
     return ON_HOST if places == {ON_HOST} else ON_GPU
