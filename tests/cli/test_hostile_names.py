@@ -127,7 +127,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("calibrate", "--list"),
     ("suite", "show", "suite.csv"),
     ("suite", "show", EVIL),
-    ("suite", "predict", "--gpu", EVIL),
+    ("suite", "predict", "--gpu", EVIL, "--model", "alexnet"),
     ("runs", "add", "runs.jsonl", "--store", f"s{EVIL.replace('/', '')}.sqlite"),
     ("runs", "add", "runs.jsonl", "--dry-run"),
     ("runs", "add", "bad.toml", "--dry-run"),
