@@ -126,29 +126,36 @@ def compiler_on(
         for module in (scheduler, pad_mm):  # each has a name of its own for it
             replace(module, has_triton=lambda *_: True)
         replace(torch.version, cuda=torch.version.cuda or _CUDA)  # None would mean AMD's
-        # The patterns are traced once, with small tensors, which cannot be made on the GPU.
-        for module in (joint_graph, post_grad):
-            replace(module, lazy_init=functools.partial(_on_cpu, module.lazy_init))
-        replace(async_compile.AsyncCompile, wakeup=classmethod(lambda cls: None))
-        for name in ("_should_pad", "should_pad_bench"):
-            if hasattr(pad_mm, name):
-                replace(pad_mm, **{name: _padding(target, on_padded)})
-        # A pass copies fake tensors of the GPU, for which torch's CPU build has no code. Torch
-        # finds the function under both names, and compares what it finds.
-        replace(
-            reinplace,
-            _inplace_generalized_scatter=_written,
-            inplaceable_ops={
-                op: dataclasses.replace(way, inplace_op=_written)
-                if way.inplace_op is reinplace._inplace_generalized_scatter
-                else way
-                for op, way in reinplace.inplaceable_ops.items()
-            },
-        )
+        _replace_passes(replace, target, on_padded)
         replace(compile_fx, compile_fx=compile_graph)
         stack.enter_context(_configured())
         stack.enter_context(aten_kernels("CUDA", _FACTORIES))
         yield
+
+
+def _replace_passes(
+    replace: Callable[..., None], target: CompileTarget, on_padded: Callable[[], None]
+) -> None:
+    """Replace what passes over a graph would do on the GPU."""
+    # The patterns are traced once, with small tensors, which cannot be made on the GPU.
+    for module in (joint_graph, post_grad):
+        replace(module, lazy_init=functools.partial(_on_cpu, module.lazy_init))
+    replace(async_compile.AsyncCompile, wakeup=classmethod(lambda cls: None))
+    for name in ("_should_pad", "should_pad_bench"):
+        if hasattr(pad_mm, name):
+            replace(pad_mm, **{name: _padding(target, on_padded)})
+    # A pass copies fake tensors of the GPU, for which torch's CPU build has no code. Torch
+    # finds the function under both names, and compares what it finds.
+    replace(
+        reinplace,
+        _inplace_generalized_scatter=_written,
+        inplaceable_ops={
+            op: dataclasses.replace(way, inplace_op=_written)
+            if way.inplace_op is reinplace._inplace_generalized_scatter
+            else way
+            for op, way in reinplace.inplaceable_ops.items()
+        },
+    )
 
 
 def _written(written: Any, _values: Any, _views: Any) -> Any:
