@@ -28,6 +28,8 @@ class Query:
     causal: bool
     grouped: bool
     four_d: bool
+    mask_strided: bool = False
+    """Whether the mask's last dimension has another stride than 1, as an expanded one has."""
 
 
 def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str] = BACKENDS) -> str:
@@ -40,7 +42,10 @@ def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str] = 
 
 def supports(backend: str, query: Query, capability: tuple[int, int]) -> bool:
     """Whether a backend can compute this attention on a GPU of this capability."""
-    return backend == MATH or _SUPPORTS[backend](query, capability)
+    if backend == MATH:
+        return True
+    # `check_last_dim_stride_equals_1_dense`, for all kernels
+    return not query.mask_strided and _SUPPORTS[backend](query, capability)
 
 
 def _order(capability: tuple[int, int]) -> tuple[str, ...]:

@@ -120,6 +120,17 @@ def test_tensors_are_assumed_to_be_close() -> None:
         assert cost == pytest.approx(many - few, rel=0.15), field
 
 
+def test_values_are_assumed_under_a_default_device() -> None:
+    def scaled(x: Any) -> Any:
+        with torch.device("cuda"):
+            values = torch.rand(3).tolist()
+        assert len(values) == 3
+        return x * values[0]
+
+    trace = forward(scaled, (10, 8))
+    assert calls_of(trace, "aten.mul")
+
+
 def test_parts_whose_sizes_are_read_back_are_equal() -> None:
     def experts(x: Any) -> Any:
         tokens = torch.randint(0, 4, (4,), device="cuda").tolist()

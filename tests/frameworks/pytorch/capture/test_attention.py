@@ -135,6 +135,18 @@ def test_flags_switch_backends_off() -> None:
     assert _backend(make_step, HOPPER) == EFFICIENT
 
 
+def test_no_kernel_takes_a_mask_that_is_expanded_along_the_keys() -> None:
+    def make_step(keys: bool) -> Step:
+        seen = torch.arange(16, device="cuda") >= 0
+        mask = seen[:, None].expand(16, 16) if keys else seen[None, :].expand(16, 16)
+        make = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
+        query, key, value = (torch.randn(2, 4, 16, 32, **make) for _ in range(3))
+        return lambda: F.scaled_dot_product_attention(query, key, value, mask).sum().backward()
+
+    assert _backend(lambda: make_step(keys=True), HOPPER) == MATH
+    assert _backend(lambda: make_step(keys=False), HOPPER) == CUDNN
+
+
 def test_grouped_heads_run_in_one_kernel_where_there_is_one() -> None:
     assert _backend(_attend(torch.bfloat16, heads=(8, 2), is_causal=True), HOPPER) == CUDNN
     assert _backend(_attend(torch.bfloat16, heads=(8, 2), is_causal=True), AMPERE) == FLASH

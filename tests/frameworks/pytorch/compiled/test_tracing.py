@@ -191,3 +191,126 @@ def test_code_that_cannot_be_compiled_is_traced_as_it_is_written(
     trace = capture(block_step("module"))
     assert names(trace)["aten.addmm"] == 4
     assert any("no such lowering" in note and "eager" in note for note in trace.notes)
+
+
+def test_an_error_of_the_compiler_while_its_code_runs_does_not_end_the_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from wavecast.frameworks.pytorch.compiled import running
+
+    def fail(*_: Any) -> None:
+        raise KeyError("buf7")
+
+    monkeypatch.setattr(running.GraphRun, "_result", fail)
+    trace = capture(block_step("module"))
+    assert names(trace) == names(capture(block_step("not")))
+    assert any("could not be followed (KeyError: 'buf7')" in note for note in trace.notes)
+
+
+def test_an_error_of_the_compiler_outside_of_the_step_does_not_end_the_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from wavecast.frameworks.pytorch.compiled import inductor
+
+    def fail(*_: Any) -> None:
+        raise AttributeError("no such switch")
+
+    monkeypatch.setattr(inductor, "_configured", fail)
+    trace = capture(block_step("module"))
+    assert names(trace)["aten.addmm"] == 4
+    assert any("could not be followed (AttributeError" in note for note in trace.notes)
+
+
+def test_an_error_of_the_step_stays_one() -> None:
+    def make_step() -> Step:
+        call = torch.compile(Block().cuda())
+        x = torch.randn(4, 128, 8, device="cuda")
+        return lambda: call(x).sum().backward()
+
+    with pytest.raises(wavecast.CaptureError, match=r"test_tracing\.py"):
+        capture(make_step)
+
+
+def test_a_graph_that_must_not_break_and_does_stays_an_error() -> None:
+    def make_step() -> Step:
+        call = torch.compile(Breaking().cuda(), fullgraph=True)
+        x = torch.randn(32, 64, device="cuda")
+        return lambda: call(x).sum().backward()
+
+    with pytest.raises(wavecast.CaptureError, match="Unsupported"):
+        capture(make_step)
+
+
+class Pooled(nn.Module):
+    """Convolution in channels last, norm and pooling: its gradient is scattered into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 64, 3, padding=1)
+        self.norm, self.pool = nn.BatchNorm2d(64), nn.AdaptiveAvgPool2d(1)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = self.pool(functional.relu(self.norm(self.conv(x))))
+        return self.last(torch.flatten(x, 1))
+
+
+def test_a_convolutional_net_in_channels_last_is_compiled() -> None:
+    def make_step() -> Step:
+        last = torch.channels_last
+        model = Pooled().cuda().to(memory_format=last)
+        call = torch.compile(model)
+        x = torch.randn(8, 3, 32, 32, device="cuda").contiguous(memory_format=last)
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = call(x).float().sum()
+            loss.backward()
+
+        return step
+
+    trace = capture(make_step)
+    assert not trace.notes
+    assert names(trace)["aten.convolution"] == 1
+    assert names(trace)["aten.convolution_backward"] == 1
+
+
+def vocabulary_step(words: int, width: int = 768) -> Callable[[], Step]:
+    """The compiled last layer of a language model."""
+
+    def make_step() -> Step:
+        layer = nn.Linear(width, words, bias=False).cuda()
+        call = torch.compile(lambda x, y: functional.cross_entropy(layer(x).float(), y))
+        x = torch.randn(4096, width, device="cuda")
+        y = torch.zeros(4096, dtype=torch.long, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = call(x, y)
+            loss.backward()
+
+        return step
+
+    return make_step
+
+
+def sides(trace: Trace) -> set[int]:
+    """The sizes of all products."""
+    products = [c.op for c in trace if c.op.name in ("aten.mm", "aten.addmm")]
+    return {n for op in products for spec in op.inputs for n in spec.shape}
+
+
+def test_products_that_are_not_aligned_are_padded_where_arithmetic_limits_them() -> None:
+    padded = capture(vocabulary_step(50_257), gpu=device("h200-sxm"))
+    assert 50_264 in sides(padded)
+    assert 50_257 not in sides(padded)
+    assert any("padded" in note for note in padded.notes)
+    small = capture(vocabulary_step(1_001, width=64), gpu=device("h200-sxm"))
+    assert 1_001 in sides(small)
+    assert not small.notes
+
+
+def test_aligned_products_stay_as_they_are() -> None:
+    trace = capture(vocabulary_step(50_304), gpu=device("h200-sxm"))
+    assert 50_304 in sides(trace)
+    assert not trace.notes

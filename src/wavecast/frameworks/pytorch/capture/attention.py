@@ -89,6 +89,7 @@ def _facts(
         causal=causal,
         grouped=gqa and query.dim() == 4 and query.shape[1] != key.shape[1],
         four_d=query.dim() == key.dim() == value.dim() == 4,
+        mask_strided=mask is not None and mask.stride(-1) != 1,
     )
 
 

@@ -249,7 +249,8 @@ def _read_back(tensor: Any, assumptions: Assumptions, convert: Callable[[Any], A
     value = assumptions.assume_value(host.dtype) if real is None else None
     with no_dispatch():
         if real is None:
-            return convert(torch.full(host.shape, value, dtype=host.dtype))
+            # A default device of the step is no device of this tensor.
+            return convert(torch.full(host.shape, value, dtype=host.dtype, device=CPU))
         # An array shares the memory of a tensor on the host.
         return convert(real.clone() if is_on_gpu else real)
 

@@ -32,6 +32,11 @@ _AUTOTUNED = (
     "cuBLAS are assumed"
 )
 
+_PADDED = (
+    "torch.compile: products whose sizes are not aligned are padded where this is estimated to be "
+    "faster; torch would try it on the GPU"
+)
+
 
 class StepCompiler:
     """Compiles what a traced step asks torch to compile, for one GPU.
@@ -57,7 +62,9 @@ class StepCompiler:
         """Compile what the step compiles, inside the block."""
         session = _Session(self._target, recorder, mode)
         with ExitStack() as stack:
-            stack.enter_context(inductor.compiler_on(self._target, session.compile))
+            on_padded = partial(session.notes.setdefault, _PADDED)
+            compiler = inductor.compiler_on(self._target, session.compile, on_padded)
+            stack.enter_context(compiler)
             stack.enter_context(dynamo.frames_compiled(session.outside, session.notice_error))
             stack.callback(self._undo)
             stack.callback(self._take_notes, session)

@@ -7,6 +7,7 @@ release lacks.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,7 @@ from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_
 from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
 from wavecast.frameworks.pytorch.compiled import dynamo
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
+from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.replacing import replacing
 
@@ -56,6 +58,11 @@ _REQUIRED = (
     (scheduler.Scheduler, "compute_last_usage"),
     (device_interface, "CudaInterface"),
     (reinplace, "_inplace_generalized_scatter"),
+    (reinplace, "inplaceable_ops"),
+    (pad_mm, "has_triton"),
+    (pad_mm, "get_padded_length"),
+    (pad_mm, "is_mm_compute_bound"),
+    (pad_mm, "should_exclude_padding_time"),
     (GraphLowering, "_update_scheduler"),
     (GraphLowering, "init_wrapper_code"),
     (FakeTensorMode, "dispatch"),
@@ -73,13 +80,16 @@ def missing() -> str:
 
 
 @contextmanager
-def compiler_on(target: CompileTarget, compile_graph: Callable[..., Any]) -> Iterator[None]:
+def compiler_on(
+    target: CompileTarget, compile_graph: Callable[..., Any], on_padded: Callable[[], None]
+) -> Iterator[None]:
     """Let torch compile for a GPU that is not there.
 
     Args:
         target: the GPU.
         compile_graph: called instead of Inductor with a graph of Dynamo's, its inputs and the
             options of the compilation.
+        on_padded: called when a product is padded, which torch would try on the GPU.
     """
     properties = SimpleNamespace(
         name="the target",
@@ -108,35 +118,59 @@ def compiler_on(target: CompileTarget, compile_graph: Callable[..., Any]) -> Ite
         )
         _forget_devices()
         stack.callback(_forget_devices)
-        rate = {name: value / 1e12 for name, value in target.flops}
         replace(
             inductor_utils,
-            get_device_tflops=lambda dtype: rate.get(_name(dtype), rate["float32"]),
+            get_device_tflops=lambda dtype: target.flops_of(_precision(dtype)) / 1e12,
             get_gpu_dram_gbps=lambda: target.memory_bytes_per_s / 1e9,
         )
-        replace(scheduler, has_triton=lambda *_: True)
+        for module in (scheduler, pad_mm):  # each has a name of its own for it
+            replace(module, has_triton=lambda *_: True)
         replace(torch.version, cuda=torch.version.cuda or _CUDA)  # None would mean AMD's
-        # The patterns are traced once, with small tensors, which cannot be made on the GPU.
-        for module in (joint_graph, post_grad):
-            replace(module, lazy_init=functools.partial(_on_cpu, module.lazy_init))
-        replace(async_compile.AsyncCompile, wakeup=classmethod(lambda cls: None))
-        for name in ("_should_pad", "should_pad_bench"):
-            if hasattr(pad_mm, name):
-                replace(pad_mm, **{name: _is_worth_padding})
-        # A pass copies fake tensors of the GPU, for which torch's CPU build has no code.
-        replace(reinplace, _inplace_generalized_scatter=lambda written, *_: written)
+        _replace_passes(replace, target, on_padded)
         replace(compile_fx, compile_fx=compile_graph)
         stack.enter_context(_configured())
         stack.enter_context(aten_kernels("CUDA", _FACTORIES))
         yield
 
 
+def _replace_passes(
+    replace: Callable[..., None], target: CompileTarget, on_padded: Callable[[], None]
+) -> None:
+    """Replace what passes over a graph would do on the GPU."""
+    # The patterns are traced once, with small tensors, which cannot be made on the GPU.
+    for module in (joint_graph, post_grad):
+        replace(module, lazy_init=functools.partial(_on_cpu, module.lazy_init))
+    replace(async_compile.AsyncCompile, wakeup=classmethod(lambda cls: None))
+    for name in ("_should_pad", "should_pad_bench"):
+        if hasattr(pad_mm, name):
+            replace(pad_mm, **{name: _padding(target, on_padded)})
+    # A pass copies fake tensors of the GPU, for which torch's CPU build has no code. Torch
+    # finds the function under both names, and compares what it finds.
+    replace(
+        reinplace,
+        _inplace_generalized_scatter=_written,
+        inplaceable_ops={
+            op: dataclasses.replace(way, inplace_op=_written)
+            if way.inplace_op is reinplace._inplace_generalized_scatter
+            else way
+            for op, way in reinplace.inplaceable_ops.items()
+        },
+    )
+
+
+def _written(written: Any, _values: Any, _views: Any) -> Any:
+    """The result of writing values into views of a tensor: that tensor."""
+    return written
+
+
 def _on_cpu(init: Callable[..., Any], _device: Any = None, *args: Any, **kwargs: Any) -> Any:
     return init(CPU, *args, **{name: v for name, v in kwargs.items() if name != "input_device"})
 
 
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+def _precision(dtype: Any) -> str:
+    """How products of a dtype are computed, under the step's switches."""
+    is_tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if is_tf32 else str(dtype).removeprefix("torch.")
 
 
 def _forget_devices() -> None:
@@ -160,15 +194,37 @@ def _configured() -> Iterator[None]:
 _NOT_LAZY = {"force_non_lazy_backward_lowering": True}
 
 
-def _is_worth_padding(
-    match: Any, mat1: Any, mat2: Any, op: Any, *_args: Any, **_kwargs: Any
-) -> bool:
-    """Whether to pad a product whose sizes are not aligned; torch would try it on the GPU.
+def _padding(target: CompileTarget, on_padded: Callable[[], None]) -> Callable[..., bool]:
+    """What decides whether to pad a product whose sizes are not aligned, instead of trying it."""
 
-    It is assumed to be faster where the product is bound by arithmetic.
-    """
-    m, k = mat1.shape[-2:]
-    return bool(pad_mm.is_mm_compute_bound(int(m), int(k), int(mat2.shape[-1]), mat1.dtype))
+    def is_worth_it(match: Any, mat1: Any, mat2: Any, *_args: Any, **_kwargs: Any) -> bool:
+        m, k, n = (int(size) for size in (*mat1.shape[-2:], mat2.shape[-1]))
+        lack_m, lack_k, lack_n = (
+            pad_mm.get_padded_length(size, pad_mm.get_alignment_size(mat1)) for size in (m, k, n)
+        )
+        if not (lack_m or lack_k or lack_n):
+            return False
+        if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
+            return False
+        padded = tuple(
+            Operand(
+                matrix.numel() * matrix.element_size(),
+                pad_mm.should_exclude_padding_time(match, name),
+                matrix.is_contiguous(),
+            )
+            for name, matrix, lacks in (
+                ("mat1", mat1, lack_m or lack_k),
+                ("mat2", mat2, lack_k or lack_n),
+            )
+            if lacks
+        )
+        batch = mat1.numel() // (m * k)
+        is_worth = is_faster_padded(target, _precision(mat1.dtype), (batch, m, k, n), padded)
+        if is_worth:
+            on_padded()
+        return is_worth
+
+    return is_worth_it
 
 
 def _empty(size: Any, dtype: Any = None, **_: Any) -> Any:

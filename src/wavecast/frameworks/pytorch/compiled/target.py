@@ -35,7 +35,7 @@ class CompileTarget:
     memory_bytes: int
     memory_bytes_per_s: float
     flops: tuple[tuple[str, float], ...]
-    """FLOP/s by dtype."""
+    """FLOP/s by dtype, and "tf32"."""
     l2_bytes: int
     shared_bytes_per_block: int
     shared_bytes_per_sm: int
@@ -43,7 +43,7 @@ class CompileTarget:
     threads_per_sm: int = _THREADS_PER_SM
 
     def flops_of(self, dtype: str) -> float:
-        """FLOP/s for products of a dtype; those of float32 for a dtype without a rate."""
+        """FLOP/s for products of a dtype or "tf32"; those of float32 for one without a rate."""
         rates = dict(self.flops)
         return rates.get(dtype, rates["float32"])
 
@@ -75,6 +75,7 @@ def target_of(gpu: Device | None, capability: tuple[int, int]) -> CompileTarget:
         flops=(
             ("float32", fp32),
             ("float16", gpu.fp16_tensor_flops or gpu.fp16_flops or fp32),
+            ("tf32", gpu.tf32_tensor_flops or fp32),
             ("bfloat16", gpu.bf16_tensor_flops or fp32),
         ),
         l2_bytes=gpu.l2_bytes or 0,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from wavecast.errors import WavecastError
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY
 from wavecast.frameworks.pytorch.capture.tracing import capture as capture_plain
 from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
@@ -17,6 +18,8 @@ from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
+
+Traced = TypeVar("Traced")
 
 
 def capture(
@@ -47,8 +50,36 @@ def capture(
         except CompilesCode:
             pass  # the compiler is slow to load, and most steps do not need it
     compiler, reason = compiler_for(gpu, capability, compiled)
-    trace = capture_plain(make_step, compiler=compiler, **options)
-    return with_notes(trace, compiler, reason)
+    trace, why = followed(lambda c: capture_plain(make_step, compiler=c, **options), compiler)
+    return with_notes(trace, None if why else compiler, why or reason)
+
+
+def followed(
+    attempt: Callable[[StepCompiler | None], Traced], compiler: StepCompiler | None
+) -> tuple[Traced, str]:
+    """What a trace with a compiler gives; or one without, and why, if torch's compiler fails.
+
+    The compiler's interfaces are private to torch, so any error may come from there. An error of
+    the user's code occurs without the compiler, too, or is one that a GPU would raise.
+    """
+    try:
+        return attempt(compiler), ""
+    except Exception as error:
+        if compiler is None or _is_meant(error):
+            raise
+        cause = error.__cause__ or error
+        message = str(cause).strip().split("\n")[0][:200]
+        why = f"torch.compile could not be followed ({type(cause).__name__}: {message})"
+    return attempt(None), why
+
+
+def _is_meant(error: Exception) -> bool:
+    """Whether an error was written for the user, or is one that a GPU would raise, too."""
+    from wavecast.frameworks.pytorch.compiled.dynamo import is_user_error
+
+    if error.__cause__ is None:
+        return isinstance(error, WavecastError)
+    return is_user_error(error.__cause__)
 
 
 def with_notes(trace: Trace, compiler: StepCompiler | None, reason: str = "") -> Trace:

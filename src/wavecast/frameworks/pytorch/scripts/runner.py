@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,11 @@ from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
 from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
-from wavecast.frameworks.pytorch.compiled.tracing import compiler_for, with_notes
+from wavecast.frameworks.pytorch.compiled.tracing import (
+    compiler_for,
+    followed,
+    with_notes,
+)
 from wavecast.frameworks.pytorch.recorded import Recording
 from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.scripts.batches import Batches
@@ -118,8 +123,8 @@ def run(
         except CompilesCode:
             pass  # a library compiles something: run the script again, with a compiler
     compiler, reason = compiler_for(gpu, capability, compiled=False)
-    done = attempt(compiler, stops=False)
-    return replace(done, trace=with_notes(done.trace, compiler, reason))
+    done, why = followed(partial(attempt, stops=False), compiler)
+    return replace(done, trace=with_notes(done.trace, None if why else compiler, why or reason))
 
 
 def _repeat(
