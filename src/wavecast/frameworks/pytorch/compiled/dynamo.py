@@ -65,6 +65,8 @@ _PLAIN = {
     if callable(value) and name not in ("set_autocast_enabled", "clear_autocast_cache")
 }
 
+_plain_call = torch.nn.Module.__call__
+
 
 @contextmanager
 def frames_compiled(
@@ -124,6 +126,8 @@ def without_traces() -> Iterator[None]:
         now = vars(torch)
         replace(torch, **{name: f for name, f in _PLAIN.items() if now.get(name) is not f})
         replace(torch._subclasses, FakeTensor=FakeTensor)
+        if torch.nn.Module.__call__ is not _plain_call:  # a script's calls are watched
+            replace(torch.nn.Module, __call__=_plain_call)
         yield
 
 
