@@ -81,7 +81,9 @@ CASES = (
     ScriptCase("accumulate", "gradient accumulation and clipping, no main guard"),
     ScriptCase("gan", "two optimizers", ("--batch_size", "64")),
     ScriptCase(
-        "nanogpt", "nanoGPT: memmap, estimate_loss, exec of a config", ("--eval_interval=1000",)
+        "nanogpt",
+        "nanoGPT: memmap, estimate_loss, exec of a config",
+        ("--eval_interval=1000", "--compile=False"),
     ),
     ScriptCase("hf_trainer", "Hugging Face Trainer", needs=("transformers", "accelerate")),
     ScriptCase(

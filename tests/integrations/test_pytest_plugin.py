@@ -66,6 +66,12 @@ def run(pytester: Any, *arguments: str) -> Any:
     return pytester.runpytest_inprocess(*named, *usual, *arguments)
 
 
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the inner runs of pytest write baselines, though the outer one has several processes."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
 def test_a_baseline_is_written_and_compared_with(pytester: Any) -> None:
     pytester.makepyfile(test_step=TESTS)
     first = run(pytester)

@@ -62,7 +62,7 @@ def refuse_bad_places(*paths: Path | None) -> None:
         if "\0" in str(path):
             raise InvalidInput(f"cannot write {path}: a path holds no null characters")
         if os.path.isdir(path):  # noqa: PTH112  (Path.is_dir raises for a name that is too long)
-            raise InvalidInput(f"cannot write {path}: it is a directory; choose a file in it")
+            raise InvalidInput(f"cannot write {path}: it is a directory; name a file in it")
         if not os.path.isdir(path.parent):  # noqa: PTH112
             raise InvalidInput(
                 f"cannot write {path}: there is no directory {path.parent}; make it first, or "

@@ -80,8 +80,9 @@ def read_catalogue(
     """
     try:
         written = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date()
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(f"{path}: cannot be read: {reason}") from None
     try:
         text = read_text(path)
         return catalogue_of(text, provider or path.absolute().parent.name, date or written)

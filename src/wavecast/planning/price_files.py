@@ -26,7 +26,10 @@ def read_prices(path: str | os.PathLike[str]) -> PriceBook:
     """
     file = Path(path)
     try:
-        written = file.stat().st_mtime_ns if file.is_file() else 0
+        written = file.stat().st_mtime_ns
+    except (OSError, ValueError):
+        written = 0  # reading it says what is wrong
+    try:
         return _read(file, written)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None

@@ -50,6 +50,7 @@ class StepCompiler:
         self._target = target
         self._everything = everything
         self._compiled: list[Any] = []
+        dynamo.look_up_functions()
         self.notes: tuple[str, ...] = ()
         """What was noticed while compiling: graph breaks, and code that could not be compiled."""
 

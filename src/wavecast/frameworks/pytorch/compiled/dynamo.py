@@ -38,6 +38,7 @@ REQUIRED = (
     (output_graph.OutputGraph, "call_user_compiler"),
     (dynamo_utils, "run_node"),
     (trace_rules, "SKIP_DIRS"),
+    (trace_rules, "get_torch_obj_rule_map"),
 )
 """What this module needs of torch: owners and names of attributes."""
 
@@ -111,6 +112,14 @@ def frames_compiled(
         torch._dynamo.reset()
         stack.callback(torch._dynamo.reset)
         yield
+
+
+def look_up_functions() -> None:
+    """Let Dynamo look up torch's functions now, before a trace replaces some of them.
+
+    It refuses to look them up while one function stands for several of torch's.
+    """
+    trace_rules.get_torch_obj_rule_map()
 
 
 @contextmanager

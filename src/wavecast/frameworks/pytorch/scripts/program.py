@@ -73,8 +73,10 @@ class Program:
     def mentions(self, word: str) -> bool:
         """Whether the text of the script has a word in it."""
         try:
-            return word in Path(self._file()).read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            with _surroundings(self):  # which find the modules beside the script
+                path = Path(self._file())
+            return word in path.read_text(encoding="utf-8", errors="replace")
+        except (OSError, InvalidInput):
             return False
 
     def run(self) -> None:
