@@ -314,3 +314,15 @@ def test_aligned_products_stay_as_they_are() -> None:
     trace = capture(vocabulary_step(50_304), gpu=device("h200-sxm"))
     assert 50_304 in sides(trace)
     assert not trace.notes
+
+
+def test_a_layer_of_torch_that_a_trace_replaces_is_compiled_as_well() -> None:
+    def make_step() -> Callable[[], None]:
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2).cuda()
+        x = torch.randn(2, 4, 16, device="cuda")
+        return lambda: model(x).sum().backward()
+
+    trace = wavecast.trace(make_step, compiled=True)
+    assert not any("graph break" in note for note in trace.notes)
+    assert any(call.op.name == "inductor.persistent_reduction" for call in trace)

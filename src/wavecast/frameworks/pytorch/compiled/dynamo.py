@@ -66,7 +66,11 @@ _PLAIN = {
     if callable(value) and name not in ("set_autocast_enabled", "clear_autocast_cache")
 }
 
-_plain_call = torch.nn.Module.__call__
+_PLAIN_METHODS = tuple(
+    (owner, name, getattr(owner, name))
+    for owner, name in ((torch.nn.Module, "__call__"), (torch.nn.TransformerEncoder, "forward"))
+)
+"""Methods that a trace replaces. Dynamo leaves code of the trace out of its graphs."""
 
 
 @contextmanager
@@ -135,8 +139,9 @@ def without_traces() -> Iterator[None]:
         now = vars(torch)
         replace(torch, **{name: f for name, f in _PLAIN.items() if now.get(name) is not f})
         replace(torch._subclasses, FakeTensor=FakeTensor)
-        if torch.nn.Module.__call__ is not _plain_call:  # a script's calls are watched
-            replace(torch.nn.Module, __call__=_plain_call)
+        for owner, name, method in _PLAIN_METHODS:
+            if getattr(owner, name) is not method:
+                replace(owner, **{name: method})
         yield
 
 
