@@ -22,6 +22,17 @@ _NCCL_VERSION = (2, 27, 5)
 """The version that code is told. Torch writes it into its logs."""
 
 
+def forget_shardings() -> None:
+    """Let DTensor forget what it found out for meshes, whose process groups may be gone.
+
+    It knows a mesh by its shape. A later mesh of the same shape would get the groups of this one.
+    """
+    from torch.distributed.tensor import debug
+
+    if hasattr(debug, "_clear_sharding_prop_cache"):
+        debug._clear_sharding_prop_cache()
+
+
 @contextmanager
 def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
     """Let the step run as one rank of many: its collectives are recorded and change nothing."""
@@ -38,6 +49,8 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
 
     recorder = placement.recorder
     with ExitStack() as stack:
+        forget_shardings()
+        stack.callback(forget_shardings)
         stack.enter_context(fake_process_groups(place))
         stack.enter_context(gpu_numbers({0, place.gpu}))
 
