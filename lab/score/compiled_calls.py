@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import wavecast
-from lab.measured.compiled import GPU, Row
+from lab.measured.compiled import GPU, Row, by_name
 from lab.measured.compiled_calls import LISTS, MAIN, PRODUCTS, Calls, Key, ran, traced
-from lab.score.compiled import FAILED, measured
 from wavecast import ops
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind, convolution
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.traces.step import Op
+from wavecast.traces.step import Op, Trace
 
+FAILED = "could not be followed"
+"""What a note says where compiled code was traced as eager."""
 MERGED = set(MAIN.values())
 """Ops whose measured time may be that of an outer op, with other kernels in it."""
 LEAST_S = 20e-6
@@ -61,17 +62,16 @@ class KindTimes:
     steps: set[str] = field(default_factory=set)
 
 
-def agreement(
-    name: str, real: dict[Key, Calls], unknown_s: float, said: dict[Key, Calls]
-) -> StepAgreement:
+def agreement(row: Row, said: dict[Key, Calls]) -> StepAgreement:
     """Which of the calls of a measured step the trace has, each as often as it ran."""
+    real, unknown_s = ran(row)
     total_s, found_s = [0.0, 0.0], [0.0, 0.0]
     for key, calls in real.items():
         is_fused = int(key[0] == "fused")
         times = min(said[key].count, calls.count) if key in said else 0
         total_s[is_fused] += calls.seconds
         found_s[is_fused] += calls.seconds * times / calls.count
-    return StepAgreement(name, total_s[0], found_s[0], total_s[1], found_s[1], unknown_s)
+    return StepAgreement(row["step"], total_s[0], found_s[0], total_s[1], found_s[1], unknown_s)
 
 
 def kind_of(op: Op) -> str:
@@ -111,13 +111,18 @@ def _is_list(key: Key) -> bool:
     return str(key[0]).startswith(LISTS)
 
 
+def followed(trace: Trace) -> bool:
+    """Whether all compiled code of a trace was captured, and none traced as eager code."""
+    return not any(FAILED in note for note in trace.notes)
+
+
 def steps(folder: Path) -> Iterator[tuple[str, Row, dict[Key, Calls]]]:
     """The measured steps that were captured: name, measurement, calls of the trace."""
-    known = measured()
+    known = by_name()
     for path in sorted(folder.glob("*.compiled.json.gz")):
         name = path.name.removesuffix(".compiled.json.gz")
         trace = wavecast.load_trace(path)
-        if name in known and not any(FAILED in note for note in trace.notes):
+        if name in known and followed(trace):
             yield name, known[name], traced(trace)
 
 
@@ -162,9 +167,8 @@ def main() -> None:
     rows: list[StepAgreement] = []
     kinds: dict[str, KindTimes] = defaultdict(KindTimes)
     for name, row, said in steps(parser.parse_args().folder):
-        real, unknown_s = ran(row)
-        rows.append(agreement(name, real, unknown_s, said))
-        add_times(kinds, name, real, said)
+        rows.append(agreement(row, said))
+        add_times(kinds, name, ran(row)[0], said)
     print(agreement_table(rows), kind_table(kinds), sep="\n\n")
 
 
