@@ -58,6 +58,7 @@ class GraphRun:
     def __call__(self, args: list[Any]) -> list[Any]:
         """Record the kernels of the graph, and return its results as fake tensors."""
         tensors = dict(zip(self.plan.inputs, args, strict=True))
+        self._recorder.meet(arg for arg in args if isinstance(arg, torch.Tensor))
         args.clear()  # the caller keeps no saved tensor alive
         tensors |= self._own_constants()
         # Each mark says how many of the calls after it are issued there.
