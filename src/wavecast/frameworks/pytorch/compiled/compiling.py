@@ -168,7 +168,7 @@ class _Session:
         self,
         root: str,
         gm: Any,
-        _inputs: Sequence[Any],
+        inputs: Sequence[Any],
         *,
         is_backward: bool = False,
         is_inference: bool = False,
@@ -176,7 +176,7 @@ class _Session:
         **_options: Any,
     ) -> Any:
         with self.outside():
-            graph = inductor.lowered(gm, is_backward, is_inference)
+            graph = inductor.lowered(gm, inputs, is_backward, is_inference)
             with inductor.handling(graph):
                 plan = plan_of(graph, self._target.sm_count, is_inference)
                 if not is_backward:
