@@ -266,7 +266,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of steps, numbers of bundles")
     parser.add_argument("--host", action="store_true", help="only the host's side, no profiler")
     given = parser.parse_args()
-    tasks = deque(host_tasks()) if given.host else tasks_of(given.only)
+    if given.host:
+        tasks = deque(f"host {name}" for name in given.only) or deque(host_tasks())
+    else:
+        tasks = tasks_of(given.only)
     collect(given.out, given.seconds, given.workers, tasks)
 
 
