@@ -143,7 +143,7 @@ class Parallel:
         """
         data = self.tensor * self.context
         shards = self.shards * self.context
-        apart = 1 if self.sequence else self.tensor
+        apart = self.tensor if self.expert > 1 and not self.sequence else 1
         words = self.data * self.context * (self.tensor if self.sequence else 1)
         return {
             "tensor": RankAxis(self.tensor, 1),

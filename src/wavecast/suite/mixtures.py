@@ -58,6 +58,7 @@ class MixtureLayers(nn.Module):
         self.top_k = sizes.top_k
         self.router = nn.Linear(hidden, sizes.experts, bias=False)
         self.experts = GroupedLayers(sizes.experts, hidden, ffn)
+        self.combine = Combination()
         many = sizes.shared_experts
         self.shared = GatedLayers(hidden, many * ffn) if many else None
 
@@ -72,8 +73,7 @@ class MixtureLayers(nn.Module):
         weights = _WithLoss.apply(weights / weights.sum(-1, keepdim=True), _balance(chances, counts))
         order = chosen.flatten().argsort(stable=True)  # pairs of a word and an expert, by expert
         sent = words.index_select(0, order // self.top_k)
-        back = self.experts(sent, counts.cumsum(0).int()).index_select(0, order.argsort())
-        mixed = (back.unflatten(0, (-1, self.top_k)) * weights[..., None].to(back.dtype)).sum(1)
+        mixed = self.combine(self.experts(sent, counts.cumsum(0).int()), order, weights)
         if self.shared is not None:
             mixed = mixed + self.shared(words)
         return mixed.view_as(x)
@@ -92,6 +92,15 @@ class GroupedLayers(nn.Module):
         """Words sorted by expert -> the same, where expert i has the words before `ends[i]`."""
         both = _grouped(words, self.gate_up, ends)
         return _grouped(self.activation(both), self.down, ends)
+
+
+class Combination(nn.Module):
+    """The results of experts, back in the order of the words, weighted and added up."""
+
+    def forward(self, results: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        """(pairs, width), the pairs that were sorted, (words, top_k) -> (words, width)."""
+        back = results.index_select(0, order.argsort()).unflatten(0, weights.shape)
+        return (back * weights[..., None].to(back.dtype)).sum(1)
 
 
 def _weights(experts: int, wide_out: int, wide_in: int) -> nn.Parameter:
