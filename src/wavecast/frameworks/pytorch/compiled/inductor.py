@@ -38,7 +38,7 @@ from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
 from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
-from wavecast.frameworks.pytorch.compiled import dynamo
+from wavecast.frameworks.pytorch.compiled import buffer_plan, dynamo
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
@@ -76,7 +76,7 @@ def missing() -> str:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         return "torch {}.{} or later".format(*OLDEST_TORCH)
-    required = (*_REQUIRED, *dynamo.REQUIRED)
+    required = (*_REQUIRED, *dynamo.REQUIRED, *buffer_plan.REQUIRED)
     absent = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
     return ", ".join(absent)
 
