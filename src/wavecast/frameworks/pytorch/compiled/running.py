@@ -62,7 +62,8 @@ class GraphRun:
         args.clear()  # the caller keeps no saved tensor alive
         tensors |= self._own_constants()
         # Each mark says how many of the calls after it are issued there.
-        self._recorder.mark(CALL, calls=0 if self._is_replayed else self._calls)
+        calls = 0 if self._is_replayed else self._calls
+        self._recorder.mark(CALL, calls=calls, results=len(self.plan.results))
         if self._is_replayed:
             self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
         for step in self.plan.steps:
