@@ -156,7 +156,8 @@ def collect(out: Path, seconds: float, workers: int, names: list[str]) -> None:
     until = time.monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
-        waiting, running = list(names), {}
+        waiting = list(names)
+        running: dict[str, subprocess.Popen[bytes]] = {}
         while (waiting or running) and time.monotonic() < until:
             while waiting and len(running) < workers:
                 name = waiting.pop(0)

@@ -1,7 +1,7 @@
 """The memory of CUDA graphs, which torch keeps apart from all other memory.
 
 What is allocated while a graph is recorded comes from a pool of its own. Graphs that run one after
-the other share the pool. Whoever replays them allocates nothing, so torch does not count the pool as
+the other share the pool. A replayed graph allocates nothing, so torch does not count the pool as
 allocated; but it stays reserved.
 """
 
