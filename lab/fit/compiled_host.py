@@ -11,7 +11,9 @@ The host's time of a step, measured without a profiler, is what the reference ho
 optimizer and for a step (`Host.step_s`), and what compiled code takes: launches, that is fused
 kernels and library calls; attention, whose call is by far the longest; what the reference host
 takes for the search of cuDNN and for further kernels of a library call; guards and calls of graphs.
-Two numbers are fitted: those of a launch and of attention.
+Two numbers are fitted: those of a launch and of attention. A virtual machine is faster or slower
+than the reference host, and changes from minute to minute by more than the costs can be told, so
+each step is divided by what its eager twin, timed right after it, says of the machine.
 
 Guards and calls are too few in a step to be told apart. Small pieces of code, called in a loop,
 show them: in a loop a launch takes half as long as in a step, so all that pieces show is multiplied
@@ -25,7 +27,8 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,6 +43,8 @@ from lab.measured.compiled_hosts import pieces, profiled, unprofiled
 from lab.places import MODELS
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 from wavecast.ops.fused import CALL, GUARDS
+from wavecast.predictors.base import Familiarity
+from wavecast.steps.ranges import host_factors
 
 COUNTS = FOLDER / "eager_counts.json"
 """How often the eager trace of each step needs each cost of a host, and its number of weights."""
@@ -64,7 +69,7 @@ class Demand:
     family: str
     seconds: float
     eager_s: float
-    """The host's time for the same step in eager PyTorch."""
+    """The host's time for the same step in eager PyTorch, right after; 0 where unknown."""
     known_s: float
     """What the reference host takes for optimizer, step, convolutions and further kernels."""
     eager_known_s: float
@@ -74,6 +79,16 @@ class Demand:
     guards: float
     calls: float
     inputs: float
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it is a step of the blind test, which no fit reads."""
+        return self.step.startswith("blind")
+
+    @property
+    def machine(self) -> float:
+        """The machine's time for the eager step over that of the reference host."""
+        return self.eager_s / self.eager_known_s if self.eager_s else 1.0
 
     def predicted_s(self, costs_s: Vector) -> float:
         """The host's time with the costs of a launch, attention, guards or a call, and an input."""
@@ -138,7 +153,7 @@ def read() -> tuple[Demand, ...]:
         made.append(
             Demand(
                 *(name, row["family"], seconds),
-                eager_s=host_s(timed["eager"], row["eager"]["busy_s"]) or float("nan"),
+                eager_s=host_s(timed["eager"], row["eager"]["busy_s"]) or 0.0,
                 known_s=known_s,
                 eager_known_s=sum(asked.get(c, 0) * getattr(host, c) for c in COSTS),
                 launches=count,
@@ -168,7 +183,7 @@ def fit(steps: Sequence[Demand]) -> Vector:
     """Seconds of a launch, of attention, of guards or a call, and of an input."""
     looped = looped_s()
     asked = np.array([[step.launches, step.attentions] for step in steps], dtype=float)
-    seconds = np.array([step.seconds for step in steps])
+    seconds = np.array([step.seconds / step.machine for step in steps])
     weights = np.ones(len(steps))
     slower = 2.0
     costs: Vector = np.zeros(4)
@@ -186,14 +201,17 @@ def fit(steps: Sequence[Demand]) -> Vector:
 
 
 def left_out(steps: Sequence[Demand]) -> dict[str, float]:
-    """The relative error of each step, with its family left out of the fit."""
-    errors = {}
+    """Predicted over measured time of each step on the reference host, its family left out.
+
+    Steps of the blind test are in no fit.
+    """
+    ratios = {}
     for family in sorted({step.family for step in steps}):
-        costs = fit([step for step in steps if step.family != family])
+        costs = fit([step for step in steps if step.family != family and not step.is_blind])
         for step in steps:
             if step.family == family:
-                errors[step.step] = step.predicted_s(costs) / step.seconds - 1
-    return errors
+                ratios[step.step] = step.predicted_s(costs) / step.seconds
+    return ratios
 
 
 def count(folder: Path) -> None:
@@ -222,8 +240,8 @@ def to_toml(costs: Vector, steps: Sequence[Demand], error: float) -> str:
         [
             "# What compiled code costs the host, as a number of ops that Python issues in the",
             "# forward pass. Written by python -m lab.fit.compiled_host.",
-            f"# Fitted on {len(steps)} steps (measurements/h200/compiled/host.jsonl.gz). The host's",
-            f"# time of steps whose family was left out has a mean error of {error:.1%}.",
+            f"# Fitted on {len(steps)} steps (measurements/h200/compiled/host.jsonl.gz). With their",
+            f"# family left out, their mean error is {error:.1%}, the speed of the machine apart.",
             "",
             "[forward_ops]",
             f'"{GUARDS}" = {call:.2f}',
@@ -236,34 +254,62 @@ def to_toml(costs: Vector, steps: Sequence[Demand], error: float) -> str:
     )
 
 
-def main() -> None:
+def main(given_arguments: Sequence[str] = ()) -> None:
     """Fit, write the file and print how well steps are described."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("action", choices=["fit", "count"], nargs="?", default="fit")
     parser.add_argument("folder", type=Path, nargs="?")
-    given = parser.parse_args()
+    given = parser.parse_args(given_arguments)
     if given.action == "count":
         count(given.folder)
         return
     steps = read()
-    errors = left_out(steps)
-    mean = statistics.mean(abs(error) for error in errors.values())
-    costs = fit(steps)
-    OUT.write_text(to_toml(costs, steps, mean), encoding="utf-8")
+    ratios = left_out(steps)
+    fitted = [step for step in steps if not step.is_blind]
+    mean = statistics.mean(abs(ratios[step.step] * step.machine - 1) for step in fitted)
+    OUT.write_text(to_toml(fit(fitted), fitted, mean), encoding="utf-8")
     print(OUT.read_text(encoding="utf-8"))
-    print("| step | host, measured | predicted, family left out | eager | compiled over eager |")
-    print("|---|---:|---:|---:|---:|")
-    for step in steps:
-        error, eager = errors[step.step], step.eager_known_s / step.eager_s - 1
-        ratio = (1 + error) / (1 + eager) - 1
-        print(
-            f"| {step.step} | {step.seconds * 1e3:.1f} ms | {error:+.0%} | {eager:+.0%} "
-            f"| {ratio:+.0%} |"
+    for title, blind in (("Steps of the fit, family left out", False), ("Other steps", True)):
+        print(f"{title}:\n")
+        print("\n".join(table([step for step in steps if step.is_blind is blind], ratios)), "\n")
+    print("\n".join(held(steps, ratios)))
+
+
+def table(steps: Sequence[Demand], ratios: Mapping[str, float]) -> Iterator[str]:
+    """The errors of steps on the reference host, and on their own machines."""
+    yield "| step | host, measured | reference host | eager | on its own machine |"
+    yield "|---|---:|---:|---:|---:|"
+    for step in sorted(steps, key=lambda step: step.step):
+        ratio = ratios[step.step]
+        eager = f"{1 / step.machine - 1:+.0%}" if step.eager_s else ""
+        yield (
+            f"| {step.step} | {step.seconds * 1e3:.1f} ms | {ratio - 1:+.0%} "
+            f"| {eager} | {ratio * step.machine - 1:+.0%} |"
         )
-    print(f"| **mean error, {len(steps)} steps** | | {mean:.1%} | | |")
+    errors = (
+        [ratios[step.step] - 1 for step in steps],
+        [1 / step.machine - 1 for step in steps if step.eager_s],
+        [ratios[step.step] * step.machine - 1 for step in steps],
+    )
+    means = [f"{statistics.mean(map(abs, each)):.1%}" for each in errors]
+    yield f"| **mean error, {len(steps)} steps** | | {' | '.join(means)} |"
+
+
+def held(steps: Sequence[Demand], ratios: Mapping[str, float]) -> Iterator[str]:
+    """The shares of steps within the ranges of hosts, calibrated and not."""
+    for known in (False, True):
+        ends = host_factors(Familiarity.MEASURED, known=known)
+        assert ends is not None
+        off = [step.seconds / step.machine**known for step in steps]
+        predicted = [ratios[step.step] * step.seconds for step in steps]
+        inside = [
+            ends.low <= took / said <= ends.high for took, said in zip(off, predicted, strict=True)
+        ]
+        name = "on its own machine, as if calibrated" if known else "on the reference host"
+        yield f"within the range {name}: {sum(inside)} of {len(inside)}"
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from lab.measured.compiled import GPU, lines
+from lab.measured.compiled import GPU
+from lab.measured.compiled_hosts import profiled, timing
 from wavecast import ops
 from wavecast.ops import Kind
 from wavecast.ops.fused import HOST_CALLS
@@ -79,8 +80,11 @@ def predict(folder: Path, out: Path) -> None:
 
 
 def measured() -> dict[str, Row]:
-    """The measured steps by name."""
-    return {row["step"]: row for file in ("steps", "blind") for row in lines(file)}
+    """The measured steps by name, their iterations without a profiler where there are such."""
+    return {
+        name: row | {"compiled": row["compiled"] | {"wall_s": timing(name, "compiled").seconds}}
+        for name, row in profiled().items()
+    }
 
 
 def compared(name: str, said: Row, row: Row) -> Row:
