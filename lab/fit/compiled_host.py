@@ -227,7 +227,7 @@ def count(folder: Path) -> None:
         totals = demands(trace.calls).sum(axis=0).tolist()
         asked = {c: round(times, 1) for c, times in zip(COSTS, totals, strict=True) if times}
         lists = [len(c.op.inputs) for c in trace if ops.kind(c.op) is Kind.OPTIMIZER]
-        # Some op of every optimizer but plain SGD, which has one op, reads one tensor of each weight.
+        # Some op of every optimizer reads one tensor of each weight; the only op of SGD reads two.
         counted[name] = asked | {"weights": min(lists) if len(lists) > 1 else lists[0] // 2}
     text = json.dumps(counted, indent=1, sort_keys=True)
     COUNTS.write_text(text + "\n", encoding="utf-8")
@@ -240,8 +240,8 @@ def to_toml(costs: Vector, steps: Sequence[Demand], error: float) -> str:
         [
             "# What compiled code costs the host, as a number of ops that Python issues in the",
             "# forward pass. Written by python -m lab.fit.compiled_host.",
-            f"# Fitted on {len(steps)} steps (measurements/h200/compiled/host.jsonl.gz). With their",
-            f"# family left out, their mean error is {error:.1%}, the speed of the machine apart.",
+            f"# Fitted on {len(steps)} steps (measurements/h200/compiled/host.jsonl.gz). With its",
+            f"# family left out, a step's mean error is {error:.1%}, its machine's speed apart.",
             "",
             "[forward_ops]",
             f'"{GUARDS}" = {call:.2f}',
