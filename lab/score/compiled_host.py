@@ -19,7 +19,7 @@ from pathlib import Path
 import wavecast
 from lab.measured.compiled import GPU
 from lab.measured.compiled_hosts import Timing, profiled, timing
-from lab.score.compiled import FAILED
+from lab.score.compiled_calls import followed
 
 TINY = "host"
 """The family of steps that were made so small that only the host counts."""
@@ -60,7 +60,7 @@ def judged(folder: Path, name: str, how: str) -> Judged | None:
     if not path.exists() or how not in profiled()[name]:
         return None
     trace = wavecast.load_trace(path)
-    if any(FAILED in note for note in trace.notes):
+    if not followed(trace):
         return None
     said = wavecast.predict(trace, GPU, host="reference")
     return Judged(timing(name, how), said.host_s, said.seconds, said.low_s, said.high_s)
