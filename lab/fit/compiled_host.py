@@ -18,7 +18,8 @@ each step is divided by what its eager twin, timed right after it, says of the m
 Guards and calls are too few in a step to be told apart. Small pieces of code, called in a loop,
 show them: in a loop a launch takes half as long as in a step, so all that pieces show is multiplied
 by what a launch takes in a step over what it takes in a piece. What a weight costs autograd is in
-`Host.tensor_s`, which is larger than what the optimizer alone takes for a tensor.
+`Host.tensor_s`, which is larger than what the optimizer alone takes for a tensor. The cost of an
+input is that of compiled code without autograd, such as a compiled optimizer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import host_factors
 
 COUNTS = FOLDER / "eager_counts.json"
-"""How often the eager trace of each step needs each cost of a host, and its number of weights."""
+"""How often the eager trace of each step needs each cost of a host."""
 OUT = MODELS.parent / "hosts" / "compiled.toml"
 OPTIMIZERS = ("_foreach", "_fused_", "_amp_")
 MOMENTS = 5
@@ -78,7 +79,6 @@ class Demand:
     attentions: int
     guards: float
     calls: float
-    inputs: float
 
     @property
     def is_blind(self) -> bool:
@@ -91,14 +91,13 @@ class Demand:
         return self.eager_s / self.eager_known_s if self.eager_s else 1.0
 
     def predicted_s(self, costs_s: Vector) -> float:
-        """The host's time with the costs of a launch, attention, guards or a call, and an input."""
-        launch_s, attention_s, call_s, input_s = costs_s
+        """The host's time with the costs of a launch, of attention, and of guards or a call."""
+        launch_s, attention_s, call_s = costs_s[:3]
         return float(
             self.known_s
             + self.launches * launch_s
             + self.attentions * attention_s
             + (self.guards + self.calls) * call_s
-            + self.inputs * input_s
         )
 
 
@@ -160,7 +159,6 @@ def read() -> tuple[Demand, ...]:
                 attentions=attentions,
                 guards=regions.get("TorchDynamo Cache Lookup", [0])[0],
                 calls=regions.get("## Call CompiledFxGraph", [0])[0] / 2,  # each is there twice
-                inputs=asked["weights"],
             )
         )
     return tuple(made)
@@ -217,18 +215,14 @@ def left_out(steps: Sequence[Demand]) -> dict[str, float]:
 def count(folder: Path) -> None:
     """Count what the eager traces of a folder ask of a host, and write it."""
     import wavecast
-    from wavecast import ops
-    from wavecast.ops import Kind
 
     counted: dict[str, dict[str, float]] = {}
     for path in sorted(folder.glob("*.eager.json.gz")):
         trace = wavecast.load_trace(path)
         name = path.name.partition(".")[0]
         totals = demands(trace.calls).sum(axis=0).tolist()
-        asked = {c: round(times, 1) for c, times in zip(COSTS, totals, strict=True) if times}
-        lists = [len(c.op.inputs) for c in trace if ops.kind(c.op) is Kind.OPTIMIZER]
-        # Some op of every optimizer reads one tensor of each weight; the only op of SGD reads two.
-        counted[name] = asked | {"weights": min(lists) if len(lists) > 1 else lists[0] // 2}
+        pairs = zip(COSTS, totals, strict=True)
+        counted[name] = {c: round(times, 1) for c, times in pairs if times}
     text = json.dumps(counted, indent=1, sort_keys=True)
     COUNTS.write_text(text + "\n", encoding="utf-8")
 

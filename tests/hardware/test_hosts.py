@@ -378,14 +378,22 @@ def test_library_calls_of_compiled_code_cost_what_lies_in_the_library() -> None:
     assert searches == [0, 0, 2]
 
 
-def test_guards_cost_more_with_more_inputs() -> None:
+def test_calls_cost_more_with_more_inputs() -> None:
     few, many = (
-        demands([Call(Op("dynamo.guards", (), (), (("inputs", n),)), Phase.FORWARD)])
+        demands([Call(Op("inductor.call", (), (), (("inputs", n),)), Phase.FORWARD)])
         for n in (10, 110)
     )
     difference = (many - few)[0]
     assert difference[COSTS.index("forward_s")] == pytest.approx(100 * COMPILED["input"])
     assert np.count_nonzero(difference) == 1
+
+
+def test_weights_that_are_trained_are_counted_by_the_optimizer() -> None:
+    graph = Op("inductor.call", (), (), (("calls", 0), ("inputs", 50)))
+    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    asked = demands([Call(graph, phase) for phase in phases])
+    call = COMPILED["inductor.call"]
+    assert list(asked[:, COSTS.index("forward_s")]) == [call, call, call + 50 * COMPILED["input"]]
 
 
 def test_a_cuda_graph_costs_its_launch() -> None:
