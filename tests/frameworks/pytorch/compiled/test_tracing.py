@@ -101,6 +101,9 @@ def test_the_host_calls_each_graph_once(compiled: Trace) -> None:
     assert names(compiled)["dynamo.guards"] == 1
     assert names(compiled)["inductor.call"] == 2
     assert compiled.calls[0].op.name == "dynamo.guards"
+    inputs = compiled.calls[1].op.attr("inputs")
+    assert isinstance(inputs, int)
+    assert inputs > 4
 
 
 def test_the_rest_of_the_step_is_traced_as_it_is_written(compiled: Trace) -> None:

@@ -63,7 +63,7 @@ class GraphRun:
         tensors |= self._own_constants()
         # Each mark says how many of the calls after it are issued there.
         calls = 0 if self._is_replayed else self._calls
-        self._recorder.mark(CALL, calls=calls, results=len(self.plan.results))
+        self._recorder.mark(CALL, calls=calls, inputs=len(self.plan.inputs))
         if self._is_replayed:
             self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
         for step in self.plan.steps:
