@@ -15,6 +15,7 @@ from typing import Any
 import wavecast
 from lab.measured.deeper_traces import TRACED, deeper
 from lab.measured.fused_kernels import ROTARY, fused, sequence_first
+from lab.measured.older_attention import attention_factor
 from wavecast.errors import UnknownName
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import usual_cluster
@@ -41,6 +42,10 @@ _NETWORKS = {
     "Omni-Path": NetworkKind.OMNIPATH,
     "RDMA": NetworkKind.ROCE,
 }
+
+_PROCESSORS = {"nanotron": "AMD EPYC 7R13", "bigscience": "AMD EPYC 7543"}
+"""Processors of sources whose machines are known: AWS p5, and the A100 of Jean Zay (from memory).
+Others are taken to have that of the GPU's usual machine."""
 
 
 class NotRebuilt(Exception):
@@ -85,6 +90,8 @@ class MeasuredStep:
     """Whether the products of the blocks are in 8 bits."""
     overlaps: bool = False
     """Whether collectives of tensor ranks run beside products."""
+    attention_factor: float = 1.0
+    """How many times as long attention takes as with FlashAttention 2."""
 
     @property
     def trace(self) -> Trace:
@@ -112,6 +119,7 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
         strategy=strategy,
         eight_bits=row["precision"] in _EIGHT_BITS,
         overlaps=strategy.sequence and str(row["framework"]).startswith(TRANSFORMER_ENGINE),
+        attention_factor=attention_factor(row),
     )
 
 
@@ -237,6 +245,9 @@ def _cluster(row: Mapping[str, Any], gpu: Device) -> Cluster:
     used = min(per_node, machine.gpus_per_node)
     if used < machine.gpus_per_node:
         machine = machine.with_gpus_per_node(used)
+    processors = (name for source, name in _PROCESSORS.items() if source in str(row["source"]))
+    if processor := next(processors, None):
+        machine = replace(machine, node=replace(machine.node, processor=processor))
     network = _network(str(row["interconnect_inter"] or ""), used)
     return replace(machine, network=network) if network else machine
 

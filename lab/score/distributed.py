@@ -25,12 +25,13 @@ import numpy as np
 from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.eight_bits import in_eight_bits
+from lab.measured.older_attention import OlderAttention
 from lab.measured.overlapped import with_overlapped_tensor_ranks
 from lab.measured.tables import read_rows
 from wavecast.errors import WavecastError
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.hardware.processors import host_of
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.parallel_prediction import ParallelSteps
 from wavecast.steps.predicting import default_predictor
@@ -45,6 +46,8 @@ class ScoredStep:
 
     step: MeasuredStep
     seconds: float
+    low_s: float
+    high_s: float
     baseline_s: float | None
 
     @property
@@ -58,8 +61,8 @@ class PublishedSteps:
 
     def __init__(self, rates: Mapping[tuple[str, str], float], host_factor: float = 1.0) -> None:
         self._rates = rates
-        self._host = REFERENCE_HOST.scaled(host_factor)
-        self._predictors: dict[tuple[Device, Cluster], ClusterPredictor] = {}
+        self._factor = host_factor
+        self._predictors: dict[tuple[Device, Cluster, float], ClusterPredictor] = {}
 
     def score(self, row: Mapping[str, Any]) -> ScoredStep:
         """The prediction of a row.
@@ -68,13 +71,15 @@ class PublishedSteps:
             NotRebuilt: it cannot be rebuilt, or cannot be spread as it says.
         """
         step = rebuilt(row)
-        key = (step.device, step.cluster)
+        key = (step.device, step.cluster, step.attention_factor)
         if key not in self._predictors:
+            kernels = OlderAttention(default_predictor(), step.attention_factor)
             self._predictors[key] = ClusterPredictor(
-                default_predictor(), Collectives.shipped(), *key
+                kernels, Collectives.shipped(), step.device, step.cluster
             )
         try:
-            steps = ParallelSteps(step.trace, self._predictors[key], self._host)
+            host = host_of(step.cluster).scaled(self._factor)
+            steps = ParallelSteps(step.trace, self._predictors[key], host)
             spread = steps.spread(step.strategy)
             if step.overlaps:
                 spread = with_overlapped_tensor_ranks(spread)
@@ -84,7 +89,9 @@ class PublishedSteps:
         rate = self._rates.get((str(row["gpu"]), str(row["precision"])))
         flops = step_flops(row)
         baseline = None if rate is None or flops is None else flops / rate
-        return ScoredStep(step, prediction.seconds, baseline)
+        return ScoredStep(
+            step, prediction.seconds, prediction.low_s, prediction.high_s, baseline
+        )
 
 
 def step_flops(row: Mapping[str, Any]) -> float | None:
@@ -234,11 +241,19 @@ def save(path: Path, scored: Sequence[ScoredStep]) -> None:
     """Write each row's times."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("row_id", "source", "strategy", "predicted_s", "measured_s"))
+        writer.writerow(("row_id", "source", "strategy", "predicted_s", "low_s", "high_s", "measured_s"))
         for one in scored:
             step = one.step
             writer.writerow(
-                (step.row["row_id"], step.source, step.strategy_name, one.seconds, step.seconds)
+                (
+                    step.row["row_id"],
+                    step.source,
+                    step.strategy_name,
+                    one.seconds,
+                    one.low_s,
+                    one.high_s,
+                    step.seconds,
+                )
             )
 
 

@@ -12,7 +12,7 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import HostModel
+from wavecast.hardware.hosts import REFERENCE_HOST, HostModel
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
 from wavecast.parallel.spreading import Spreader, without_collectives
@@ -69,6 +69,8 @@ class ParallelPrediction(Shown):
     stages: tuple[StageTime, ...]
     single_s: float
     """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
+    host: HostModel = REFERENCE_HOST
+    """The host that issues the ops of each rank."""
     waiting_s: float = 0.0
     """The part of `seconds` in which ranks wait for the slowest of them."""
     unpredicted: tuple[Share, ...] = ()
@@ -191,6 +193,7 @@ class ParallelSteps:
             high_s=seconds * above,
             stages=stages,
             single_s=self.single_s,
+            host=self._player.host,
             waiting_s=waiting_s,
             unpredicted=_unpredicted(step, predictor),
             player=self._player,
