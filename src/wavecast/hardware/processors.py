@@ -55,7 +55,7 @@ def host_of(cluster: Cluster) -> Host:
 
     >>> from wavecast.hardware.clusters import cluster
     >>> host_of(cluster("dgx-a100")).name
-    'reference, scaled to AMD EPYC 7742 (x1.46)'
+    'reference, scaled to AMD EPYC 7742 (x1.54)'
     """
     processor = processors().get(cluster.node.processor or "")
     if processor is None:
