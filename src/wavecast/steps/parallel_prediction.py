@@ -20,6 +20,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import refuse_impossible
 from wavecast.showing import Shown
 from wavecast.steps.overlap import shipped_overlap
+from wavecast.steps.parallel_ranges import shipped_widening
 from wavecast.steps.rank_player import ClusterPredictor, RankPlayer
 from wavecast.steps.shares import Share
 from wavecast.steps.streams import StreamTimes
@@ -71,6 +72,8 @@ class ParallelPrediction(Shown):
     """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
     host: HostModel = REFERENCE_HOST
     """The host that issues the ops of each rank."""
+    ops_range: tuple[float, float] = (1.0, 1.0)
+    """The ends of the range before it was widened, relative to `seconds`: the errors of ops."""
     waiting_s: float = 0.0
     """The part of `seconds` in which ranks wait for the slowest of them."""
     unpredicted: tuple[Share, ...] = ()
@@ -182,7 +185,8 @@ class ParallelSteps:
             seconds, stages = _with_pipeline(step, self._player)
         waiting_s = seconds * shipped_overlap().waiting(strategy.gpus)
         seconds += waiting_s
-        below, above = _spread_of(step, predictor)
+        narrow = _spread_of(step, predictor)
+        below, above = shipped_widening().widened(*narrow)
         return ParallelPrediction(
             trace=self.trace,
             device=predictor.device,
@@ -194,6 +198,7 @@ class ParallelSteps:
             stages=stages,
             single_s=self.single_s,
             host=self._player.host,
+            ops_range=narrow,
             waiting_s=waiting_s,
             unpredicted=_unpredicted(step, predictor),
             player=self._player,
