@@ -55,6 +55,11 @@ def steps(folder: Path = FOLDER) -> list[Row]:
     return list(lines("steps", folder))
 
 
+def by_name(folder: Path = FOLDER) -> dict[str, Row]:
+    """All measured steps by name, those of the blind test too."""
+    return {row["step"]: row for file in ("steps", "blind") for row in lines(file, folder)}
+
+
 def op_of(encoded: Any) -> Op | None:
     """The op that was written as JSON; None where the node could not be described."""
     if isinstance(encoded, str):

@@ -13,8 +13,6 @@ from wavecast.parallel.products import layers_of
 from wavecast.traces.step import Call, Op, Phase, Role, TensorSpec, Trace
 
 _LISTS = ("aten._foreach_", "aten._fused_")
-_WIDTHS = (1, 2, 4, 8)
-"""Bytes of an element of a state or a gradient."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,9 @@ def share_memory(
         ops: what one rank runs, by position.
         released: the allocations that it frees earlier, by index, and before which call.
     """
-    parts = _parts_by_size(weights)
+    # States and gradients may be wider than their weights: float32 beside 16 bits.
+    wide = {(weight.module, 4 * weight.numel): weight.parts for weight in weights}
+    parts = wide | {(weight.module, weight.nbytes): weight.parts for weight in weights}
     sizes = _written_bytes(trace, ops)
     gradients: dict[int, list[int]] = defaultdict(list)
     for index, allocation in enumerate(trace.allocations):
@@ -169,19 +169,6 @@ def share_memory(
     following = iter(shared)
     # What was added comes after them and stays as it is.
     edit.change_memory(lambda added: next(following, added))
-
-
-def _parts_by_size(weights: Sequence[Weight]) -> dict[tuple[str, int], int]:
-    """In how many parts what belongs to a weight is divided, by the module and its bytes.
-
-    Gradients and states may be wider than the weight: in float32 beside weights in 16 bits.
-    """
-    others = {
-        (weight.module, weight.numel * width): weight.parts
-        for weight in weights
-        for width in _WIDTHS
-    }
-    return others | {(weight.module, weight.nbytes): weight.parts for weight in weights}
 
 
 def _written_bytes(trace: Trace, ops: Mapping[int, Op]) -> dict[int, int]:
