@@ -287,7 +287,7 @@ _CHOOSE_LIBRARY = ("_select_conv_backend", "_conv_determine_backend_memory_forma
 setattr(RealDevices, REAL_DEVICES, True)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool) -> Any:
     """Inductor's graph with its scheduled kernels (`GraphLowering`) for a graph and its inputs."""
     values = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder" and "val" in n.meta]
