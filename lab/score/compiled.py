@@ -25,6 +25,7 @@ import wavecast
 from lab.fit import fused
 from lab.measured.compiled import GPU, Row, by_name, kernels
 from lab.measured.compiled_calls import traced
+from lab.measured.compiled_hosts import unslowed
 from lab.score.compiled_calls import agreement, followed
 from wavecast import ops
 from wavecast.ops import Kind
@@ -133,7 +134,7 @@ COLUMNS = {
 def table(predictions: dict[str, Row], *, blind: bool) -> str:
     """The errors of all steps that were captured and measured, and their means."""
     rows, unfollowed = [], []
-    known = by_name()
+    known = unslowed()
     for name, said in predictions.items():
         if name not in known or name.startswith("blind") is not blind:
             continue

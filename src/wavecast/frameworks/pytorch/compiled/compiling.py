@@ -159,7 +159,7 @@ class _Session:
         recorder = self._recorder
 
         def run(*args: Any) -> Any:
-            recorder.mark(GUARDS, inputs=len(args))
+            recorder.mark(GUARDS)
             return compiled(*args)
 
         return run
