@@ -25,6 +25,8 @@ import numpy as np
 from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.eight_bits import in_eight_bits
+from lab.measured.expert_kernels import as_run
+from lab.measured.expert_steps import is_mixture
 from lab.measured.overlapped import with_overlapped_tensor_ranks
 from lab.measured.tables import read_rows
 from wavecast.errors import WavecastError
@@ -76,6 +78,8 @@ class PublishedSteps:
         try:
             steps = ParallelSteps(step.trace, self._predictors[key], self._host)
             spread = steps.spread(step.strategy)
+            if is_mixture(row):
+                spread = as_run(spread, row, step.cluster)
             if step.overlaps:
                 spread = with_overlapped_tensor_ranks(spread)
             prediction = steps.predict(in_eight_bits(spread) if step.eight_bits else spread)
