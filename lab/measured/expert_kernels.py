@@ -1,8 +1,8 @@
 """Steps with mixtures of experts as if Megatron ran them, with fused kernels and its dispatchers.
 
 Megatron-Core multiplies the gate, and brings the results of experts back to their words, in one
-kernel each. Its dispatchers DeepEP and HybridEP send a word only once to a rank, or over the network
-once to a machine, where several of its experts are, and permute words only where they arrive.
+kernel each. Its dispatchers DeepEP and HybridEP send a word only once to a rank, or over the
+network once to a machine, where several of its experts are, and permute words where they arrive.
 """
 
 from __future__ import annotations

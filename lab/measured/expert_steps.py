@@ -48,6 +48,13 @@ def is_mixture(row: Mapping[str, Any]) -> bool:
     return (row["n_experts"] or 1) > 1
 
 
+def kind_of(row: Mapping[str, Any]) -> str:
+    """What kind of training a row is, for tables."""
+    if is_mixture(row):
+        return "mixture of experts"
+    return "LoRA" if row["task"] == "lora" else "dense"
+
+
 def decoder_options(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The options of a row's decoder, beside its plain sizes.
 
