@@ -1,4 +1,4 @@
-"""Rows with mixtures of experts or adapters: the options of their decoders, and what rows leave out.
+"""Rows with mixtures of experts or adapters: options of their decoders, and what rows leave out.
 
 What a row does not state is filled in where its framework has a default, and the rest is refused.
 """
