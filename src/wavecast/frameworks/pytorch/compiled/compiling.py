@@ -189,4 +189,5 @@ class _Session:
             root,
             phase=Phase.OPTIMIZER if in_optimizer else None,
             is_replayed=bool(cudagraphs),
+            is_forward=not is_backward and not is_inference,
         )

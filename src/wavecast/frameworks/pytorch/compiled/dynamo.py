@@ -28,7 +28,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.frameworks.pytorch.capture.places import ON_GPU, ON_HOST, put
-from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device
+from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device, tried
 from wavecast.frameworks.pytorch.compiled.fake_devices import in_backend
 from wavecast.frameworks.pytorch.replacing import replacing
 
@@ -109,6 +109,8 @@ def frames_compiled(
         graph = output_graph.OutputGraph
         replace(graph, call_user_compiler=_with_fake_inputs(graph.call_user_compiler))
         stack.enter_context(_own_code_skipped())
+        # Starting a process group clears what Dynamo has looked up.
+        replace(trace_rules, get_torch_obj_rule_map=_Kept(trace_rules.get_torch_obj_rule_map()))
         for name in _LOGS:
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
@@ -124,6 +126,19 @@ def look_up_functions() -> None:
     It refuses to look them up while one function stands for several of torch's.
     """
     trace_rules.get_torch_obj_rule_map()
+
+
+class _Kept:
+    """A cached function of torch's, whose result stays although its cache is cleared."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def __call__(self) -> Any:
+        return self._result
+
+    def cache_clear(self) -> None:
+        """Clear nothing."""
 
 
 @contextmanager
@@ -213,9 +228,12 @@ def _own_code_skipped() -> Iterator[None]:
 
 
 def _making_on_cpu(run_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo's trial run of one node, without making a tensor from data on the GPU."""
+    """Dynamo's trial run of one node, without making or moving a tensor to the GPU."""
 
     def run(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
+        moved = tried(node, args, kwargs)
+        if moved is not None:
+            return moved
         if node.target not in MAKERS or "device" not in kwargs:
             return run_node(tracer, node, args, kwargs, module)
         options = {name: value for name, value in kwargs.items() if name != "device"}

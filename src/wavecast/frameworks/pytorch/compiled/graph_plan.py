@@ -133,6 +133,7 @@ class _Planner:
                     continue  # a call with several results, which are nodes of their own
                 spec = spec_of(output.node, self._hint)
                 if spec.device != "cuda":
+                    yield PlannedBuffer(name, spec)
                     continue
                 yield PlannedBuffer(name, spec, self._taken_over(spec, members, free))
 

@@ -18,6 +18,8 @@ from wavecast.traces.step import Op, Scalar, TensorSpec
 Hint = Callable[[Any], int]
 
 _LIBRARY = "extern_kernels."
+_COPY = "DeviceCopy"
+"""Inductor's node for a copy between the host and the GPU."""
 _PATH = (
     (re.compile(r"^L\['\w+'\]"), ""),  # the local variable that holds the compiled module
     (re.compile(r"_modules\['(\w+)'\]"), r"\1"),
@@ -36,6 +38,8 @@ def library_op(kernel: Any, hint: Hint) -> Op:
     """
     func = _overload(kernel)
     outputs = tuple(spec_of(buffer, hint) for buffer in _results(kernel))
+    if type(kernel).__name__ == _COPY:
+        return Op("aten._to_copy", tuple(_specs(kernel.inputs, hint)), outputs)
     if func is None:
         name = str(getattr(kernel, "python_kernel_name", None) or type(kernel).__name__)
         return Op(f"inductor.{name}", tuple(_specs(kernel.inputs, hint)), outputs)
