@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +21,6 @@ def bad_script() -> Step:
     """A print, a value that is read, a call of numpy, and a branch on data, inside of a graph."""
     model, x = perceptron(), rows()
 
-    @torch.compile
     def run() -> Any:
         y = model(x)
         print("here")
@@ -32,19 +32,18 @@ def bad_script() -> Step:
             y = y * 2
         return y.square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def masked() -> Step:
     """A selection whose size depends on data."""
     model, x = perceptron(), rows()
 
-    @torch.compile
     def run() -> Any:
         y = model(x)
         return y[y > 0].square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def lengths() -> Step:
@@ -64,7 +63,7 @@ def from_constants() -> Step:
     with torch.device("cuda"):
         widths = (torch.arange(3) * 16.0 + 32).div(8).round().mul(8).int().tolist()
         layers = [nn.Linear(WIDTH, widths[0])]
-        layers += [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+        layers += [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
         model = nn.Sequential(*layers)
         x = torch.randn(BATCH, WIDTH)
     model.compile()
@@ -79,14 +78,13 @@ def experts() -> Step:
     model = nn.ModuleList([gate])
     model.register_parameter("weights", weights)
 
-    @torch.compile
     def run() -> Any:
         chances, chosen = gate(x).softmax(-1).topk(2)
         parts = torch.einsum("nd,edh->neh", x, weights)
         picked = parts.gather(1, chosen[..., None].expand(-1, -1, WIDTH))
         return (picked * chances[..., None]).sum(1).square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def language() -> Step:
@@ -97,12 +95,11 @@ def language() -> Step:
     tokens = torch.randint(0, 1000, (4, 32), device="cuda")
     padding = torch.zeros(4, 32, dtype=torch.bool, device="cuda")
 
-    @torch.compile
     def run() -> Any:
         y = head(block(embed(tokens), src_key_padding_mask=padding))
         return F.cross_entropy(y.flatten(0, 1), tokens.flatten(), ignore_index=0)
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def on_host() -> Step:
@@ -111,14 +108,15 @@ def on_host() -> Step:
     table = torch.linspace(0, 1, WIDTH)
     count = 0
 
-    @torch.compile
     def run(factor: float) -> Any:
         return (model(x) * table.to("cuda") * factor).square().mean()
+
+    compiled = torch.compile(run)
 
     def loss() -> Any:
         nonlocal count
         count += 1
-        return run(0.1 * count)
+        return compiled(0.1 * count)
 
     return trained(model, loss)
 

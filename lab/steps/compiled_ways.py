@@ -105,11 +105,11 @@ def compiled_function() -> Step:
     """A function that is compiled, with a loss, which calls a model that is not."""
     model, x = perceptron(), rows()
 
-    @torch.compile
     def loss(y: Any) -> Any:
         return F.softplus(y).square().sum(-1).mean()
 
-    return trained(model, lambda: loss(model(x)))
+    compiled = torch.compile(loss)
+    return trained(model, lambda: compiled(model(x)))
 
 
 def compiled_step() -> Step:
@@ -117,13 +117,14 @@ def compiled_step() -> Step:
     model, x = perceptron(), rows()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    @torch.compile
     def forward() -> Any:
         with torch.autocast("cuda", torch.bfloat16):
             return model(x).square().mean()
 
+    compiled = torch.compile(forward)
+
     def step() -> None:
-        forward().backward()
+        compiled().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -149,15 +150,12 @@ def disabled_part() -> Step:
     """A compiled model with a part that must not be compiled."""
     model, x = perceptron(), rows()
 
-    @torch.compiler.disable
-    def apart(y: Any) -> Any:
-        return y.cumsum(-1)
+    apart = torch.compiler.disable(lambda y: y.cumsum(-1))
 
-    @torch.compile
     def run() -> Any:
         return apart(model(x)).square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 # Ways of training.
@@ -172,11 +170,10 @@ def recurrent(kind: type[nn.RNNBase]) -> Callable[[], Step]:
         model = nn.ModuleList([layer, head])
         x = torch.randn(BATCH, 12, WIDTH, device="cuda")
 
-        @torch.compile
         def run() -> Any:
             return head(layer(x)[0]).square().mean()
 
-        return trained(model, run)
+        return trained(model, torch.compile(run))
 
     return make
 
@@ -187,14 +184,13 @@ def cells() -> Step:
     model = nn.ModuleList([cell, head])
     x = torch.randn(6, BATCH, WIDTH, device="cuda")
 
-    @torch.compile
     def run() -> Any:
-        state = None
+        state: Any = None
         for moment in x:
             state = cell(moment, state)
         return head(state[0]).square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def sequences() -> Step:
@@ -212,7 +208,6 @@ def graph_net() -> Step:
     x = torch.randn(200, WIDTH, device="cuda")
     source, target = torch.randint(0, 200, (2, 1000), device="cuda")
 
-    @torch.compile
     def run() -> Any:
         messages = enter(x)[source]
         summed = torch.zeros_like(x).index_add(0, target, messages)
@@ -221,7 +216,7 @@ def graph_net() -> Step:
         )
         return leave(summed / counts.clamp(min=1)).square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def denoiser() -> Step:
@@ -281,14 +276,13 @@ def towers() -> Step:
     scale = nn.Parameter(torch.ones((), device="cuda"))
     x, y = rows(), pictures()
 
-    @torch.compile
     def run() -> Any:
         a, b = F.normalize(left(x), dim=-1), F.normalize(right(y), dim=-1)
         scores = scale.exp() * a @ b.T
         labels = torch.arange(BATCH, device=scores.device)
         return (F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def accumulated() -> Step:
@@ -313,14 +307,13 @@ def checkpointed() -> Step:
     """Blocks that are computed again in the backward pass, inside of the compiled code."""
     model, x = nn.ModuleList(perceptron() for _ in range(3)), rows()
 
-    @torch.compile
     def run() -> Any:
         y = x
         for block in model:
             y = checkpoint(block, y, use_reentrant=False)
         return y.square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))
 
 
 def checkpointed_outside() -> Step:
@@ -403,9 +396,8 @@ def flexible_attention() -> Step:
     x = torch.randn(2, 256, WIDTH, device="cuda")
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
 
-    @torch.compile
     def run() -> Any:
         q, k, v = model(x).view(2, 256, 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
         return flex_attention(q, k, v, block_mask=mask).square().mean()
 
-    return trained(model, run)
+    return trained(model, torch.compile(run))

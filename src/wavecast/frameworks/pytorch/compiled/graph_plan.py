@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
-from wavecast.frameworks.pytorch.compiled.library_ops import library_op, module_and_line
+from wavecast.frameworks.pytorch.compiled.library_ops import library_op, module_and_lines
 from wavecast.frameworks.pytorch.compiled.node_accesses import kept_inside, spec_of
 from wavecast.traces.step import Op, TensorSpec
 
@@ -37,7 +37,9 @@ class PlanStep:
     module: str
     """The path of the module whose code it runs, from the root of the compiled code."""
     line: str
-    """The line of that code, as "file.py:12"."""
+    """The innermost line of that code, as "file.py:12"."""
+    source: str = ""
+    """The innermost line outside of torch, as the trace shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,9 @@ class _Planner:
             self._replaced.update(kernels.replaced)
             ops = kernels.ops
         origins = [origin for m in members for origin in getattr(m.node, "origins", None) or ()]
-        module, line = module_and_line(origins)
+        module, line, source = module_and_lines(origins)
         buffers = tuple(self._buffers(node, members))
-        return PlanStep(buffers, ops, tuple(sorted(node.last_usage)), module, line)
+        return PlanStep(buffers, ops, tuple(sorted(node.last_usage)), module, line, source)
 
     def _library_ops(self, members: list[Any]) -> Iterator[Op]:
         for member in members:

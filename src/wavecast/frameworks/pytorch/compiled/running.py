@@ -85,7 +85,7 @@ class GraphRun:
         module = f"{self._root}.{step.module}".strip(".")
         for op in step.ops:
             if not on_host(op):
-                self._recorder.emit(with_switches(op), made, module, self._phase)
+                self._recorder.emit(with_switches(op), made, module, step.source, self._phase)
         for name in step.frees:
             tensors.pop(name, None)
 
