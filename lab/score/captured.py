@@ -144,7 +144,9 @@ def kept(path: Path) -> dict[str, Captured]:
 
 
 def _read(row: dict[str, Any]) -> Captured:
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+    values: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in row.items()
+    }
     return Captured(**values)
 
 

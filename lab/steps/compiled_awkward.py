@@ -66,8 +66,8 @@ def from_constants() -> Step:
         layers += [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
         model = nn.Sequential(*layers)
         x = torch.randn(BATCH, WIDTH)
-    model.compile()
-    return trained(model, lambda: model(x).square().mean())
+    compiled = torch.compile(model)
+    return trained(model, lambda: compiled(x).square().mean())
 
 
 def experts() -> Step:

@@ -118,11 +118,17 @@ class _Session:
         self._mode = mode
         self._devices = CompilerDevices()
         self._depth = 0
+        self._frame: Any = None
         self.notes: dict[str, None] = {}
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
-        """The compiler's own world: no modes, no hooks, and all tensors on the GPU."""
+    def outside(self, frame: Any = None) -> Iterator[None]:
+        """The compiler's own world: no modes, no hooks, and all tensors on the GPU.
+
+        `frame` is the frame that is compiled. None if it is known already.
+        """
+        if frame is not None:
+            self._frame = frame
         if self._depth:
             yield
             return
@@ -158,12 +164,17 @@ class _Session:
 
     def compile(self, gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """What runs instead of a graph of Dynamo's."""
-        root = self._recorder.structure.place()[1]
+        root, roots = self._recorder.structure.place()[1], dict[str, str]()
+        if not root:
+            modules = dynamo.modules_of(gm, self._frame)
+            roots = {s: self._recorder.structure.path_of(m) for s, m in modules.items()}
         options, is_tuned = inductor.untuned(options)
         if is_tuned:
             self.notes.setdefault(_AUTOTUNED)
         try:
-            compiled = inductor.inductor(gm, inputs, partial(self._compile_inner, root), **options)
+            compiled = inductor.inductor(
+                gm, inputs, partial(self._compile_inner, root, roots), **options
+            )
         except WavecastError:
             raise
         except Exception as error:
@@ -182,6 +193,7 @@ class _Session:
     def _compile_inner(
         self,
         root: str,
+        roots: dict[str, str],
         gm: Any,
         _inputs: Sequence[Any],
         *,
@@ -193,7 +205,7 @@ class _Session:
         with self.outside():
             graph = inductor.lowered(gm, is_backward, is_inference)
             with inductor.handling(graph):
-                plan = plan_of(graph, self._target.sm_count)
+                plan = plan_of(graph, self._target.sm_count, roots)
                 if not is_backward:
                     inductor.report_strides(graph, hint_of(graph))
         in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)

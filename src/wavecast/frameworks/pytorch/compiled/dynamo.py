@@ -75,19 +75,19 @@ _PLAIN_METHODS = tuple(
 
 @contextmanager
 def frames_compiled(
-    outside: Callable[[], Any], on_error: Callable[[BaseException], bool]
+    outside: Callable[[Any], Any], on_error: Callable[[BaseException], bool]
 ) -> Iterator[None]:
-    """Let Dynamo compile frames inside of `outside()`, though a trace is under way.
+    """Let Dynamo compile frames inside of `outside(frame)`, though a trace is under way.
 
     Args:
-        outside: makes the context in which frames are compiled.
+        outside: makes the context in which a frame is compiled.
         on_error: called with an error; returns whether the frame is to run as it is instead.
     """
     wrapper = convert_frame.CatchErrorsWrapper
     compile_frame = wrapper.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with outside():
+        with outside(args[0]):
             try:
                 return compile_frame(self, *args, **kwargs)
             except Exception as error:
@@ -212,6 +212,26 @@ def is_compiled(module: Any) -> bool:
     """Whether the user's code has compiled this module."""
     is_wrapped = isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
     return is_wrapped or module._compiled_call_impl is not None
+
+
+def modules_of(gm: Any, frame: Any) -> dict[str, Any]:
+    """The modules whose code is in a graph and that the frame has in variables, by their names."""
+    found: dict[str, Any] = {}
+    for node in gm.graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        match = _VARIABLE.match(str(next(iter(stack.values()))[0])) if stack else None
+        if match is None or match[0] in found:
+            continue
+        value = frame.f_locals.get(match[1])
+        for name in filter(None, match[2].split(".")):
+            value = getattr(value, name, None)
+        if isinstance(value, torch.nn.Module):
+            found[match[0]] = value
+    return found
+
+
+_VARIABLE = re.compile(r"L\['(\w+)'\]((?:\.(?:__self__|_orig_mod))*)")
+"""A local variable that is a module, or a bound method of one."""
 
 
 @contextmanager

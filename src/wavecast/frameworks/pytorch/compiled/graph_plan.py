@@ -5,8 +5,9 @@ Inductor's scheduler has decided on all of it. Only attributes of its nodes are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
@@ -67,16 +68,25 @@ class GraphPlan:
     """Tensors that are part of the compiled code."""
 
 
-def plan_of(graph: Any, sm_count: int) -> GraphPlan:
-    """The plan of a graph that Inductor has scheduled (`GraphLowering`)."""
-    return _Planner(graph, sm_count).plan()
+def plan_of(
+    graph: Any, sm_count: int, roots: Mapping[str, str] = MappingProxyType({})
+) -> GraphPlan:
+    """The plan of a graph that Inductor has scheduled (`GraphLowering`).
+
+    Args:
+        graph: the graph.
+        sm_count: the SMs of the GPU.
+        roots: the paths of modules, by the names that Dynamo has for them.
+    """
+    return _Planner(graph, sm_count, roots).plan()
 
 
 class _Planner:
     """Reads the plan from Inductor's graph and scheduler."""
 
-    def __init__(self, graph: Any, sm_count: int) -> None:
+    def __init__(self, graph: Any, sm_count: int, roots: Mapping[str, str]) -> None:
         self._graph = graph
+        self._roots = roots
         self._sm_count = sm_count
         self._hint = hint_of(graph)
         self._aliases: dict[str, str] = {}
@@ -112,7 +122,7 @@ class _Planner:
             self._replaced.update(kernels.replaced)
             ops = kernels.ops
         origins = [origin for m in members for origin in getattr(m.node, "origins", None) or ()]
-        module, line, source = module_and_lines(origins)
+        module, line, source = module_and_lines(origins, self._roots)
         buffers = tuple(self._buffers(node, members))
         return PlanStep(buffers, ops, tuple(sorted(node.last_usage)), module, line, source)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _PATH = (
     (re.compile(r"^L\['\w+'\]"), ""),  # the local variable that holds the compiled module
     (re.compile(r"_modules\['(\w+)'\]"), r"\1"),
     (re.compile(r"\[['\"]?(\w+)['\"]?\]"), r".\1"),
-    (re.compile(r"\.?_orig_mod\b"), ""),
+    (re.compile(r"\.?(_orig_mod|__self__)\b"), ""),
 )
 """How Dynamo's names of modules become paths of modules."""
 
@@ -125,12 +125,12 @@ def _numbers(value: Any, hint: Hint) -> Any:
     return value
 
 
-def module_and_lines(origins: Sequence[Any]) -> tuple[str, str, str]:
+def module_and_lines(origins: Sequence[Any], roots: Mapping[str, str]) -> tuple[str, str, str]:
     """Where most of a kernel's graph nodes come from: the module, the innermost line of code, and
     the innermost line outside of torch."""
     modules, lines, sources = Counter[str](), Counter[str](), Counter[str]()
     for node in origins:
-        modules[_module(node.meta)] += 1
+        modules[_module(node.meta, roots)] += 1
         line, source = _lines(node.meta.get("stack_trace"))
         lines[line] += 1
         sources[source] += 1
@@ -141,12 +141,14 @@ def _most(counts: Counter[str]) -> str:
     return max(counts, key=lambda key: (bool(key), counts[key]), default="")
 
 
-def _module(meta: dict[str, Any]) -> str:
+def _module(meta: dict[str, Any], roots: Mapping[str, str]) -> str:
     """The path of the innermost module that ran a node, from the root of the compiled code."""
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
     path = str(next(reversed(stack.values()))[0])
+    source = next((name for name in roots if path.startswith(name)), "")
+    path = roots.get(source, "") + path.removeprefix(source)
     for before, after in _PATH:
         path = before.sub(after, path)
     return path.strip(".")
