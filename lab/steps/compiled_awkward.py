@@ -121,6 +121,41 @@ def on_host() -> Step:
     return trained(model, loss)
 
 
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: float) -> Any:
+        ctx.scale = scale
+        ctx.save_for_backward(x)
+        return torch.round(x * scale) / scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * (x.abs() < ctx.scale), None
+
+
+def own_function() -> Step:
+    """A function with a gradient of its own (a straight-through estimator)."""
+    model, x = perceptron(), rows()
+    compiled = torch.compile(lambda y: _Rounded.apply(model(y), 8.0).square().mean())
+    return trained(model, lambda: compiled(x))
+
+
+def flexible_attention() -> Step:
+    """flex_attention with a causal mask and a score of its own."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    model = nn.Linear(WIDTH, 3 * WIDTH).cuda()
+    x = torch.randn(2, 256, WIDTH, device="cuda")
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+
+    def run() -> Any:
+        q, k, v = model(x).view(2, 256, 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
+        return flex_attention(q, k, v, block_mask=mask).square().mean()
+
+    return trained(model, torch.compile(run))
+
+
 def _ranked(wrap: Callable[[Any], Any]) -> Callable[[], Step]:
     def make() -> Step:
         dist.init_process_group("nccl")
@@ -187,8 +222,8 @@ TRAININGS: dict[str, Callable[[], Step]] = {
     "checkpointing outside": ways.checkpointed_outside,
     "GradScaler, float16": ways.scaled,
     "moving average of weights": ways.averaged,
-    "autograd.Function": ways.own_function,
-    "flex_attention": ways.flexible_attention,
+    "autograd.Function": own_function,
+    "flex_attention": flexible_attention,
     "mixture of experts": experts,
     "transformer layer with padding": language,
 }

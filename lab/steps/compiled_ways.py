@@ -366,38 +366,3 @@ def averaged() -> Step:
                 kept.lerp_(new, 0.01)
 
     return step
-
-
-class _Rounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, scale: float) -> Any:
-        ctx.scale = scale
-        ctx.save_for_backward(x)
-        return torch.round(x * scale) / scale
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        return gradient * (x.abs() < ctx.scale), None
-
-
-def own_function() -> Step:
-    """A function with a gradient of its own (a straight-through estimator)."""
-    model, x = perceptron(), rows()
-    compiled = torch.compile(lambda y: _Rounded.apply(model(y), 8.0).square().mean())
-    return trained(model, lambda: compiled(x))
-
-
-def flexible_attention() -> Step:
-    """flex_attention with a causal mask and a score of its own."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    model = nn.Linear(WIDTH, 3 * WIDTH).cuda()
-    x = torch.randn(2, 256, WIDTH, device="cuda")
-    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
-
-    def run() -> Any:
-        q, k, v = model(x).view(2, 256, 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
-        return flex_attention(q, k, v, block_mask=mask).square().mean()
-
-    return trained(model, torch.compile(run))

@@ -154,10 +154,14 @@ def test_code_of_several_ranks_is_compiled() -> None:
     assert any(call.op.name.startswith("nccl.") for call in trace)
 
 
-@pytest.mark.parametrize("axis", ["tensor", "context"])
-def test_layers_of_a_compiled_step_are_not_divided(trace: Trace, axis: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{axis}=2 divides layers, and the step is compiled"):
-        wavecast.predict(trace, "h100-sxm-80gb", parallel=wavecast.Parallel(**{axis: 2}))
+@pytest.mark.parametrize(
+    "strategy", [wavecast.Parallel(tensor=2), wavecast.Parallel(context=2)], ids=str
+)
+def test_layers_of_a_compiled_step_are_not_divided(
+    trace: Trace, strategy: wavecast.Parallel
+) -> None:
+    with pytest.raises(InvalidInput, match="=2 divides layers, and the step is compiled"):
+        wavecast.predict(trace, "h100-sxm-80gb", parallel=strategy)
 
 
 def test_classes_of_a_target_file_are_found_by_the_compiler(tmp_path: Path) -> None:

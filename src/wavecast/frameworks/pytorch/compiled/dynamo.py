@@ -110,7 +110,9 @@ def frames_compiled(
         replace(graph, call_user_compiler=_with_fake_inputs(graph.call_user_compiler))
         stack.enter_context(_own_code_skipped())
         # Starting a process group clears what Dynamo has looked up.
-        replace(trace_rules, get_torch_obj_rule_map=_Kept(trace_rules.get_torch_obj_rule_map()))
+        replace(
+            trace_rules, get_torch_obj_rule_map=_LastingResult(trace_rules.get_torch_obj_rule_map())
+        )
         for name in _LOGS:
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
@@ -128,7 +130,7 @@ def look_up_functions() -> None:
     trace_rules.get_torch_obj_rule_map()
 
 
-class _Kept:
+class _LastingResult:
     """A cached function of torch's, whose result stays although its cache is cleared."""
 
     def __init__(self, result: Any) -> None:
