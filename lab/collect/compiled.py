@@ -1,12 +1,13 @@
 """What do compiled steps take? Measures steps eager and compiled, kernel by kernel, on this GPU.
 
-    python -m lab.collect.compiled OUT [--seconds 530] [--workers 10] [--only NAME ...]
+    python -m lab.collect.compiled OUT [--seconds 530] [--workers 10] [--only NAME ...] [--host]
 
 Needs a GPU, torch with Triton, torchvision and transformers. Compiling takes most of the time, so
 that several processes compile at once. As soon as one is ready, the others are stopped (SIGSTOP),
 it measures alone on the machine, and they go on. Writes OUT/steps.jsonl.gz (one line per step:
 times, memory, and every kernel with the node of Inductor that it came from), OUT/kernels.jsonl.gz
-(one line per bundle of small functions) and OUT/about.json.
+(one line per bundle of small functions) and OUT/about.json. With --host, no profiler runs, and
+`lab.collect.compiled_host` says what is measured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from lab.collect.compiled_host import tasks as host_tasks
 from lab.collect.gpu_steps import folder_and_seconds
 from lab.steps.compiled import HOST_STEPS, STEPS
 
@@ -171,15 +173,18 @@ class Collection:
 
     def _keep(self, worker: Worker, path: Path) -> None:
         assert worker.task is not None
-        name = "kernels" if worker.task.startswith("bundle") else "steps"
+        kind = worker.task.partition(" ")[0]
+        name = {"bundle": "kernels", "step": "steps"}.get(kind, "host")
         text = gzip.decompress(path.read_bytes())
         path.unlink()
         with gzip.open(self.out / f"{name}.jsonl.gz", "ab") as file:
             file.write(text + b"\n")
         self.done.append(worker.task)
+        worker.task = None
         if name == "steps":
             print(_line(json.loads(text)), flush=True)
-        worker.task = None
+            if self.tasks:  # the profiler would slow the next step down
+                worker.restart()
 
     def _fail(self, worker: Worker, answer: dict[str, Any]) -> None:
         assert worker.task is not None
@@ -229,12 +234,11 @@ def about() -> dict[str, Any]:
     return {"gpu": gpu, **versions, "python": platform.python_version(), "cores": os.cpu_count()}
 
 
-def collect(out: Path, seconds: float, count: int, only: list[str]) -> None:
+def collect(out: Path, seconds: float, count: int, tasks: deque[str]) -> None:
     """Measure into a folder until the time is up."""
     begin = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="compiled-"))
-    tasks = tasks_of(only)
     workers = [Worker(number, folder) for number in range(min(count, len(tasks)))]
     collection = Collection(out, begin + seconds, tasks, workers)
     try:
@@ -262,8 +266,13 @@ def main() -> None:
     parser = folder_and_seconds(__doc__, 530.0)
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--only", nargs="*", default=[], help="names of steps, numbers of bundles")
+    parser.add_argument("--host", action="store_true", help="only the host's side, no profiler")
     given = parser.parse_args()
-    collect(given.out, given.seconds, given.workers, given.only)
+    if given.host:
+        tasks = deque(f"host {name}" for name in given.only) or deque(host_tasks())
+    else:
+        tasks = tasks_of(given.only)
+    collect(given.out, given.seconds, given.workers, tasks)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from lab.collect.compiled_host import HostTask, PartTask
 from lab.collect.inductor_hook import KernelOrigins, LateChoice
 from lab.collect.profiled import busy_s, kernels_of, profiled, regions
 from lab.steps.compiled import (
@@ -130,25 +131,38 @@ class StepTask:
         self.compile_s = time.perf_counter() - begin
 
     def measure(self) -> Row:
-        """Everything about the step, compiled and eager."""
+        """Everything about the step, compiled and eager.
+
+        A profiler slows the process down for good, so both are timed before either is profiled.
+        """
         row: Row = {"step": self.step.name, "family": self.step.family, "mode": self.step.mode}
         row["compile_s"] = round(self.compile_s, 2)
         for _ in range(2):
             self.compiled()
-        row["compiled"] = timed(self.compiled) | recorded(self.compiled)
-        row["graphs"] = list(self.origins.graphs)
-        used = {kernel["name"] for kernel in row["compiled"]["kernels"]}
-        row["ops"] = {n: encoded(op) for n, op in self.origins.ops.items() if n in used}
-        del self.compiled
-        release()
+        row["compiled"] = timed(self.compiled)
         try:
+            release()
+            before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
             eager = self.step.make(EAGER)
             for _ in range(3):
                 eager()
-            row["eager"] = timed(eager) | recorded(eager)
+            row["eager"] = without(before, timed(eager))
+            row["eager"] |= recorded(eager)
         except Exception as error:  # the compiled half still counts
             row["eager_error"] = repr(error)[:300]
+        row["compiled"] |= recorded(self.compiled)
+        row["graphs"] = list(self.origins.graphs)
+        used = {kernel["name"] for kernel in row["compiled"]["kernels"]}
+        row["ops"] = {n: encoded(op) for n, op in self.origins.ops.items() if n in used}
         return row
+
+
+def without(held_bytes: int, row: Row) -> Row:
+    """A timed step less the memory that something else held all the while."""
+    return {
+        name: value - held_bytes if name.endswith("_bytes") else value
+        for name, value in row.items()
+    }
 
 
 class BundleTask:
@@ -201,11 +215,18 @@ class BundleTask:
         return {"bundle": self.seed, "functions": names, "kernels": kernels}
 
 
-def prepared(task: str, origins: KernelOrigins) -> StepTask | BundleTask:
-    """The task of a name: "step NAME" or "bundle SEED"."""
+Task = StepTask | BundleTask | HostTask | PartTask
+
+
+def prepared(task: str, origins: KernelOrigins) -> Task:
+    """The task of a name: "step NAME", "bundle SEED", "host NAME" or "part NAME"."""
     kind, _, name = task.partition(" ")
     if kind == "bundle":
         return BundleTask(int(name), origins)
+    if kind == "part":
+        return PartTask(name, origins)
+    if kind == "host":
+        return HostTask(step_named(name, all_steps()), origins)
     return StepTask(step_named(name, all_steps()), origins)
 
 
@@ -229,7 +250,7 @@ def serve(folder: Path, replies: int) -> None:
     choice = LateChoice()
     if on_gpu:
         choice.install()
-    task: StepTask | BundleTask | None = None
+    task: Task | None = None
     number = 0
     for line in sys.stdin:
         command, _, name = line.strip().partition(" ")
@@ -249,7 +270,8 @@ def serve(folder: Path, replies: int) -> None:
             else:
                 assert task is not None
                 number += 1
-                choice.quiet()
+                if isinstance(task, StepTask | BundleTask):
+                    choice.quiet()  # the host's time is the same with any version of a kernel
                 path = folder / f"{os.getpid()}-{number}.json.gz"
                 with gzip.open(path, "wt", encoding="utf-8") as file:
                     json.dump(task.measure(), file, separators=(",", ":"))

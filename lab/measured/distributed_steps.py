@@ -14,8 +14,9 @@ from typing import Any
 
 import wavecast
 from lab.measured.deeper_traces import TRACED, deeper
+from lab.measured.expert_steps import NotExpressible, completed, decoder_options, is_mixture
 from lab.measured.fused_kernels import ROTARY, fused, sequence_first
-from wavecast.errors import UnknownName
+from wavecast.errors import UnknownName, WavecastError
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.device import Device
@@ -26,8 +27,8 @@ from wavecast.traces.step import Trace
 
 NEVER_OVERLAPS = ("Megatron-DeepSpeed", "Megatron-LM")
 """Frameworks that reduce gradients only when the backward pass has ended."""
-TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge")
-"""Frameworks on NVIDIA's Transformer Engine."""
+_TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge", "NVIDIA Release")
+"""Words in the names of frameworks on NVIDIA's Transformer Engine."""
 _WHOLE = 1 << 50
 """The size of a bucket that holds all gradients."""
 _GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
@@ -41,6 +42,13 @@ _NETWORKS = {
     "Omni-Path": NetworkKind.OMNIPATH,
     "RDMA": NetworkKind.ROCE,
 }
+
+_PROCESSORS = {"nanotron": "AMD EPYC 7R13", "bigscience": "AMD EPYC 7543"}
+"""Processors of sources whose machines are known: AWS p5, and the A100 of Jean Zay (from memory).
+Others are taken to have that of the GPU's usual machine."""
+
+_ADAPTERS = re.compile(r"Compute: (\d+)x [^,]*?(\d+) ?Gb/s")
+"""How MLPerf's system files name the adapters of the network between GPUs."""
 
 
 class NotRebuilt(Exception):
@@ -67,6 +75,8 @@ class Sizes:
     """The modules that run as one kernel."""
     gpu: str
     """The GPU, or another one with the same attention kernels."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Further options of the decoder: of a mixture of experts, or of adapters."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,17 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
     Raises:
         NotRebuilt: the row lacks something, or uses what the suite does not have.
     """
+    row = completed(row)
     _refuse(row)
+    try:
+        return _rebuilt(row)
+    except NotExpressible as error:
+        raise NotRebuilt(str(error)) from error
+    except WavecastError as error:
+        raise NotRebuilt(str(error).split(";")[0]) from error
+
+
+def _rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
     gpu = _gpu(str(row["gpu"]))
     strategy = _strategy(row)
     return MeasuredStep(
@@ -111,7 +131,7 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
         sizes=_sizes(row, gpu),
         strategy=strategy,
         eight_bits=row["precision"] in _EIGHT_BITS,
-        overlaps=strategy.sequence and str(row["framework"]).startswith(TRANSFORMER_ENGINE),
+        overlaps=strategy.sequence and _on_transformer_engine(row),
     )
 
 
@@ -126,8 +146,6 @@ def _refuse(row: Mapping[str, Any]) -> None:
         "products in 4 bits, or a precision that is not clear": (
             row["precision"] not in (*_STORED, *_EIGHT_BITS)
         ),
-        "a mixture of experts": (row["n_experts"] or 1) > 1,
-        "LoRA": row["task"] == "lora",
         "the strategy is not stated": row["strategy"] == "unknown" or row["dp"] is None,
         "the micro-batch is not stated": row["micro_batch"] is None or row["grad_accum"] is None,
         "offloading to the host": row["offload"] not in (None, "none"),
@@ -156,7 +174,8 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
     if "Megatron" in str(row["framework"]):  # padded, so that it divides among the tensor ranks
         multiple = 128 * tensor
         vocab = -(-vocab // multiple) * multiple
-    gated = bool(_GATED.search(f"{row['model']} {row['model_family']}"))
+    options = decoder_options(row)
+    gated = is_mixture(row) or bool(_GATED.search(f"{row['model']} {row['model_family']}"))
     heads = int(row["heads"])
     return Sizes(
         gated=gated,
@@ -173,7 +192,12 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         fused_attention=bool(row["flash_attention"]),
         fused_kernels=_fused_kernels(row) if gated else (),
         gpu=_traced_gpu(row, gpu),
+        options=options,
     )
+
+
+def _on_transformer_engine(row: Mapping[str, Any]) -> bool:
+    return any(word in str(row["framework"]) for word in _TRANSFORMER_ENGINE)
 
 
 def _recompute(row: Mapping[str, Any]) -> str:
@@ -185,8 +209,8 @@ def _recompute(row: Mapping[str, Any]) -> str:
 def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
     framework = str(row["framework"])
-    if framework.startswith(TRANSFORMER_ENGINE) or row["compile"]:
-        return (*ROTARY, "activation")
+    if _on_transformer_engine(row) or row["compile"]:
+        return (*ROTARY, "activation", "combine")
     return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
 
 
@@ -198,8 +222,7 @@ def _traced_gpu(row: Mapping[str, Any], gpu: Device) -> str:
     """
     if not gpu.id.startswith(("h", "b", "gb")):
         return gpu.id
-    is_newest = str(row["framework"]).startswith(TRANSFORMER_ENGINE)
-    return "h100-sxm-80gb" if is_newest else "a100-sxm-80gb"
+    return "h100-sxm-80gb" if _on_transformer_engine(row) else "a100-sxm-80gb"
 
 
 def _strategy(row: Mapping[str, Any]) -> Parallel:
@@ -214,14 +237,15 @@ def _strategy(row: Mapping[str, Any]) -> Parallel:
         group = int(row["gpus_per_node"])
     stated = row["sequence_parallel"]
     # The default of Megatron-Core and of nanotron's benchmarks; older frameworks have none.
-    usual = str(row["framework"]).startswith(("nanotron", "NeMo", "Megatron-Bridge"))
     framework = str(row["framework"])
+    usual = framework.startswith("nanotron") or _on_transformer_engine(row)
     return Parallel(
         data=data,
         shard=shard if data > 1 else 0,
         shard_group=group if shard and data > 1 and group and data % group == 0 else None,
         tensor=tensor,
         context=context,
+        expert=int(row["ep"] or 1) if is_mixture(row) else 1,
         sequence=tensor > 1 and bool(usual if stated is None else stated),
         pipeline=pipeline,
         virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,
@@ -237,12 +261,15 @@ def _cluster(row: Mapping[str, Any], gpu: Device) -> Cluster:
     used = min(per_node, machine.gpus_per_node)
     if used < machine.gpus_per_node:
         machine = machine.with_gpus_per_node(used)
+    processors = (name for source, name in _PROCESSORS.items() if source in str(row["source"]))
+    if processor := next(processors, None):
+        machine = replace(machine, node=replace(machine.node, processor=processor))
     network = _network(str(row["interconnect_inter"] or ""), used)
     return replace(machine, network=network) if network else machine
 
 
 def _network(text: str, gpus: int) -> NodeNetwork | None:
-    match = re.search(r"(?:(\d+)x)?\s*(\d+) ?Gb/s", text)
+    match = _ADAPTERS.search(text) or re.search(r"(?:(\d+)x)?\s*(\d+) ?Gb/s", text)
     if match is None:
         return None
     count = int(match[1] or (gpus if "per GPU" in text else 1))
@@ -281,6 +308,7 @@ def _shallow(sizes: Sizes) -> Trace:
         fused_attention=sizes.fused_attention,
         tied=not sizes.gated,
         dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
+        **dict(sizes.options),
     )
     trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)

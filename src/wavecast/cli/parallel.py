@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
@@ -102,9 +103,10 @@ def parallelize(
             return traced.trace
         return trace_of(resolve(target, batch, precision, options), family(device), quiet=True)
 
+    issuing = find_host(host, device, predictor.cluster)
     search = Search(gpus, global_batch, sizes, tensor_plan=plan_of_target(target, options))
     with counting_items("trying strategies") as progress:
-        found = search_layouts(search, trace_for, predictor, find_host(host, device), progress)
+        found = search_layouts(search, trace_for, predictor, issuing, progress)
     title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
     write_page(html, lambda: layouts_report(title, found))
     if as_json:
@@ -171,7 +173,7 @@ def scale(
     plan = training.plan(traced)
     step = trace_of(traced, family(device))
     counts = _counts(strategy, up_to)
-    issuing = find_host(host, device)
+    issuing = find_host(host, device, predictor.cluster)
     with waiting(f"predicting {len(counts)} numbers of GPUs"):
         curve = scaling.scale(step, strategy, counts, predictor, issuing, strong=strong)
     costs = [parallel_cost(point.prediction, plan, book) for point in curve.points]
@@ -189,10 +191,14 @@ def scale(
 
 
 def _counts(strategy: Parallel, up_to: int) -> list[int]:
-    """The numbers of GPUs: one replica, and its doubles."""
-    smallest = strategy.gpus // strategy.data
+    """The numbers of GPUs: one replica, or as many as share the experts, and its doubles."""
+    sharing = strategy.expert // math.gcd(strategy.expert, strategy.tensor * strategy.sequence or 1)
+    smallest = strategy.gpus // strategy.data * sharing
     if up_to < smallest:
-        raise InvalidInput(f"--up-to {up_to} is less than one replica, which has {smallest} GPUs")
+        one = "the replicas that share the experts, which have" if sharing > 1 else ""
+        raise InvalidInput(
+            f"--up-to {up_to} is less than {one or 'one replica, which has'} {smallest} GPUs"
+        )
     counts = [smallest]
     while counts[-1] * 2 <= up_to:
         counts.append(counts[-1] * 2)

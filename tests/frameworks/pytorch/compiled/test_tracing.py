@@ -101,6 +101,9 @@ def test_the_host_calls_each_graph_once(compiled: Trace) -> None:
     assert names(compiled)["dynamo.guards"] == 1
     assert names(compiled)["inductor.call"] == 2
     assert compiled.calls[0].op.name == "dynamo.guards"
+    inputs = compiled.calls[1].op.attr("inputs")
+    assert isinstance(inputs, int)
+    assert inputs > 4
 
 
 def test_the_rest_of_the_step_is_traced_as_it_is_written(compiled: Trace) -> None:
@@ -111,13 +114,6 @@ def test_the_rest_of_the_step_is_traced_as_it_is_written(compiled: Trace) -> Non
 def test_kernels_have_the_modules_that_they_come_from(compiled: Trace) -> None:
     of_products = {call.module for call in compiled if call.op.name in ("aten.addmm", "aten.mm")}
     assert {"Block.qkv", "Block.mlp.0"} <= of_products
-
-
-def test_compiling_saves_memory(compiled: Trace) -> None:
-    eager = capture(block_step("not"))
-    less, more = (wavecast.memory(trace, "h200-sxm").peak_bytes for trace in (compiled, eager))
-    assert less < more
-    assert any(a.freed is not None for a in compiled.allocations)
 
 
 @pytest.mark.parametrize("how", ["method", "function"])
@@ -273,6 +269,27 @@ def test_a_convolutional_net_in_channels_last_is_compiled() -> None:
     assert not trace.notes
     assert names(trace)["aten.convolution"] == 1
     assert names(trace)["aten.convolution_backward"] == 1
+
+
+def test_the_backward_graph_has_the_layout_that_the_forward_graph_saved() -> None:
+    """Inductor computes convolutions in channels last, although the code does not."""
+
+    def make_step() -> Step:
+        layers = [nn.Conv2d(128, 128, 3, padding=1) for _ in range(3)]
+        call = torch.compile(nn.Sequential(*layers, nn.ReLU()).cuda())
+        x = torch.randn(8, 128, 32, 32, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = call(x).float().sum()
+            loss.backward()
+
+        return step
+
+    trace = capture(make_step)
+    backward = [c.op for c in trace if c.op.name == "aten.convolution_backward"]
+    assert len(backward) == 3
+    assert all(tensor.channels_last for op in backward for tensor in op.inputs[1:3])
 
 
 def vocabulary_step(words: int, width: int = 768) -> Callable[[], Step]:
