@@ -15,7 +15,6 @@ from wavecast.errors import CaptureError, InvalidInput
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Trace
 
-pytest.importorskip("torch", minversion="2.13")
 pipelining = pytest.importorskip("torch.distributed.pipelining")
 
 RANKS, COUNT, SAMPLES, WIDE = 4, 8, 32, 64

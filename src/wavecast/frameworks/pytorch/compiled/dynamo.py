@@ -55,6 +55,7 @@ _FLAGS = (
 )
 _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
+_CURRENT_STREAM = "get_current_stream"
 _SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
 _LOGS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
 
@@ -99,6 +100,9 @@ def frames_compiled(
         replace = replacing(stack)
         replace(wrapper, __call__=call)
         replace(dynamo_utils, run_node=_making_on_cpu(dynamo_utils.run_node))
+        for module in (dynamo_utils, dynamo_guards):
+            if hasattr(module, _CURRENT_STREAM):  # newer releases ask CUDA in C++ code
+                replace(module, **{_CURRENT_STREAM: lambda _device: torch.cuda.current_stream()})
         manager = dynamo_guards.CheckFunctionManager
         replace(manager, __init__=_without_torch(manager.__init__))
         # Guards would notice that a mode is active, since it is not while a frame is compiled.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad, reinplace
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
@@ -164,8 +165,13 @@ def _written(written: Any, _values: Any, _views: Any) -> Any:
     return written
 
 
-def _on_cpu(init: Callable[..., Any], _device: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return init(CPU, *args, **{name: v for name, v in kwargs.items() if name != "input_device"})
+def _on_cpu(init: Callable[..., Any], *_device: Any, **_named: Any) -> Any:
+    """Torch's making of patterns, with tensors of the CPU. Older releases ask for no device."""
+    if inspect.signature(init).parameters:
+        return init(CPU)
+    with ExitStack() as stack:
+        replacing(stack)(torch.cuda, is_available=lambda: False)
+        return init()
 
 
 def _precision(dtype: Any) -> str:
@@ -292,19 +298,28 @@ class RealDevices(FakeTensorMode):
         if func is _aten._unsafe_masked_index_put_accumulate.default:
             # Torch would compute it in place, for which its CPU build has no code.
             return super().dispatch(_aten.empty_like.default, types, args[:1], {})
-        out = super().dispatch(func, types, args, kwargs or {})
         if func is _aten.convolution.default:
+            out = self._convolve(func, types, args, kwargs)
             return in_layout(suggested(args[0], args[1]), out)
         if func is _aten.convolution_backward.default:
+            out = self._convolve(func, types, args, kwargs)
             layout = suggested(args[1], args[2])
             return (*(in_layout(layout, tensor) for tensor in out[:2]), *out[2:])
-        return out
+        return super().dispatch(func, types, args, kwargs or {})
 
+    def _convolve(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            # With a CUDA build, torch 2.9 asks the driver in order to choose a library.
+            replacing(stack)(torch._C, **dict.fromkeys(_CHOOSE_LIBRARY, lambda *_, **__: None))
+            return super().dispatch(func, types, args, kwargs or {})
+
+
+_CHOOSE_LIBRARY = ("_select_conv_backend", "_conv_determine_backend_memory_format")
 
 setattr(RealDevices, REAL_DEVICES, True)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool) -> Any:
     """Inductor's graph with its scheduled kernels (`GraphLowering`) for a graph and its inputs."""
     values = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder" and "val" in n.meta]
@@ -336,13 +351,17 @@ def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool
 
 @contextmanager
 def _traced_under(mode: RealDevices) -> Iterator[None]:
-    """Let passes that trace a replacement find this mode, and not that of AOTAutograd."""
+    """Let passes that trace a replacement find this mode, and not that of AOTAutograd.
+
+    In older releases, AOTAutograd's is still active.
+    """
     context = TracingContext.try_get()
     before = None if context is None else context.fake_mode
     if context is not None:
         context.fake_mode = mode
     try:
-        yield
+        with unset_fake_temporarily():
+            yield
     finally:
         if context is not None:
             context.fake_mode = before

@@ -78,7 +78,7 @@ class GraphRun:
             if source is None:
                 made.append(tensors[buffer.name])
             elif not buffer.is_shared:
-                tensors.pop(buffer.source, None)
+                tensors.pop(str(buffer.source), None)
         module = f"{self._root}.{step.module}".strip(".")
         for op in step.ops:
             if not on_host(op):
