@@ -128,8 +128,7 @@ def _step(
     text = torch.randint(vocab, (batch, seq + 1), device=device)
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        logits = model(tokens).flatten(0, 1)
-        return F.cross_entropy(logits.float(), targets.flatten())
+        return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
 
     run = _minimizer(loss, model, precision, device, learning_rate)
     return TrainingStep(model, (text[:, :-1].contiguous(), text[:, 1:].contiguous()), run)
