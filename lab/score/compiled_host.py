@@ -18,7 +18,7 @@ from pathlib import Path
 
 import wavecast
 from lab.measured.compiled import GPU
-from lab.measured.compiled_hosts import Timing, profiled, timing
+from lab.measured.compiled_hosts import Timing, profiled, timing, unprofiled
 from lab.score.compiled_calls import followed
 
 TINY = "host"
@@ -99,6 +99,19 @@ def coverage(name: str, rows: Sequence[Compared]) -> str:
     return f"| {name} | {len(held)} | {share} |"
 
 
+def slowed_by() -> Iterator[str]:
+    """How much longer iterations took in the collections with a profiler, by the same step."""
+    for how in ("compiled", "eager"):
+        ratios = sorted(
+            profiled()[name][how]["wall_s"] / row[how]["wall_s"]
+            for name, row in unprofiled().items()
+        )
+        yield (
+            f"{how}, with a profiler over without, {len(ratios)} steps: median "
+            f"{statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}"
+        )
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -120,7 +133,8 @@ def main() -> None:
     print("\n| compiled steps | with a range | within it |\n|---|---:|---:|")
     bound = [row for _, row in pairs if row.measured.is_host_bound]
     print(coverage("bound by the host", bound))
-    print(coverage("bound by the GPU", [row for _, row in pairs if row not in bound]))
+    print(coverage("bound by the GPU", [row for _, row in pairs if row not in bound]), "\n")
+    print("\n".join(slowed_by()))
 
 
 if __name__ == "__main__":
