@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.signature import on_host, with_switches
 from wavecast.ops.fused import CALL, GRAPH_LAUNCH
 from wavecast.traces.step import Phase, TensorSpec
+
+_NUMBER = re.compile(r"\d+")
 
 
 class GraphRun:
@@ -64,17 +67,24 @@ class GraphRun:
         self._recorder.mark(CALL, calls=0 if self._is_replayed else self._calls)
         if self._is_replayed:
             self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
+        root = self._present_root()
         for step in self.plan.steps:
-            self._run(step, tensors)
+            self._run(step, tensors, root)
         return [self._result(result, tensors) for result in self.plan.results]
 
-    def _run(self, step: PlanStep, tensors: dict[str, Any]) -> None:
+    def _present_root(self) -> str:
+        """The module that runs the graph: torch compiles once what layers that are alike run."""
+        present = self._recorder.structure.place()[1]
+        alike = _NUMBER.sub("#", present) == _NUMBER.sub("#", self._root)
+        return present if alike else self._root
+
+    def _run(self, step: PlanStep, tensors: dict[str, Any], root: str) -> None:
         made = []
         for buffer in step.buffers:
             tensors[buffer.name] = self._allocate(buffer, tensors)
             if buffer.reuses is None:
                 made.append(tensors[buffer.name])
-        module = f"{self._root}.{step.module}".strip(".")
+        module = f"{root}.{step.module}".strip(".")
         for op in step.ops:
             if not on_host(op):
                 self._recorder.emit(with_switches(op), made, module, self._phase)
