@@ -32,7 +32,7 @@ class CompiledRow:
     @property
     def gain(self) -> float | None:
         """How many times as fast the compiled step was, per sample."""
-        return self.eager and self.compiled.throughput / self.eager.throughput
+        return None if self.eager is None else self.compiled.throughput / self.eager.throughput
 
 
 def neusight_rows(folder: Path) -> Iterator[CompiledRow]:
@@ -43,7 +43,8 @@ def neusight_rows(folder: Path) -> Iterator[CompiledRow]:
             key = _neusight_key(row)
             plain = (other for other in rows if not other["fused"] and _neusight_key(other) == key)
             eager = next(plain, None)
-            yield CompiledRow(_neusight_case(row), eager and _neusight_case(eager))
+            beside = None if eager is None else _neusight_case(eager)
+            yield CompiledRow(_neusight_case(row), beside)
 
 
 def _neusight_key(row: Row) -> tuple[Any, ...]:

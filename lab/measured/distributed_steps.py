@@ -67,6 +67,8 @@ class Sizes:
     """The modules that run as one kernel."""
     gpu: str
     """The GPU, or another one with the same attention kernels."""
+    compiled: bool = False
+    """Whether the blocks are compiled; else those of compiled steps only have fused kernels."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,16 @@ class MeasuredStep:
     def trace(self) -> Trace:
         """One micro-batch."""
         return traced(self.sizes)
+
+    @property
+    def as_compiled(self) -> MeasuredStep:
+        """The step with blocks that torch.compile compiles."""
+        return replace(self, sizes=replace(self.sizes, compiled=True, fused_kernels=()))
+
+    @property
+    def as_eager(self) -> MeasuredStep:
+        """The step as if nothing were compiled."""
+        return replace(self, sizes=replace(self.sizes, compiled=False, fused_kernels=()))
 
 
 def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
@@ -143,6 +155,11 @@ def _refuse(row: Mapping[str, Any]) -> None:
 
 
 def _gpu(name: str) -> Device:
+    if name == "H100-SXM-96GB-HBM2e-500W":
+        # Meta's own H100: six stacks of the memory of which an A100 with 80 GB has five.
+        stacks = device("a100-sxm-80gb").memory_bytes_per_s * 6 / 5
+        usual = device("h100-sxm-80gb")
+        return replace(usual, memory_bytes=96 << 30, memory_bytes_per_s=stacks, tdp_w=500.0)
     name = {"A100-SXM": "a100-sxm-80gb"}.get(name, name).replace("SXM2", "SXM")
     try:
         return device(name)
@@ -282,6 +299,12 @@ def _shallow(sizes: Sizes) -> Trace:
         tied=not sizes.gated,
         dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
     )
-    trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
+    if sizes.compiled:
+        from lab.measured.compiled_decoders import with_compiled_blocks
+
+        made = with_compiled_blocks(make)
+    else:
+        made = make
+    trace = wavecast.trace(made, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)
     return trace
