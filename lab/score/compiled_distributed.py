@@ -19,6 +19,7 @@ import numpy as np
 from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.tables import read_rows
+from lab.score.compiled_public import FAILED
 from lab.score.distributed import PublishedSteps
 
 WAYS: dict[str, Callable[[MeasuredStep], MeasuredStep]] = {
@@ -33,8 +34,10 @@ def errors(row: Mapping[str, Any], steps: PublishedSteps) -> dict[str, float | s
     found: dict[str, float | str] = {}
     for way, changed in WAYS.items():
         try:
-            scored = steps.score_step(changed(rebuilt(row)))
-            found[way] = scored.ratio - 1
+            step = changed(rebuilt(row))
+            if any(FAILED in note for note in step.trace.notes):
+                raise NotRebuilt("torch.compile was not followed")
+            found[way] = steps.score_step(step).ratio - 1
         except NotRebuilt as error:
             found[way] = str(error)
     return found
