@@ -155,11 +155,6 @@ def _refuse(row: Mapping[str, Any]) -> None:
 
 
 def _gpu(name: str) -> Device:
-    if name == "H100-SXM-96GB-HBM2e-500W":
-        # Meta's own H100: six stacks of the memory of which an A100 with 80 GB has five.
-        stacks = device("a100-sxm-80gb").memory_bytes_per_s * 6 / 5
-        usual = device("h100-sxm-80gb")
-        return replace(usual, memory_bytes=96 << 30, memory_bytes_per_s=stacks, tdp_w=500.0)
     name = {"A100-SXM": "a100-sxm-80gb"}.get(name, name).replace("SXM2", "SXM")
     try:
         return device(name)
