@@ -1,12 +1,14 @@
 """What do compiled steps take? Measures steps eager and compiled, kernel by kernel, on this GPU.
 
-    python -m lab.collect.compiled OUT [--seconds 530] [--workers 10] [--only NAME ...] [--blind-2]
+    python -m lab.collect.compiled OUT [--seconds 530] [--workers 10] [--only NAME ...] [--host]
+                                   [--blind-2]
 
 Needs a GPU, torch with Triton, torchvision and transformers. Compiling takes most of the time, so
 that several processes compile at once. As soon as one is ready, the others are stopped (SIGSTOP),
 it measures alone on the machine, and they go on. Writes OUT/steps.jsonl.gz (one line per step:
 times, memory, and every kernel with the node of Inductor that it came from), OUT/kernels.jsonl.gz
-(one line per bundle of small functions) and OUT/about.json.
+(one line per bundle of small functions) and OUT/about.json. With --host, no profiler runs, and
+`lab.collect.compiled_host` says what is measured.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from lab.collect.compiled_host import tasks as host_tasks
 from lab.collect.gpu_steps import folder_and_seconds
 from lab.steps.compiled import HOST_STEPS, STEPS
 from lab.steps.compiled_blind_2 import BLIND_2
@@ -172,7 +175,8 @@ class Collection:
 
     def _keep(self, worker: Worker, path: Path) -> None:
         assert worker.task is not None
-        name = "kernels" if worker.task.startswith("bundle") else "steps"
+        kind = worker.task.partition(" ")[0]
+        name = {"bundle": "kernels", "step": "steps"}.get(kind, "host")
         text = gzip.decompress(path.read_bytes())
         path.unlink()
         with gzip.open(self.out / f"{name}.jsonl.gz", "ab") as file:
@@ -230,12 +234,11 @@ def about() -> dict[str, Any]:
     return {"gpu": gpu, **versions, "python": platform.python_version(), "cores": os.cpu_count()}
 
 
-def collect(out: Path, seconds: float, count: int, only: list[str]) -> None:
+def collect(out: Path, seconds: float, count: int, tasks: deque[str]) -> None:
     """Measure into a folder until the time is up."""
     begin = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="compiled-"))
-    tasks = tasks_of(only)
     workers = [Worker(number, folder) for number in range(min(count, len(tasks)))]
     collection = Collection(out, begin + seconds, tasks, workers)
     try:
@@ -263,10 +266,15 @@ def main() -> None:
     parser = folder_and_seconds(__doc__, 530.0)
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--only", nargs="*", default=[], help="names of steps, numbers of bundles")
+    parser.add_argument("--host", action="store_true", help="only the host's side, no profiler")
     parser.add_argument("--blind-2", action="store_true", help="the steps of the second blind test")
     given = parser.parse_args()
     only = given.only or [step.name for step in BLIND_2 if given.blind_2]
-    collect(given.out, given.seconds, given.workers, only)
+    if given.host:
+        tasks = deque(f"host {name}" for name in only) or deque(host_tasks())
+    else:
+        tasks = tasks_of(only)
+    collect(given.out, given.seconds, given.workers, tasks)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from lab.collect.compiled_host import HostTask, PartTask
 from lab.collect.inductor_hook import KernelOrigins, LateChoice
 from lab.collect.profiled import busy_s, kernels_of, profiled, regions
 from lab.steps.compiled import (
@@ -202,11 +203,18 @@ class BundleTask:
         return {"bundle": self.seed, "functions": names, "kernels": kernels}
 
 
-def prepared(task: str, origins: KernelOrigins) -> StepTask | BundleTask:
-    """The task of a name: "step NAME" or "bundle SEED"."""
+Task = StepTask | BundleTask | HostTask | PartTask
+
+
+def prepared(task: str, origins: KernelOrigins) -> Task:
+    """The task of a name: "step NAME", "bundle SEED", "host NAME" or "part NAME"."""
     kind, _, name = task.partition(" ")
     if kind == "bundle":
         return BundleTask(int(name), origins)
+    if kind == "part":
+        return PartTask(name, origins)
+    if kind == "host":
+        return HostTask(step_named(name, all_steps()), origins)
     return StepTask(step_named(name, all_steps()), origins)
 
 
@@ -230,7 +238,7 @@ def serve(folder: Path, replies: int) -> None:
     choice = LateChoice()
     if on_gpu:
         choice.install()
-    task: StepTask | BundleTask | None = None
+    task: Task | None = None
     number = 0
     for line in sys.stdin:
         command, _, name = line.strip().partition(" ")
@@ -250,7 +258,8 @@ def serve(folder: Path, replies: int) -> None:
             else:
                 assert task is not None
                 number += 1
-                choice.quiet()
+                if isinstance(task, StepTask | BundleTask):
+                    choice.quiet()  # the host's time is the same with any version of a kernel
                 path = folder / f"{os.getpid()}-{number}.json.gz"
                 with gzip.open(path, "wt", encoding="utf-8") as file:
                     json.dump(task.measure(), file, separators=(",", ":"))

@@ -1,13 +1,14 @@
 """How long do single layers of many shapes take? Records them on this machine's GPU, op by op.
 
-    python -m lab.collect.sweep OUT [--seconds N] [--tuned]
+    python -m lab.collect.sweep OUT [--seconds N] [--tuned | --last]
 
 Needs a GPU and only torch. Typical layers are drawn with a fixed seed (`lab.steps.drawn_layers`):
 common sizes and sizes near them, four precisions, both layouts. A chunk of layers runs once to warm
 up and is then recorded like a step. Writes one trace for each chunk to the folder OUT; chunks that
 OUT already has are not measured again. `--tuned` measures only convolutions, for which cuDNN first
-searches for the fastest algorithm (`cudnn.benchmark`). The traces are the campaign `sweep`, which
-`lab/measured/op_data.py` reads like all campaigns.
+searches for the fastest algorithm (`cudnn.benchmark`). `--last` measures only convolutions of
+common networks in channels last, the layout into which torch.compile puts them. The traces are the
+campaign `sweep`, which `lab/measured/op_data.py` reads like all campaigns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from pathlib import Path
 import torch
 
 from lab.collect.gpu_steps import folder_and_seconds
-from lab.steps.drawn_layers import LAYER_WEIGHTS, Layer, ShapeDraw, TooLarge, convolution
+from lab.steps.drawn_layers import (
+    LAYER_WEIGHTS,
+    Layer,
+    ShapeDraw,
+    TooLarge,
+    convolution,
+    network_convolution,
+)
 from wavecast.frameworks.pytorch.measurement.iteration import (
     recording_iteration,
     software,
@@ -41,22 +49,31 @@ PRECISIONS = {"fp32": 32, "tf32": 13, "bf16": 40, "fp16": 15}
 """The weight with which each precision is drawn."""
 
 
-def chunk(number: int, *, tuned: bool = False) -> Iterator[Layer]:
-    """The layers of a chunk, which depend only on its number."""
-    pick = random.Random(f"tuned {number}" if tuned else number)
+ALL, TUNED, LAST = "", "tuned-", "last-"
+"""What is measured, as the names of traces begin: all layers, convolutions for which cuDNN searches
+for an algorithm, or convolutions in channels last."""
+TURNS = {TUNED: ("fp16", "fp32", "bf16", "tf32"), LAST: ("bf16", "tf32", "fp32")}
+"""Precisions that take turns where there are few chunks."""
+KINDS = {ALL: LAYER_WEIGHTS, TUNED: ((convolution, 1),), LAST: ((network_convolution, 1),)}
+SIZES = {ALL: CHUNK, TUNED: TUNED_CHUNK, LAST: CHUNK}
+
+
+def chunk(number: int, what: str = ALL) -> Iterator[Layer]:
+    """The layers of a chunk, which depend only on its number and on what is measured."""
+    pick = random.Random(f"{what.rstrip('-')} {number}" if what else number)
     precision = pick.choices(list(PRECISIONS), list(PRECISIONS.values()))[0]
-    if tuned:  # there are few chunks, so precisions take turns
-        precision = ("fp16", "fp32", "bf16", "tf32")[number % 4]
+    if what:
+        precision = TURNS[what][number % len(TURNS[what])]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.benchmark = tuned
-    kinds = ((convolution, 1),) if tuned else LAYER_WEIGHTS
+    torch.backends.cudnn.benchmark = what == TUNED
+    kinds = KINDS[what]
     made = 0
-    while made < (TUNED_CHUNK if tuned else CHUNK):
+    while made < SIZES[what]:
         make = pick.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
-        draw = ShapeDraw(pick, precision, pick.choice(("nchw", "nhwc")))
+        layout = "nhwc" if what == LAST else pick.choice(("nchw", "nhwc"))
         try:
-            layer = make(draw)
+            layer = make(ShapeDraw(pick, precision, layout))
             layer()
         except TooLarge:
             continue
@@ -67,9 +84,9 @@ def chunk(number: int, *, tuned: bool = False) -> Iterator[Layer]:
         yield layer
 
 
-def record(number: int, path: Path, *, tuned: bool = False) -> None:
+def record(number: int, path: Path, what: str = ALL) -> None:
     """Run a chunk of layers and write its measured trace."""
-    layers = list(chunk(number, tuned=tuned))
+    layers = list(chunk(number, what))
     torch.cuda.synchronize()
     recorder = OpRecorder(Structure())
     with RecordingMode(recorder), recording_iteration(recorder) as recorded:
@@ -83,19 +100,21 @@ def record(number: int, path: Path, *, tuned: bool = False) -> None:
 def main() -> None:
     """Record the chunks that the folder lacks, until the time is up."""
     parser = folder_and_seconds(__doc__, float("inf"))
-    parser.add_argument("--tuned", action="store_true", help="only convolutions, tuned by cuDNN")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--tuned", action="store_true", help="only convolutions, tuned by cuDNN")
+    only.add_argument("--last", action="store_true", help="only convolutions in channels last")
     given = parser.parse_args()
-    folder, tuned = given.out, given.tuned
-    folder.mkdir(parents=True, exist_ok=True)
+    what = TUNED if given.tuned else LAST if given.last else ALL
+    given.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + given.seconds
     for number in range(LAYERS // CHUNK):
-        path = folder / f"{'tuned-' if tuned else ''}{number:03d}.json.gz"
+        path = given.out / f"{what}{number:03d}.json.gz"
         if path.exists():
             continue
         if time.monotonic() > until:
             break
         begin = time.monotonic()
-        record(number, path, tuned=tuned)
+        record(number, path, what)
         torch.cuda.empty_cache()
         print(f"chunk {number}: {time.monotonic() - begin:.1f} s", flush=True)
 

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.fit.op_fit import fit
+from lab.fit.op_fit import chip_trees, fit
 from lab.fit.op_table import OpTable, tables
-from lab.measured.op_data import all_rows
+from lab.measured.op_data import all_rows, rows_of_a_chip
 from lab.measured.op_row import OpRow, digest
 from lab.places import MODELS
 from wavecast.hardware.devices import device
@@ -85,6 +85,26 @@ def fit_all(measured: Mapping[str, OpTable], *, chips: bool = True) -> dict[str,
                 name, {parameter: start for parameter, (start, *_) in PHYSICS[name][1].items()}
             )
     return models
+
+
+def with_rows_of_a_chip(
+    models: Mapping[str, OpModel], rows: Sequence[OpRow], more: Sequence[OpRow]
+) -> dict[str, OpModel]:
+    """The models with the trees of chips grown again on more rows; all else stays as it is.
+
+    Args:
+        models: the fitted models.
+        rows: the rows that they were fitted on.
+        more: rows that only the trees of their chips are to see.
+    """
+    names, chips = tables(more), {chip_of(row.gpu) for row in more}
+    both = tables([*(row for row in rows if chip_of(row.gpu) in chips), *more])
+    grown = dict(models)
+    for name in names:
+        others = {key: models[key] for key in FITTED[: FITTED.index(name)]}
+        own = chip_trees(both[name], models[name], others)
+        grown[name] = replace(models[name], chips={**models[name].chips, **own})
+    return grown
 
 
 def left_out(measured: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, ScoredOps]:
@@ -363,9 +383,11 @@ def main(given: Sequence[str] | None = None) -> None:
         print(table_of(scores))
         lines = group_lines(scores)
     if not args.score:
+        more = rows_of_a_chip()
+        models = with_rows_of_a_chip(models, rows, more)
         arrays: dict[str, Any] = stored(models)
         np.savez_compressed(MODELS / "learned.npz", **arrays)
-        (MODELS / "learned.toml").write_text(card(rows, models, lines))
+        (MODELS / "learned.toml").write_text(card([*rows, *more], models, lines))
         print(f"{(MODELS / 'learned.npz').stat().st_size / 1e6:.2f} MB")
 
 

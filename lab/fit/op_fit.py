@@ -109,7 +109,7 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     weight = _telling(table, model)[part.row]
     families = filter_families(name, features)
     model = replace(model, forest=shared_trees(features, residual[part.row], weight, families))
-    return replace(model, chips=_chips(table, model, others)) if chips else model
+    return replace(model, chips=chip_trees(table, model, others)) if chips else model
 
 
 def shared_trees(features: Floats, left: Floats, weight: Floats, row_families: Floats) -> Forest:
@@ -236,7 +236,7 @@ def _shared(table: OpTable, model: str) -> Floats:
     return trust
 
 
-def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
+def chip_trees(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
     """Trees on the model's errors, for each chip and class of units with enough rows.
 
     GPUs that differ only in memory or cooling count as one chip.

@@ -19,6 +19,8 @@ SMALL = "small functions"
 """The family of kernels that belong to no step."""
 
 
+BLIND_FILES = {"blind": "blind-", "blind_2": "blind2-"}
+"""The files of the blind tests, and how the names of their steps begin."""
 FEW_PLACES = 1024
 """Atomic additions of a reduction into so few places meet each other."""
 
@@ -53,6 +55,12 @@ def lines(name: str, folder: Path = FOLDER) -> Iterator[Row]:
 def steps(folder: Path = FOLDER) -> list[Row]:
     """The measured steps."""
     return list(lines("steps", folder))
+
+
+def by_name(folder: Path = FOLDER) -> dict[str, Row]:
+    """All measured steps by name, those of the blind tests too."""
+    files = ("steps", *BLIND_FILES)
+    return {row["step"]: row for file in files for row in lines(file, folder)}
 
 
 def op_of(encoded: Any) -> Op | None:

@@ -44,7 +44,8 @@ def deeper(trace: Trace, layers: int, blocks: str = "blocks") -> Trace:
     def moved(call: Call) -> Call:
         return replace(call, module=_renamed(call.module, last, f".{blocks}.{layers - 1}"))
 
-    weights = [a for a in trace.allocations if a.role is Role.PARAMETER]
+    trained = {a.module for a in trace.allocations if a.role is Role.OPTIMIZER_STATE}
+    weights = [a for a in trace.allocations if a.role is Role.PARAMETER and a.module in trained]
     lengthen = _lengthened(weights, middle, layers)
     calls: list[Call] = []
     at: dict[int, list[int]] = {}

@@ -14,8 +14,9 @@ from typing import Any
 
 import wavecast
 from lab.measured.deeper_traces import TRACED, deeper
+from lab.measured.expert_steps import NotExpressible, completed, decoder_options, is_mixture
 from lab.measured.fused_kernels import ROTARY, fused, sequence_first
-from wavecast.errors import UnknownName
+from wavecast.errors import UnknownName, WavecastError
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.device import Device
@@ -69,6 +70,8 @@ class Sizes:
     """The GPU, or another one with the same attention kernels."""
     compiled: bool = False
     """Whether the blocks are compiled; else those of compiled steps only have fused kernels."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Further options of the decoder: of a mixture of experts, or of adapters."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,17 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
     Raises:
         NotRebuilt: the row lacks something, or uses what the suite does not have.
     """
+    row = completed(row)
     _refuse(row)
+    try:
+        return _rebuilt(row)
+    except NotExpressible as error:
+        raise NotRebuilt(str(error)) from error
+    except WavecastError as error:
+        raise NotRebuilt(str(error).split(";")[0]) from error
+
+
+def _rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
     gpu = _gpu(str(row["gpu"]))
     strategy = _strategy(row)
     return MeasuredStep(
@@ -138,8 +151,6 @@ def _refuse(row: Mapping[str, Any]) -> None:
         "products in 4 bits, or a precision that is not clear": (
             row["precision"] not in (*_STORED, *_EIGHT_BITS)
         ),
-        "a mixture of experts": (row["n_experts"] or 1) > 1,
-        "LoRA": row["task"] == "lora",
         "the strategy is not stated": row["strategy"] == "unknown" or row["dp"] is None,
         "the micro-batch is not stated": row["micro_batch"] is None or row["grad_accum"] is None,
         "offloading to the host": row["offload"] not in (None, "none"),
@@ -168,7 +179,8 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
     if "Megatron" in str(row["framework"]):  # padded, so that it divides among the tensor ranks
         multiple = 128 * tensor
         vocab = -(-vocab // multiple) * multiple
-    gated = bool(_GATED.search(f"{row['model']} {row['model_family']}"))
+    options = decoder_options(row)
+    gated = is_mixture(row) or bool(_GATED.search(f"{row['model']} {row['model_family']}"))
     heads = int(row["heads"])
     return Sizes(
         gated=gated,
@@ -185,6 +197,7 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         fused_attention=bool(row["flash_attention"]),
         fused_kernels=_fused_kernels(row) if gated else (),
         gpu=_traced_gpu(row, gpu),
+        options=options,
     )
 
 
@@ -198,7 +211,7 @@ def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
     framework = str(row["framework"])
     if framework.startswith(TRANSFORMER_ENGINE) or row["compile"]:
-        return (*ROTARY, "activation")
+        return (*ROTARY, "activation", "combine")
     return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
 
 
@@ -234,6 +247,7 @@ def _strategy(row: Mapping[str, Any]) -> Parallel:
         shard_group=group if shard and data > 1 and group and data % group == 0 else None,
         tensor=tensor,
         context=context,
+        expert=int(row["ep"] or 1) if is_mixture(row) else 1,
         sequence=tensor > 1 and bool(usual if stated is None else stated),
         pipeline=pipeline,
         virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,
@@ -293,6 +307,7 @@ def _shallow(sizes: Sizes) -> Trace:
         fused_attention=sizes.fused_attention,
         tied=not sizes.gated,
         dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
+        **dict(sizes.options),
     )
     if sizes.compiled:
         from lab.measured.compiled_decoders import with_compiled_blocks

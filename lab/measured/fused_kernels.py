@@ -71,7 +71,8 @@ def _joined(run: list[Call]) -> Iterator[Call]:
         for tensor in call.op.inputs:
             if _elements(tensor) in map(_elements, made):
                 continue
-            if len(tensor.shape) > 2:  # tables of angles are small and stay in the cache
+            # Tables of angles are small and stay in the cache.
+            if len(tensor.shape) > 2 or tensor.numel >= launching[-1].op.outputs[0].numel:
                 read.append(tensor)
         made.extend(call.op.outputs)
     last = launching[-1]

@@ -8,7 +8,7 @@ are the campaigns of `HELD_OUT`. `lab.measured.public_ops` reads the public tabl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,12 @@ from wavecast.traces import overlap
 from wavecast.traces.step import Op, Trace
 
 OUR_GPU = "h200-sxm"
-HELD_OUT = {"runs", "blind", "scaled", "iterations", "huggingface", "habitat-weights"}
-"""Our campaigns and folders that no fit reads; predictions are scored on them."""
+OF_A_CHIP = "channels-last"
+"""A campaign that shows what the libraries of our GPU do with one layout. Only trees of its chip
+see it: it would say nothing about other GPUs, and shift what they all share."""
+HELD_OUT = {"runs", "blind", "scaled", "iterations", "huggingface", "habitat-weights", OF_A_CHIP}
+"""Our campaigns and folders that the fits do not read; predictions are scored on them, except for
+`OF_A_CHIP`."""
 OUR_STEPS = "h200 steps"
 """The source of ops from our measured traces."""
 
@@ -39,7 +43,12 @@ def all_rows(folder: Path) -> list[OpRow]:
 
 def our_rows() -> list[OpRow]:
     """All ops that we measured on our H200."""
-    return [*_traced(), *_layers(H200 / "layers")]
+    return [*_traced(fitted_traces()), *_layers(H200 / "layers")]
+
+
+def rows_of_a_chip() -> list[OpRow]:
+    """Ops that only the trees of their chip are fitted on."""
+    return list(_traced((OF_A_CHIP, *item) for item in campaigns.traces(OF_A_CHIP).items()))
 
 
 def fitted_traces() -> Iterator[tuple[str, str, Trace]]:
@@ -50,14 +59,14 @@ def fitted_traces() -> Iterator[tuple[str, str, Trace]]:
                 yield name, key, trace
 
 
-def _traced() -> Iterator[OpRow]:
-    """The distinct ops of all measured steps, each with the median time of its calls.
+def _traced(traces: Iterable[tuple[str, str, Trace]]) -> Iterator[OpRow]:
+    """The distinct ops of measured steps, each with the median time of its calls.
 
     The time of a call is the time in which any of its kernels ran. Kernels of one call may overlap,
     because cuDNN uses several streams for recurrent layers and groups.
     """
     times_of_ops: dict[tuple[str, Op], list[float]] = defaultdict(list)
-    for _, key, trace in fitted_traces():
+    for _, key, trace in traces:
         if "counters" in key:
             continue
         gpu = device(trace.measurement.gpu).id if trace.measurement else OUR_GPU

@@ -8,31 +8,33 @@ Tracing needs torch, transformers and, for classifiers of images, torchvision (w
 beside transformers and a CPU build of torch: trace these steps in a process of their own). Without
 names, the steps of the second blind test are left alone; "blind-2" names all of them. What was
 measured is in measurements/h200/compiled; steps of the blind tests are in blind.jsonl.gz and
-blind_2.jsonl.gz there.
+blind_2.jsonl.gz there. The predictions also have the GPU time by a fit without the family of the
+step, and the share of the measured GPU time whose kernels are also in the trace
+(`lab.score.compiled_calls`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import wavecast
-from lab.measured.compiled import GPU, lines
+from lab.fit import fused
+from lab.measured.compiled import BLIND_FILES, GPU, Row, by_name, kernels
+from lab.measured.compiled_calls import traced
+from lab.score.compiled_calls import agreement, followed
 from wavecast import ops
 from wavecast.ops import Kind
 from wavecast.ops.fused import HOST_CALLS
+from wavecast.predictors.learned.predictor import Learned
+from wavecast.traces.step import Trace
 
 HOWS = ("compiled", "eager")
-BLIND_FILES = {"blind": "blind-", "blind_2": "blind2-"}
-"""The files of the blind tests, and how the names of their steps begin."""
-FAILED = "could not be followed"
-"""What a note says where compiled code was traced as eager."""
-
-Row = dict[str, Any]
 
 
 def trace(folder: Path, names: list[str]) -> None:
@@ -58,54 +60,80 @@ def trace(folder: Path, names: list[str]) -> None:
                 print(f"{step.name}, {how}: {str(error)[:200]}", flush=True)
 
 
-def predicted(path: Path) -> Row:
-    """What is predicted for the step of a trace on our GPU."""
-    step = wavecast.load_trace(path)
+def predicted(step: Trace) -> Row:
+    """What is predicted for a traced step on our GPU."""
     prediction = wavecast.predict(step, GPU)
-    fused = [call for call in step if ops.kind(call.op) is Kind.FUSED]
+    made = [call for call in step if ops.kind(call.op) is Kind.FUSED]
     calls = [call for call in step if call.op.name not in HOST_CALLS]
     return {
         "seconds": prediction.seconds,
         "gpu_s": prediction.gpu_s,
-        "fused": len(fused),
+        "fused": len(made),
         "kernels": sum(ops.kernels(call.op) for call in calls),
         "peak_bytes": wavecast.memory(step, GPU).peak_bytes,
-        "followed": not any(FAILED in note for note in step.notes),
+        "followed": followed(step),
     }
+
+
+@cache
+def fitted_without(family: str) -> Learned:
+    """The predictor whose model of fused kernels was fitted without the steps of a family.
+
+    Nothing else was fitted on the measured steps.
+    """
+    rows = [row for row in kernels() if row.family not in ("host", family)]
+    models = {**Learned.shipped().models, "fused": fused.fit(rows)}
+    return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
 
 
 def predict(folder: Path, out: Path) -> None:
     """Predict every step of a folder of traces, and write the predictions."""
     rows: dict[str, Row] = {}
+    known = by_name()
     for path in sorted(folder.glob("*.compiled.json.gz")):
         name = path.name.removesuffix(".compiled.json.gz")
         eager = folder / f"{name}.eager.json.gz"
-        if eager.exists():
-            rows[name] = {"compiled": predicted(path), "eager": predicted(eager)}
-            print(name, rows[name], flush=True)
+        if not eager.exists():
+            continue
+        step = wavecast.load_trace(path)
+        rows[name] = {"compiled": predicted(step), "eager": predicted(wavecast.load_trace(eager))}
+        if name in known:
+            without = fitted_without(known[name]["family"])
+            rows[name]["left_out_gpu_s"] = wavecast.predict(step, GPU, predictor=without).gpu_s
+            rows[name]["found"] = agreement(known[name], traced(step)).share
+        print(name, rows[name], flush=True)
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def measured() -> dict[str, Row]:
-    """The measured steps by name."""
-    return {row["step"]: row for file in ("steps", *BLIND_FILES) for row in lines(file)}
-
-
 def compared(name: str, said: Row, row: Row) -> Row:
-    """The relative errors of one step."""
+    """The relative errors of one step, and the share of its GPU time that the trace has."""
     real, eager = row["compiled"], row["eager"]
     mine, before = said["compiled"], said["eager"]
-    fused = sum(kernel["name"] in row["ops"] for kernel in real["kernels"])
+    made = sum(kernel["name"] in row["ops"] for kernel in real["kernels"])
     gain = eager["busy_s"] / real["busy_s"]
     return {
         "step": name,
         "family": row["family"],
-        "fused": mine["fused"] / max(fused, 1) - 1,
+        "fused": mine["fused"] / max(made, 1) - 1,
+        "found": said.get("found", math.nan),
         "gpu": mine["gpu_s"] / real["busy_s"] - 1,
+        "left out": said.get("left_out_gpu_s", math.nan) / real["busy_s"] - 1,
         "gain": before["gpu_s"] / mine["gpu_s"] / gain - 1,
         "iteration": mine["seconds"] / real["wall_s"] - 1,
         "peak": mine["peak_bytes"] / max(real["peak_bytes"], 1) - 1,
     }
+
+
+COLUMNS = {
+    "fused": "fused kernels",
+    "found": "GPU time of equal kernels",
+    "gpu": "GPU time",
+    "left out": "GPU time, family left out",
+    "gain": "gain over eager",
+    "iteration": "iteration",
+    "peak": "peak memory",
+}
+"""What is shown of each step: relative errors, except for `found`, which is a share."""
 
 
 def blind_test(name: str) -> str | None:
@@ -116,7 +144,7 @@ def blind_test(name: str) -> str | None:
 def table(predictions: dict[str, Row], *, blind: str | None) -> str:
     """The errors of the steps of a test that were captured and measured, and their means."""
     rows, unfollowed = [], []
-    known = measured()
+    known = by_name()
     for name, said in predictions.items():
         if name not in known or blind_test(name) != blind:
             continue
@@ -124,13 +152,13 @@ def table(predictions: dict[str, Row], *, blind: str | None) -> str:
             unfollowed.append(name)
         elif "eager" in known[name]:
             rows.append(compared(name, said, known[name]))
-    figures = ("fused", "gpu", "gain", "iteration", "peak")
-    text = ["| step | fused kernels | GPU time | gain over eager | iteration | peak memory |"]
-    text.append("|---|---:|---:|---:|---:|---:|")
+    text = ["| step | " + " | ".join(COLUMNS.values()) + " |"]
+    text.append("|---|" + "---:|" * len(COLUMNS))
     for row in sorted(rows, key=lambda row: str(row["step"])):
-        text.append(f"| {row['step']} | " + " | ".join(f"{row[f]:+.1%}" for f in figures) + " |")
+        cells = [f"{row[f]:.1%}" if f == "found" else f"{row[f]:+.1%}" for f in COLUMNS]
+        text.append(f"| {row['step']} | " + " | ".join(cells) + " |")
     for what, of in (("mean error", statistics.mean), ("median error", statistics.median)):
-        cells = [f"{of(abs(row[f]) for row in rows):.1%}" for f in figures] if rows else []
+        cells = [f"{of(abs(row[f]) for row in rows):.1%}" for f in COLUMNS] if rows else []
         text.append(f"| **{what}, {len(rows)} steps** | " + " | ".join(cells) + " |")
     if unfollowed:
         text.append(f"\nNot captured, and left out: {', '.join(unfollowed)}.")

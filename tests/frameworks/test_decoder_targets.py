@@ -33,7 +33,7 @@ def test_llama_without_sizes_is_the_model_of_the_suite() -> None:
     [
         ("resnet50", ModelOptions(layers=3), "--layers: only for decoders of any size"),
         ("hf:gpt2", ModelOptions(kv_heads=3), "--kv-heads: only for decoders of any size"),
-        ("gpt", ModelOptions(lora="r=8"), "--lora: not for gpt"),
+        ("gpt", ModelOptions(qlora=True), "--qlora: not for gpt"),
         ("gpt", ModelOptions(weights="int8"), "unknown --weights 'int8'"),
     ],
 )

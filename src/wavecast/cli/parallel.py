@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
@@ -189,10 +190,14 @@ def scale(
 
 
 def _counts(strategy: Parallel, up_to: int) -> list[int]:
-    """The numbers of GPUs: one replica, and its doubles."""
-    smallest = strategy.gpus // strategy.data
+    """The numbers of GPUs: one replica, or as many as share the experts, and its doubles."""
+    sharing = strategy.expert // math.gcd(strategy.expert, strategy.tensor * strategy.sequence or 1)
+    smallest = strategy.gpus // strategy.data * sharing
     if up_to < smallest:
-        raise InvalidInput(f"--up-to {up_to} is less than one replica, which has {smallest} GPUs")
+        one = "the replicas that share the experts, which have" if sharing > 1 else ""
+        raise InvalidInput(
+            f"--up-to {up_to} is less than {one or 'one replica, which has'} {smallest} GPUs"
+        )
     counts = [smallest]
     while counts[-1] * 2 <= up_to:
         counts.append(counts[-1] * 2)

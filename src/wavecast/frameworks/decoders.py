@@ -7,10 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
-from wavecast.frameworks.pytorch.huggingface.options import SIZES, WEIGHTS, ModelOptions
+from wavecast.frameworks.pytorch.huggingface.options import (
+    MIXTURE_SIZES,
+    SIZES,
+    WEIGHTS,
+    ModelOptions,
+    lora_of,
+)
 
 DEFAULT_SEQ = 2048
-_TAKEN = {"--seq", "--weights", "--checkpointing", *("--" + s.replace("_", "-") for s in SIZES)}
+DECODERS = ("gpt", "llama", "mixtral")
+"""The names of decoders of any size, in `wavecast.suite.decoders`."""
+_TRAINING = ("seq", "weights", "checkpointing", "lora", "targets")
+
+
+def sizes_of(name: str) -> tuple[str, ...]:
+    """The sizes that a decoder takes."""
+    return (*SIZES, *MIXTURE_SIZES) if name == "mixtral" else SIZES
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ def is_decoder(text: str, options: ModelOptions) -> bool:
 
     `llama` without sizes is the suite's Llama 3.2 1B.
     """
-    return text == "gpt" or (text == "llama" and bool(options.sizes()))
+    return text in DECODERS and (text != "llama" or bool(options.sizes()))
 
 
 def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> DecoderTarget:
@@ -40,26 +53,36 @@ def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> 
     Raises:
         InvalidInput: an option is not for decoders, or sizes do not fit each other.
     """
-    others = [name for name in options.given() if name not in _TAKEN]
+    taken = {"--" + option.replace("_", "-") for option in (*_TRAINING, *sizes_of(text))}
+    others = [name for name in options.given() if name not in taken]
     if others:
         raise InvalidInput(
-            f"{', '.join(others)}: not for {text}, which takes {', '.join(sorted(_TAKEN))}"
+            f"{', '.join(others)}: not for {text}, which takes {', '.join(sorted(taken))}"
         )
     weights = options.weights or "fp32"
     if weights not in WEIGHTS:
         raise InvalidInput(f"unknown --weights {weights!r}; known: {', '.join(WEIGHTS)}")
     seq = options.seq or DEFAULT_SEQ
+    chosen: dict[str, Any] = {**options.sizes()}
+    if adapters := lora_of(options):
+        _refuse_dropout(adapters.dropout)
+        chosen["lora"] = adapters.rank
+    if options.targets is not None:
+        chosen["adapted"] = tuple(options.targets.split(","))
 
     def make_step() -> Callable[[], Any]:
         with needing_extra("tracing"):
             from wavecast.suite import decoders
-        make: Callable[..., Callable[[], Any]] = decoders.gpt if text == "gpt" else decoders.llama
         recompute = "full" if options.checkpointing else "none"
-        return make(
-            batch, precision, seq=seq, weights=weights, recompute=recompute, **options.sizes()
-        )
+        make = decoders.DECODERS[text]
+        return make(batch, precision, seq=seq, weights=weights, recompute=recompute, **chosen)
 
-    chosen = ", ".join(f"{name} {value}" for name, value in options.sizes().items())
-    name = f"{text} ({chosen})" if chosen else text
+    shown = ", ".join(f"{name} {value}" for name, value in chosen.items() if name != "adapted")
+    name = f"{text} ({shown})" if shown else text
     title = f"{name}, batch {batch}, {precision}"
     return DecoderTarget(title, batch, precision, batch * seq, make_step)
+
+
+def _refuse_dropout(share: float) -> None:
+    if share:
+        raise InvalidInput(f"--lora with dropout={share}: decoders of any size have no dropout")

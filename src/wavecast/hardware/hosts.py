@@ -185,11 +185,12 @@ def _costs_of_call(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, flo
         yield "graph_s", 1
         yield "node_s", integer(op, "calls")
     elif op.name in fused.HOST_CALLS:
-        yield "forward_s", COMPILED[op.name]
+        yield "forward_s", COMPILED[op.name] + COMPILED["input"] * integer(op, "inputs")
     elif issuer == fused.CALL and ops.launches(op):
-        yield "forward_s", COMPILED["kernel" if ops.kind(op) is Kind.FUSED else "library"]
-        if ops.kind(op) is Kind.CONVOLUTION:
-            yield "convolution_s", 2 if phase is Phase.BACKWARD else 1
+        kind = ops.kind(op)
+        yield "forward_s", COMPILED["attention" if kind is Kind.ATTENTION else "launch"]
+        if kind is not Kind.ATTENTION:
+            yield from _costs_of_kernels(op, phase)
     elif not issuer:
         yield from _costs_of_op(op, phase)
 
@@ -199,9 +200,14 @@ def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
     if not ops.launches(op):
         yield "view_s", 1
         return
-    kind = ops.kind(op)
-    yield _BY_PHASE.get(phase, "other_s" if kind is Kind.OPTIMIZER else "forward_s"), 1
-    match kind:
+    is_list = ops.kind(op) is Kind.OPTIMIZER
+    yield _BY_PHASE.get(phase, "other_s" if is_list else "forward_s"), 1
+    yield from _costs_of_kernels(op, phase)
+
+
+def _costs_of_kernels(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
+    """What an op costs beyond one that launches one kernel."""
+    match ops.kind(op):
         case Kind.CONVOLUTION:
             yield "convolution_s", 2 if phase is Phase.BACKWARD else 1
         case Kind.OPTIMIZER:

@@ -89,9 +89,16 @@ def recounted(calls: Sequence[Call], numbers: Sequence[int]) -> list[Call]:
             count += calls[at].op.name != GUARDS
             at += 1
         if count != integer(call.op, "calls"):
-            attrs = tuple((n, count if n == "calls" else v) for n, v in call.op.attrs)
-            made[position] = replace(call, op=Op(call.op.name, (), (), attrs))
+            made[position] = replace(call, op=_counting(call.op, count))
     return made
+
+
+def _counting(mark: Op, count: int) -> Op:
+    """The mark of a graph with so many calls. A part of a graph has a part of its results."""
+    before = max(integer(mark, "calls"), 1)
+    results = -(-integer(mark, "results") * min(count, before) // before)
+    changed = {"calls": count, "results": results}
+    return Op(mark.name, (), (), tuple((n, changed.get(n, v)) for n, v in mark.attrs))
 
 
 def ends_of_graphs(trace: Trace) -> dict[int, int]:

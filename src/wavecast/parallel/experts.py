@@ -9,6 +9,7 @@ rank receives as many as it sends.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
@@ -19,6 +20,7 @@ from wavecast.parallel.plans import fitting
 from wavecast.parallel.split_memory import Weight, is_list_op, share_memory, shared_lists
 from wavecast.parallel.splits import Split, share_op
 from wavecast.parallel.strategy import Parallel, RankAxis
+from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import DTYPE_BYTES, Call, Op, Phase, Role, TensorSpec, Trace
 
 
@@ -63,14 +65,12 @@ def _axis(strategy: Parallel) -> RankAxis:
     With sequence parallelism, tensor ranks have other words, too.
     """
     axis, words = strategy.axes["expert"], strategy.data * strategy.context
-    if strategy.sequence or strategy.tensor == 1:
-        return axis
-    if words % strategy.expert:
+    if not strategy.sequence and words % strategy.expert:
         raise InvalidInput(
             f"expert={strategy.expert} must divide data x context = {words}, since tensor ranks "
             f"have the same words; possible sizes are {fitting(words)}, or set sequence=True"
         )
-    return RankAxis(strategy.expert, strategy.tensor)
+    return axis
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,26 @@ class _Mixture:
     """The shapes of their weights, and of the same weights turned."""
     forward: tuple[int, ...]
     """The positions of the grouped products of the forward pass."""
+    again: tuple[int, ...]
+    """Those of the backward pass that compute the forward pass again."""
     backward: tuple[int, ...]
 
 
 def _mixtures(trace: Trace) -> list[_Mixture]:
     mixtures = []
+    repeated = recomputed(trace.calls)
     for module, positions in grouped_products(trace).items():
         ahead = [p for p in positions if trace.calls[p].phase is Phase.FORWARD]
-        back = [p for p in positions if trace.calls[p].phase is Phase.BACKWARD]
+        later = [p for p in positions if trace.calls[p].phase is Phase.BACKWARD]
+        again = tuple(p for p in later if p in repeated)
+        back = tuple(p for p in later if p not in repeated)
         stored = {trace.calls[p].op.inputs[1].shape for p in ahead}
         shapes = stored | {(count, wide, high) for count, high, wide in stored}
         experts = next(iter(stored))[0] if stored else 0
         if ahead:
-            mixtures.append(_Mixture(module, experts, frozenset(shapes), tuple(ahead), tuple(back)))
+            mixtures.append(
+                _Mixture(module, experts, frozenset(shapes), tuple(ahead), again, back)
+            )
     return mixtures
 
 
@@ -130,12 +137,13 @@ def _exchange_words(edit: Edit, trace: Trace, mixture: _Mixture, axis: RankAxis)
             Call(Op("aten._to_copy", (counts,), (host,)), phase, module, syncs=True),
         ],
     )
-    _send(edit, first, trace.calls[first].op.inputs[0], axis, trace.calls[first])
-    _send(edit, last + 1, trace.calls[last].op.outputs[0], axis, trace.calls[last])
-    if mixture.backward:
-        begin, end = mixture.backward[0], mixture.backward[-1]
-        _send(edit, begin, trace.calls[last].op.outputs[0], axis, trace.calls[begin])
-        _send(edit, end + 1, trace.calls[first].op.inputs[0], axis, trace.calls[end])
+    there, back = trace.calls[first].op.inputs[0], trace.calls[last].op.outputs[0]
+    passes = ((mixture.forward, there, back), (mixture.again, there, back))
+    for positions, before, after in (*passes, (mixture.backward, back, there)):
+        if positions:
+            begin, end = positions[0], positions[-1]
+            _send(edit, begin, before, axis, trace.calls[begin])
+            _send(edit, end + 1, after, axis, trace.calls[end])
 
 
 def _send(edit: Edit, position: int, words: TensorSpec, axis: RankAxis, call: Call) -> None:
@@ -155,21 +163,25 @@ def _send(edit: Edit, position: int, words: TensorSpec, axis: RankAxis, call: Ca
 
 def _weights(trace: Trace, mixtures: list[_Mixture], ranks: int) -> list[Weight]:
     """The parameters of the step; those of experts are divided."""
-    sizes: dict[str, dict[int, int]] = {}
-    for mixture in mixtures:
-        dtype = trace.calls[mixture.forward[0]].op.inputs[1].dtype
-        numels = {count * high * wide for count, high, wide in mixture.shapes}
-        of_bytes = {numel * width: numel for numel in numels for width in (4, DTYPE_BYTES[dtype])}
-        sizes[mixture.module] = of_bytes
     owned = [a for a in trace.allocations if a.role is Role.PARAMETER]
-    widths = [a.nbytes // n for a in owned if (n := sizes.get(a.module, {}).get(a.nbytes))]
-    width = widths[0] if widths else 4
+    stored: dict[str, set[int]] = defaultdict(set)
+    for allocation in owned:
+        stored[allocation.module].add(allocation.nbytes)
+    width, divided = 4, {}
+    for mixture in mixtures:
+        numels = {count * high * wide for count, high, wide in mixture.shapes}
+        dtype = trace.calls[mixture.forward[0]].op.inputs[1].dtype
+        for size in (DTYPE_BYTES[dtype], 4):  # autocast computes in fewer bits than are stored
+            nbytes = {size * numel for numel in numels}
+            if nbytes <= stored[mixture.module]:
+                width, divided[mixture.module] = size, nbytes
+                break
     return [
         Weight(
             a.nbytes,
             a.nbytes // width,
             a.module,
-            ranks if a.nbytes in sizes.get(a.module, {}) else 1,
+            ranks if a.nbytes in divided.get(a.module, ()) else 1,
         )
         for a in owned
     ]

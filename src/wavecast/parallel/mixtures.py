@@ -28,6 +28,16 @@ def grouped_products(trace: Trace) -> dict[str, list[int]]:
     return places
 
 
+def expert_counts(trace: Trace) -> set[int]:
+    """The numbers of experts of the mixtures of a step."""
+    weights = (
+        trace.calls[position].op.inputs[1].shape
+        for positions in grouped_products(trace).values()
+        for position in positions
+    )
+    return {shape[0] for shape in weights if len(shape) == 3}
+
+
 @dataclass(frozen=True)
 class Mixtures:
     """The layers of experts of a step, as tensor ranks divide them."""

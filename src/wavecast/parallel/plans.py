@@ -68,6 +68,8 @@ class Plan:
     joint: bool
     """Whether the layers of a group reduce the gradient of their input together."""
     notes: tuple[str, ...]
+    whole: frozenset[int] = frozenset()
+    """The positions of small products that each rank computes whole, beside divided ones."""
 
 
 def plan_of(trace: Trace, given: Mapping[str, str] | None, ranks: int) -> Plan:
@@ -156,11 +158,18 @@ def _ruled(trace: Trace, layers: Sequence[Layer], ranks: int) -> Plan:
     for layer in layers:
         if block := block_of(layer.module):
             blocks.setdefault(block, []).append(layer)
+    whole: set[int] = set()
     for members in blocks.values():
-        for group in _pairs(trace, members):
+        adapters = _adapters(members)
+        narrow = {layer.position for pair in adapters.values() for layer in pair}
+        for group in _pairs(trace, [m for m in members if m.position not in narrow]):
             groups.append(group)
             styles.update({layer.position: "columns" for layer in group.columns})
             styles.update({layer.position: "rows" for layer in group.rows})
+        for position, (first, second) in adapters.items():
+            if styles.get(position) == "columns":
+                styles[second.position] = "columns"
+            whole |= {first.position, second.position} - styles.keys()
     if not groups:
         raise InvalidInput(
             "tensor parallelism found no pairs of products in repeated blocks (one that widens or "
@@ -180,7 +189,7 @@ def _ruled(trace: Trace, layers: Sequence[Layer], ranks: int) -> Plan:
             f"assumed that the output layer{' and the embedding' if lookups else ''} of "
             f"{head.wide_out:,} words is divided by vocabulary, with the loss computed on the parts"
         )
-    return Plan(styles, tuple(groups), lookups, True, tuple(notes))
+    return Plan(styles, tuple(groups), lookups, True, tuple(notes), frozenset(whole))
 
 
 def _pairs(trace: Trace, members: Sequence[Layer]) -> list[Group]:
@@ -194,6 +203,17 @@ def _pairs(trace: Trace, members: Sequence[Layer]) -> list[Group]:
         else:
             columns.append(layer)
     return groups
+
+
+def _adapters(members: Sequence[Layer]) -> dict[int, tuple[Layer, Layer]]:
+    """The two narrow products beside a layer, from its inputs to its outputs (LoRA), by layer."""
+    adapters: dict[int, tuple[Layer, Layer]] = {}
+    for layer, first, second in zip(members, members[1:], members[2:], strict=False):
+        beside = first.wide_in == layer.wide_in and second.wide_out == layer.wide_out
+        rank = first.wide_out
+        if beside and rank == second.wide_in and 2 * rank < min(layer.wide_in, layer.wide_out):
+            adapters[layer.position] = first, second
+    return adapters
 
 
 def _expanding(columns: Sequence[Layer]) -> tuple[Layer, ...]:

@@ -147,7 +147,9 @@ def share_memory(
         ops: what one rank runs, by position.
         released: the allocations that it frees earlier, by index, and before which call.
     """
-    parts = {(weight.module, weight.nbytes): weight.parts for weight in weights}
+    # States and gradients may be wider than their weights: float32 beside 16 bits.
+    wide = {(weight.module, 4 * weight.numel): weight.parts for weight in weights}
+    parts = wide | {(weight.module, weight.nbytes): weight.parts for weight in weights}
     sizes = _written_bytes(trace, ops)
     gradients: dict[int, list[int]] = defaultdict(list)
     for index, allocation in enumerate(trace.allocations):

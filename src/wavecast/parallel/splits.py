@@ -274,6 +274,20 @@ def _after_index(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split 
     return Split(0, made.shape[0]) if by_row and made.shape else None
 
 
+def _after_rows(op: Op, inputs: Splits, made: TensorSpec, ranks: int) -> Split | None:
+    """The division of rows that several divided rows are added to, as words have several experts.
+
+    A table that rows are added to has no part of the units, and stays whole.
+    """
+    tensor, split = _first(op, inputs)
+    if (same := _as_in(tensor, split, made)) or not made.shape or split.dim > 0:
+        return same
+    rows, given = made.shape[0], tensor.shape[0]
+    if not rows or given % rows or rows % split.count:
+        return None
+    return replace(split, inner=max(split.inner * rows // given, 1))
+
+
 _Rule = Callable[[Op, Splits, TensorSpec, int], Split | None]
 _RULES: dict[str, _Rule] = {
     f"aten.{name}": rule
@@ -286,7 +300,8 @@ _RULES: dict[str, _Rule] = {
         (_as_looked_up, "embedding"),
         (_after_product, "mm addmm bmm baddbmm"),
         (_after_grouped, "_grouped_mm"),
-        (_after_index, "index index_put index_put_"),
+        (_after_index, "index index_put index_put_ index_select"),
+        (_after_rows, "new_zeros index_add index_add_"),
     )
     for name in names.split()
 }

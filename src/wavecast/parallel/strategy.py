@@ -138,11 +138,12 @@ class Parallel:
 
         `data` has all ranks that reduce the same gradients, those of the context axis included.
         `shard` and `replica` split it: the ranks that share one copy, and the ranks that hold the
-        same shard. `expert_replica` has the ranks that hold the same experts.
+        same shard. `expert` has neighbours among the ranks with words of their own, as in Megatron,
+        and `expert_replica` the ranks that hold the same experts.
         """
         data = self.tensor * self.context
         shards = self.shards * self.context
-        apart = 1 if self.expert <= self.tensor else data
+        apart = self.tensor if self.expert > 1 and not self.sequence else 1
         words = self.data * self.context * (self.tensor if self.sequence else 1)
         return {
             "tensor": RankAxis(self.tensor, 1),

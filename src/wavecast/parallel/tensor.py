@@ -93,7 +93,7 @@ class _TensorRank:
         self.whole = {
             position
             for run in others
-            if not run.forward and not self.sequence
+            if run.layer.position in self.plan.whole or not (run.forward or self.sequence)
             for position in range(run.start, run.end)
         }
         self.closing = self._closing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from wavecast.footprint.memory import Memory
 from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel
-from wavecast.parallel.gradients import parameters
+from wavecast.parallel.mixtures import expert_counts, grouped_products
 from wavecast.parallel.strategy import Parallel
 from wavecast.steps.parallel_prediction import (
     ParallelPrediction,
@@ -55,7 +56,9 @@ class Search:
     """How modules are split among tensor ranks. None to find it."""
 
 
-def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[Parallel, int]]:
+def candidates(
+    search: Search, domain_gpus: int, blocks: int, experts: int = 1
+) -> Iterator[tuple[Parallel, int]]:
     """The strategies to try, each with its micro-batch."""
     most_tensor = search.most_tensor or domain_gpus
     for tensor in _powers(search.gpus, most_tensor):
@@ -69,7 +72,8 @@ def candidates(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[
                     continue
                 for strategy in _variants(data, tensor, pipeline, count, blocks):
                     chosen = search.tensor_plan if tensor > 1 else None
-                    yield replace(strategy, tensor_plan=chosen), micro
+                    for expert in _powers(math.gcd(experts, data * tensor), experts):
+                        yield replace(strategy, tensor_plan=chosen, expert=expert), micro
 
 
 def _variants(data: int, tensor: int, pipeline: int, count: int, blocks: int) -> Iterator[Parallel]:
@@ -119,7 +123,8 @@ def search_layouts(
     """
     smallest = trace_of(min(search.micro_batches))
     blocks = len({block for block in blocks_of(smallest) if block})
-    todo = list(candidates(search, predictor.cluster.domain_gpus, blocks))
+    experts = math.gcd(*expert_counts(smallest)) or 1
+    todo = list(candidates(search, predictor.cluster.domain_gpus, blocks, experts))
     if not todo:
         raise InvalidInput(
             f"a global batch of {search.global_batch} cannot be divided among {search.gpus} GPUs; "
@@ -140,7 +145,8 @@ def search_layouts(
 
 def _shared_work(strategy: Parallel, micro: int) -> tuple[int, ...]:
     """The order of a search: the trace first, then its division, then the parts of the model."""
-    return micro, strategy.tensor, strategy.pipeline * strategy.virtual, strategy.pipeline
+    parts = strategy.pipeline * strategy.virtual
+    return micro, strategy.tensor, strategy.expert, parts, strategy.pipeline
 
 
 def ranked(layouts: Sequence[Layout]) -> list[Layout]:
@@ -174,15 +180,20 @@ def _tried(strategy: Parallel, micro: int, steps: ParallelSteps, device: Device)
 
 def _least_bytes(trace: Trace, strategy: Parallel) -> float:
     """The memory of weights, gradients and optimizer states of one rank."""
-    states = sum(a.nbytes for a in trace.allocations if a.role is Role.OPTIMIZER_STATE)
-    weights = sum(a.nbytes for a in parameters(trace))
-    split = strategy.tensor * strategy.pipeline
-    shards = strategy.shards
-    return (
-        states / (shards if strategy.shard >= 1 else 1)
-        + weights / (shards if strategy.shard >= 2 else 1)
-        + weights / (shards if strategy.shard >= 3 else 1)
-    ) / split
+    experts = set(grouped_products(trace))
+    axes = strategy.axes
+    # With sequence parallelism each tensor rank has whole experts.
+    whole = strategy.expert if strategy.sequence else strategy.tensor * strategy.expert
+    ways = {False: (strategy.tensor, strategy.shards), True: (whole, axes["expert_replica"].size)}
+    least = 0.0
+    for allocation in trace.allocations:
+        split, shards = ways[allocation.module in experts]
+        if allocation.role is Role.OPTIMIZER_STATE:
+            least += allocation.nbytes / split / (shards if strategy.shard >= 1 else 1)
+        elif allocation.role is Role.PARAMETER:  # and as many bytes of gradients
+            sharded = (strategy.shard >= 2, strategy.shard >= 3)
+            least += sum(allocation.nbytes / split / (shards if s else 1) for s in sharded)
+    return least / strategy.pipeline
 
 
 def _losses(prediction: ParallelPrediction) -> str:

@@ -12,7 +12,11 @@ from wavecast.server.questions import DECODERS, MOST_GPUS
 from wavecast.server.traced import decoder_sizes
 from wavecast.suite import PRECISIONS, Benchmark, benchmarks
 
-_DECODER_TITLES = {"gpt": "GPT of any size", "llama": "Llama of any size"}
+_DECODER_TITLES = {
+    "gpt": "GPT of any size",
+    "llama": "Llama of any size",
+    "mixtral": "Mixture of experts of any size",
+}
 
 
 def catalogue() -> dict[str, Any]:

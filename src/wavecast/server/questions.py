@@ -14,7 +14,7 @@ from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite import benchmark
 
-DECODERS = ("gpt", "llama")
+DECODERS = ("gpt", "llama", "mixtral")
 """Models of any size, beside those of the suite."""
 MOST_GPUS = 8
 """GPUs that are compared in one question."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import wavecast
 from wavecast.errors import InvalidInput, needing_extra
-from wavecast.frameworks.decoders import DEFAULT_SEQ
-from wavecast.frameworks.pytorch.huggingface.options import SIZES, ModelOptions
+from wavecast.frameworks.decoders import DEFAULT_SEQ, sizes_of
+from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import Family, family, family_of
@@ -196,9 +196,8 @@ def decoder_sizes(name: str) -> dict[str, int | None]:
     """
     with needing_extra("tracing"):
         from wavecast.suite import decoders
-    make = decoders.gpt if name == "gpt" else decoders.llama
-    options = inspect.signature(make).parameters
-    return {"seq": DEFAULT_SEQ} | {size: options[size].default for size in SIZES}
+    options = inspect.signature(decoders.DECODERS[name]).parameters
+    return {"seq": DEFAULT_SEQ} | {size: options[size].default for size in sizes_of(name)}
 
 
 def _refuse_others(name: str, sizes: Mapping[str, int], known: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Language modelling: GPT and Llama of any size, as frameworks for large models build them.
+"""Language modelling: GPT, Llama and mixtures of experts of any size, as large models are built.
 
 Weights can be stored in 16 bits beside float32 copies for the optimizer, as in Megatron and
 nanotron. Attention is fused or not, and activations can be computed again in the backward pass.
@@ -6,7 +6,7 @@ nanotron. Attention is fused or not, and activations can be computed again in th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,12 @@ from torch.utils.checkpoint import (
 )
 
 from wavecast.errors import InvalidInput
+from wavecast.suite.adapters import ADAPTED, adapt
+from wavecast.suite.feed_forward import GatedLayers, PlainLayers
+from wavecast.suite.latent_attention import LatentAttention, LatentShape
 from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
+from wavecast.suite.mixtures import MixtureLayers, MixtureShape
+from wavecast.suite.rotary import Rotary, Turn
 from wavecast.suite.training import Minimizer, TrainingStep
 
 RECOMPUTE = ("none", "selective", "alternate", "full")
@@ -47,16 +52,24 @@ class DecoderShape:
     """Whether the embedding is also the output layer."""
     dropout: float
     """The share of attention's scores that is dropped, where it is not fused."""
+    head_size: int
+    """The width of a head."""
+    mixture: MixtureShape | None = None
+    """The experts of each block. None for an ordinary feed-forward network."""
+    latent: LatentShape | None = None
+    """The ranks of DeepSeek's attention. None for ordinary attention."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq"):
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "head_size"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.hidden % self.heads or self.heads % self.kv_heads or self.hidden // self.heads % 2:
+        if self.heads % self.kv_heads or self.head_size % 2:
             raise InvalidInput(
-                f"hidden={self.hidden} must divide into heads={self.heads} of an even size, and "
-                f"the heads into kv_heads={self.kv_heads} equal groups"
+                f"heads={self.heads} of an even size, not {self.head_size}, must divide into "
+                f"kv_heads={self.kv_heads} equal groups"
             )
+        if self.mixture and not self.gated:
+            raise InvalidInput("experts have a gate; they are for llama's blocks, not for gpt's")
 
 
 def _step(
@@ -77,6 +90,16 @@ def _step(
     tied: bool = True,
     gated: bool = False,
     dropout: float = 0.0,
+    head_size: int | None = None,
+    experts: int = 0,
+    top_k: int = 2,
+    shared_experts: int = 0,
+    dense_layers: int = 0,
+    dense_ffn: int | None = None,
+    kv_rank: int = 0,
+    q_rank: int = 0,
+    lora: int = 0,
+    adapted: Collection[str] = ADAPTED,
     learning_rate: float = 3e-4,
 ) -> TrainingStep:
     """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next words.
@@ -85,6 +108,12 @@ def _step(
     `weights` is not "fp32", weights are stored so, and the optimizer has float32 copies.
     `recompute` is one of `RECOMPUTE`. Without `fused_attention`, scores are written to memory, and
     the share `dropout` of them is dropped. `gated` stands for Llama's block in place of GPT's.
+    Without `head_size` the heads divide `hidden`.
+
+    `experts` of inner width `ffn` make a mixture, `top_k` for each word, beside `shared_experts`
+    for all words. The first `dense_layers` have none. With `kv_rank`, attention is DeepSeek's, with
+    low ranks of keys and values and, if `q_rank` is given, of queries. With `lora`, only adapters
+    of that rank train, of the layers whose names are `adapted`.
     """
     if recompute not in RECOMPUTE:
         raise InvalidInput(f"recompute is {recompute!r}; it is one of {', '.join(RECOMPUTE)}")
@@ -104,9 +133,14 @@ def _step(
         gated,
         tied,
         dropout,
+        head_size or _divided(hidden, heads),
+        _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
+        LatentShape(kv_rank, q_rank) if kv_rank else None,
     )
     with torch.device(device):
         model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
+        if lora:
+            adapt(model, lora, adapted)
     text = torch.randint(vocab, (batch, seq + 1), device=device)
     inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
 
@@ -117,11 +151,28 @@ def _step(
     return TrainingStep(model, inputs, _minimizer(loss, model, precision, device, learning_rate))
 
 
+def _divided(hidden: int, heads: int) -> int:
+    if heads < 1 or hidden % heads:
+        raise InvalidInput(
+            f"hidden={hidden} must divide into heads={heads} of an even size; give another number "
+            "of heads, or their size (head_size)"
+        )
+    return hidden // heads
+
+
+def _mixture(
+    experts: int, top_k: int, shared_experts: int, dense_layers: int, dense_ffn: int | None
+) -> MixtureShape | None:
+    if not experts:
+        return None
+    return MixtureShape(experts, top_k, shared_experts, dense_layers, dense_ffn)
+
+
 def _minimizer(
     loss: Callable[..., Tensor], model: nn.Module, precision: str, device: str, rate: float
 ) -> Callable[..., Tensor]:
     """What makes one optimizer step, by the dtype of the weights."""
-    weights = list(model.parameters())
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     if weights[0].dtype is not torch.float32:
         return partial(_update_copies, loss, MasterWeights(weights, rate))
     optimizer = torch.optim.AdamW(weights, lr=rate, betas=BETAS, weight_decay=DECAY, fused=True)
@@ -138,6 +189,20 @@ llama = partial(
     ffn=8192,
     vocab=128_256,
 )
+mixtral = partial(
+    _step,
+    gated=True,
+    tied=False,
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    ffn=14_336,
+    vocab=32_000,
+    experts=8,
+)
+DECODERS: dict[str, Callable[..., TrainingStep]] = {"gpt": gpt, "llama": llama, "mixtral": mixtral}
+"""The decoders of any size, by name. Mixtral's defaults are those of Jiang et al. 2024 (8x7B)."""
 
 
 def _update_copies(
@@ -161,13 +226,14 @@ class SizedDecoder(nn.Module):
         self.positions = None if sizes.gated else nn.Embedding(sizes.seq, sizes.hidden)
         scores_again = recompute == "selective"
         self.blocks = nn.ModuleList(
-            DecoderBlock(sizes, fused_attention, scores_again) for _ in range(sizes.layers)
+            DecoderBlock(sizes, fused_attention, scores_again, layer)
+            for layer in range(sizes.layers)
         )
         self.norm = _norm(sizes)
         self.output = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
         if sizes.tied:
             self.output.weight = self.words.weight
-        size = sizes.hidden // sizes.heads
+        size = LatentShape.turned(sizes.head_size) if sizes.latent else sizes.head_size
         rates = 500_000.0 ** (-torch.arange(0, size, 2) / size)
         angles = torch.outer(torch.arange(sizes.seq).float(), rates).repeat(1, 2)
         self.register_buffer("cos", angles.cos() if sizes.gated else None)
@@ -210,18 +276,19 @@ def _norm(sizes: DecoderShape) -> nn.Module:
     return nn.RMSNorm(sizes.hidden) if sizes.gated else nn.LayerNorm(sizes.hidden)
 
 
-Turn = tuple[Tensor | None, Tensor | None]
-
-
 class DecoderBlock(nn.Module):
     """One block."""
 
-    def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
+    def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool, layer: int) -> None:
         super().__init__()
         self.attention_norm = _norm(sizes)
-        self.attention = DecoderAttention(sizes, fused, scores_again)
+        self.attention = (
+            LatentAttention(sizes.hidden, sizes.heads, sizes.head_size, sizes.latent)
+            if sizes.latent
+            else DecoderAttention(sizes, fused, scores_again)
+        )
         self.feed_forward_norm = _norm(sizes)
-        self.feed_forward = GatedLayers(sizes) if sizes.gated else PlainLayers(sizes)
+        self.feed_forward = _feed_forward(sizes, layer)
 
     def forward(self, x: Tensor, turn: Turn) -> Tensor:
         """(batch, sequence, width) -> the same."""
@@ -229,26 +296,37 @@ class DecoderBlock(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
+def _feed_forward(sizes: DecoderShape, layer: int) -> nn.Module:
+    if not sizes.gated:
+        return PlainLayers(sizes.hidden, sizes.ffn)
+    if sizes.mixture is None:
+        return GatedLayers(sizes.hidden, sizes.ffn)
+    if layer < sizes.mixture.dense_layers:
+        return GatedLayers(sizes.hidden, sizes.mixture.dense_width(sizes.ffn))
+    return MixtureLayers(sizes.mixture, sizes.hidden, sizes.ffn)
+
+
 class DecoderAttention(nn.Module):
     """Causal attention. GPT has one product for queries, keys and values, ordered by heads."""
 
     def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
         super().__init__()
-        self.size = sizes.hidden // sizes.heads
+        self.size = sizes.head_size
         self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
         self.fused, self.scores_again = fused, scores_again and not fused
         self.dropout = sizes.dropout
         self.joint = not sizes.gated and sizes.kv_heads == sizes.heads
         bias, narrow = not sizes.gated, sizes.kv_heads * self.size
+        wide = sizes.heads * self.size
         if self.joint:
-            self.query_key_value = nn.Linear(sizes.hidden, 3 * sizes.hidden, bias=bias)
+            self.query_key_value = nn.Linear(sizes.hidden, 3 * wide, bias=bias)
         else:
-            self.query = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
+            self.query = nn.Linear(sizes.hidden, wide, bias=bias)
             self.key = nn.Linear(sizes.hidden, narrow, bias=bias)
             self.value = nn.Linear(sizes.hidden, narrow, bias=bias)
         self.query_rotary = Rotary() if sizes.gated else None
         self.key_rotary = Rotary() if sizes.gated else None
-        self.project = nn.Linear(sizes.hidden, sizes.hidden, bias=bias)
+        self.project = nn.Linear(wide, sizes.hidden, bias=bias)
 
     def _parts(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values, (batch, heads, sequence, size) each."""
@@ -282,52 +360,3 @@ class DecoderAttention(nn.Module):
             value = value.repeat_interleave(self.heads // self.kv_heads, dim=1)
         chances = torch.softmax(query @ key.transpose(-1, -2), dim=-1)
         return F.dropout(chances, self.dropout, self.training) @ value
-
-
-class Rotary(nn.Module):
-    """Rotary positions (Su et al. 2021)."""
-
-    def forward(self, x: Tensor, turn: Turn) -> Tensor:
-        """Rotate pairs of `x`, taken from its two halves, by the angles of their positions."""
-        cos, sin = turn
-        assert cos is not None
-        assert sin is not None
-        first, second = x.chunk(2, dim=-1)
-        return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
-
-
-class PlainLayers(nn.Module):
-    """GPT's feed-forward network."""
-
-    def __init__(self, sizes: DecoderShape) -> None:
-        super().__init__()
-        self.up = nn.Linear(sizes.hidden, sizes.ffn)
-        self.activation = nn.GELU(approximate="tanh")
-        self.down = nn.Linear(sizes.ffn, sizes.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, width) -> the same."""
-        return self.down(self.activation(self.up(x)))
-
-
-class GatedLayers(nn.Module):
-    """Llama's feed-forward network (SwiGLU; Shazeer 2020)."""
-
-    def __init__(self, sizes: DecoderShape) -> None:
-        super().__init__()
-        self.gate = nn.Linear(sizes.hidden, sizes.ffn, bias=False)
-        self.up = nn.Linear(sizes.hidden, sizes.ffn, bias=False)
-        self.activation = GatedSilu()
-        self.down = nn.Linear(sizes.ffn, sizes.hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, width) -> the same."""
-        return self.down(self.activation(self.gate(x), self.up(x)))
-
-
-class GatedSilu(nn.Module):
-    """The gate of SwiGLU."""
-
-    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """SiLU of one tensor times the other."""
-        return F.silu(gate) * up

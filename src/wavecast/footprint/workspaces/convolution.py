@@ -30,6 +30,8 @@ _MOST_FULL, _FULL_ROWS = 14, 512
 _MOST_HALF, _HALF_ROWS = 13, 8192
 """The same in half precision."""
 _COPYING = ("copies", "images")
+_FEW_CHANNELS = 4
+"""Images with fewer channels than this are read as they are."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,23 @@ class Convolution:
             slices = min(_MOST_FULL, rows // _FULL_ROWS, sm_count // tiles)
         return slices * self.weight.numel * _FLOAT if slices > 1 else 0
 
+    def transposed_bytes(self) -> tuple[int, ...]:
+        """The workspaces of a convolution of channels-last tensors without tensor cores, in order.
+
+        Its algorithms read contiguous tensors, so that all of them are copied; of images with few
+        channels none is. The gradient of the weights then takes a Winograd transform, where one
+        applies. So it was in all but 9 of the 56 convolutions that were recorded on an H200
+        (`lab.score.compiled_memory`).
+        """
+        if self.source.shape[1] < _FEW_CHANNELS:
+            return (0,)
+        candidates = self.candidates()
+        copies = candidates["images" if self.pointwise else "copies"]
+        transform = candidates.get("winograd", 0)
+        if not self.backward or not transform or not all(self.wanted[:2]):
+            return (copies,)
+        return copies, copies + transform
+
     @property
     def _growth(self) -> float:
         """log2 of 1 + the bytes of its Fourier transforms, divided by those of its tensors."""
@@ -205,6 +224,8 @@ def algorithm_bytes(
     """
     if convolution.source.channels_last and convolution.tensor:
         return (0,)  # the tensors already have the layout that tensor cores need
+    if convolution.source.channels_last and convolution.groups == 1:
+        return convolution.transposed_bytes()
     algorithm = trees[tree_name(convolution)](convolution.features)
     nbytes = convolution.candidates().get(algorithm, 0)
     both = convolution.backward and all(convolution.wanted[:2])

@@ -57,6 +57,9 @@ class Structure:
                 zero_grad(optimizer, *args, **kwargs)
                 return
             self.adopt(optimizer)
+            # A compiled step of an optimizer calls no hook, so this may be where it is first seen.
+            self._optimizers[id(optimizer)] = optimizer
+            self._claim_gradients(optimizer)
             self._here.zeroing = True
             try:
                 zero_grad(optimizer, *args, **kwargs)

@@ -275,6 +275,27 @@ def test_a_convolutional_net_in_channels_last_is_compiled() -> None:
     assert names(trace)["aten.convolution_backward"] == 1
 
 
+def test_the_backward_graph_has_the_layout_that_the_forward_graph_saved() -> None:
+    """Inductor computes convolutions in channels last, although the code does not."""
+
+    def make_step() -> Step:
+        layers = [nn.Conv2d(128, 128, 3, padding=1) for _ in range(3)]
+        call = torch.compile(nn.Sequential(*layers, nn.ReLU()).cuda())
+        x = torch.randn(8, 128, 32, 32, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = call(x).float().sum()
+            loss.backward()
+
+        return step
+
+    trace = capture(make_step)
+    backward = [c.op for c in trace if c.op.name == "aten.convolution_backward"]
+    assert len(backward) == 3
+    assert all(tensor.channels_last for op in backward for tensor in op.inputs[1:3])
+
+
 def vocabulary_step(words: int, width: int = 768) -> Callable[[], Step]:
     """The compiled last layer of a language model."""
 

@@ -159,7 +159,7 @@ class _Session:
         recorder = self._recorder
 
         def run(*args: Any) -> Any:
-            recorder.mark(GUARDS)
+            recorder.mark(GUARDS, inputs=len(args))
             return compiled(*args)
 
         return run
@@ -168,7 +168,7 @@ class _Session:
         self,
         root: str,
         gm: Any,
-        _inputs: Sequence[Any],
+        inputs: Sequence[Any],
         *,
         is_backward: bool = False,
         is_inference: bool = False,
@@ -176,9 +176,9 @@ class _Session:
         **_options: Any,
     ) -> Any:
         with self.outside():
-            graph = inductor.lowered(gm, is_backward, is_inference)
+            graph = inductor.lowered(gm, inputs, is_backward, is_inference)
             with inductor.handling(graph):
-                plan = plan_of(graph, self._target.sm_count)
+                plan = plan_of(graph, self._target.sm_count, is_inference)
                 if not is_backward:
                     inductor.report_strides(graph, hint_of(graph))
         in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)

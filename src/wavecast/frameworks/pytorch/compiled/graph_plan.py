@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wavecast.frameworks.pytorch.compiled.buffer_plan import NodeBuffers, buffers_of
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
-from wavecast.frameworks.pytorch.compiled.library_ops import library_op, module_and_line
-from wavecast.frameworks.pytorch.compiled.node_accesses import kept_inside, spec_of
+from wavecast.frameworks.pytorch.compiled.library_ops import library_op, module_and_line, result_names
+from wavecast.frameworks.pytorch.compiled.node_accesses import spec_of
 from wavecast.traces.step import Op, TensorSpec
 
 
@@ -21,8 +22,10 @@ class PlannedBuffer:
 
     name: str
     spec: TensorSpec
-    reuses: str | None = None
-    """The buffer whose memory it takes over. None for new memory."""
+    source: str | None = None
+    """The buffer whose memory it gets. None for new memory."""
+    is_shared: bool = False
+    """Whether the source lives on, as this is a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,9 @@ class GraphPlan:
     """Tensors that are part of the compiled code."""
 
 
-def plan_of(graph: Any, sm_count: int) -> GraphPlan:
-    """The plan of a graph that Inductor has scheduled (`GraphLowering`)."""
-    return _Planner(graph, sm_count).plan()
+def plan_of(graph: Any, sm_count: int, is_inference: bool = False) -> GraphPlan:
+    """The plan of a graph that Inductor has scheduled (`GraphLowering`). It is made only once."""
+    return _Planner(graph, sm_count).plan(is_inference)
 
 
 class _Planner:
@@ -79,9 +82,13 @@ class _Planner:
         self._hint = hint_of(graph)
         self._aliases: dict[str, str] = {}
         self._replaced: set[str] = set()
+        self._made: set[str] = set()
 
-    def plan(self) -> GraphPlan:
-        steps = tuple(self._step(node) for node in self._graph.scheduler.nodes)
+    def plan(self, is_inference: bool) -> GraphPlan:
+        nodes = self._graph.scheduler.nodes
+        ops = [self._ops(node) for node in nodes]
+        buffers = buffers_of(self._graph, is_inference)
+        steps = tuple(map(self._step, nodes, ops, buffers))
         return GraphPlan(
             inputs=tuple(self._graph.graph_input_names),
             steps=steps,
@@ -97,22 +104,24 @@ class _Planner:
             },
         )
 
-    def _step(self, node: Any) -> PlanStep:
-        members = list(node.get_nodes())
-        ops: tuple[Op, ...] = ()
+    def _ops(self, node: Any) -> tuple[Op, ...]:
+        """The kernels and library calls of a node."""
         device = node.get_device()
         if node.get_name() in self._replaced or (device is not None and device.type == "cpu"):
-            pass  # another kernel does its work, or the host
-        elif node.is_extern():
-            ops = tuple(self._library_ops(members))
-        elif type(node).__name__ != "NopKernelSchedulerNode":
-            kernels = kernels_of(node, self._graph, self._sm_count)
-            self._replaced.update(kernels.replaced)
-            ops = kernels.ops
+            return ()  # another kernel does its work, or the host
+        if node.is_extern():
+            return tuple(self._library_ops(list(node.get_nodes())))
+        if type(node).__name__ == "NopKernelSchedulerNode":
+            return ()
+        kernels = kernels_of(node, self._graph, self._sm_count)
+        self._replaced.update(kernels.replaced)
+        return kernels.ops
+
+    def _step(self, node: Any, ops: tuple[Op, ...], plan: NodeBuffers) -> PlanStep:
+        members = list(node.get_nodes())
         origins = [origin for m in members for origin in getattr(m.node, "origins", None) or ()]
         module, line = module_and_line(origins)
-        buffers = tuple(self._buffers(node, members))
-        return PlanStep(buffers, ops, tuple(sorted(node.last_usage)), module, line)
+        return PlanStep(tuple(self._buffers(members, plan)), ops, plan.freed, module, line)
 
     def _library_ops(self, members: list[Any]) -> Iterator[Op]:
         for member in members:
@@ -121,20 +130,24 @@ class _Planner:
                 continue
             yield library_op(kernel, self._hint)
 
-    def _buffers(self, node: Any, members: list[Any]) -> Iterator[PlannedBuffer]:
-        inside = set() if node.is_extern() else kept_inside(members)
-        free = dict.fromkeys(node.last_usage) if not node.is_extern() else {}
-        for member in members:
-            for output in member.get_outputs():
-                name = output.get_name()
-                if name in inside or self._is_alias(output):
-                    continue
-                if not hasattr(output.node.get_output_spec(), "size"):
-                    continue  # a call with several results, which are nodes of their own
-                spec = spec_of(output.node, self._hint)
-                if spec.device != "cuda":
-                    continue
-                yield PlannedBuffer(name, spec, self._taken_over(spec, members, free))
+    def _buffers(self, members: list[Any], plan: NodeBuffers) -> Iterator[PlannedBuffer]:
+        """What gets memory at a node: what is allocated for it, and what its call allocates."""
+        known = self._graph.scheduler.name_to_buf
+        for taken in plan.taken:
+            spec = spec_of(known[taken.name].node, self._hint)
+            if spec.device == "cuda":
+                yield PlannedBuffer(taken.name, spec, taken.source, taken.is_shared)
+        results = [name for member in members for name in result_names(member.node)]
+        for name in dict.fromkeys(results):
+            buffer = known.get(name)
+            if buffer is None or self._is_alias(buffer) or buffer.node.should_allocate():
+                continue
+            if name in self._made or not hasattr(buffer.node.get_output_spec(), "size"):
+                continue  # made by an earlier call, or a call with several results
+            self._made.add(name)
+            spec = spec_of(buffer.node, self._hint)
+            if spec.device == "cuda":
+                yield PlannedBuffer(name, spec)
 
     def _is_alias(self, output: Any) -> bool:
         """Note a buffer that is part of another one, and say whether it is."""
@@ -144,22 +157,6 @@ class _Planner:
         if names:
             self._aliases[output.get_name()] = names[0]
         return bool(names)
-
-    def _taken_over(
-        self, spec: TensorSpec, members: list[Any], free: dict[str, None]
-    ) -> str | None:
-        """The input whose memory the kernel writes its result to, as it is not needed any more."""
-        scheduler = self._graph.scheduler
-        given = getattr(scheduler, "name_to_donated_buffer", {})
-        for name in free:
-            source = given.get(name) or scheduler.name_to_buf.get(name)
-            if source is None or name in self._aliases or source.node is None:
-                continue
-            may = any(user.can_inplace and user.node in members for user in source.users)
-            if may and _same_memory(spec_of(source.node, self._hint), spec):
-                del free[name]
-                return name
-        return None
 
     def _constant(self, output: Any) -> Any:
         expression = getattr(output, "expr", None)
@@ -177,7 +174,3 @@ class _Planner:
             tuple(self._hint(n) for n in layout.stride),
             self._hint(layout.offset),
         )
-
-
-def _same_memory(source: TensorSpec, result: TensorSpec) -> bool:
-    return source.dtype == result.dtype and source.touched_bytes == result.touched_bytes

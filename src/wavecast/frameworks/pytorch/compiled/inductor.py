@@ -30,6 +30,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
@@ -37,7 +38,7 @@ from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
 from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
-from wavecast.frameworks.pytorch.compiled import dynamo
+from wavecast.frameworks.pytorch.compiled import buffer_plan, dynamo
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
@@ -75,7 +76,7 @@ def missing() -> str:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         return "torch {}.{} or later".format(*OLDEST_TORCH)
-    required = (*_REQUIRED, *dynamo.REQUIRED)
+    required = (*_REQUIRED, *dynamo.REQUIRED, *buffer_plan.REQUIRED)
     absent = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
     return ", ".join(absent)
 
@@ -307,14 +308,18 @@ class RealDevices(FakeTensorMode):
 setattr(RealDevices, REAL_DEVICES, True)
 
 
-def lowered(gm: Any, is_backward: bool, is_inference: bool) -> Any:
-    """Inductor's graph with its scheduled kernels (`GraphLowering`) for a graph of AOTAutograd."""
+@torch.no_grad()
+def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool) -> Any:
+    """Inductor's graph with its scheduled kernels (`GraphLowering`) for a graph and its inputs."""
     values = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder" and "val" in n.meta]
     fakes = [value for value in values if isinstance(value, FakeTensor)]
     mode = RealDevices(shape_env=fakes[0].fake_mode.shape_env if fakes else None)
+    is_changed = _took_strides(gm, given)
     _put_on_devices(gm, mode)
     inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
     compile_fx.view_to_reshape(gm)
+    if is_changed:
+        FakeTensorProp(gm, mode=mode).propagate_dont_convert_inputs(*inputs)
     with _traced_under(mode), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
         compile_fx._recursive_record_original_output_strides(gm)
         compile_fx._recursive_post_grad_passes(gm, is_inference=is_inference)
@@ -361,6 +366,18 @@ def report_strides(graph: Any, hint: Callable[[Any], int]) -> None:
         has_strides = hasattr(output, "get_layout") and output.has_tensor_output()
         strides = tuple(hint(n) for n in output.get_layout().stride) if has_strides else None
         context.output_strides.append(strides)
+
+
+def _took_strides(gm: Any, given: Sequence[Any]) -> bool:
+    """Give the placeholders the strides of the inputs; whether any changed, as in a backward graph
+    whose forward graph saved another layout than eager code would."""
+    changed = False
+    nodes = (node for node in gm.graph.nodes if node.op == "placeholder")
+    for node, value in zip(nodes, given, strict=True):
+        before = node.meta.get("val")
+        if isinstance(before, FakeTensor) and before.stride() != value.stride():
+            node.meta["val"], changed = value, True
+    return changed
 
 
 def _put_on_devices(gm: Any, mode: RealDevices) -> None:

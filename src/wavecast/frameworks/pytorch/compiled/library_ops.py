@@ -94,6 +94,12 @@ def _results(kernel: Any) -> Iterator[Any]:
         yield kernel
 
 
+def result_names(kernel: Any) -> Iterator[str]:
+    """The names of the buffers that a node makes, also of those that it hands to later nodes."""
+    for result in (*_flat(getattr(kernel, "outputs", None) or []), *kernel.get_outputs()):
+        yield str(result.get_name())
+
+
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
         for item in value:

@@ -61,10 +61,12 @@ class GraphRun:
     def __call__(self, args: list[Any]) -> list[Any]:
         """Record the kernels of the graph, and return its results as fake tensors."""
         tensors = dict(zip(self.plan.inputs, args, strict=True))
+        self._recorder.meet(arg for arg in args if isinstance(arg, torch.Tensor))
         args.clear()  # the caller keeps no saved tensor alive
         tensors |= self._own_constants()
         # Each mark says how many of the calls after it are issued there.
-        self._recorder.mark(CALL, calls=0 if self._is_replayed else self._calls)
+        calls = 0 if self._is_replayed else self._calls
+        self._recorder.mark(CALL, calls=calls, results=len(self.plan.results))
         if self._is_replayed:
             self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
         root = self._present_root()
@@ -81,23 +83,27 @@ class GraphRun:
     def _run(self, step: PlanStep, tensors: dict[str, Any], root: str) -> None:
         made = []
         for buffer in step.buffers:
-            tensors[buffer.name] = self._allocate(buffer, tensors)
-            if buffer.reuses is None:
+            source = tensors.get(buffer.source) if buffer.source else None
+            tensors[buffer.name] = self._allocate(buffer, source)
+            if source is None:
                 made.append(tensors[buffer.name])
+            elif not buffer.is_shared:
+                tensors.pop(buffer.source, None)
         module = f"{root}.{step.module}".strip(".")
         for op in step.ops:
             if not on_host(op):
                 self._recorder.emit(with_switches(op), made, module, self._phase)
+        for tensor in made:  # no kernel may run where memory is only set aside
+            self._recorder.follow(tensor)
         for name in step.frees:
             tensors.pop(name, None)
 
-    def _allocate(self, buffer: PlannedBuffer, tensors: dict[str, Any]) -> Any:
+    def _allocate(self, buffer: PlannedBuffer, source: Any) -> Any:
+        if source is None:
+            return self._empty(buffer.spec)
         spec = buffer.spec
-        base = tensors.get(buffer.reuses) if buffer.reuses else None
-        strides = _strides(spec)
-        if base is not None:
-            return self._view(base, spec.shape, strides, 0, getattr(torch, spec.dtype))
-        return self._empty(spec)
+        offset = 0 if not buffer.is_shared else source.storage_offset()
+        return self._view(source, spec.shape, _strides(spec), offset, getattr(torch, spec.dtype))
 
     def _empty(self, spec: TensorSpec) -> Any:
         dtype = getattr(torch, spec.dtype)

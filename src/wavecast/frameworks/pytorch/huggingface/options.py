@@ -9,8 +9,13 @@ from wavecast.errors import InvalidInput
 
 WEIGHTS = ("fp32", "bf16", "fp16")
 """The precisions that weights can be stored in."""
-SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocab")
 """The options that only decoders of any size take."""
+MIXTURE_SIZES = (
+    *("experts", "top_k", "shared_experts", "dense_layers", "dense_ffn"),
+    *("kv_rank", "q_rank"),
+)
+"""The options that only mixtures of experts of any size take (`mixtral`)."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,22 @@ class ModelOptions:
     checkpointing: bool = False
     """Whether activations are computed again in the backward pass instead of being kept."""
     layers: int | None = None
-    """The transformer blocks of a decoder of any size (`gpt`, `llama`). None for its default."""
+    """The blocks of a decoder of any size (`gpt`, `llama`, `mixtral`). None for its default."""
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
+    head_size: int | None = None
     ffn: int | None = None
     vocab: int | None = None
+    experts: int | None = None
+    """The experts of each block of a mixture, whose inner width is `ffn`."""
+    top_k: int | None = None
+    shared_experts: int | None = None
+    dense_layers: int | None = None
+    dense_ffn: int | None = None
+    kv_rank: int | None = None
+    """The rank of DeepSeek's attention. None for ordinary attention."""
+    q_rank: int | None = None
 
     def given(self) -> tuple[str, ...]:
         """The names of the options that differ from their defaults, as on the command line."""
@@ -51,7 +66,7 @@ class ModelOptions:
 
     def sizes(self) -> dict[str, int]:
         """The given sizes of a decoder, by name."""
-        named = {name: getattr(self, name) for name in SIZES}
+        named = {name: getattr(self, name) for name in (*SIZES, *MIXTURE_SIZES)}
         return {name: value for name, value in named.items() if value is not None}
 
     def refuse_sizes(self, target: str) -> None:
@@ -59,7 +74,7 @@ class ModelOptions:
         if self.sizes():
             named = ", ".join("--" + name.replace("_", "-") for name in self.sizes())
             raise InvalidInput(
-                f"{named}: only for decoders of any size (gpt, llama), not for {target}"
+                f"{named}: only for decoders of any size (gpt, llama, mixtral), not for {target}"
             )
 
 

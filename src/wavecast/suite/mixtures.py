@@ -1,0 +1,137 @@
+"""Mixtures of experts for decoders, as Megatron, torchtitan and Hugging Face compute them.
+
+Each word goes to its `top_k` best experts. The words are sorted by expert, one grouped product
+computes a layer of all experts, and the results go back to their words, weighted by the router. No
+word is dropped, so the sizes of all tensors are known without the routes. How many words an expert
+gets depends on the data: where costs depend on it, words are taken to be spread evenly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wavecast.errors import InvalidInput
+from wavecast.suite.feed_forward import GatedLayers, JointGate
+
+BALANCE = 1e-2
+"""The weight of the loss that balances the experts (Fedus et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class MixtureShape:
+    """The sizes of a mixture of experts."""
+
+    experts: int
+    top_k: int
+    """The experts of each word."""
+    shared_experts: int = 0
+    """Experts that all words go to, as one network of so many times the width."""
+    dense_layers: int = 0
+    """The first blocks of the decoder, which have an ordinary feed-forward network."""
+    dense_ffn: int | None = None
+    """The inner width of that network. None for that of the experts of one word."""
+
+    def __post_init__(self) -> None:
+        if self.experts < 1 or not 1 <= self.top_k <= self.experts:
+            raise InvalidInput(
+                f"top_k={self.top_k} of experts={self.experts} is not possible; each word goes to "
+                "at least one expert and at most to all"
+            )
+        for name in ("shared_experts", "dense_layers"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(f"{name} must be at least 0, not {getattr(self, name)}")
+
+    def dense_width(self, ffn: int) -> int:
+        """The inner width of the dense blocks, where that of an expert is `ffn`."""
+        return self.dense_ffn or (self.top_k + self.shared_experts) * ffn
+
+
+class MixtureLayers(nn.Module):
+    """A router, experts, and the experts that all words go to."""
+
+    def __init__(self, sizes: MixtureShape, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.top_k = sizes.top_k
+        self.router = nn.Linear(hidden, sizes.experts, bias=False)
+        self.experts = GroupedLayers(sizes.experts, hidden, ffn)
+        self.combine = Combination()
+        many = sizes.shared_experts
+        self.shared = GatedLayers(hidden, many * ffn) if many else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        words = x.flatten(0, 1)
+        chances = torch.softmax(self.router(words).float(), dim=-1)
+        weights, chosen = chances.topk(self.top_k, dim=-1)
+        counts = torch.histc(
+            chosen.flatten().float(), bins=chances.shape[1], min=0, max=chances.shape[1] - 1
+        )
+        weights = _WithLoss.apply(weights / weights.sum(-1, keepdim=True), _balance(chances, counts))
+        order = chosen.flatten().argsort(stable=True)  # pairs of a word and an expert, by expert
+        sent = words.index_select(0, order // self.top_k)
+        mixed = self.combine(self.experts(sent, counts.cumsum(0).int()), order, weights)
+        if self.shared is not None:
+            mixed = mixed + self.shared(words)
+        return mixed.view_as(x)
+
+
+class GroupedLayers(nn.Module):
+    """The feed-forward networks of all experts, each with a gate: two grouped products."""
+
+    def __init__(self, experts: int, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate_up = _weights(experts, 2 * ffn, hidden)
+        self.activation = JointGate()
+        self.down = _weights(experts, hidden, ffn)
+
+    def forward(self, words: Tensor, ends: Tensor) -> Tensor:
+        """Words sorted by expert -> the same, where expert i has the words before `ends[i]`."""
+        both = _grouped(words, self.gate_up, ends)
+        return _grouped(self.activation(both), self.down, ends)
+
+
+class Combination(nn.Module):
+    """The results of experts, back in the order of the words, weighted and added up."""
+
+    def forward(self, results: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        """(pairs, width), the pairs that were sorted, (words, top_k) -> (words, width)."""
+        back = results.index_select(0, order.argsort()).unflatten(0, weights.shape)
+        return (back * weights[..., None].to(back.dtype)).sum(1)
+
+
+def _weights(experts: int, wide_out: int, wide_in: int) -> nn.Parameter:
+    bound = wide_in**-0.5
+    return nn.Parameter(torch.empty(experts, wide_out, wide_in).uniform_(-bound, bound))
+
+
+def _grouped(words: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """A grouped product. Autocast does not know it, so its inputs are cast here."""
+    kind = words.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weights.dtype
+    turned = weights.to(dtype).transpose(1, 2)
+    product: Tensor = torch._grouped_mm(words.to(dtype), turned, offs=ends)
+    return product
+
+
+def _balance(chances: Tensor, counts: Tensor) -> Tensor:
+    """The loss of Fedus et al. 2022: small where the words are spread evenly."""
+    shares = counts / counts.sum()
+    return BALANCE * chances.shape[1] * (shares * chances.mean(0)).sum()
+
+
+class _WithLoss(torch.autograd.Function):
+    """Gives a tensor on as it is, and adds a loss to that of the step, as Megatron does it."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        context.save_for_backward(loss)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (loss,) = context.saved_tensors
+        return gradient, torch.ones_like(loss)
