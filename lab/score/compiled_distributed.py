@@ -20,7 +20,7 @@ import numpy as np
 from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.tables import read_rows
-from lab.score.compiled_public import FAILED
+from lab.score.compiled_calls import followed
 from lab.score.distributed import PublishedSteps
 from wavecast.hardware.devices import device
 
@@ -51,7 +51,7 @@ def errors(row: Mapping[str, Any], steps: PublishedSteps) -> dict[str, float | s
     for way, changed in WAYS.items():
         try:
             step = changed(_rebuilt(row))
-            if any(FAILED in note for note in step.trace.notes):
+            if not followed(step.trace):
                 raise NotRebuilt("torch.compile was not followed")
             found[way] = steps.score_step(step).ratio - 1
         except NotRebuilt as error:

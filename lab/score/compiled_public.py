@@ -21,14 +21,13 @@ import wavecast
 from lab import needs
 from lab.measured.compiled_rows import CompiledRow, neusight_rows, timm_rows
 from lab.measured.public_steps.case import Case, Traces
+from lab.score.compiled_calls import followed
 from wavecast import Trace
 
 SOURCES: dict[str, Callable[[Path], Iterator[CompiledRow]]] = {
     "neusight": neusight_rows,
     "timm": timm_rows,
 }
-FAILED = "could not be followed"
-"""What a note says where compiled code was traced as eager."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def scored(row: CompiledRow, traces: Traces) -> Scored | str:
     compiled = _traced(row.compiled, traces)
     if compiled is None:
         return f"not traced ({traces.failure(row.compiled)})"
-    if any(FAILED in note for note in compiled.notes):
+    if not followed(compiled):
         return "torch.compile was not followed"
     error = wavecast.predict(compiled, row.compiled.gpu).seconds / row.compiled.measured_s - 1
     plain = _traced(row.eager, traces) if row.eager is not None else None

@@ -66,7 +66,7 @@ def errors(rows: list[OpRow]) -> dict[str, list[tuple[Kind, float, float]]]:
         both = learned.predict_all((fused, row.ops[0]), gpu)
         if both[0] is not None and both[1] is not None:
             ratios = both[0].seconds / row.seconds, both[1].seconds / row.seconds
-            found.setdefault(row.gpu, []).append((ops.kind(row.ops[0]), *ratios))
+            found.setdefault(row.gpu, []).append((row.kind, *ratios))
     return found
 
 
