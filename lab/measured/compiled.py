@@ -18,6 +18,8 @@ GPU = "h200-sxm"
 SMALL = "small functions"
 """The family of kernels that belong to no step."""
 
+MEMORY = ("held_bytes", "peak_bytes", "reserved_bytes")
+"""What `lab.collect.compiled_memory` measured again."""
 
 BLIND_FILES = {"blind": "blind-", "blind_2": "blind2-"}
 """The files of the blind tests, and how the names of their steps begin."""
@@ -58,9 +60,17 @@ def steps(folder: Path = FOLDER) -> list[Row]:
 
 
 def by_name(folder: Path = FOLDER) -> dict[str, Row]:
-    """All measured steps by name, those of the blind tests too."""
+    """All measured steps by name, those of the blind tests too.
+
+    Memory is that of a process of its own, where this was recorded: other processes measured many
+    steps, and still had the buffers of cuBLAS when a step needed none.
+    """
     files = ("steps", *BLIND_FILES)
-    return {row["step"]: row for file in files for row in lines(file, folder)}
+    rows = {row["step"]: row for file in files for row in lines(file, folder)}
+    for row in lines("allocations", folder):
+        alone = {key: row[key] for key in MEMORY if key in row}
+        rows[row["step"]]["compiled"] |= alone
+    return rows
 
 
 def op_of(encoded: Any) -> Op | None:

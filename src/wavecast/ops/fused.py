@@ -22,7 +22,8 @@ TEMPLATE = "inductor.template"
 GUARDS, CALL, GRAPH_LAUNCH = "dynamo.guards", "inductor.call", "cuda.graph_launch"
 HOST_CALLS = (GUARDS, CALL, GRAPH_LAUNCH)
 """The host's work: checking whether compiled code may run, calling it, launching a CUDA graph. The
-attribute `calls` of the last two says how many of the following calls the graph contains."""
+attribute `calls` of the last two says how many of the following calls the graph contains, and
+`inputs` of a call how many tensors it is given."""
 
 
 _AMOUNTS = (

@@ -94,10 +94,10 @@ def recounted(calls: Sequence[Call], numbers: Sequence[int]) -> list[Call]:
 
 
 def _counting(mark: Op, count: int) -> Op:
-    """The mark of a graph with so many calls. A part of a graph has a part of its results."""
+    """The mark of a graph with so many calls. A part of a graph has a part of its inputs."""
     before = max(integer(mark, "calls"), 1)
-    results = -(-integer(mark, "results") * min(count, before) // before)
-    changed = {"calls": count, "results": results}
+    inputs = -(-integer(mark, "inputs") * min(count, before) // before)
+    changed = {"calls": count, "inputs": inputs}
     return Op(mark.name, (), (), tuple((n, changed.get(n, v)) for n, v in mark.attrs))
 
 

@@ -17,6 +17,7 @@ from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of
 from wavecast.frameworks.pytorch.compiled.graph_breaks import breaks_as_notes
 from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
+from wavecast.frameworks.pytorch.compiled.releases import untried_note
 from wavecast.frameworks.pytorch.compiled.running import GraphRun
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.recorder import OpRecorder
@@ -87,7 +88,8 @@ class StepCompiler:
         return bool(self._compiled)
 
     def _take_notes(self, session: _Session) -> None:
-        self.notes = (*breaks_as_notes(dynamo.graph_breaks()), *session.notes)
+        breaks = breaks_as_notes(dynamo.graph_breaks())
+        self.notes = (*untried_note(), *breaks, *session.notes)
 
     def _undo(self) -> None:
         for module in self._compiled:
@@ -159,7 +161,7 @@ class _Session:
         recorder = self._recorder
 
         def run(*args: Any) -> Any:
-            recorder.mark(GUARDS, inputs=len(args))
+            recorder.mark(GUARDS)
             return compiled(*args)
 
         return run

@@ -32,16 +32,6 @@ from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_de
 from wavecast.frameworks.pytorch.compiled.fake_devices import in_backend
 from wavecast.frameworks.pytorch.replacing import replacing
 
-REQUIRED = (
-    (convert_frame, "CatchErrorsWrapper"),
-    (output_graph, "graph_break_reasons"),
-    (output_graph.OutputGraph, "call_user_compiler"),
-    (dynamo_utils, "run_node"),
-    (trace_rules, "SKIP_DIRS"),
-    (trace_rules, "get_torch_obj_rule_map"),
-)
-"""What this module needs of torch: owners and names of attributes."""
-
 _HOOKS = (
     *((module_hooks, f"_global_{name}") for name in ("forward_pre_hooks", "forward_hooks")),
     *((optimizer_hooks, f"_global_optimizer_{name}_hooks") for name in ("pre", "post")),
@@ -55,6 +45,7 @@ _FLAGS = (
 )
 _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
+_CURRENT_STREAM = "get_current_stream"
 _SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
 _LOGS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
 
@@ -99,6 +90,9 @@ def frames_compiled(
         replace = replacing(stack)
         replace(wrapper, __call__=call)
         replace(dynamo_utils, run_node=_making_on_cpu(dynamo_utils.run_node))
+        for module in (dynamo_utils, dynamo_guards):
+            if hasattr(module, _CURRENT_STREAM):  # newer releases ask CUDA in C++ code
+                replace(module, **{_CURRENT_STREAM: lambda _device: torch.cuda.current_stream()})
         manager = dynamo_guards.CheckFunctionManager
         replace(manager, __init__=_without_torch(manager.__init__))
         # Guards would notice that a mode is active, since it is not while a frame is compiled.

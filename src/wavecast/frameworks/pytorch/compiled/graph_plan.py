@@ -11,7 +11,11 @@ from typing import Any
 
 from wavecast.frameworks.pytorch.compiled.buffer_plan import NodeBuffers, buffers_of
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
-from wavecast.frameworks.pytorch.compiled.library_ops import library_op, module_and_line, result_names
+from wavecast.frameworks.pytorch.compiled.library_ops import (
+    library_op,
+    module_and_line,
+    result_names,
+)
 from wavecast.frameworks.pytorch.compiled.node_accesses import spec_of
 from wavecast.traces.step import Op, TensorSpec
 

@@ -66,7 +66,7 @@ class GraphRun:
         tensors |= self._own_constants()
         # Each mark says how many of the calls after it are issued there.
         calls = 0 if self._is_replayed else self._calls
-        self._recorder.mark(CALL, calls=calls, results=len(self.plan.results))
+        self._recorder.mark(CALL, calls=calls, inputs=len(self.plan.inputs))
         if self._is_replayed:
             self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
         root = self._present_root()
@@ -88,7 +88,7 @@ class GraphRun:
             if source is None:
                 made.append(tensors[buffer.name])
             elif not buffer.is_shared:
-                tensors.pop(buffer.source, None)
+                tensors.pop(str(buffer.source), None)
         module = f"{root}.{step.module}".strip(".")
         for op in step.ops:
             if not on_host(op):
