@@ -147,7 +147,7 @@ def test_stages_of_a_pipeline_have_graphs_of_their_own() -> None:
 @pytest.mark.parametrize("axis", ["tensor", "context", "expert"])
 def test_layers_of_a_compiled_step_are_not_divided(axis: str) -> None:
     strategy = Parallel(data=2, expert=2) if axis == "expert" else replace(Parallel(), **{axis: 2})
-    with pytest.raises(InvalidInput, match=f"{axis}=2 divides layers, and the traced step is"):
+    with pytest.raises(InvalidInput, match=f"{axis}=2 divides layers, and the step is compiled"):
         spread(compiled_step(), strategy)
 
 

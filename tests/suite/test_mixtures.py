@@ -71,8 +71,9 @@ def _counts(sizes: dict[str, Any]) -> tuple[float, float]:
 def test_parameters_are_those_that_were_published(
     sizes: dict[str, Any], total: float, active: float
 ) -> None:
-    found = _counts(sizes)
-    assert found == (pytest.approx(total, rel=0.005), pytest.approx(active, rel=0.025))
+    found_total, found_active = _counts(sizes)
+    assert found_total == pytest.approx(total, rel=0.005)
+    assert found_active == pytest.approx(active, rel=0.025)
 
 
 @cache

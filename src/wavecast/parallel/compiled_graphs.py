@@ -16,10 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from wavecast.errors import InvalidInput
 from wavecast.ops.fused import CALL, GRAPH_LAUNCH, GUARDS
 from wavecast.ops.registry import integer
-from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Call, Op, Phase, Trace
 
 _MARKS = (CALL, GRAPH_LAUNCH)
@@ -142,20 +140,3 @@ def marks_at(trace: Trace, positions: Iterable[int]) -> dict[int, list[Call]]:
                 forward = here.phase is Phase.FORWARD  # autograd calls a backward graph unguarded
                 made[position] = [guards, *own] if forward else own
     return made
-
-
-def refuse_division_of_kernels(trace: Trace, strategy: Parallel) -> None:
-    """Refuse axes that divide the layers of a compiled step.
-
-    Raises:
-        InvalidInput: the step is compiled, and a tensor, context or expert axis is asked for.
-    """
-    axes = ("tensor", "context", "expert")
-    asked = [name for name in axes if getattr(strategy, name) > 1]
-    if asked and is_compiled(trace):
-        raise InvalidInput(
-            f"{asked[0]}={getattr(strategy, asked[0])} divides layers, and the traced step is "
-            "compiled: its fused kernels were made for whole layers and cannot be divided. Data, "
-            "shard and pipeline axes work; or trace the step without compiling it, or trace code "
-            "that is parallel itself (wavecast.trace(..., ranks=...))"
-        )
