@@ -75,7 +75,15 @@ class PublishedSteps:
         Raises:
             NotRebuilt: it cannot be rebuilt, or cannot be spread as it says.
         """
-        step = rebuilt(row)
+        return self.score_step(rebuilt(row))
+
+    def score_step(self, step: MeasuredStep) -> ScoredStep:
+        """The prediction of a rebuilt row.
+
+        Raises:
+            NotRebuilt: it cannot be spread as it says.
+        """
+        row = step.row
         key = (step.device, step.cluster)
         if key not in self._predictors:
             self._predictors[key] = ClusterPredictor(
