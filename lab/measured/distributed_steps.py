@@ -210,7 +210,7 @@ def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
     framework = str(row["framework"])
     if _on_transformer_engine(row) or row["compile"]:
-        return (*ROTARY, "activation", "combine")
+        return ROTARY if is_mixture(row) else (*ROTARY, "activation")
     return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
 
 

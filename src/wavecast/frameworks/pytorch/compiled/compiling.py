@@ -18,6 +18,7 @@ from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of
 from wavecast.frameworks.pytorch.compiled.graph_breaks import breaks_as_notes
 from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
+from wavecast.frameworks.pytorch.compiled.releases import untried_note
 from wavecast.frameworks.pytorch.compiled.running import GraphRun
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.recorder import OpRecorder
@@ -88,7 +89,8 @@ class StepCompiler:
         return bool(self._compiled)
 
     def _take_notes(self, session: _Session) -> None:
-        self.notes = (*breaks_as_notes(dynamo.graph_breaks()), *session.notes)
+        breaks = breaks_as_notes(dynamo.graph_breaks())
+        self.notes = (*untried_note(), *breaks, *session.notes)
 
     def _undo(self) -> None:
         for module in self._compiled:

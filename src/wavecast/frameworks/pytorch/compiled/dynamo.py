@@ -32,16 +32,6 @@ from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_de
 from wavecast.frameworks.pytorch.compiled.fake_devices import in_backend
 from wavecast.frameworks.pytorch.replacing import replacing
 
-REQUIRED = (
-    (convert_frame, "CatchErrorsWrapper"),
-    (output_graph, "graph_break_reasons"),
-    (output_graph.OutputGraph, "call_user_compiler"),
-    (dynamo_utils, "run_node"),
-    (trace_rules, "SKIP_DIRS"),
-    (trace_rules, "get_torch_obj_rule_map"),
-)
-"""What this module needs of torch: owners and names of attributes."""
-
 _HOOKS = (
     *((module_hooks, f"_global_{name}") for name in ("forward_pre_hooks", "forward_hooks")),
     *((optimizer_hooks, f"_global_optimizer_{name}_hooks") for name in ("pre", "post")),
