@@ -193,7 +193,8 @@ def page(results: Sequence[Captured]) -> str:
         "",
         "A step is captured if all code that a GPU compiles was compiled here; the last column",
         "says what was not. Seconds are processor time of the trace on a busy machine, without the",
-        "import of torch and its compiler. [Eager steps](../zoo.md).",
+        "import of torch and its compiler. Steps of a source that are not listed were not tried.",
+        "[Eager steps](../zoo.md).",
         "",
         f"**{summary(results)}.**",
     ]
