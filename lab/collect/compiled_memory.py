@@ -68,7 +68,7 @@ def recorded(name: str) -> tuple[Row, dict[str, str]]:
     torch.cuda.synchronize()
     events = torch.cuda.memory._snapshot()["device_traces"][0]
     torch.cuda.memory._record_memory_history(enabled=None)
-    places = Places()
+    places = AllocatingLines()
     row["events"] = compact(events, places)
     row["places"] = list(places.numbers)
     return row, places.code()
@@ -85,7 +85,7 @@ def pools(segments: list[Row]) -> list[list[Any]]:
     return [[pool, totals[pool], used[pool]] for pool in totals]
 
 
-class Places:
+class AllocatingLines:
     """The places in the code that allocate, numbered."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def _is_generated(path: str) -> bool:
     return "caches-" in path or "torchinductor" in path
 
 
-def compact(events: list[Row], places: Places) -> list[list[int]]:
+def compact(events: list[Row], places: AllocatingLines) -> list[list[int]]:
     """Allocations as [bytes, place], and releases as [-1, the number of the allocation].
 
     What was allocated before is released as [-2, bytes].
@@ -156,7 +156,8 @@ def collect(out: Path, seconds: float, workers: int, names: list[str]) -> None:
     until = time.monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
-        waiting, running = list(names), {}
+        waiting = list(names)
+        running: dict[str, subprocess.Popen[bytes]] = {}
         while (waiting or running) and time.monotonic() < until:
             while waiting and len(running) < workers:
                 name = waiting.pop(0)

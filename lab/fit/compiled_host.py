@@ -11,12 +11,15 @@ The host's time of a step, measured without a profiler, is what the reference ho
 optimizer and for a step (`Host.step_s`), and what compiled code takes: launches, that is fused
 kernels and library calls; attention, whose call is by far the longest; what the reference host
 takes for the search of cuDNN and for further kernels of a library call; guards and calls of graphs.
-Two numbers are fitted: those of a launch and of attention.
+Two numbers are fitted: those of a launch and of attention. A virtual machine is faster or slower
+than the reference host, and changes from minute to minute by more than the costs can be told, so
+each step is divided by what its eager twin, timed right after it, says of the machine.
 
 Guards and calls are too few in a step to be told apart. Small pieces of code, called in a loop,
 show them: in a loop a launch takes half as long as in a step, so all that pieces show is multiplied
 by what a launch takes in a step over what it takes in a piece. What a weight costs autograd is in
-`Host.tensor_s`, which is larger than what the optimizer alone takes for a tensor.
+`Host.tensor_s`, which is larger than what the optimizer alone takes for a tensor. The cost of an
+input is that of compiled code without autograd, such as a compiled optimizer.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,9 +44,11 @@ from lab.measured.compiled_hosts import pieces, profiled, unprofiled
 from lab.places import MODELS
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 from wavecast.ops.fused import CALL, GUARDS
+from wavecast.predictors.base import Familiarity
+from wavecast.steps.ranges import host_factors
 
 COUNTS = FOLDER / "eager_counts.json"
-"""How often the eager trace of each step needs each cost of a host, and its number of weights."""
+"""How often the eager trace of each step needs each cost of a host."""
 OUT = MODELS.parent / "hosts" / "compiled.toml"
 OPTIMIZERS = ("_foreach", "_fused_", "_amp_")
 MOMENTS = 5
@@ -57,14 +63,14 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Demand:
+class CompiledDemand:
     """What a compiled step asks of the host, and how long the host took."""
 
     step: str
     family: str
     seconds: float
     eager_s: float
-    """The host's time for the same step in eager PyTorch."""
+    """The host's time for the same step in eager PyTorch, right after; 0 where unknown."""
     known_s: float
     """What the reference host takes for optimizer, step, convolutions and further kernels."""
     eager_known_s: float
@@ -73,17 +79,25 @@ class Demand:
     attentions: int
     guards: float
     calls: float
-    inputs: float
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it is a step of the blind test, which no fit reads."""
+        return self.step.startswith("blind")
+
+    @property
+    def machine(self) -> float:
+        """The machine's time for the eager step over that of the reference host."""
+        return self.eager_s / self.eager_known_s if self.eager_s else 1.0
 
     def predicted_s(self, costs_s: Vector) -> float:
-        """The host's time with the costs of a launch, attention, guards or a call, and an input."""
-        launch_s, attention_s, call_s, input_s = costs_s
+        """The host's time with the costs of a launch, of attention, and of guards or a call."""
+        launch_s, attention_s, call_s = costs_s[:3]
         return float(
             self.known_s
             + self.launches * launch_s
             + self.attentions * attention_s
             + (self.guards + self.calls) * call_s
-            + self.inputs * input_s
         )
 
 
@@ -119,7 +133,7 @@ def host_s(half: Row, busy_s: float) -> float | None:
 
 
 @cache
-def read() -> tuple[Demand, ...]:
+def read() -> tuple[CompiledDemand, ...]:
     """All steps that were measured without a profiler, by mode "default"."""
     counted = json.loads(COUNTS.read_text(encoding="utf-8"))
     host = REFERENCE_HOST
@@ -136,16 +150,15 @@ def read() -> tuple[Demand, ...]:
         known_s = host.step_s + sum(asked.get(c, 0) * getattr(host, c) for c in LISTS)
         known_s += convolutions * host.convolution_s + more * host.kernel_s
         made.append(
-            Demand(
+            CompiledDemand(
                 *(name, row["family"], seconds),
-                eager_s=host_s(timed["eager"], row["eager"]["busy_s"]) or float("nan"),
+                eager_s=host_s(timed["eager"], row["eager"]["busy_s"]) or 0.0,
                 known_s=known_s,
                 eager_known_s=sum(asked.get(c, 0) * getattr(host, c) for c in COSTS),
                 launches=count,
                 attentions=attentions,
                 guards=regions.get("TorchDynamo Cache Lookup", [0])[0],
                 calls=regions.get("## Call CompiledFxGraph", [0])[0] / 2,  # each is there twice
-                inputs=asked["weights"],
             )
         )
     return tuple(made)
@@ -164,11 +177,11 @@ def looped_s() -> tuple[float, float, float]:
     return launch_s, call_s, input_s
 
 
-def fit(steps: Sequence[Demand]) -> Vector:
+def fit(steps: Sequence[CompiledDemand]) -> Vector:
     """Seconds of a launch, of attention, of guards or a call, and of an input."""
     looped = looped_s()
     asked = np.array([[step.launches, step.attentions] for step in steps], dtype=float)
-    seconds = np.array([step.seconds for step in steps])
+    seconds = np.array([step.seconds / step.machine for step in steps])
     weights = np.ones(len(steps))
     slower = 2.0
     costs: Vector = np.zeros(4)
@@ -185,45 +198,44 @@ def fit(steps: Sequence[Demand]) -> Vector:
     return costs
 
 
-def left_out(steps: Sequence[Demand]) -> dict[str, float]:
-    """The relative error of each step, with its family left out of the fit."""
-    errors = {}
+def left_out(steps: Sequence[CompiledDemand]) -> dict[str, float]:
+    """Predicted over measured time of each step on the reference host, its family left out.
+
+    Steps of the blind test are in no fit.
+    """
+    ratios = {}
     for family in sorted({step.family for step in steps}):
-        costs = fit([step for step in steps if step.family != family])
+        costs = fit([step for step in steps if step.family != family and not step.is_blind])
         for step in steps:
             if step.family == family:
-                errors[step.step] = step.predicted_s(costs) / step.seconds - 1
-    return errors
+                ratios[step.step] = step.predicted_s(costs) / step.seconds
+    return ratios
 
 
 def count(folder: Path) -> None:
     """Count what the eager traces of a folder ask of a host, and write it."""
     import wavecast
-    from wavecast import ops
-    from wavecast.ops import Kind
 
     counted: dict[str, dict[str, float]] = {}
     for path in sorted(folder.glob("*.eager.json.gz")):
         trace = wavecast.load_trace(path)
         name = path.name.partition(".")[0]
         totals = demands(trace.calls).sum(axis=0).tolist()
-        asked = {c: round(times, 1) for c, times in zip(COSTS, totals, strict=True) if times}
-        lists = [len(c.op.inputs) for c in trace if ops.kind(c.op) is Kind.OPTIMIZER]
-        # Some op of every optimizer but plain SGD, which has one op, reads one tensor of each weight.
-        counted[name] = asked | {"weights": min(lists) if len(lists) > 1 else lists[0] // 2}
+        pairs = zip(COSTS, totals, strict=True)
+        counted[name] = {c: round(times, 1) for c, times in pairs if times}
     text = json.dumps(counted, indent=1, sort_keys=True)
     COUNTS.write_text(text + "\n", encoding="utf-8")
 
 
-def to_toml(costs: Vector, steps: Sequence[Demand], error: float) -> str:
+def to_toml(costs: Vector, steps: Sequence[CompiledDemand], error: float) -> str:
     """The content of the file."""
     launch, attention, call, per_input = costs / REFERENCE_HOST.forward_s
     return "\n".join(
         [
             "# What compiled code costs the host, as a number of ops that Python issues in the",
             "# forward pass. Written by python -m lab.fit.compiled_host.",
-            f"# Fitted on {len(steps)} steps (measurements/h200/compiled/host.jsonl.gz). The host's",
-            f"# time of steps whose family was left out has a mean error of {error:.1%}.",
+            f"# Fitted on {len(steps)} steps (measurements/h200/compiled/host.jsonl.gz). With its",
+            f"# family left out, a step's mean error is {error:.1%}, its machine's speed apart.",
             "",
             "[forward_ops]",
             f'"{GUARDS}" = {call:.2f}',
@@ -236,34 +248,62 @@ def to_toml(costs: Vector, steps: Sequence[Demand], error: float) -> str:
     )
 
 
-def main() -> None:
+def main(given_arguments: Sequence[str] = ()) -> None:
     """Fit, write the file and print how well steps are described."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("action", choices=["fit", "count"], nargs="?", default="fit")
     parser.add_argument("folder", type=Path, nargs="?")
-    given = parser.parse_args()
+    given = parser.parse_args(given_arguments)
     if given.action == "count":
         count(given.folder)
         return
     steps = read()
-    errors = left_out(steps)
-    mean = statistics.mean(abs(error) for error in errors.values())
-    costs = fit(steps)
-    OUT.write_text(to_toml(costs, steps, mean), encoding="utf-8")
+    ratios = left_out(steps)
+    fitted = [step for step in steps if not step.is_blind]
+    mean = statistics.mean(abs(ratios[step.step] * step.machine - 1) for step in fitted)
+    OUT.write_text(to_toml(fit(fitted), fitted, mean), encoding="utf-8")
     print(OUT.read_text(encoding="utf-8"))
-    print("| step | host, measured | predicted, family left out | eager | compiled over eager |")
-    print("|---|---:|---:|---:|---:|")
-    for step in steps:
-        error, eager = errors[step.step], step.eager_known_s / step.eager_s - 1
-        ratio = (1 + error) / (1 + eager) - 1
-        print(
-            f"| {step.step} | {step.seconds * 1e3:.1f} ms | {error:+.0%} | {eager:+.0%} "
-            f"| {ratio:+.0%} |"
+    for title, blind in (("Steps of the fit, family left out", False), ("Other steps", True)):
+        print(f"{title}:\n")
+        print("\n".join(table([step for step in steps if step.is_blind is blind], ratios)), "\n")
+    print("\n".join(held(steps, ratios)))
+
+
+def table(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterator[str]:
+    """The errors of steps on the reference host, and on their own machines."""
+    yield "| step | host, measured | reference host | eager | on its own machine |"
+    yield "|---|---:|---:|---:|---:|"
+    for step in sorted(steps, key=lambda step: step.step):
+        ratio = ratios[step.step]
+        eager = f"{1 / step.machine - 1:+.0%}" if step.eager_s else ""
+        yield (
+            f"| {step.step} | {step.seconds * 1e3:.1f} ms | {ratio - 1:+.0%} "
+            f"| {eager} | {ratio * step.machine - 1:+.0%} |"
         )
-    print(f"| **mean error, {len(steps)} steps** | | {mean:.1%} | | |")
+    errors = (
+        [ratios[step.step] - 1 for step in steps],
+        [1 / step.machine - 1 for step in steps if step.eager_s],
+        [ratios[step.step] * step.machine - 1 for step in steps],
+    )
+    means = [f"{statistics.mean(map(abs, each)):.1%}" for each in errors]
+    yield f"| **mean error, {len(steps)} steps** | | {' | '.join(means)} |"
+
+
+def held(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterator[str]:
+    """The shares of steps within the ranges of hosts, calibrated and not."""
+    for known in (False, True):
+        ends = host_factors(Familiarity.MEASURED, known=known)
+        assert ends is not None
+        off = [step.seconds / step.machine**known for step in steps]
+        predicted = [ratios[step.step] * step.seconds for step in steps]
+        inside = [
+            ends.low <= took / said <= ends.high for took, said in zip(off, predicted, strict=True)
+        ]
+        name = "on its own machine, as if calibrated" if known else "on the reference host"
+        yield f"within the range {name}: {sum(inside)} of {len(inside)}"
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -10,11 +10,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from lab.measured.compiled import lines
-
-Row = dict[str, Any]
+from lab.measured.compiled import Row, by_name, lines
 
 GPU_BOUND = 0.9
 """If the GPU is busy for this share of an iteration, the host's time makes no difference."""
@@ -49,7 +46,7 @@ class Timing:
 @cache
 def profiled() -> dict[str, Row]:
     """The steps with their kernels, by name."""
-    return {row["step"]: row for file in ("steps", "blind") for row in lines(file)}
+    return by_name()
 
 
 @cache
@@ -81,3 +78,11 @@ def timing(name: str, how: str) -> Timing:
     return Timing(
         name, row["family"], row["mode"], seconds, float(half["busy_s"]), is_clean=bool(clean_s)
     )
+
+
+def unslowed() -> dict[str, Row]:
+    """The steps with their kernels, by name; compiled iterations as no profiler slowed them."""
+    return {
+        name: row | {"compiled": row["compiled"] | {"wall_s": timing(name, "compiled").seconds}}
+        for name, row in profiled().items()
+    }

@@ -27,8 +27,8 @@ from wavecast.traces.step import Trace
 
 NEVER_OVERLAPS = ("Megatron-DeepSpeed", "Megatron-LM")
 """Frameworks that reduce gradients only when the backward pass has ended."""
-TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge")
-"""Frameworks on NVIDIA's Transformer Engine."""
+_TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge", "NVIDIA Release")
+"""Words in the names of frameworks on NVIDIA's Transformer Engine."""
 _WHOLE = 1 << 50
 """The size of a bucket that holds all gradients."""
 _GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
@@ -42,6 +42,13 @@ _NETWORKS = {
     "Omni-Path": NetworkKind.OMNIPATH,
     "RDMA": NetworkKind.ROCE,
 }
+
+_PROCESSORS = {"nanotron": "AMD EPYC 7R13", "bigscience": "AMD EPYC 7543"}
+"""Processors of sources whose machines are known: AWS p5, and the A100 of Jean Zay (from memory).
+Others are taken to have that of the GPU's usual machine."""
+
+_ADAPTERS = re.compile(r"Compute: (\d+)x [^,]*?(\d+) ?Gb/s")
+"""How MLPerf's system files name the adapters of the network between GPUs."""
 
 
 class NotRebuilt(Exception):
@@ -68,6 +75,8 @@ class Sizes:
     """The modules that run as one kernel."""
     gpu: str
     """The GPU, or another one with the same attention kernels."""
+    compiled: bool = False
+    """Whether the blocks are compiled; else those of compiled steps only have fused kernels."""
     options: tuple[tuple[str, Any], ...] = ()
     """Further options of the decoder: of a mixture of experts, or of adapters."""
 
@@ -93,6 +102,16 @@ class MeasuredStep:
     def trace(self) -> Trace:
         """One micro-batch."""
         return traced(self.sizes)
+
+    @property
+    def as_compiled(self) -> MeasuredStep:
+        """The step with blocks that torch.compile compiles."""
+        return replace(self, sizes=replace(self.sizes, compiled=True, fused_kernels=()))
+
+    @property
+    def as_eager(self) -> MeasuredStep:
+        """The step as if nothing were compiled."""
+        return replace(self, sizes=replace(self.sizes, compiled=False, fused_kernels=()))
 
 
 def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
@@ -124,7 +143,7 @@ def _rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
         sizes=_sizes(row, gpu),
         strategy=strategy,
         eight_bits=row["precision"] in _EIGHT_BITS,
-        overlaps=strategy.sequence and str(row["framework"]).startswith(TRANSFORMER_ENGINE),
+        overlaps=strategy.sequence and _on_transformer_engine(row),
     )
 
 
@@ -189,6 +208,10 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
     )
 
 
+def _on_transformer_engine(row: Mapping[str, Any]) -> bool:
+    return any(word in str(row["framework"]) for word in _TRANSFORMER_ENGINE)
+
+
 def _recompute(row: Mapping[str, Any]) -> str:
     """What is computed again. Beside FSDP, `selective` is torchtitan's rule, else Megatron's."""
     stated = str(row["activation_checkpointing"] or "none")
@@ -198,8 +221,8 @@ def _recompute(row: Mapping[str, Any]) -> str:
 def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
     framework = str(row["framework"])
-    if framework.startswith(TRANSFORMER_ENGINE) or row["compile"]:
-        return (*ROTARY, "activation", "combine")
+    if _on_transformer_engine(row) or row["compile"]:
+        return ROTARY if is_mixture(row) else (*ROTARY, "activation")
     return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
 
 
@@ -211,8 +234,7 @@ def _traced_gpu(row: Mapping[str, Any], gpu: Device) -> str:
     """
     if not gpu.id.startswith(("h", "b", "gb")):
         return gpu.id
-    is_newest = str(row["framework"]).startswith(TRANSFORMER_ENGINE)
-    return "h100-sxm-80gb" if is_newest else "a100-sxm-80gb"
+    return "h100-sxm-80gb" if _on_transformer_engine(row) else "a100-sxm-80gb"
 
 
 def _strategy(row: Mapping[str, Any]) -> Parallel:
@@ -227,8 +249,8 @@ def _strategy(row: Mapping[str, Any]) -> Parallel:
         group = int(row["gpus_per_node"])
     stated = row["sequence_parallel"]
     # The default of Megatron-Core and of nanotron's benchmarks; older frameworks have none.
-    usual = str(row["framework"]).startswith(("nanotron", "NeMo", "Megatron-Bridge"))
     framework = str(row["framework"])
+    usual = framework.startswith("nanotron") or _on_transformer_engine(row)
     return Parallel(
         data=data,
         shard=shard if data > 1 else 0,
@@ -251,12 +273,15 @@ def _cluster(row: Mapping[str, Any], gpu: Device) -> Cluster:
     used = min(per_node, machine.gpus_per_node)
     if used < machine.gpus_per_node:
         machine = machine.with_gpus_per_node(used)
+    processors = (name for source, name in _PROCESSORS.items() if source in str(row["source"]))
+    if processor := next(processors, None):
+        machine = replace(machine, node=replace(machine.node, processor=processor))
     network = _network(str(row["interconnect_inter"] or ""), used)
     return replace(machine, network=network) if network else machine
 
 
 def _network(text: str, gpus: int) -> NodeNetwork | None:
-    match = re.search(r"(?:(\d+)x)?\s*(\d+) ?Gb/s", text)
+    match = _ADAPTERS.search(text) or re.search(r"(?:(\d+)x)?\s*(\d+) ?Gb/s", text)
     if match is None:
         return None
     count = int(match[1] or (gpus if "per GPU" in text else 1))
@@ -297,6 +322,12 @@ def _shallow(sizes: Sizes) -> Trace:
         dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
         **dict(sizes.options),
     )
-    trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
+    if sizes.compiled:
+        from lab.measured.compiled_decoders import with_compiled_blocks
+
+        made = with_compiled_blocks(make)
+    else:
+        made = make
+    trace = wavecast.trace(made, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)
     return trace

@@ -15,7 +15,7 @@ import csv
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,15 @@ import numpy as np
 from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.eight_bits import in_eight_bits
+from lab.measured.expert_kernels import as_run
+from lab.measured.expert_steps import is_mixture, kind_of
 from lab.measured.overlapped import with_overlapped_tensor_ranks
 from lab.measured.tables import read_rows
 from wavecast.errors import WavecastError
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.hardware.hosts import REFERENCE_HOST, Host
+from wavecast.hardware.processors import host_of
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.parallel_prediction import ParallelSteps
 from wavecast.steps.predicting import default_predictor
@@ -45,6 +48,8 @@ class ScoredStep:
 
     step: MeasuredStep
     seconds: float
+    ops_range: tuple[float, float]
+    """The ends of the range of its ops, relative to `seconds`."""
     baseline_s: float | None
 
     @property
@@ -56,9 +61,12 @@ class ScoredStep:
 class PublishedSteps:
     """Predicts rows, with one predictor for each cluster."""
 
-    def __init__(self, rates: Mapping[tuple[str, str], float], host_factor: float = 1.0) -> None:
+    def __init__(
+        self, rates: Mapping[tuple[str, str], float], reference_factor: float | None = None
+    ) -> None:
+        """Predict with the host of each cluster, or with a slower or faster reference host."""
         self._rates = rates
-        self._host = REFERENCE_HOST.scaled(host_factor)
+        self._factor = reference_factor
         self._predictors: dict[tuple[Device, Cluster], ClusterPredictor] = {}
 
     def score(self, row: Mapping[str, Any]) -> ScoredStep:
@@ -67,15 +75,26 @@ class PublishedSteps:
         Raises:
             NotRebuilt: it cannot be rebuilt, or cannot be spread as it says.
         """
-        step = rebuilt(row)
+        return self.score_step(rebuilt(row))
+
+    def score_step(self, step: MeasuredStep) -> ScoredStep:
+        """The prediction of a rebuilt row.
+
+        Raises:
+            NotRebuilt: it cannot be spread as it says.
+        """
+        row = step.row
         key = (step.device, step.cluster)
         if key not in self._predictors:
             self._predictors[key] = ClusterPredictor(
                 default_predictor(), Collectives.shipped(), *key
             )
         try:
-            steps = ParallelSteps(step.trace, self._predictors[key], self._host)
+            host = self._host(step.cluster)
+            steps = ParallelSteps(step.trace, self._predictors[key], host)
             spread = steps.spread(step.strategy)
+            if is_mixture(row):
+                spread = as_run(spread, row, step.cluster)
             if step.overlaps:
                 spread = with_overlapped_tensor_ranks(spread)
             prediction = steps.predict(in_eight_bits(spread) if step.eight_bits else spread)
@@ -84,7 +103,10 @@ class PublishedSteps:
         rate = self._rates.get((str(row["gpu"]), str(row["precision"])))
         flops = step_flops(row)
         baseline = None if rate is None or flops is None else flops / rate
-        return ScoredStep(step, prediction.seconds, baseline)
+        return ScoredStep(step, prediction.seconds, prediction.ops_range, baseline)
+
+    def _host(self, cluster: Cluster) -> Host:
+        return host_of(cluster) if self._factor is None else REFERENCE_HOST.scaled(self._factor)
 
 
 def step_flops(row: Mapping[str, Any]) -> float | None:
@@ -114,8 +136,11 @@ def chosen_rows(rows: Sequence[dict[str, Any]], count: int | None) -> list[dict[
     by_source: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_source[str(row["source"]) + str((row["n_gpu"] or 0) > 8)].append(row)
-    drawn = random.Random(SEED)
-    return [row for own in by_source.values() for row in drawn.sample(own, min(count, len(own)))]
+    return [
+        row
+        for name, own in by_source.items()  # each with its own seed, whatever the other sources
+        for row in random.Random(f"{SEED} {name}").sample(own, min(count, len(own)))
+    ]
 
 
 def group_of(row: Mapping[str, Any]) -> str:
@@ -148,26 +173,50 @@ def table(title: str, groups: Mapping[str, tuple[int, Sequence[ScoredStep]]]) ->
 
 
 def ranking(scored: Sequence[ScoredStep]) -> list[str]:
-    """nanotron: does the prediction rank the strategies of one model and number of GPUs?"""
+    """nanotron: does the prediction rank the strategies of one model and number of GPUs?
+
+    The figures after the bar are those without the rows that the source's table flags as far below
+    the best ones, most of which are runs on an unstable cluster.
+    """
     groups: dict[tuple[str, int], list[ScoredStep]] = defaultdict(list)
     for one in scored:
         if one.step.source.startswith("nanotron"):
             groups[str(one.step.row["model"]), int(one.step.row["n_gpu"])].append(one)
-    lines = [
-        "| nanotron, model and GPUs | strategies | Kendall's tau | predicted best slower by |",
-        "|---|---:|---:|---:|",
-    ]
-    slower, taus = [], []
+    head = "strategies | Kendall's tau | predicted best slower by"
+    lines = [f"| nanotron, model and GPUs | {head} | {head} |", "|---" + 6 * "|---:" + "|"]
+    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for (model, gpus), own in sorted(groups.items()):
-        if len(own) < 3:
-            continue
-        best = min(own, key=lambda one: one.seconds)
-        slower.append(best.step.seconds / min(one.step.seconds for one in own) - 1)
-        taus.append(kendall([o.seconds for o in own], [o.step.seconds for o in own]))
-        lines.append(f"| {model}, {gpus} | {len(own)} | {taus[-1]:.2f} | {slower[-1]:.1%} |")
-    if taus:
-        lines.append(f"| **mean** | | {np.mean(taus):.2f} | {np.mean(slower):.1%} |")
-    return lines if taus else []
+        cells = []
+        for sound in (False, True):
+            kept = [one for one in own if not (sound and is_flagged(one.step.row))]
+            if len(kept) < 3:
+                cells.append(f"{len(kept)} | | ")
+                continue
+            found[sound].append(ranked(kept))
+            cells.append("{} | {:.2f} | {:.1%}".format(len(kept), *found[sound][-1]))
+        lines.append(f"| {model}, {gpus} | {' | '.join(cells)} |")
+    means = [_mean_ranking(found[sound]) for sound in (False, True)]
+    lines.append(f"| **mean** | {' | '.join(means)} |")
+    return lines if groups else []
+
+
+def ranked(some: Sequence[ScoredStep]) -> tuple[float, float]:
+    """Kendall's tau of strategies, and by how much the predicted best is slower than the best."""
+    best = min(some, key=lambda one: one.seconds)
+    slower = best.step.seconds / min(one.step.seconds for one in some) - 1
+    return kendall([o.seconds for o in some], [o.step.seconds for o in some]), slower
+
+
+def is_flagged(row: Mapping[str, Any]) -> bool:
+    """Whether a row of nanotron's is under a third of the best of its model and size."""
+    return "far_below_best" in str(row["qc"] or "")
+
+
+def _mean_ranking(found: Sequence[tuple[float, float]]) -> str:
+    if not found:
+        return "0 | | "
+    good = sum(slower <= 0.1 for _, slower in found)
+    return f"{len(found)} | {np.mean([tau for tau, _ in found]):.2f} | 10% or less in {good}"
 
 
 def kendall(some: Sequence[float], others: Sequence[float]) -> float:
@@ -186,13 +235,21 @@ def main(given: Sequence[str] | None = None) -> None:
     needs.add_data(parser, "distributed")
     parser.add_argument("--rows", type=int, help="at most so many rows of each source")
     parser.add_argument("--source", default="", help="only sources with one of these, by commas")
-    parser.add_argument("--host-factor", type=float, default=1.0, help="how slow the hosts are")
+    parser.add_argument("--kind", default="", help="only such rows: dense, mixture or LoRA")
+    parser.add_argument(
+        "--host-factor", type=float, help="the reference host, so many times as slow"
+    )
     parser.add_argument("--save", type=Path, help="write each row's times to a CSV file")
     args = parser.parse_args(given)
     every = read_rows(args.data / "distributed" / "steps.parquet")
     steps = PublishedSteps(usual_rates(every), args.host_factor)
     chosen = chosen_rows(
-        [row for row in every if any(name in row["source"] for name in args.source.split(","))],
+        [
+            row
+            for row in every
+            if any(name in row["source"] for name in args.source.split(","))
+            and args.kind in kind_of(row)
+        ],
         args.rows,
     )
     chosen.sort(key=lambda row: (row["source"], str(row["model"]), row["micro_batch"] or 0))
@@ -216,7 +273,12 @@ def print_tables(
     reasons: Mapping[str, Counter[str]],
 ) -> None:
     """Print errors by source and by strategy, the ranking, and what was not rebuilt."""
-    for title, key in (("source", group_of), ("strategy", lambda row: str(row["strategy"]))):
+    keys: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "source": group_of,
+        "kind": lambda row: f"{kind_of(row)}, {group_of(row)}",
+        "strategy": lambda row: str(row["strategy"]),
+    }
+    for title, key in keys.items():
         counts = Counter(key(row) for row in rows)
         groups = {
             name: (count, [one for one in scored if key(one.step.row) == name])
@@ -234,11 +296,21 @@ def save(path: Path, scored: Sequence[ScoredStep]) -> None:
     """Write each row's times."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("row_id", "source", "strategy", "predicted_s", "measured_s"))
+        names = "row_id source strategy predicted_s ops_low_s ops_high_s measured_s flags"
+        writer.writerow(names.split())
         for one in scored:
             step = one.step
             writer.writerow(
-                (step.row["row_id"], step.source, step.strategy_name, one.seconds, step.seconds)
+                (
+                    step.row["row_id"],
+                    step.source,
+                    step.strategy_name,
+                    one.seconds,
+                    one.seconds * one.ops_range[0],
+                    one.seconds * one.ops_range[1],
+                    step.seconds,
+                    step.row["qc"] or "",
+                )
             )
 
 

@@ -59,6 +59,14 @@ def test_predict_shows_a_spread_step(step: str) -> None:
     assert 0 < record["low_s"] <= record["seconds"] <= record["high_s"]
 
 
+def test_a_spread_step_says_which_host_was_assumed(step: str) -> None:
+    asked = ("predict", step, "--gpu", "a100-sxm-80gb", "--parallel", "data=2")
+    assert "host: reference, scaled to AMD EPYC 7742" in run(*asked).out
+    named = json.loads(run(*asked, "--host", "reference", "--json").out)
+    assert "reference (a cloud VM)" in json.dumps(named)
+    assert "EPYC" not in json.dumps(named)
+
+
 def test_memory_and_fits_answer_for_the_fullest_rank(step: str) -> None:
     gpu = ("--gpu", "h100-sxm-80gb")
     whole = json.loads(run("memory", step, *gpu, "--json").out)

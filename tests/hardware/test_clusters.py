@@ -190,6 +190,7 @@ def test_the_users_files_come_first(folder: Path) -> None:
         ("gpus = 4", "gpus = 4\nnvls = true", "only NVSwitches add up"),
         ("gpus = 4", "gpus = 4\nbridged_gpus = 2", "only for bridges"),
         ("gpus = 4", 'gpus = 4\npeer_to_peer = "yes"', "must be true or false"),
+        ("gpus = 4", "gpus = 4\nprocessor = 7742", "node.processor must be a text"),
         ("bytes_per_s = 1.25e9", "", "network.bytes_per_s is missing"),
         ("bytes_per_s = 1.25e9", "bytes_per_s = 10", "the unit is bytes/s"),
         ('name = "Box"', "", "name is missing"),

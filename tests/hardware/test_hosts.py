@@ -10,13 +10,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import call, mm, relu, trace
 
 import wavecast
-from wavecast import Host, predict
+from wavecast import Host, ops, predict
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware import host_files
 from wavecast.hardware import kept_hosts as kept
@@ -351,10 +352,48 @@ def test_compiled_code_issues_kernels_cheaply() -> None:
     autograd, forward = (asked[:, COSTS.index(name)] for name in ("autograd_s", "forward_s"))
     # The product outside of the graph is issued by Python, and recorded for the backward pass.
     assert list(autograd[1:5]) == [0, 0, 0, 1]
-    assert forward[2] == COMPILED["kernel"]
-    assert forward[3] == COMPILED["library"]
+    assert forward[2] == forward[3] == COMPILED["launch"]
     assert forward[4] == 1
     assert asked[5, COSTS.index("backward_s")] == 1
+
+
+def test_library_calls_of_compiled_code_cost_what_lies_in_the_library() -> None:
+    tokens, rows = TensorSpec((4096,), "int64"), TensorSpec((4096, 16), "float32")
+    table = TensorSpec((50_000, 16), "float32")
+    heads = TensorSpec((4, 16, 1024, 64), "bfloat16")
+    image, filters = TensorSpec((8, 64, 56, 56), "float32"), TensorSpec((64, 64, 3, 3), "float32")
+    called = [
+        Op("aten._embedding_bag_backward", (rows, tokens, tokens), (table,)),
+        Op("aten._scaled_dot_product_cudnn_attention_backward", (heads,) * 4, (heads,) * 3),
+        Op("aten.convolution_backward", (image, image, filters), (image, filters)),
+    ]
+    graph = Op("inductor.call", (), (), (("calls", 3),))
+    asked = demands([Call(op, Phase.BACKWARD) for op in (graph, *called)])[1:]
+    forward, more, searches = (
+        list(asked[:, COSTS.index(name)]) for name in ("forward_s", "kernel_s", "convolution_s")
+    )
+    assert forward == [COMPILED["launch"], COMPILED["attention"], COMPILED["launch"]]
+    assert more == [ops.kernels(called[0]) - 1, 0, 0]
+    assert more[0] > 20
+    assert searches == [0, 0, 2]
+
+
+def test_calls_cost_more_with_more_inputs() -> None:
+    few, many = (
+        demands([Call(Op("inductor.call", (), (), (("inputs", n),)), Phase.FORWARD)])
+        for n in (10, 110)
+    )
+    difference = (many - few)[0]
+    assert difference[COSTS.index("forward_s")] == pytest.approx(100 * COMPILED["input"])
+    assert np.count_nonzero(difference) == 1
+
+
+def test_weights_that_are_trained_are_counted_by_the_optimizer() -> None:
+    graph = Op("inductor.call", (), (), (("calls", 0), ("inputs", 50)))
+    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    asked = demands([Call(graph, phase) for phase in phases])
+    call = COMPILED["inductor.call"]
+    assert list(asked[:, COSTS.index("forward_s")]) == [call, call, call + 50 * COMPILED["input"]]
 
 
 def test_a_cuda_graph_costs_its_launch() -> None:

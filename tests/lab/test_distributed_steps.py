@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.measured.distributed_steps import NotRebuilt, rebuilt
-from lab.score.distributed import kendall, step_flops
+from lab.score.distributed import ScoredStep, kendall, ranking, step_flops
 
 ROW: dict[str, Any] = {
     # vTrain's validation set, data/ground_truth_single.csv, first line
@@ -56,6 +56,33 @@ def test_a_row_gives_the_model_the_strategy_and_the_cluster() -> None:
     assert wide.cluster.network.bytes_per_s == 5e10
 
 
+def test_the_adapters_of_the_network_between_gpus_are_told_from_others() -> None:
+    # training_results_v3.1, system file of a DGX H100
+    text = "Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s"
+    network = rebuilt({**ROW, "interconnect_inter": text}).cluster.network
+    assert network is not None
+    assert (network.nics, network.bytes_per_s) == (8, 4e11)
+
+
+@pytest.mark.parametrize(
+    ("framework", "overlaps"),
+    [
+        ("NVIDIA NeMo Framework Release 24.09", True),
+        ("PyTorch NVIDIA Release 23.09", True),
+        ("Megatron-DeepSpeed", False),
+    ],
+)
+def test_the_names_of_transformer_engine_are_known(framework: str, overlaps: bool) -> None:
+    change = {"framework": framework, "tp": 2, "pp": 1, "sequence_parallel": True}
+    assert rebuilt({**ROW, **change}).overlaps is overlaps
+
+
+def test_a_machine_that_is_known_has_its_own_processor() -> None:
+    assert rebuilt(ROW).cluster.node.processor == "AMD EPYC 7742"
+    known = rebuilt({**ROW, "source": "vinjn/nanotron-ultrascale-playbook"})
+    assert known.cluster.node.processor == "AMD EPYC 7R13"
+
+
 def test_products_in_8_bits_have_weights_in_16() -> None:
     step = rebuilt({**ROW, "precision": "mxfp8"})
     assert (step.eight_bits, step.sizes.precision) == (True, "bf16")
@@ -87,3 +114,15 @@ def test_kendall_is_one_for_equal_orders_and_minus_one_for_opposite_ones() -> No
     assert kendall([1, 2, 3], [10, 20, 90]) == 1
     assert kendall([1, 2, 3], [3, 2, 1]) == -1
     assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
+
+
+def test_ranking_is_told_with_and_without_flagged_rows() -> None:
+    row = {**ROW, "source": "a/nanotron", "framework": "nanotron"}
+    slow = {**row, "qc": "far_below_best_of_same_size"}
+    rows = [(row, 1.0, 1.0), (row, 2.0, 2.0), (row, 3.0, 3.0), (slow, 0.5, 9.0)]
+    scored = [
+        ScoredStep(rebuilt({**given, "step_s": measured}), predicted, (1.0, 1.0), None)
+        for given, predicted, measured in rows
+    ]
+    lines = ranking(scored)
+    assert lines[2].endswith("| 4 | 0.00 | 800.0% | 3 | 1.00 | 0.0% |")

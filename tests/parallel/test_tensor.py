@@ -65,6 +65,19 @@ def test_gradients_and_states_are_divided_as_their_parameters(name: str) -> None
         assert sum(t.nbytes for c in updated for t in c.op.outputs) == held(made, Role.PARAMETER)
 
 
+def test_float32_states_of_weights_in_16_bits_are_divided_as_the_weights() -> None:
+    from wavecast.suite.decoders import gpt
+
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq": 16}
+    trace = wavecast.trace(partial(gpt, 2, "bf16", weights="bf16", **sizes))
+    made, _ = with_tensor(trace, Parallel(tensor=2))
+    weights = held(made, Role.PARAMETER)
+    assert weights < 0.6 * held(trace, Role.PARAMETER)
+    kept = [a.nbytes for a in made.allocations if a.role is Role.GRADIENT and a.born is None]
+    assert sum(kept) == pytest.approx(2 * weights, rel=0.01)  # in float32
+    assert held(made, Role.OPTIMIZER_STATE) == pytest.approx(6 * weights, rel=0.01)
+
+
 @every_model
 @both_precisions
 @pytest.mark.parametrize("sequence", [False, True])

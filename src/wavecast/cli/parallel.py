@@ -103,9 +103,10 @@ def parallelize(
             return traced.trace
         return trace_of(resolve(target, batch, precision, options), family(device), quiet=True)
 
+    issuing = find_host(host, device, predictor.cluster)
     search = Search(gpus, global_batch, sizes, tensor_plan=plan_of_target(target, options))
     with counting_items("trying strategies") as progress:
-        found = search_layouts(search, trace_for, predictor, find_host(host, device), progress)
+        found = search_layouts(search, trace_for, predictor, issuing, progress)
     title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
     write_page(html, lambda: layouts_report(title, found))
     if as_json:
@@ -172,7 +173,7 @@ def scale(
     plan = training.plan(traced)
     step = trace_of(traced, family(device))
     counts = _counts(strategy, up_to)
-    issuing = find_host(host, device)
+    issuing = find_host(host, device, predictor.cluster)
     with waiting(f"predicting {len(counts)} numbers of GPUs"):
         curve = scaling.scale(step, strategy, counts, predictor, issuing, strong=strong)
     costs = [parallel_cost(point.prediction, plan, book) for point in curve.points]

@@ -58,7 +58,10 @@ class Memory(Shown):
     device: Device | None
     """The GPU. None when none was named."""
     peak_bytes: int
-    """The peak of allocated memory, as torch counts it (`max_memory_allocated`)."""
+    """The peak of allocated memory, as torch counts it (`max_memory_allocated`).
+
+    Torch does not count what CUDA graphs allocated when they were recorded; `reserved_bytes` and
+    `by_kind` have it."""
     reserved_bytes: int
     """The peak of the memory that torch's allocator reserves (`max_memory_reserved`).
 

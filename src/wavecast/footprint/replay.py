@@ -7,11 +7,11 @@ allocated the optimizer's state. The free blocks that these left decide where la
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from wavecast.footprint.allocator import Allocator, MemoryBlock
-from wavecast.footprint.workspaces.libraries import first_uses
+from wavecast.footprint.graph_pools import pools
 from wavecast.footprint.workspaces.recurrent import joined_weights
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
@@ -23,7 +23,8 @@ class Replay:
     """The peaks that the allocator counts."""
 
     allocated_bytes: int
-    """The peak of all blocks in use. A block may be larger than the request that it serves."""
+    """The peak of all blocks in use, without those of CUDA graphs. A block may be larger than the
+    request that it serves."""
     reserved_bytes: int
     """The peak of all segments."""
 
@@ -39,17 +40,31 @@ def replay(trace: Trace, *, limit_bytes: int | None = None, expandable: bool = F
     Raises:
         AllocatorFull: it does not fit under the limit.
     """
-    player = _Player(trace, Allocator(limit_bytes=limit_bytes, expandable=expandable))
+    parts = pools(trace)
+    pool_bytes = 0
+    if parts.in_graphs:
+        pool = Allocator(limit_bytes=limit_bytes, expandable=expandable)
+        _play(trace, parts.in_graphs, (), pool)
+        pool_bytes = pool.peak_reserved_bytes
+    left = None if limit_bytes is None else limit_bytes - pool_bytes
+    counted = Allocator(limit_bytes=left, expandable=expandable)
+    _play(trace, parts.ordinary, parts.first_uses, counted)
+    return Replay(counted.peak_allocated_bytes, counted.peak_reserved_bytes + pool_bytes)
+
+
+def _play(
+    trace: Trace, allocations: tuple[Allocation, ...], uses: tuple[int, ...], allocator: Allocator
+) -> None:
+    """Build the model and run two iterations with these allocations."""
+    player = _Player(replace(trace, allocations=allocations), uses, allocator)
     player.first()
     player.later()
-    counted = player.allocator
-    return Replay(counted.peak_allocated_bytes, counted.peak_reserved_bytes)
 
 
 class _Player:
     """Runs iterations of a trace, and holds the block of each allocation by its position."""
 
-    def __init__(self, trace: Trace, allocator: Allocator) -> None:
+    def __init__(self, trace: Trace, uses: tuple[int, ...], allocator: Allocator) -> None:
         self.allocator = allocator
         self._all = trace.allocations
         self._calls = len(trace)
@@ -62,7 +77,7 @@ class _Player:
             if allocation.freed is not None:
                 self._freed[allocation.freed].append(index)
         self._joined = joined_weights(trace)
-        self._first_uses = first_uses(trace)
+        self._first_uses = uses
         phases = [call.phase for call in trace]
         self._update = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else self._calls
 

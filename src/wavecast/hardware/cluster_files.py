@@ -125,6 +125,10 @@ def _checked(value: object, where: str) -> object:
         if value not in kinds:
             raise InvalidInput(f"{where} is {value!r}; it is one of {', '.join(kinds)}")
         return _KINDS[where](str(value))
+    if where == "node.processor":
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidInput(f"{where} must be a text in quotes, not {value!r}")
+        return value
     if not isinstance(value, bool):
         raise InvalidInput(f"{where} must be true or false, not {value!r}")
     return value

@@ -159,6 +159,9 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
         )
         counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]
         counts[0, column["step_s"]] = 1
+        trained = [c.op.name == fused.CALL and c.phase in _BY_PHASE for c in calls]
+        # What weights cost that are trained, compiled or not, is in the optimizer's tensor_s.
+        counts[trained, column["forward_s"]] = COMPILED[fused.CALL]
     return counts
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.files import config_folder
+from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import known_device
 from wavecast.hardware.host_files import HostFile, read_host
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
+from wavecast.hardware.processors import host_of
 
 MINE, REFERENCE = "mine", "reference"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -30,7 +32,9 @@ class KeptHost:
     file: HostFile
 
 
-def find_host(wanted: Host | str | None, gpu: Device | None = None) -> Host:
+def find_host(
+    wanted: Host | str | None, gpu: Device | None = None, cluster: Cluster | None = None
+) -> Host:
     """The host of a name.
 
     Args:
@@ -38,6 +42,8 @@ def find_host(wanted: Host | str | None, gpu: Device | None = None) -> Host:
             path to a .toml file; a Host is returned as it is. None takes the host that
             $WAVECAST_HOST names, else a host that was calibrated with this GPU, else "reference".
         gpu: the GPU that the host issues work to.
+        cluster: the machines. Without a host that was asked for or calibrated, the reference host
+            is scaled to their processor, where that is known.
 
     Raises:
         UnknownName: there is no such host.
@@ -48,7 +54,9 @@ def find_host(wanted: Host | str | None, gpu: Device | None = None) -> Host:
     wanted = wanted if wanted is not None else os.environ.get("WAVECAST_HOST") or None
     if wanted is None:
         own = None if gpu is None else _host_with(gpu)
-        return REFERENCE_HOST if own is None else own.file.host
+        if own is not None:
+            return own.file.host
+        return REFERENCE_HOST if cluster is None else host_of(cluster)
     if wanted == REFERENCE:
         return REFERENCE_HOST
     if wanted == MINE:

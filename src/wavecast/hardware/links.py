@@ -53,6 +53,8 @@ class NodeLinks:
     """Whether GPUs on PCIe read each other's memory. If not, data pass through the host's."""
     host_bytes_per_s: float | None = None
     """What all GPUs together send to each other through the host's memory. None if unknown."""
+    processor: str | None = None
+    """The processor that issues the work. None if unknown."""
     sockets: int = 1
     """Processors to which the GPUs are attached. Data for the other half cross between them."""
     nvls: bool = False

@@ -125,7 +125,7 @@ class _CandidateFinder:
     def _on_several(self, count: int) -> Candidate:
         device, needed = self._device, None
         predictor = on_cluster(device, Parallel())
-        host = find_host(self._wanted.host, device)
+        host = find_host(self._wanted.host, device, predictor.cluster)
         together = min(count, predictor.cluster.gpus_per_node)
         offer = self._book.cheapest(device.id, count, together=together)
         for batch, trace in self._tried(count):

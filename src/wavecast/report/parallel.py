@@ -13,7 +13,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import KNEE, Scaling
-from wavecast.report.tables import Column, fitting, notes, remarks, table, titled
+from wavecast.report.tables import Column, by_gpu, fitting, notes, remarks, table, titled
 from wavecast.report.units import (
     count,
     duration,
@@ -61,6 +61,7 @@ def predictions(title: str, rows: Sequence[Row], width: int) -> RenderableType:
     told = [
         f"one optimizer step: {strategy_text(first.strategy)}",
         "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches alone",
+        f"host: {by_gpu((step.device.id, step.host.name) for step in steps)}",
     ]
     missing = sorted({share.name for step in steps for share in step.unpredicted})
     if missing:
@@ -113,7 +114,8 @@ def lost_layouts(found: Sequence[Layout]) -> list[str]:
     for reason, names in list(reasons.items())[:_LOST_SHOWN]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         told.append(f"{names[0]}{more}: {reason}")
-    return told
+    hosts = dict.fromkeys(layout.prediction.host.name for layout in found if layout.prediction)
+    return [*told, *(f"host: {host}" for host in hosts)]
 
 
 def _layout_range(layout: Layout) -> str:
@@ -156,6 +158,7 @@ def scaling_remarks(curve: Scaling) -> list[str]:
     step = curve.points[0].prediction
     kind = "strong" if curve.is_strong else "weak"
     told = [f"{kind} scaling of {strategy_text(step.strategy)} on {step.cluster.id}"]
+    told.append(f"host: {step.host.name}")
     if curve.knee is not None:
         told.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")
     return told
@@ -180,6 +183,7 @@ def record(step: ParallelPrediction, needed: Memory | None) -> dict[str, Any]:
         "gpu": step.device.id,
         "gpus": step.gpus,
         "cluster": step.cluster.id,
+        "host": step.host.name,
         "strategy": strategy_record(step.strategy),
         "seconds": step.seconds,
         "low_s": step.low_s,

@@ -12,7 +12,7 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import HostModel
+from wavecast.hardware.hosts import REFERENCE_HOST, HostModel
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
 from wavecast.parallel.spreading import Spreader, without_collectives
@@ -20,6 +20,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import refuse_impossible
 from wavecast.showing import Shown
 from wavecast.steps.overlap import shipped_overlap
+from wavecast.steps.parallel_ranges import shipped_widening
 from wavecast.steps.rank_player import ClusterPredictor, RankPlayer
 from wavecast.steps.shares import Share
 from wavecast.steps.streams import StreamTimes
@@ -69,6 +70,10 @@ class ParallelPrediction(Shown):
     stages: tuple[StageTime, ...]
     single_s: float
     """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
+    host: HostModel = REFERENCE_HOST
+    """The host that issues the ops of each rank."""
+    ops_range: tuple[float, float] = (1.0, 1.0)
+    """The ends of the range before it was widened, relative to `seconds`: the errors of ops."""
     waiting_s: float = 0.0
     """The part of `seconds` in which ranks wait for the slowest of them."""
     unpredicted: tuple[Share, ...] = ()
@@ -180,7 +185,8 @@ class ParallelSteps:
             seconds, stages = _with_pipeline(step, self._player)
         waiting_s = seconds * shipped_overlap().waiting(strategy.gpus)
         seconds += waiting_s
-        below, above = _spread_of(step, predictor)
+        narrow = _spread_of(step, predictor)
+        below, above = shipped_widening().widened(*narrow)
         return ParallelPrediction(
             trace=self.trace,
             device=predictor.device,
@@ -191,6 +197,8 @@ class ParallelSteps:
             high_s=seconds * above,
             stages=stages,
             single_s=self.single_s,
+            host=self._player.host,
+            ops_range=narrow,
             waiting_s=waiting_s,
             unpredicted=_unpredicted(step, predictor),
             player=self._player,

@@ -99,7 +99,8 @@ def predict(
             does not identify one GPU.
         host: the host that issues the ops: a Host, "reference", "mine", the name of a calibrated
             one (`wavecast calibrate`) or a path to a host file. By default a measured step keeps
-            its own host; others use one that was calibrated with this GPU, else the reference.
+            its own host; others use one that was calibrated with this GPU, else the reference,
+            which on several GPUs is scaled to the processor of the cluster.
         host_factor: the host's times are multiplied by this.
         graphed: whether the whole step is captured as one CUDA graph and replayed.
         parallel: how the step is spread over several GPUs. The trace is then one micro-batch.
@@ -114,8 +115,12 @@ def predict(
     if parallel is not None:
         _refuse_beside_parallel(predictor, origin, graphed)
         assert not isinstance(predictor, Scaler)
-        issuing = find_host(host, target).scaled(host_factor)
-        return predict_parallel(step, parallel, on_cluster(target, parallel, predictor), issuing)
+        machines = on_cluster(target, parallel, predictor)
+        alone = parallel.gpus == 1 and parallel.cluster is None  # as without a strategy
+        issuing = find_host(host, target, None if alone else machines.cluster)
+        if host_factor != 1:
+            issuing = issuing.scaled(host_factor)
+        return predict_parallel(step, parallel, machines, issuing)
     _refuse_ranks(step)
     return _on_one_gpu(step, notes, target, predictor, origin, (host, host_factor, graphed))
 

@@ -92,12 +92,12 @@ class RankPlayer:
 
     def __init__(self, predictor: ClusterPredictor, host: HostModel) -> None:
         self._predictor = predictor
-        self._host = host
+        self.host = host
 
     def timed(self, trace: Trace) -> TimedCalls:
         """The calls of a trace with their times."""
         # Of the whole trace, since a forward pass alone would count as one without a backward pass.
-        issue_s = self._host.issue_times(as_issued(trace.calls))
+        issue_s = self.host.issue_times(as_issued(trace.calls))
         return TimedCalls(trace.calls, issue_s, self._predictor.seconds(trace.calls))
 
     def play(self, timed: TimedCalls, begin: int = 0, end: int | None = None) -> StreamTimes:
@@ -107,7 +107,7 @@ class RankPlayer:
             timed.issue_s[begin:end],
             timed.gpu_s[begin:end],
             slowdown=self._predictor.slowdown,
-            sync_s=self._host.trip_s,
+            sync_s=self.host.trip_s,
         )
 
     def transfer_s(self, tensor: TensorSpec, strategy: Parallel) -> float:

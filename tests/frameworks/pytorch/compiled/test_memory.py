@@ -105,6 +105,22 @@ class Convolutions(nn.Module):
         return self.second(functional.relu(self.first(x)))
 
 
+class Chain(nn.Module):
+    """Elementwise functions one after the other, each of which eager code saves something for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x).sin().cos().exp().tanh())
+
+
+def test_compiled_code_saves_less_for_the_backward_pass() -> None:
+    """The input of the chain, which is computed again, and its end, which a product needs."""
+    assert [a.nbytes for a in saved(stepped(Chain, (ROWS, WIDTH)))].count(NARROW) == 2
+
+
 def test_what_a_kernel_writes_over_its_own_values_has_memory() -> None:
     trace = stepped(Perceptron, (ROWS, WIDTH))
     masks = WIDE // 4

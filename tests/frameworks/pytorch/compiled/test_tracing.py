@@ -101,6 +101,9 @@ def test_the_host_calls_each_graph_once(compiled: Trace) -> None:
     assert names(compiled)["dynamo.guards"] == 1
     assert names(compiled)["inductor.call"] == 2
     assert compiled.calls[0].op.name == "dynamo.guards"
+    inputs = compiled.calls[1].op.attr("inputs")
+    assert isinstance(inputs, int)
+    assert inputs > 4
 
 
 def test_the_rest_of_the_step_is_traced_as_it_is_written(compiled: Trace) -> None:
@@ -111,13 +114,6 @@ def test_the_rest_of_the_step_is_traced_as_it_is_written(compiled: Trace) -> Non
 def test_kernels_have_the_modules_that_they_come_from(compiled: Trace) -> None:
     of_products = {call.module for call in compiled if call.op.name in ("aten.addmm", "aten.mm")}
     assert {"Block.qkv", "Block.mlp.0"} <= of_products
-
-
-def test_compiling_saves_memory(compiled: Trace) -> None:
-    eager = capture(block_step("not"))
-    less, more = (wavecast.memory(trace, "h200-sxm").peak_bytes for trace in (compiled, eager))
-    assert less < more
-    assert any(a.freed is not None for a in compiled.allocations)
 
 
 @pytest.mark.parametrize("how", ["method", "function"])
@@ -134,15 +130,6 @@ def test_a_gpu_without_triton_runs_the_step_as_it_is_written() -> None:
     assert not any(name.startswith("inductor.") for name in names(trace))
     assert "torch.compile was ignored; the step was traced as eager PyTorch" in trace.notes
     assert any("compute capability 7.0" in note for note in trace.notes)
-
-
-def test_a_torch_that_lacks_an_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wavecast.frameworks.pytorch.compiled import inductor
-
-    monkeypatch.setattr(inductor, "_REQUIRED", ((inductor, "no_such_thing"),))
-    trace = capture(block_step("module"))
-    assert not any(name.startswith("inductor.") for name in names(trace))
-    assert any("inductor.no_such_thing" in note for note in trace.notes)
 
 
 class Breaking(nn.Module):

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.capture.object_exchanges import object_exchanges
@@ -39,10 +41,10 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
     if not hasattr(getattr(torch._C, "_distributed_c10d", None), "FakeWork"):
         raise InvalidInput(
             f"ranks={place.ranks}: torch {torch.__version__} lacks what tracing one of several "
-            "ranks needs; use torch 2.13 or later, built with torch.distributed"
+            "ranks needs; use torch 2.9 or later, built with torch.distributed"
         )
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, _sharding_prop
     from torch.distributed.tensor import _random as tensor_random
 
     from wavecast.frameworks.pytorch.capture.collectives import TracedCollectives
@@ -84,6 +86,8 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
             # DTensor would read the state of the GPU's random generator.
             replace(module, is_rng_supported_mesh=lambda _: False)
         replace(tensor_random, _rng_tracker=None)
+        # DTensor of torch 2.9 would try ops in a mode of its own, into which no tensor of ours fits.
+        replace(_sharding_prop, FakeTensorMode=lambda: detect_fake_mode() or FakeTensorMode())
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             replace(module, **object_exchanges(placement.assumptions))
         for owner, functions in pipeline_exchanges(placement.assumptions):

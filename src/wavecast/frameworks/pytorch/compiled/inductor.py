@@ -1,14 +1,14 @@
-"""Torch's compiler without a GPU: every private interface of Dynamo and Inductor that we use.
+"""Torch's compiler without a GPU: the private interfaces of Inductor that we use.
 
 Inductor lowers a graph and schedules its kernels as it would for the target GPU. Nothing is
-generated, built or run. The interfaces change from release to release: `missing` says what a
-release lacks.
+generated, built or run. The interfaces change from release to release (`releases.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ import torch
 import torch._dynamo
 from torch._dynamo import device_interface
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._guards import TracingContext
 from torch._inductor import async_compile, compile_fx, scheduler
 from torch._inductor import config as inductor_config
@@ -28,7 +29,7 @@ from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad, reinplace
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
@@ -37,47 +38,16 @@ from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
 from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
-from wavecast.frameworks.pytorch.compiled import buffer_plan, dynamo
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.replacing import replacing
 
-OLDEST_TORCH = (2, 9)
 _CUDA = "12.8"
 _aten = torch.ops.aten
 
 InnerCompile = Callable[..., Any]
 """The function that compiles one graph: its module and inputs, and what torch says about it."""
-
-_REQUIRED = (
-    (compile_fx, "compile_fx"),
-    (compile_fx, "view_to_reshape"),
-    (compile_fx, "_recursive_post_grad_passes"),
-    (compile_fx, "_recursive_record_original_output_strides"),
-    (scheduler, "has_triton"),
-    (scheduler.Scheduler, "compute_last_usage"),
-    (device_interface, "CudaInterface"),
-    (reinplace, "_inplace_generalized_scatter"),
-    (reinplace, "inplaceable_ops"),
-    (pad_mm, "has_triton"),
-    (pad_mm, "get_padded_length"),
-    (pad_mm, "is_mm_compute_bound"),
-    (pad_mm, "should_exclude_padding_time"),
-    (GraphLowering, "_update_scheduler"),
-    (GraphLowering, "init_wrapper_code"),
-    (FakeTensorMode, "dispatch"),
-)
-
-
-def missing() -> str:
-    """What the installed torch lacks for compiled steps to be traced; empty if nothing."""
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < OLDEST_TORCH:
-        return "torch {}.{} or later".format(*OLDEST_TORCH)
-    required = (*_REQUIRED, *dynamo.REQUIRED, *buffer_plan.REQUIRED)
-    absent = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
-    return ", ".join(absent)
 
 
 @contextmanager
@@ -145,6 +115,9 @@ def _replace_passes(
     for name in ("_should_pad", "should_pad_bench"):
         if hasattr(pad_mm, name):
             replace(pad_mm, **{name: _padding(target, on_padded)})
+    # What is computed again draws the same random numbers again: the GPU's generator, which there
+    # is none of, would be put back before. It is the same kernels without.
+    replace(partitioners, functionalize_rng_ops=lambda joint, ahead, back, *_: (ahead, back))
     # A pass copies fake tensors of the GPU, for which torch's CPU build has no code. Torch
     # finds the function under both names, and compares what it finds.
     replace(
@@ -164,8 +137,13 @@ def _written(written: Any, _values: Any, _views: Any) -> Any:
     return written
 
 
-def _on_cpu(init: Callable[..., Any], _device: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return init(CPU, *args, **{name: v for name, v in kwargs.items() if name != "input_device"})
+def _on_cpu(init: Callable[..., Any], *_device: Any, **_named: Any) -> Any:
+    """Torch's making of patterns, with tensors of the CPU. Older releases ask for no device."""
+    if inspect.signature(init).parameters:
+        return init(CPU)
+    with ExitStack() as stack:
+        replacing(stack)(torch.cuda, is_available=lambda: False)
+        return init()
 
 
 def _precision(dtype: Any) -> str:
@@ -292,19 +270,28 @@ class RealDevices(FakeTensorMode):
         if func is _aten._unsafe_masked_index_put_accumulate.default:
             # Torch would compute it in place, for which its CPU build has no code.
             return super().dispatch(_aten.empty_like.default, types, args[:1], {})
-        out = super().dispatch(func, types, args, kwargs or {})
         if func is _aten.convolution.default:
+            out = self._convolve(func, types, args, kwargs)
             return in_layout(suggested(args[0], args[1]), out)
         if func is _aten.convolution_backward.default:
+            out = self._convolve(func, types, args, kwargs)
             layout = suggested(args[1], args[2])
             return (*(in_layout(layout, tensor) for tensor in out[:2]), *out[2:])
-        return out
+        return super().dispatch(func, types, args, kwargs or {})
 
+    def _convolve(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            # With a CUDA build, torch 2.9 asks the driver in order to choose a library.
+            replacing(stack)(torch._C, **dict.fromkeys(_CHOOSE_LIBRARY, lambda *_, **__: None))
+            return super().dispatch(func, types, args, kwargs or {})
+
+
+_CHOOSE_LIBRARY = ("_select_conv_backend", "_conv_determine_backend_memory_format")
 
 setattr(RealDevices, REAL_DEVICES, True)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool) -> Any:
     """Inductor's graph with its scheduled kernels (`GraphLowering`) for a graph and its inputs."""
     values = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder" and "val" in n.meta]
@@ -336,13 +323,17 @@ def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool
 
 @contextmanager
 def _traced_under(mode: RealDevices) -> Iterator[None]:
-    """Let passes that trace a replacement find this mode, and not that of AOTAutograd."""
+    """Let passes that trace a replacement find this mode, and not that of AOTAutograd.
+
+    In older releases, AOTAutograd's is still active.
+    """
     context = TracingContext.try_get()
     before = None if context is None else context.fake_mode
     if context is not None:
         context.fake_mode = mode
     try:
-        yield
+        with unset_fake_temporarily():
+            yield
     finally:
         if context is not None:
             context.fake_mode = before

@@ -1,0 +1,65 @@
+"""Processors of machines, and how fast their hosts issue work, relative to the reference host.
+
+The reference host was measured on one processor. On another one a thread takes longer or shorter,
+as clock and generation tell (`data/hosts/processors.toml`).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+from wavecast.files import shipped_toml
+from wavecast.hardware.cluster import Cluster
+from wavecast.hardware.hosts import REFERENCE_HOST, Host
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A processor, as far as the speed of one thread depends on it."""
+
+    name: str
+    core: str
+    """Its generation."""
+    boost_hz: float
+    """The highest clock of one core."""
+    work_per_clock: float
+    """What one core of this generation does in a clock, relative to Intel's Skylake."""
+
+    @property
+    def speed(self) -> float:
+        """The speed of one thread; only ratios have a meaning."""
+        return self.boost_hz * self.work_per_clock
+
+
+@functools.cache
+def processors() -> dict[str, Processor]:
+    """The known processors by name."""
+    table = shipped_toml("hosts/processors.toml")
+    work = {core: fact["value"] for core, fact in table["work_per_clock"].items()}
+    return {
+        name: Processor(name, facts["core"], facts["boost_hz"]["value"], work[facts["core"]])
+        for name, facts in table["processors"].items()
+    }
+
+
+def reference_processor() -> Processor:
+    """The processor of the reference host."""
+    return processors()[shipped_toml("hosts/processors.toml")["reference"]["value"]]
+
+
+def host_of(cluster: Cluster) -> Host:
+    """The reference host, as slow or fast as the processor of a cluster makes it.
+
+    It is the reference host itself where the processor is not stated, or not a known one.
+
+    >>> from wavecast.hardware.clusters import cluster
+    >>> host_of(cluster("dgx-a100")).name
+    'reference, scaled to AMD EPYC 7742 (x1.54)'
+    """
+    processor = processors().get(cluster.node.processor or "")
+    if processor is None:
+        return REFERENCE_HOST
+    factor = reference_processor().speed / processor.speed
+    name = f"reference, scaled to {processor.name} (x{factor:.2f})"
+    return replace(REFERENCE_HOST.scaled(factor), name=name)
