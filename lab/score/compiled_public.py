@@ -31,7 +31,7 @@ SOURCES: dict[str, Callable[[Path], Iterator[CompiledRow]]] = {
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredCompiled:
     """Relative errors of a compiled step, of the eager one, and of the gain."""
 
     row: CompiledRow
@@ -46,7 +46,7 @@ class Scored:
         return None if self.gain is None or measured is None else measured * (1 + self.gain)
 
 
-def scored(row: CompiledRow, traces: Traces) -> Scored | str:
+def scored(row: CompiledRow, traces: Traces) -> ScoredCompiled | str:
     """The errors of a row, or why it has none."""
     compiled = _traced(row.compiled, traces)
     if compiled is None:
@@ -56,9 +56,9 @@ def scored(row: CompiledRow, traces: Traces) -> Scored | str:
     error = wavecast.predict(compiled, row.compiled.gpu).seconds / row.compiled.measured_s - 1
     plain = _traced(row.eager, traces) if row.eager is not None else None
     if row.eager is None or plain is None:
-        return Scored(row, error, None, None)
+        return ScoredCompiled(row, error, None, None)
     other = wavecast.predict(plain, row.eager.gpu).seconds / row.eager.measured_s - 1
-    return Scored(row, error, other, (1 + other) / (1 + error) - 1)
+    return ScoredCompiled(row, error, other, (1 + other) / (1 + error) - 1)
 
 
 def _traced(case: Case, traces: Traces) -> Trace | None:
@@ -78,13 +78,13 @@ def sampled(rows: Iterable[CompiledRow], count: int | None) -> list[CompiledRow]
     return chosen
 
 
-def table(results: Sequence[Scored]) -> str:
+def table(results: Sequence[ScoredCompiled]) -> str:
     """A line for each step, and a mean for each source and GPU."""
     lines = [
         "| step | GPU | software | compiled | eager | gain measured | gain predicted | its error |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
-    groups: dict[tuple[str, str], list[Scored]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[ScoredCompiled]] = defaultdict(list)
     for one in results:
         case = one.row.compiled
         groups[case.set, case.gpu].append(one)
@@ -133,7 +133,7 @@ def main(given: Sequence[str] | None = None) -> None:
             print(f"The table {source} has no compiled rows.\n")
         for row in rows:
             result = scored(row, traces)
-            if isinstance(result, Scored):
+            if isinstance(result, ScoredCompiled):
                 results.append(result)
             else:
                 failures.append(f"{source} {row.compiled.name}: {result}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.measured.compiled_rows import CompiledRow, neusight_rows, timm_rows
-from lab.score.compiled_public import Scored, sampled, table
+from lab.score.compiled_public import ScoredCompiled, sampled, table
 
 pandas = pytest.importorskip("pandas")
 
@@ -67,7 +67,9 @@ def test_rows_are_sampled_by_gpu_and_errors_printed(tmp_path: Path) -> None:
     chosen = sampled(rows, 5)
     assert [row.compiled.model for row in chosen] == names[::2]
     alone = replace(chosen[0], eager=None)
-    text = table([Scored(chosen[0], 0.1, 0.21, 0.1), Scored(alone, -0.3, None, None)])
+    text = table(
+        [ScoredCompiled(chosen[0], 0.1, 0.21, 0.1), ScoredCompiled(alone, -0.3, None, None)]
+    )
     assert (
         "| timm net0, batch 256 | rtx-4090 | torch 2.1.0 | +10.0% | +21.0% | 1.00 | 1.10 |" in text
     )
