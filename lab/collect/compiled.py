@@ -180,9 +180,11 @@ class Collection:
         with gzip.open(self.out / f"{name}.jsonl.gz", "ab") as file:
             file.write(text + b"\n")
         self.done.append(worker.task)
+        worker.task = None
         if name == "steps":
             print(_line(json.loads(text)), flush=True)
-        worker.task = None
+            if self.tasks:  # the profiler would slow the next step down
+                worker.restart()
 
     def _fail(self, worker: Worker, answer: dict[str, Any]) -> None:
         assert worker.task is not None

@@ -17,13 +17,14 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import wavecast
 from lab.fit import fused
-from lab.measured.compiled import GPU, Row, by_name, kernels
+from lab.measured.compiled import GPU, FusedKernel, Row, by_name, kernels
 from lab.measured.compiled_calls import traced
 from lab.measured.compiled_hosts import unslowed
 from lab.score.compiled_calls import agreement, followed
@@ -71,12 +72,17 @@ def predicted(step: Trace) -> Row:
 
 
 @cache
+def _kernels() -> Sequence[FusedKernel]:
+    return kernels()
+
+
+@cache
 def fitted_without(family: str) -> Learned:
     """The predictor whose model of fused kernels was fitted without the steps of a family.
 
     Nothing else was fitted on the measured steps.
     """
-    rows = [row for row in kernels() if row.family not in ("host", family)]
+    rows = [row for row in _kernels() if row.family not in ("host", family)]
     models = {**Learned.shipped().models, "fused": fused.fit(rows)}
     return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
 

@@ -26,7 +26,7 @@ TINY = "host"
 
 
 @dataclass(frozen=True)
-class Judged:
+class Compared:
     """One step, compiled or eager, beside its prediction."""
 
     measured: Timing
@@ -54,7 +54,7 @@ class Judged:
         return self.low_s <= self.measured.seconds <= self.high_s
 
 
-def judged(folder: Path, name: str, how: str) -> Judged | None:
+def judged(folder: Path, name: str, how: str) -> Compared | None:
     """A step beside its prediction; None if there is no trace that followed it."""
     path = folder / f"{name}.{how}.json.gz"
     if not path.exists() or how not in profiled()[name]:
@@ -63,10 +63,10 @@ def judged(folder: Path, name: str, how: str) -> Judged | None:
     if not followed(trace):
         return None
     said = wavecast.predict(trace, GPU, host="reference")
-    return Judged(timing(name, how), said.host_s, said.seconds, said.low_s, said.high_s)
+    return Compared(timing(name, how), said.host_s, said.seconds, said.low_s, said.high_s)
 
 
-def table(pairs: Sequence[tuple[Judged | None, Judged]]) -> Iterator[str]:
+def table(pairs: Sequence[tuple[Compared | None, Compared]]) -> Iterator[str]:
     """A line for each compiled step, and the mean errors."""
     yield "| step | measured | GPU busy | host, predicted | host's error | eager | iteration |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
@@ -92,7 +92,7 @@ def _mean(errors: Iterable[float]) -> str:
     return f"{statistics.mean(values):.1%}" if values else ""
 
 
-def coverage(name: str, rows: Sequence[Judged]) -> str:
+def coverage(name: str, rows: Sequence[Compared]) -> str:
     """The share of steps within their ranges."""
     held = [row.is_held for row in rows if row.is_held is not None]
     share = f"{sum(held) / len(held):.0%}" if held else ""

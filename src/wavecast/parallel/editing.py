@@ -67,7 +67,9 @@ class Edit:
 
 def _with_op(call: Call, op: Op) -> Call:
     # Several times as fast as dataclasses.replace, which a search would call millions of times.
-    return Call(op, call.phase, call.module, call.stream, call.syncs, call.kernels, call.host_s)
+    return Call(
+        op, call.phase, call.module, call.stream, call.syncs, call.kernels, call.host_s, call.line
+    )
 
 
 def _living(allocation: Allocation, born: int | None, freed: int | None) -> Allocation:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
 from wavecast.parallel.data import with_reduction
@@ -73,6 +74,7 @@ class Spreader:
         """
         if self._exchanges:
             return _as_traced(self._trace, strategy)
+        _refuse_fused(self._trace, strategy)
         layers = _layers_key(strategy)
         trace, notes = self._divided.get(layers, lambda: with_layers_divided(self._trace, strategy))
         parts = strategy.pipeline * strategy.virtual
@@ -85,6 +87,18 @@ class Spreader:
     def _pieces(self, trace: Trace, parts: int) -> tuple[Cut, list[Trace]]:
         cut_at = cut_model(trace, parts, self._seconds)
         return cut_at, part_traces(trace, cut_at, parts, backward_end(trace))
+
+
+def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
+    """Refuse to divide the layers of compiled code, whose kernels are fused for whole layers."""
+    sizes = {name: getattr(strategy, name) for name in ("tensor", "context", "expert")}
+    asked = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    if asked and any(ops.kind(op) is ops.Kind.FUSED for op in trace.counts):
+        raise InvalidInput(
+            f"{', '.join(asked)} divides layers, and the step is compiled: its fused kernels "
+            "cannot be divided; spread the step without compiling it, or trace its own parallel "
+            "code (--ranks). data, shard and pipeline take compiled steps"
+        )
 
 
 class _Kept(Generic[T]):

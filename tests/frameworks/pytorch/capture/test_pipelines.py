@@ -18,6 +18,8 @@ from wavecast.traces.step import Trace
 pipelining = pytest.importorskip("torch.distributed.pipelining")
 
 RANKS, COUNT, SAMPLES, WIDE = 4, 8, 32, 64
+OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
+asks_other_ranks = pytest.mark.skipif(OLD, reason="stages of this torch exchange their shapes")
 HERE = r"test_pipelines\.py:\d+"
 Step = Callable[[], Any]
 
@@ -90,6 +92,7 @@ def test_the_first_stage_sends_activations_and_receives_gradients(
             assert (call.op.attr("ranks"), call.op.attr("stride")) == (2, 1)
 
 
+@asks_other_ranks
 def test_a_stage_in_the_middle_and_the_last_need_their_shapes() -> None:
     middle, last = (_traced("Schedule1F1B", rank, given=True) for rank in (1, RANKS - 1))
     assert _exchanged(middle).count("nccl.recv") == 2 * COUNT
@@ -98,6 +101,7 @@ def test_a_stage_in_the_middle_and_the_last_need_their_shapes() -> None:
         _traced("Schedule1F1B", 1)
 
 
+@asks_other_ranks
 @pytest.mark.parametrize("schedule", ["ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble"])
 def test_interleaved_stages_are_traced_with_a_note(schedule: str) -> None:
     trace = _traced(schedule, stages=2)

@@ -132,15 +132,6 @@ def test_a_gpu_without_triton_runs_the_step_as_it_is_written() -> None:
     assert any("compute capability 7.0" in note for note in trace.notes)
 
 
-def test_a_torch_that_lacks_an_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wavecast.frameworks.pytorch.compiled import inductor
-
-    monkeypatch.setattr(inductor, "_REQUIRED", ((inductor, "no_such_thing"),))
-    trace = capture(block_step("module"))
-    assert not any(name.startswith("inductor.") for name in names(trace))
-    assert any("inductor.no_such_thing" in note for note in trace.notes)
-
-
 class Breaking(nn.Module):
     """A module with everything that breaks a graph."""
 

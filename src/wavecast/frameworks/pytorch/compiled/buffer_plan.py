@@ -16,16 +16,6 @@ from torch._inductor.virtualized import V
 
 from wavecast.frameworks.pytorch.compiled.node_accesses import kept_inside
 
-REQUIRED = (
-    (wrappers, "AllocateLine"),
-    (wrappers, "FreeIfNotReusedLine"),
-    (wrappers, "FreeLine"),
-    (wrappers, "ReuseLine"),
-    (wrappers, "ReinterpretLine"),
-    (wrappers.PythonWrapperCodegen, "run_wrapper_ir_passes"),
-)
-"""The private interfaces of Inductor that are used here."""
-
 
 class Taken(NamedTuple):
     """A buffer that gets memory."""

@@ -1,8 +1,7 @@
-"""Torch's compiler without a GPU: every private interface of Dynamo and Inductor that we use.
+"""Torch's compiler without a GPU: the private interfaces of Inductor that we use.
 
 Inductor lowers a graph and schedules its kernels as it would for the target GPU. Nothing is
-generated, built or run. The interfaces change from release to release: `missing` says what a
-release lacks.
+generated, built or run. The interfaces change from release to release (`releases.py`).
 """
 
 from __future__ import annotations
@@ -38,47 +37,16 @@ from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
 from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
-from wavecast.frameworks.pytorch.compiled import buffer_plan, dynamo
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.replacing import replacing
 
-OLDEST_TORCH = (2, 9)
 _CUDA = "12.8"
 _aten = torch.ops.aten
 
 InnerCompile = Callable[..., Any]
 """The function that compiles one graph: its module and inputs, and what torch says about it."""
-
-_REQUIRED = (
-    (compile_fx, "compile_fx"),
-    (compile_fx, "view_to_reshape"),
-    (compile_fx, "_recursive_post_grad_passes"),
-    (compile_fx, "_recursive_record_original_output_strides"),
-    (scheduler, "has_triton"),
-    (scheduler.Scheduler, "compute_last_usage"),
-    (device_interface, "CudaInterface"),
-    (reinplace, "_inplace_generalized_scatter"),
-    (reinplace, "inplaceable_ops"),
-    (pad_mm, "has_triton"),
-    (pad_mm, "get_padded_length"),
-    (pad_mm, "is_mm_compute_bound"),
-    (pad_mm, "should_exclude_padding_time"),
-    (GraphLowering, "_update_scheduler"),
-    (GraphLowering, "init_wrapper_code"),
-    (FakeTensorMode, "dispatch"),
-)
-
-
-def missing() -> str:
-    """What the installed torch lacks for compiled steps to be traced; empty if nothing."""
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < OLDEST_TORCH:
-        return "torch {}.{} or later".format(*OLDEST_TORCH)
-    required = (*_REQUIRED, *dynamo.REQUIRED, *buffer_plan.REQUIRED)
-    absent = [f"{owner.__name__}.{name}" for owner, name in required if not hasattr(owner, name)]
-    return ", ".join(absent)
 
 
 @contextmanager

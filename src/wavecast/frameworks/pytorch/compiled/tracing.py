@@ -11,6 +11,7 @@ from wavecast.errors import WavecastError
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY
 from wavecast.frameworks.pytorch.capture.tracing import capture as capture_plain
 from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.compiled.releases import why_unsupported
 from wavecast.frameworks.pytorch.compiled.target import OLDEST, target_of
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
@@ -96,12 +97,11 @@ def compiler_for(
     """The compiler for a GPU, or None and the reason why there is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch uses parts of its own that are deprecated
-        from wavecast.frameworks.pytorch.compiled import inductor
+        why = why_unsupported()
+        if why:
+            return None, why
         from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
     capability = DEFAULT_CAPABILITY if capability is None else capability
-    lacks = inductor.missing()
-    if lacks:
-        return None, f"the installed torch lacks what tracing compiled code needs ({lacks})"
     if capability < OLDEST:
         return None, "Triton has no kernels for GPUs before compute capability 7.0"
     return StepCompiler(target_of(gpu, capability), compiled), ""
