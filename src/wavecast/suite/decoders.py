@@ -115,23 +115,29 @@ def _step(
     whose names are `adapted`.
     """
     _check(recompute, weights, precision)
+    kv_heads, ffn = kv_heads or heads, ffn or 4 * hidden
+    size = head_size or _divided(hidden, heads)
+    mix = _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn)
+    latent = LatentShape(kv_rank, q_rank) if kv_rank else None
     sizes = DecoderShape(
-        *(layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden),
-        *(vocab, seq, gated, tied, dropout, head_size or _divided(hidden, heads)),
-        mixture=_mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
-        latent=LatentShape(kv_rank, q_rank) if kv_rank else None,
+        layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, dropout, size, mix, latent
     )
     with torch.device(device):
         model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
         if lora:
             adapt(model, lora, adapted)
-    text = torch.randint(vocab, (batch, seq + 1), device=device)
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
 
     run = _minimizer(loss, model, precision, device, learning_rate)
-    return TrainingStep(model, (text[:, :-1].contiguous(), text[:, 1:].contiguous()), run)
+    return TrainingStep(model, _words(vocab, batch, seq, device), run)
+
+
+def _words(vocab: int, batch: int, seq: int, device: str) -> tuple[Tensor, Tensor]:
+    """Words and their successors, drawn at random."""
+    text = torch.randint(vocab, (batch, seq + 1), device=device)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
 def _check(recompute: str, weights: str, precision: str) -> None:
