@@ -1,6 +1,7 @@
 """What do compiled steps take? Measures steps eager and compiled, kernel by kernel, on this GPU.
 
     python -m lab.collect.compiled OUT [--seconds 530] [--workers 10] [--only NAME ...] [--host]
+                                   [--blind-2]
 
 Needs a GPU, torch with Triton, torchvision and transformers. Compiling takes most of the time, so
 that several processes compile at once. As soon as one is ready, the others are stopped (SIGSTOP),
@@ -30,6 +31,7 @@ from typing import Any
 from lab.collect.compiled_host import tasks as host_tasks
 from lab.collect.gpu_steps import folder_and_seconds
 from lab.steps.compiled import HOST_STEPS, STEPS
+from lab.steps.compiled_blind_2 import BLIND_2
 
 FIRST_STEPS, FIRST_BUNDLES, BUNDLES = 26, 20, 400
 QUIET_S = 0.15
@@ -267,11 +269,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--only", nargs="*", default=[], help="names of steps, numbers of bundles")
     parser.add_argument("--host", action="store_true", help="only the host's side, no profiler")
+    parser.add_argument("--blind-2", action="store_true", help="the steps of the second blind test")
     given = parser.parse_args()
+    only = given.only or [step.name for step in BLIND_2 if given.blind_2]
     if given.host:
-        tasks = deque(f"host {name}" for name in given.only) or deque(host_tasks())
+        tasks = deque(f"host {name}" for name in only) or deque(host_tasks())
     else:
-        tasks = tasks_of(given.only)
+        tasks = tasks_of(only)
     collect(given.out, given.seconds, given.workers, tasks)
 
 

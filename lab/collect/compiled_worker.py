@@ -33,6 +33,7 @@ from lab.steps.compiled import (
     step_named,
 )
 from lab.steps.compiled_blind import BLIND
+from lab.steps.compiled_blind_2 import BLIND_2
 from lab.steps.fused_functions import drawn
 from wavecast.traces.step import Op
 
@@ -238,7 +239,7 @@ def is_graphed(task: str) -> bool:
 
 def all_steps() -> tuple[CompiledStep, ...]:
     """The steps that can be asked for by name."""
-    return (*STEPS, *HOST_STEPS, *BLIND)
+    return (*STEPS, *HOST_STEPS, *BLIND, *BLIND_2)
 
 
 def serve(folder: Path, replies: int) -> None:

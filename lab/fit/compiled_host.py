@@ -63,7 +63,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Demand:
+class CompiledDemand:
     """What a compiled step asks of the host, and how long the host took."""
 
     step: str
@@ -133,7 +133,7 @@ def host_s(half: Row, busy_s: float) -> float | None:
 
 
 @cache
-def read() -> tuple[Demand, ...]:
+def read() -> tuple[CompiledDemand, ...]:
     """All steps that were measured without a profiler, by mode "default"."""
     counted = json.loads(COUNTS.read_text(encoding="utf-8"))
     host = REFERENCE_HOST
@@ -150,7 +150,7 @@ def read() -> tuple[Demand, ...]:
         known_s = host.step_s + sum(asked.get(c, 0) * getattr(host, c) for c in LISTS)
         known_s += convolutions * host.convolution_s + more * host.kernel_s
         made.append(
-            Demand(
+            CompiledDemand(
                 *(name, row["family"], seconds),
                 eager_s=host_s(timed["eager"], row["eager"]["busy_s"]) or 0.0,
                 known_s=known_s,
@@ -177,7 +177,7 @@ def looped_s() -> tuple[float, float, float]:
     return launch_s, call_s, input_s
 
 
-def fit(steps: Sequence[Demand]) -> Vector:
+def fit(steps: Sequence[CompiledDemand]) -> Vector:
     """Seconds of a launch, of attention, of guards or a call, and of an input."""
     looped = looped_s()
     asked = np.array([[step.launches, step.attentions] for step in steps], dtype=float)
@@ -198,7 +198,7 @@ def fit(steps: Sequence[Demand]) -> Vector:
     return costs
 
 
-def left_out(steps: Sequence[Demand]) -> dict[str, float]:
+def left_out(steps: Sequence[CompiledDemand]) -> dict[str, float]:
     """Predicted over measured time of each step on the reference host, its family left out.
 
     Steps of the blind test are in no fit.
@@ -227,7 +227,7 @@ def count(folder: Path) -> None:
     COUNTS.write_text(text + "\n", encoding="utf-8")
 
 
-def to_toml(costs: Vector, steps: Sequence[Demand], error: float) -> str:
+def to_toml(costs: Vector, steps: Sequence[CompiledDemand], error: float) -> str:
     """The content of the file."""
     launch, attention, call, per_input = costs / REFERENCE_HOST.forward_s
     return "\n".join(
@@ -271,7 +271,7 @@ def main(given_arguments: Sequence[str] = ()) -> None:
     print("\n".join(held(steps, ratios)))
 
 
-def table(steps: Sequence[Demand], ratios: Mapping[str, float]) -> Iterator[str]:
+def table(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterator[str]:
     """The errors of steps on the reference host, and on their own machines."""
     yield "| step | host, measured | reference host | eager | on its own machine |"
     yield "|---|---:|---:|---:|---:|"
@@ -291,7 +291,7 @@ def table(steps: Sequence[Demand], ratios: Mapping[str, float]) -> Iterator[str]
     yield f"| **mean error, {len(steps)} steps** | | {' | '.join(means)} |"
 
 
-def held(steps: Sequence[Demand], ratios: Mapping[str, float]) -> Iterator[str]:
+def held(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterator[str]:
     """The shares of steps within the ranges of hosts, calibrated and not."""
     for known in (False, True):
         ends = host_factors(Familiarity.MEASURED, known=known)

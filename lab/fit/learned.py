@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.fit.op_fit import chip_trees, fit
+from lab.fit.op_fit import fit, further_trees
 from lab.fit.op_table import OpTable, tables
 from lab.measured.op_data import all_rows, rows_of_a_chip
 from lab.measured.op_row import OpRow, digest
@@ -90,20 +90,18 @@ def fit_all(measured: Mapping[str, OpTable], *, chips: bool = True) -> dict[str,
 def with_rows_of_a_chip(
     models: Mapping[str, OpModel], rows: Sequence[OpRow], more: Sequence[OpRow]
 ) -> dict[str, OpModel]:
-    """The models with the trees of chips grown again on more rows; all else stays as it is.
+    """The models with the trees of chips grown further on more rows; all else stays as it is.
 
-    Args:
-        models: the fitted models.
-        rows: the rows that they were fitted on.
-        more: rows that only the trees of their chips are to see.
+    `rows` are those that the models were fitted on.
     """
-    names, chips = tables(more), {chip_of(row.gpu) for row in more}
-    both = tables([*(row for row in rows if chip_of(row.gpu) in chips), *more])
+    gpus, added = {row.gpu for row in more}, set(map(id, more))
+    both = tables([*(row for row in rows if row.gpu in gpus), *more])
     grown = dict(models)
-    for name in names:
+    for name in tables(more):
+        new = np.array([id(row) in added for row in both[name].rows])
         others = {key: models[key] for key in FITTED[: FITTED.index(name)]}
-        own = chip_trees(both[name], models[name], others)
-        grown[name] = replace(models[name], chips={**models[name].chips, **own})
+        chips = further_trees(both[name], new, models[name], others)
+        grown[name] = replace(models[name], chips=chips)
     return grown
 
 
@@ -384,7 +382,7 @@ def main(given: Sequence[str] | None = None) -> None:
         lines = group_lines(scores)
     if not args.score:
         more = rows_of_a_chip()
-        models = with_rows_of_a_chip(models, rows, more)
+        models = with_rows_of_a_chip(restored(stored(models), FITTED), rows, more)
         arrays: dict[str, Any] = stored(models)
         np.savez_compressed(MODELS / "learned.npz", **arrays)
         (MODELS / "learned.toml").write_text(card([*rows, *more], models, lines))

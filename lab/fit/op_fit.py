@@ -57,6 +57,8 @@ CHIP_TREES: Mapping[int, dict[str, Any]] = {
 IN_GROUPS: Mapping[str, Any] = {"trees": 200, "rate": 0.2, "least": 5.0}
 """The size of the trees for grouped convolutions. These were measured on one chip only; more trees
 would learn what is special about that chip."""
+FURTHER: Mapping[str, Any] = {"trees": 100, "rate": 0.08, "least": 10.0}
+"""The size of the trees that are grown further on the rows of a later campaign."""
 LEAST_SEEN = 10
 """The fewest rows of a family for which a chip's trees are trusted."""
 FOLDS = 4
@@ -109,7 +111,7 @@ def fit(name: str, table: OpTable, others: Mapping[str, OpModel], *, chips: bool
     weight = _telling(table, model)[part.row]
     families = filter_families(name, features)
     model = replace(model, forest=shared_trees(features, residual[part.row], weight, families))
-    return replace(model, chips=chip_trees(table, model, others)) if chips else model
+    return replace(model, chips=_chips(table, model, others)) if chips else model
 
 
 def shared_trees(features: Floats, left: Floats, weight: Floats, row_families: Floats) -> Forest:
@@ -236,27 +238,62 @@ def _shared(table: OpTable, model: str) -> Floats:
     return trust
 
 
-def chip_trees(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
+def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dict[str, Forest]:
     """Trees on the model's errors, for each chip and class of units with enough rows.
 
     GPUs that differ only in memory or cooling count as one chip.
     """
-    part, facts = table.parts[model.name], table.facts(model.name)
-    chips = chips_of(classes_of(part.columns, facts), facts)[_places(table, model.name)]
     forests = {}
+    chips = _chip_of_rows(table, model.name)
     for chip in np.unique(chips):
         here = table.where(chips == chip)
         sizes = [size for rows, size in CHIP_TREES.items() if len(here) >= rows]
         if not sizes:
             continue
-        own_s = np.maximum(here.seconds - here.predicted(others), 0.2 * here.seconds)
-        residual = np.clip(np.log(own_s / here.predicted({model.name: model})), -REACH, REACH)
+        residual = _chip_errors(here, model, others)
         part = here.parts[model.name]
         features = FEATURES[model.name](part.columns, here.facts(model.name))
         weight = weights(here)[part.row]
         families = filter_families(model.name, features)
         forests[str(chip)] = trusted(features, residual[part.row], weight, families, sizes[-1])
     return forests
+
+
+def further_trees(
+    table: OpTable, new: NDArray[np.bool_], model: OpModel, others: Mapping[str, OpModel]
+) -> dict[str, Forest]:
+    """The trees of chips, and more trees on the errors that remain with new rows.
+
+    The new rows of a chip weigh as much as all its others together. The others keep the trees from
+    changing elsewhere.
+    """
+    forests = dict(model.chips)
+    chips = _chip_of_rows(table, model.name)
+    for chip in set(np.unique(chips[new])) & set(model.chips):
+        rows = chips == chip
+        here, is_new = table.where(rows), new[rows]
+        part = here.parts[model.name]
+        weight = weights(here)
+        weight[is_new] *= weight[~is_new].sum() / weight[is_new].sum()
+        features = FEATURES[model.name](part.columns, here.facts(model.name))
+        left = _chip_errors(here, model, others)[part.row]
+        depth = model.chips[chip].feature.shape[1]
+        more = grow(features, left, weight[part.row], depth=depth, **FURTHER)
+        forests[chip] = model.chips[chip].and_then(more)
+    return forests
+
+
+def _chip_of_rows(table: OpTable, model: str) -> NDArray[np.str_]:
+    """The key of each row in `OpModel.chips`."""
+    facts = table.facts(model)
+    return chips_of(classes_of(table.parts[model].columns, facts), facts)[_places(table, model)]
+
+
+def _chip_errors(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:
+    """The errors of the logarithm that the model leaves, within what trees may correct."""
+    own_s = np.maximum(table.seconds - table.predicted(others), 0.2 * table.seconds)
+    errors: Floats = np.clip(np.log(own_s / table.predicted({model.name: model})), -REACH, REACH)
+    return errors
 
 
 def trusted(

@@ -1,14 +1,18 @@
 """Widen the ranges of steps on several GPUs until they hold nine in ten published steps.
 
     python -m lab.score.distributed --data FOLDER --source NAMES --save FILE
-    python -m lab.fit.parallel_ranges FILE... [--write]
+    python -m lab.fit.parallel_ranges FILE... --data FOLDER [--write]
 
-The range of a step follows from the ranges of its ops. What the model leaves out, such as the
-software of a framework or an unknown host, is not in it. Two exponents widen the range: its low end
-relative to the step is raised to the first power, its high end to the second. They are the smallest
-with which 5% of the published steps lie below and 5% above, every source with the same weight. The
-table has the share of each source's steps that lie in the range of the ops alone, and in the range
-that the other sources give. `--write` writes the shipped models/parallel_ranges.toml.
+Needs pandas and the public table distributed (docs/sources.md), and files of the first command. The
+range of a step follows from the ranges of its ops. What the model leaves out, such as the software
+of a framework or an unknown host, is not in it. Two exponents widen the range: its low end relative
+to the step is raised to the first power, its high end to the second. They are the smallest with
+which 5% of the published steps lie below and 5% above.
+
+The table has the share of each source's steps that lie in the range of the ops alone, and in the
+range that the other sources give. Mixtures of experts and adapters are no part of the fit, since
+the rows leave out much that they depend on. `--write` writes the shipped
+models/parallel_ranges.toml.
 """
 
 from __future__ import annotations
@@ -20,9 +24,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lab import needs
+from lab.measured.tables import read_rows
 from wavecast.files import shipped, write_whole
 from wavecast.steps.parallel_ranges import Widening
 
@@ -32,6 +39,7 @@ _HEAD = """\
 # (wavecast.steps.parallel_ranges). Fitted on {rows} published steps of {sources} sources.
 
 """
+APART = "mixtures of experts, adapters"
 OUTSIDE = 0.05
 """The share of steps that may lie below the range, and above it."""
 
@@ -61,12 +69,15 @@ NARROW = Widening(1.0, 1.0)
 """The range of the ops alone."""
 
 
-def read_steps(paths: Sequence[Path]) -> dict[str, list[RangedStep]]:
+def read_steps(
+    paths: Sequence[Path], table: Sequence[Mapping[str, Any]]
+) -> dict[str, list[RangedStep]]:
     """The steps of each source in files that `lab.score.distributed --save` wrote.
 
     Ranges that were saved are those of the ops alone (`ops_low_s`, `ops_high_s`). Steps that their
     source flags as far below the best ones are left out.
     """
+    apart = {str(row["row_id"]) for row in table if _is_apart(row)}
     steps: dict[str, list[RangedStep]] = defaultdict(list)
     for path in paths:
         with path.open(newline="") as file:
@@ -75,27 +86,29 @@ def read_steps(paths: Sequence[Path]) -> dict[str, list[RangedStep]]:
                     seconds = float(row["predicted_s"])
                     names = ("measured_s", "ops_low_s", "ops_high_s")
                     relative = (math.log(float(row[name]) / seconds) for name in names)
-                    steps[row["source"]].append(RangedStep(*relative))
+                    name = APART if row["row_id"] in apart else _source(row["source"])
+                    steps[name].append(RangedStep(*relative))
     return steps
 
 
-def fit(steps: Mapping[str, Sequence[RangedStep]]) -> Widening:
-    """The smallest exponents that leave out so few steps, every source with the same weight."""
-    return Widening(_exponent(steps, above=False), _exponent(steps, above=True))
+def _source(name: str) -> str:
+    return "MLPerf" if name.startswith("training_results") else name
+
+
+def _is_apart(row: Mapping[str, Any]) -> bool:
+    return (row["n_experts"] or 1) > 1 or row["task"] == "lora"
+
+
+def fit(steps: Mapping[str, Sequence[RangedStep]], left_out: str = APART) -> Widening:
+    """The smallest exponents that leave out so few steps."""
+    kept = {name: own for name, own in steps.items() if name not in (left_out, APART)}
+    return Widening(_exponent(kept, above=False), _exponent(kept, above=True))
 
 
 def _exponent(steps: Mapping[str, Sequence[RangedStep]], above: bool) -> float:
     needed = np.concatenate([[step.needed(above) for step in own] for own in steps.values()])
-    weights = np.concatenate([np.full(len(own), 1 / len(own)) for own in steps.values()])
-    order = np.argsort(needed)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    exponent = needed[order][np.searchsorted(reached, 1 - OUTSIDE)]
-    return max(math.ceil(20 * float(exponent)) / 20, 1.0)
-
-
-def share_in(steps: Sequence[RangedStep], widening: Widening) -> float:
-    """The share of steps in the widened range."""
-    return float(np.mean([step.lies_in(widening) for step in steps]))
+    exponent = float(np.quantile(needed, 1 - OUTSIDE, method="higher"))
+    return max(math.ceil(20 * exponent) / 20, 1.0)
 
 
 def table(steps: Mapping[str, Sequence[RangedStep]]) -> list[str]:
@@ -104,20 +117,24 @@ def table(steps: Mapping[str, Sequence[RangedStep]]) -> list[str]:
         "| source left out | steps | in the range of ops | exponents of the others | in theirs |",
         "|---|---:|---:|---:|---:|",
     ]
-    narrow, wide = [], []
+    inside = [0, 0]
     for name, own in sorted(steps.items()):
-        others = fit({other: rows for other, rows in steps.items() if other != name})
-        narrow.append(share_in(own, NARROW))
-        wide.append(share_in(own, others))
+        others = fit(steps, name)
+        counts = [sum(step.lies_in(one) for step in own) for one in (NARROW, others)]
         lines.append(
-            f"| {name} | {len(own)} | {narrow[-1]:.0%} | {others.below:.2f}, {others.above:.2f} "
-            f"| {wide[-1]:.0%} |"
+            f"| {name} | {len(own)} | {counts[0] / len(own):.0%} "
+            f"| {others.below:.2f}, {others.above:.2f} | {counts[1] / len(own):.0%} |"
         )
-    count = sum(map(len, steps.values()))
-    lines.append(
-        f"| **mean of sources** | {count} | {np.mean(narrow):.0%} | | {np.mean(wide):.0%} |"
-    )
+        if name != APART:
+            inside = [before + count for before, count in zip(inside, counts, strict=True)]
+    every = _count(steps)
+    shares = f"{inside[0] / every:.0%} | | {inside[1] / every:.0%}"
+    lines.append(f"| **all but those apart** | {every} | {shares} |")
     return lines
+
+
+def _count(steps: Mapping[str, Sequence[RangedStep]]) -> int:
+    return sum(len(own) for name, own in steps.items() if name != APART)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -127,15 +144,15 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("files", nargs="+", type=Path, help="files that --save wrote")
     parser.add_argument("--write", action="store_true", help="write the shipped file")
+    needs.add_data(parser, "distributed")
     args = parser.parse_args(given)
-    steps = read_steps(args.files)
+    steps = read_steps(args.files, read_rows(args.data / "distributed" / "steps.parquet"))
     chosen = fit(steps)
     print("\n".join(table(steps)), end="\n\n")
     print(f"all sources: {chosen.below:.2f}, {chosen.above:.2f}")
     if args.write:
-        rows = sum(map(len, steps.values()))
-        exponents = f"below = {chosen.below}\nabove = {chosen.above}\n"
-        write_whole(OUT, _HEAD.format(rows=rows, sources=len(steps)) + exponents)
+        head = _HEAD.format(rows=_count(steps), sources=len(set(steps) - {APART}))
+        write_whole(OUT, head + f"below = {chosen.below}\nabove = {chosen.above}\n")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ SMALL = "small functions"
 MEMORY = ("held_bytes", "peak_bytes", "reserved_bytes")
 """What `lab.collect.compiled_memory` measured again."""
 
+BLIND_FILES = {"blind": "blind-", "blind_2": "blind2-"}
+"""The files of the blind tests, and how the names of their steps begin."""
 FEW_PLACES = 1024
 """Atomic additions of a reduction into so few places meet each other."""
 
@@ -58,12 +60,13 @@ def steps(folder: Path = FOLDER) -> list[Row]:
 
 
 def by_name(folder: Path = FOLDER) -> dict[str, Row]:
-    """All measured steps by name, those of the blind test too.
+    """All measured steps by name, those of the blind tests too.
 
     Memory is that of a process of its own, where this was recorded: other processes measured many
     steps, and still had the buffers of cuBLAS when a step needed none.
     """
-    rows = {row["step"]: row for file in ("steps", "blind") for row in lines(file, folder)}
+    files = ("steps", *BLIND_FILES)
+    rows = {row["step"]: row for file in files for row in lines(file, folder)}
     for row in lines("allocations", folder):
         alone = {key: row[key] for key in MEMORY if key in row}
         rows[row["step"]]["compiled"] |= alone

@@ -75,6 +75,8 @@ class Sizes:
     """The modules that run as one kernel."""
     gpu: str
     """The GPU, or another one with the same attention kernels."""
+    compiled: bool = False
+    """Whether the blocks are compiled; else those of compiled steps only have fused kernels."""
     options: tuple[tuple[str, Any], ...] = ()
     """Further options of the decoder: of a mixture of experts, or of adapters."""
 
@@ -100,6 +102,16 @@ class MeasuredStep:
     def trace(self) -> Trace:
         """One micro-batch."""
         return traced(self.sizes)
+
+    @property
+    def as_compiled(self) -> MeasuredStep:
+        """The step with blocks that torch.compile compiles."""
+        return replace(self, sizes=replace(self.sizes, compiled=True, fused_kernels=()))
+
+    @property
+    def as_eager(self) -> MeasuredStep:
+        """The step as if nothing were compiled."""
+        return replace(self, sizes=replace(self.sizes, compiled=False, fused_kernels=()))
 
 
 def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
@@ -210,7 +222,7 @@ def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
     framework = str(row["framework"])
     if _on_transformer_engine(row) or row["compile"]:
-        return (*ROTARY, "activation", "combine")
+        return ROTARY if is_mixture(row) else (*ROTARY, "activation")
     return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
 
 
@@ -310,6 +322,12 @@ def _shallow(sizes: Sizes) -> Trace:
         dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
         **dict(sizes.options),
     )
-    trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
+    if sizes.compiled:
+        from lab.measured.compiled_decoders import with_compiled_blocks
+
+        made = with_compiled_blocks(make)
+    else:
+        made = make
+    trace = wavecast.trace(made, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)
     return trace

@@ -18,7 +18,7 @@ from wavecast.parallel.spreading import backward_end
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
-_PRODUCTS = ("aten.mm", "aten.addmm")
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten._grouped_mm")
 _SCALE = TensorSpec((), "float32")
 _ACTIVATIONS = ("gelu", "silu", "activation")
 _WRITE_NARROW = {Phase.FORWARD: ("norm", *_ACTIVATIONS), Phase.BACKWARD: _ACTIVATIONS}
@@ -54,7 +54,7 @@ def _casts(call: Call, before: Call | None) -> Iterator[Call]:
     names = f"{before.op.base} {before.module.rpartition('.')[2]}" if before else ""
     if any(name in names for name in _WRITE_NARROW.get(call.phase, ())):
         return
-    left = call.op.inputs[-2]
+    left = call.op.inputs[0] if call.op.base == "aten._grouped_mm" else call.op.inputs[-2]
     sums_rows = call.phase is Phase.BACKWARD and left.strides is not None
     if call.phase is Phase.FORWARD or sums_rows:
         made = TensorSpec((2 * left.numel,), "float8_e4m3fn")
@@ -63,8 +63,19 @@ def _casts(call: Call, before: Call | None) -> Iterator[Call]:
 
 
 def _product(call: Call) -> Op:
+    if call.op.base == "aten._grouped_mm":
+        return _grouped(call)
     left, right = call.op.inputs[-2:]
     kind = "float8_e4m3fn" if call.phase is Phase.FORWARD else "float8_e5m2"
     first = TensorSpec(left.shape, kind)
     second = TensorSpec(right.shape, "float8_e4m3fn", (1, right.shape[0]))
     return Op("aten._scaled_mm", (first, second, _SCALE, _SCALE), call.op.outputs)
+
+
+def _grouped(call: Call) -> Op:
+    """A grouped product of experts in 8 bits. The ends of its groups stay as they are."""
+    left, right, *ends = call.op.inputs
+    kind = "float8_e4m3fn" if call.phase is Phase.FORWARD else "float8_e5m2"
+    first = TensorSpec(left.shape, kind)
+    second = TensorSpec(right.shape, "float8_e4m3fn", right.strides)
+    return Op("aten._scaled_grouped_mm", (first, second, *ends), call.op.outputs)

@@ -1,4 +1,4 @@
-"""Rows with mixtures of experts or adapters: the options of their decoders, and what rows leave out.
+"""Rows with mixtures of experts or adapters: options of their decoders, and what rows leave out.
 
 What a row does not state is filled in where its framework has a default, and the rest is refused.
 """
@@ -46,6 +46,13 @@ def completed(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_mixture(row: Mapping[str, Any]) -> bool:
     """Whether a row's model has experts."""
     return (row["n_experts"] or 1) > 1
+
+
+def kind_of(row: Mapping[str, Any]) -> str:
+    """What kind of training a row is, for tables."""
+    if is_mixture(row):
+        return "mixture of experts"
+    return "LoRA" if row["task"] == "lora" else "dense"
 
 
 def decoder_options(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -21,6 +21,7 @@ from lab.places import H200
 from wavecast import ops
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.hardware.devices import device
+from wavecast.ops import Kind
 from wavecast.predictors.mlp.layers import LayerStatus
 from wavecast.traces import overlap
 from wavecast.traces.step import Op, Trace
@@ -47,8 +48,9 @@ def our_rows() -> list[OpRow]:
 
 
 def rows_of_a_chip() -> list[OpRow]:
-    """Ops that only the trees of their chip are fitted on."""
-    return list(_traced((OF_A_CHIP, *item) for item in campaigns.traces(OF_A_CHIP).items()))
+    """Convolutions that only the trees of their chip are fitted on."""
+    rows = _traced((OF_A_CHIP, *item) for item in campaigns.traces(OF_A_CHIP).items())
+    return [row for row in rows if row.kind is Kind.CONVOLUTION]
 
 
 def fitted_traces() -> Iterator[tuple[str, str, Trace]]:

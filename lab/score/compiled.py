@@ -5,10 +5,12 @@
     python -m lab.score.compiled compare OUT.json           compare with what was measured
 
 Tracing needs torch, transformers and, for classifiers of images, torchvision (which does not work
-beside transformers and a CPU build of torch: trace these steps in a process of their own). What was
-measured is in measurements/h200/compiled; steps of the blind test are in blind.jsonl.gz there.
-The predictions also have the GPU time by a fit without the family of the step, and the share of the
-measured GPU time whose kernels are also in the trace (`lab.score.compiled_calls`).
+beside transformers and a CPU build of torch: trace these steps in a process of their own). Without
+names, the steps of the second blind test are left alone; "blind-2" names all of them. What was
+measured is in measurements/h200/compiled; steps of the blind tests are in blind.jsonl.gz and
+blind_2.jsonl.gz there. The predictions also have the GPU time by a fit without the family of the
+step, and the share of the measured GPU time whose kernels are also in the trace
+(`lab.score.compiled_calls`).
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import wavecast
 from lab.fit import fused
-from lab.measured.compiled import GPU, Row, by_name, kernels
+from lab.measured.compiled import BLIND_FILES, GPU, FusedKernel, Row, by_name, kernels
 from lab.measured.compiled_calls import traced
 from lab.measured.compiled_hosts import unslowed
 from lab.score.compiled_calls import agreement, followed
@@ -40,12 +43,16 @@ def trace(folder: Path, names: list[str]) -> None:
     """Write the traces of steps; one that fails is reported and left out."""
     from lab.steps.compiled import EAGER, STEPS
     from lab.steps.compiled_blind import BLIND
+    from lab.steps.compiled_blind_2 import BLIND_2
 
     folder.mkdir(parents=True, exist_ok=True)
-    for step in (*STEPS, *BLIND):
+    chosen = set(names) or {step.name for step in (*STEPS, *BLIND)}
+    if "blind-2" in chosen:
+        chosen |= {step.name for step in BLIND_2}
+    for step in (*STEPS, *BLIND, *BLIND_2):
         for how in HOWS:
             path = folder / f"{step.name}.{how}.json.gz"
-            if path.exists() or (names and step.name not in names):
+            if path.exists() or step.name not in chosen:
                 continue
             try:
                 make = partial(step.make, step.mode if how == "compiled" else EAGER)
@@ -71,12 +78,17 @@ def predicted(step: Trace) -> Row:
 
 
 @cache
+def _kernels() -> Sequence[FusedKernel]:
+    return kernels()
+
+
+@cache
 def fitted_without(family: str) -> Learned:
     """The predictor whose model of fused kernels was fitted without the steps of a family.
 
     Nothing else was fitted on the measured steps.
     """
-    rows = [row for row in kernels() if row.family not in ("host", family)]
+    rows = [row for row in _kernels() if row.family not in ("host", family)]
     models = {**Learned.shipped().models, "fused": fused.fit(rows)}
     return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
 
@@ -131,12 +143,17 @@ COLUMNS = {
 """What is shown of each step: relative errors, except for `found`, which is a share."""
 
 
-def table(predictions: dict[str, Row], *, blind: bool) -> str:
-    """The errors of all steps that were captured and measured, and their means."""
+def blind_test(name: str) -> str | None:
+    """The blind test that a step belongs to; None for a step that a fit may see."""
+    return next((test for test, begin in BLIND_FILES.items() if name.startswith(begin)), None)
+
+
+def table(predictions: dict[str, Row], *, blind: str | None) -> str:
+    """The errors of the steps of a test that were captured and measured, and their means."""
     rows, unfollowed = [], []
     known = unslowed()
     for name, said in predictions.items():
-        if name not in known or name.startswith("blind") is not blind:
+        if name not in known or blind_test(name) != blind:
             continue
         if not said["compiled"]["followed"]:
             unfollowed.append(name)
@@ -170,7 +187,9 @@ def main() -> None:
         predict(given.path, Path(given.more[0]))
     else:
         predictions = json.loads(given.path.read_text(encoding="utf-8"))
-        print(table(predictions, blind=False), "\n\nBlind:\n\n" + table(predictions, blind=True))
+        print(table(predictions, blind=None))
+        for test in BLIND_FILES:
+            print(f"\n\n{test}:\n\n{table(predictions, blind=test)}")
 
 
 if __name__ == "__main__":

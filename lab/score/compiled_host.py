@@ -18,7 +18,7 @@ from pathlib import Path
 
 import wavecast
 from lab.measured.compiled import GPU
-from lab.measured.compiled_hosts import Timing, profiled, timing
+from lab.measured.compiled_hosts import Timing, profiled, timing, unprofiled
 from lab.score.compiled_calls import followed
 
 TINY = "host"
@@ -26,7 +26,7 @@ TINY = "host"
 
 
 @dataclass(frozen=True)
-class Judged:
+class Compared:
     """One step, compiled or eager, beside its prediction."""
 
     measured: Timing
@@ -54,7 +54,7 @@ class Judged:
         return self.low_s <= self.measured.seconds <= self.high_s
 
 
-def judged(folder: Path, name: str, how: str) -> Judged | None:
+def judged(folder: Path, name: str, how: str) -> Compared | None:
     """A step beside its prediction; None if there is no trace that followed it."""
     path = folder / f"{name}.{how}.json.gz"
     if not path.exists() or how not in profiled()[name]:
@@ -63,10 +63,10 @@ def judged(folder: Path, name: str, how: str) -> Judged | None:
     if not followed(trace):
         return None
     said = wavecast.predict(trace, GPU, host="reference")
-    return Judged(timing(name, how), said.host_s, said.seconds, said.low_s, said.high_s)
+    return Compared(timing(name, how), said.host_s, said.seconds, said.low_s, said.high_s)
 
 
-def table(pairs: Sequence[tuple[Judged | None, Judged]]) -> Iterator[str]:
+def table(pairs: Sequence[tuple[Compared | None, Compared]]) -> Iterator[str]:
     """A line for each compiled step, and the mean errors."""
     yield "| step | measured | GPU busy | host, predicted | host's error | eager | iteration |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
@@ -92,11 +92,24 @@ def _mean(errors: Iterable[float]) -> str:
     return f"{statistics.mean(values):.1%}" if values else ""
 
 
-def coverage(name: str, rows: Sequence[Judged]) -> str:
+def coverage(name: str, rows: Sequence[Compared]) -> str:
     """The share of steps within their ranges."""
     held = [row.is_held for row in rows if row.is_held is not None]
     share = f"{sum(held) / len(held):.0%}" if held else ""
     return f"| {name} | {len(held)} | {share} |"
+
+
+def slowed_by() -> Iterator[str]:
+    """How much longer iterations took in the collections with a profiler, by the same step."""
+    for how in ("compiled", "eager"):
+        ratios = sorted(
+            profiled()[name][how]["wall_s"] / row[how]["wall_s"]
+            for name, row in unprofiled().items()
+        )
+        yield (
+            f"{how}, with a profiler over without, {len(ratios)} steps: median "
+            f"{statistics.median(ratios):.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}"
+        )
 
 
 def main() -> None:
@@ -120,7 +133,8 @@ def main() -> None:
     print("\n| compiled steps | with a range | within it |\n|---|---:|---:|")
     bound = [row for _, row in pairs if row.measured.is_host_bound]
     print(coverage("bound by the host", bound))
-    print(coverage("bound by the GPU", [row for _, row in pairs if row not in bound]))
+    print(coverage("bound by the GPU", [row for _, row in pairs if row not in bound]), "\n")
+    print("\n".join(slowed_by()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import csv
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ import numpy as np
 from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.eight_bits import in_eight_bits
+from lab.measured.expert_kernels import as_run
+from lab.measured.expert_steps import is_mixture, kind_of
 from lab.measured.overlapped import with_overlapped_tensor_ranks
 from lab.measured.tables import read_rows
 from wavecast.errors import WavecastError
@@ -73,7 +75,15 @@ class PublishedSteps:
         Raises:
             NotRebuilt: it cannot be rebuilt, or cannot be spread as it says.
         """
-        step = rebuilt(row)
+        return self.score_step(rebuilt(row))
+
+    def score_step(self, step: MeasuredStep) -> ScoredStep:
+        """The prediction of a rebuilt row.
+
+        Raises:
+            NotRebuilt: it cannot be spread as it says.
+        """
+        row = step.row
         key = (step.device, step.cluster)
         if key not in self._predictors:
             self._predictors[key] = ClusterPredictor(
@@ -83,6 +93,8 @@ class PublishedSteps:
             host = self._host(step.cluster)
             steps = ParallelSteps(step.trace, self._predictors[key], host)
             spread = steps.spread(step.strategy)
+            if is_mixture(row):
+                spread = as_run(spread, row, step.cluster)
             if step.overlaps:
                 spread = with_overlapped_tensor_ranks(spread)
             prediction = steps.predict(in_eight_bits(spread) if step.eight_bits else spread)
@@ -223,6 +235,7 @@ def main(given: Sequence[str] | None = None) -> None:
     needs.add_data(parser, "distributed")
     parser.add_argument("--rows", type=int, help="at most so many rows of each source")
     parser.add_argument("--source", default="", help="only sources with one of these, by commas")
+    parser.add_argument("--kind", default="", help="only such rows: dense, mixture or LoRA")
     parser.add_argument(
         "--host-factor", type=float, help="the reference host, so many times as slow"
     )
@@ -231,7 +244,12 @@ def main(given: Sequence[str] | None = None) -> None:
     every = read_rows(args.data / "distributed" / "steps.parquet")
     steps = PublishedSteps(usual_rates(every), args.host_factor)
     chosen = chosen_rows(
-        [row for row in every if any(name in row["source"] for name in args.source.split(","))],
+        [
+            row
+            for row in every
+            if any(name in row["source"] for name in args.source.split(","))
+            and args.kind in kind_of(row)
+        ],
         args.rows,
     )
     chosen.sort(key=lambda row: (row["source"], str(row["model"]), row["micro_batch"] or 0))
@@ -255,7 +273,12 @@ def print_tables(
     reasons: Mapping[str, Counter[str]],
 ) -> None:
     """Print errors by source and by strategy, the ranking, and what was not rebuilt."""
-    for title, key in (("source", group_of), ("strategy", lambda row: str(row["strategy"]))):
+    keys: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "source": group_of,
+        "kind": lambda row: f"{kind_of(row)}, {group_of(row)}",
+        "strategy": lambda row: str(row["strategy"]),
+    }
+    for title, key in keys.items():
         counts = Counter(key(row) for row in rows)
         groups = {
             name: (count, [one for one in scored if key(one.step.row) == name])

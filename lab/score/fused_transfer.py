@@ -5,7 +5,9 @@
 Takes eager ops that read and write each byte once (elementwise ops, softmax, layer norm) from the
 public tables, describes each as the fused kernel that Inductor would make of it alone, and compares
 its prediction with the measured time, GPU by GPU. All constants of the model were fitted on our
-H200. Needs pandas and the table neusight (docs/sources.md).
+H200. Only elementwise ops judge the model: Inductor writes the same loop for them. Eager softmax
+and layer norm are other kernels, and stand apart. Needs pandas and the table neusight
+(docs/sources.md).
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ def as_fused(op: Op) -> Op | None:
     return Op(name, op.inputs, op.outputs, attrs)
 
 
-def errors(rows: list[OpRow]) -> dict[str, list[tuple[float, float]]]:
+def errors(rows: list[OpRow]) -> dict[str, list[tuple[Kind, float, float]]]:
     """By GPU: predicted over measured time of each op, as a fused kernel and as itself."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[tuple[Kind, float, float]]] = {}
     learned = Learned.shipped()
     for row in rows:
         if len(row.ops) != 1 or row.kind not in KINDS or row.seconds < LONG_S:
@@ -64,24 +66,29 @@ def errors(rows: list[OpRow]) -> dict[str, list[tuple[float, float]]]:
         both = learned.predict_all((fused, row.ops[0]), gpu)
         if both[0] is not None and both[1] is not None:
             ratios = both[0].seconds / row.seconds, both[1].seconds / row.seconds
-            found.setdefault(row.gpu, []).append(ratios)
+            found.setdefault(row.gpu, []).append((row.kind, *ratios))
     return found
 
 
 def table(data: Path) -> str:
     """A line for each GPU: how far fused kernels and eager ops are off."""
     lines = [
-        "| GPU | ops | as fused kernels: median of predicted over measured | mean error "
-        "| as eager ops: mean error |",
-        "|---|---:|---:|---:|---:|",
+        "| GPU | elementwise ops | median of predicted over measured | mean error "
+        "| as eager ops: mean error | softmax and norm: ops | median |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for gpu, pairs in sorted(errors(list(public_rows(data))).items()):
-        if len(pairs) < FEWEST:
+    for gpu, found in sorted(errors(list(public_rows(data))).items()):
+        plain = [ratios for kind, *ratios in found if kind is Kind.ELEMENTWISE]
+        sums = [ratio for kind, ratio, _ in found if kind is not Kind.ELEMENTWISE]
+        if len(plain) < FEWEST:
             continue
-        fused, eager = zip(*pairs, strict=True)
+        fused, eager = zip(*plain, strict=True)
         off, other = (statistics.mean(abs(r - 1) for r in side) for side in (fused, eager))
-        middle = statistics.median(fused)
-        lines.append(f"| {gpu} | {len(pairs)} | {middle:.2f} | {off:.1%} | {other:.1%} |")
+        middle = f"{statistics.median(sums):.2f}" if sums else ""
+        lines.append(
+            f"| {gpu} | {len(plain)} | {statistics.median(fused):.2f} | {off:.1%} | {other:.1%} "
+            f"| {len(sums)} | {middle} |"
+        )
     return "\n".join(lines)
 
 

@@ -75,13 +75,16 @@ _CLASSES = {
 }
 
 
-def transformers_step(task: str, model_type: str) -> Callable[[], Callable[[], None]]:
-    """A `make_step`: bf16 autocast, the model's own loss, AdamW."""
+def transformers_step(
+    task: str, model_type: str, config_of: Callable[[str], Any] | None = None
+) -> Callable[[], Callable[[], None]]:
+    """A `make_step`: bf16 autocast, the model's own loss, AdamW; the default configuration, unless
+    a function gives another."""
 
     def make() -> Callable[[], None]:
         import transformers
 
-        config = transformers.AutoConfig.for_model(model_type)
+        config = (config_of or transformers.AutoConfig.for_model)(model_type)
         config.use_cache = False  # which is for generating text
         auto, inputs_of = TASKS[task]
         if model_type in _CLASSES:

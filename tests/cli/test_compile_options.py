@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,37 @@ def test_a_saved_trace_cannot_be_compiled_later(target: str, tmp_path: Path) -> 
     result = CliRunner().invoke(app, ["predict", str(saved), "--gpu", "l4", "--compile"])
     assert result.exit_code == 1
     assert "give --compile when the step is traced" in result.output
+
+
+BAD = """
+import numpy as np
+import torch
+
+class Bad(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        print(end="")
+        y = y / (1.0 + y.abs().max().item())
+        y = y * float(np.asarray(y.detach().cpu()).mean())
+        if y.sum() > 0:
+            y = y * 2
+        return y
+
+def make_step():
+    model = torch.compile(Bad(64, 64).cuda())
+    x = torch.randn(32, 64, device="cuda")
+    return lambda: model(x).sum().backward()
+"""
+BREAKS = {8: "print", 9: "item", 10: "a value is read", 11: "a branch depends"}
+"""The lines of this file that break a graph, and a part of each reason."""
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_every_graph_break_is_listed(tmp_path: Path, form: tuple[str, ...]) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(BAD)
+    code, shown = run("predict", f"{file}:make_step", "--gpu", "l4", *form)
+    assert code == 0
+    shown = " ".join(shown.split())
+    for line, reason in BREAKS.items():
+        assert re.search(rf"graph break at \S*bad\.py:{line}: [^:]*{reason}", shown), (line, shown)

@@ -272,6 +272,34 @@ def test_strict_float32_copies_nothing_forward() -> None:
     assert taken(tf32, device("v100-sxm-32gb")) == 0  # it has no TF32 units
 
 
+def last(*shape: int) -> TensorSpec:
+    """A tensor in float32 whose channels lie next to each other."""
+    _, channels, height, width = shape
+    return tensor(*shape, strides=(height * width * channels, 1, width * channels, channels))
+
+
+# Layers of AlexNet and SqueezeNet, compiled (measurements/h200/compiled/allocations.jsonl.gz).
+@pytest.mark.parametrize(
+    ("source", "weight", "output", "forward", "backward"),
+    [
+        ((128, 192, 13, 13), (384, 192, 3, 3), (128, 384, 13, 13), 52494352, 232980496),
+        ((128, 384, 13, 13), (256, 384, 3, 3), (128, 256, 13, 13), 58916880, 261816336),
+        ((64, 256, 27, 27), (32, 256, 1, 1), (64, 32, 27, 27), 53747728, 53747728),
+        ((128, 3, 224, 224), (64, 3, 11, 11), (128, 64, 55, 55), 0, 0),
+    ],
+)
+def test_strict_float32_copies_channels_last_tensors(
+    source: tuple[int, ...],
+    weight: tuple[int, ...],
+    output: tuple[int, ...],
+    forward: int,
+    backward: int,
+) -> None:
+    tensors = last(*source), last(*weight), last(*output)
+    assert taken(convolution(*tensors)) == pytest.approx(forward, abs=1024)
+    assert taken(convolution(*tensors, backward=True)) == pytest.approx(backward, abs=1024)
+
+
 def test_what_lies_scattered_is_copied() -> None:
     scattered = tensor(4, 256, 1280, strides=(256 * 1280, 1, 256))
     norm = Op("aten.native_layer_norm.default", (scattered, tensor(1280)), (scattered,))

@@ -13,7 +13,7 @@ from lab.collect.compiled_host import timed, watched
 from lab.fit.compiled_host import fit, held, host_s, launches, left_out, read
 from lab.measured import compiled_hosts
 from lab.measured.compiled_hosts import FRESH, Timing, profiled, timing, unprofiled
-from lab.score.compiled_host import Judged, coverage, table
+from lab.score.compiled_host import Compared, coverage, table
 from lab.steps.host_parts import LISTS, PARTS
 from wavecast.hardware.hosts import COMPILED, REFERENCE_HOST
 
@@ -97,8 +97,8 @@ def test_iterations_after_a_profiler_are_used_only_where_nothing_else_is() -> No
 
 def test_a_table_names_steps_outside_of_their_range() -> None:
     measured = Timing("some-step", "family", "default", 0.010, 0.004, is_clean=True)
-    near = Judged(measured, 0.011, 0.012, 0.008, 0.016)
-    far = Judged(measured, 0.011, 0.020, 0.012, 0.030)
+    near = Compared(measured, 0.011, 0.012, 0.008, 0.016)
+    far = Compared(measured, 0.011, 0.020, 0.012, 0.030)
     assert near.host_error == pytest.approx(0.1)
     lines = list(table([(near, near), (None, far)]))
     assert "| some-step | 10.0 ms | 40% | 11.0 ms | +10% | +10% | +20% |" in lines

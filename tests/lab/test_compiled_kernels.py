@@ -11,9 +11,11 @@ import pytest
 from lab.fit.fused import digest
 from lab.measured.compiled import GPU, SMALL, FusedKernel, kernels, lines, op_of, steps
 from lab.places import MODELS
-from lab.score.compiled import compared, table
+from lab.score.compiled import blind_test, compared, table
 from lab.score.fused_transfer import as_fused
+from lab.steps.compiled import STEPS
 from lab.steps.compiled_blind import BLIND
+from lab.steps.compiled_blind_2 import BLIND_2
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, TensorSpec
@@ -76,7 +78,7 @@ def test_an_exact_prediction_has_no_error() -> None:
     assert [errors[name] for name in ("fused", "gpu", "gain", "iteration", "peak")] == [
         pytest.approx(0.0)
     ] * 5
-    assert "| resnet18-fp32 | +0.0% |" in table({"resnet18-fp32": said}, blind=False)
+    assert "| resnet18-fp32 | +0.0% |" in table({"resnet18-fp32": said}, blind=None)
 
 
 def test_an_eager_op_as_the_kernel_of_its_bytes() -> None:
@@ -87,3 +89,12 @@ def test_an_eager_op_as_the_kernel_of_its_bytes() -> None:
     assert softmax is not None
     assert (add.name, add.attr("read_bytes")) == ("inductor.pointwise", 2 * spec.nbytes)
     assert (softmax.name, softmax.attr("reduction")) == ("inductor.reduction", 4096)
+
+
+def test_the_second_blind_test_has_twenty_new_steps_of_its_own_name() -> None:
+    names = [step.name for step in BLIND_2]
+    assert len(set(names)) == len(names) == 20
+    assert {blind_test(name) for name in names} == {"blind_2"}
+    assert {blind_test(step.name) for step in BLIND} == {"blind"}
+    assert {blind_test(step.name) for step in STEPS} == {None}
+    assert not set(names) & {kernel.source for kernel in kernels()}

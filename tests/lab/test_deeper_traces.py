@@ -11,12 +11,14 @@ import pytest
 from lab.measured.deeper_traces import deeper
 from lab.measured.fused_kernels import ROTARY, fused, sequence_first
 from wavecast.frameworks.tracing import trace
-from wavecast.suite.decoders import gpt, llama
+from wavecast.suite.decoders import gpt, llama, mixtral
 from wavecast.traces.step import Role, Trace
 
 SMALL: dict[str, Any] = {"hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 UNFUSED = partial(gpt, 2, "fp16", weights="fp16", fused_attention=False, recompute="full")
 GROUPED = partial(llama, 2, "bf16", weights="bf16", kv_heads=2, ffn=48)
+ADAPTED = partial(GROUPED, lora=4)
+EXPERTS = partial(mixtral, 2, "bf16", weights="bf16", kv_heads=2, ffn=48, dense_layers=1)
 
 
 def _traced(make: Any, layers: int) -> Trace:
@@ -25,7 +27,7 @@ def _traced(make: Any, layers: int) -> Trace:
     return step
 
 
-@pytest.mark.parametrize("make", [UNFUSED, GROUPED])
+@pytest.mark.parametrize("make", [UNFUSED, GROUPED, ADAPTED, EXPERTS])
 def test_a_deeper_trace_is_that_of_the_deeper_model(make: Any) -> None:
     made, real = deeper(_traced(make, 3), 6), _traced(make, 6)
     assert list(made) == list(real)

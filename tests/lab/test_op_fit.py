@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made import relu, tensor
 
 from lab.fit.boosting import grow
-from lab.fit.learned import covered, spread
+from lab.fit.learned import covered, spread, with_rows_of_a_chip
 from lab.fit.op_fit import shared_trees, trusted
 from lab.measured.op_row import OpRow
 from wavecast.hardware.devices import device
@@ -180,3 +180,35 @@ def measured(ratios: dict[str, np.ndarray]) -> tuple[list[OpRow], np.ndarray]:
         for r in gpu_ratios
     ]
     return rows, np.full(len(rows), 1e-3)
+
+
+def test_new_rows_of_a_chip_teach_their_layout_and_leave_the_other() -> None:
+    """Convolutions in channels last turn out to be faster by a third; those in NCHW do not."""
+    gpu, models = device("h200-sxm"), dict(Learned.shipped().models)
+    attrs: tuple[tuple[str, Scalar], ...] = (("stride", (1, 1)), ("padding", (1, 1)), ("groups", 1))
+
+    def convolution(n: int, *, last: bool) -> Op:
+        batch, side = 8 * (1 + n % 8), (14, 28, 56)[n % 3]
+        strides = (64 * side * side, 1, 64 * side, 64) if last else None
+        image = dataclasses.replace(tensor(batch, 64, side, side), strides=strides)
+        weight = tensor(8 * (1 + n % 16), 64, 3, 3)
+        out = tensor(batch, weight.shape[0], side, side)
+        return Op("aten.convolution", (image, weight), (out,), attrs)
+
+    def seconds(ops: list[Op], using: dict[str, OpModel]) -> np.ndarray:
+        learned = dataclasses.replace(Learned.shipped(), models=using, _batches={}, _gpus={})
+        answers = learned.predict_all(ops, gpu)
+        return np.array([answer.seconds for answer in answers if answer is not None])
+
+    first, last = ([convolution(n, last=layout) for n in range(96)] for layout in (False, True))
+    rows = [
+        OpRow((op,), gpu.id, s, "a") for op, s in zip(first, seconds(first, models), strict=True)
+    ]
+    more = [
+        OpRow((op,), gpu.id, s / 1.5, "b")
+        for op, s in zip(last, seconds(last, models), strict=True)
+    ]
+    grown = with_rows_of_a_chip(models, rows, more)
+    assert np.median(seconds(last, grown) / seconds(last, models)) < 0.8
+    assert np.median(seconds(first, grown) / seconds(first, models)) == pytest.approx(1.0, abs=0.05)
+    assert all(grown[name] is models[name] for name in models if name != "convolution")

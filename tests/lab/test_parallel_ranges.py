@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.fit.parallel_ranges import NARROW, RangedStep, fit, read_steps, share_in
+from lab.fit.parallel_ranges import APART, NARROW, RangedStep, fit, read_steps, table
 from wavecast.steps.parallel_ranges import shipped_widening
 
 END = math.log(1.2)
@@ -25,21 +25,32 @@ def test_each_end_is_widened_by_the_steps_beyond_it() -> None:
     widening = fit({"one": _source(1.0, 1.43)})
     assert widening.below == 1.0
     assert widening.above == pytest.approx(2.0)
-    assert share_in(_source(1.0, 1.43), widening) == 1.0
-    assert share_in(_source(1.0, 1.43), NARROW) == 0.5
+    assert _source(1.43)[0].lies_in(widening)
+    assert not _source(1.43)[0].lies_in(NARROW)
 
 
-def test_a_source_with_many_steps_counts_as_much_as_one_with_few() -> None:
-    few = fit({"many": _source(*[1.0] * 99), "few": _source(1.72)})
-    assert few.above == pytest.approx(3.0)
+def test_a_source_is_judged_by_the_others() -> None:
+    steps = {"one": _source(*[1.43] * 9), "other": _source(*[1.0] * 9)}
+    assert fit(steps, left_out="one") == NARROW
+    lines = table(steps)
+    assert "| one | 9 | 0% | 1.00, 1.00 | 0% |" in lines
+    assert "| other | 9 | 100% | 1.00, 2.00 | 100% |" in lines
+    assert lines[-1] == "| **all but those apart** | 18 | 50% | | 50% |"
 
 
-def test_flagged_steps_are_left_out(tmp_path: Path) -> None:
+def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     head = "row_id,source,strategy,predicted_s,ops_low_s,ops_high_s,measured_s,flags"
-    rows = ["a,one,DP,1,0.9,1.2,1.1,", "b,one,DP,1,0.9,1.2,9,far_below_best_of_same_size"]
+    rows = [
+        "a,one,DP,1,0.9,1.2,1.1,",
+        "b,one,DP,1,0.9,1.2,9,far_below_best_of_same_size",
+        "c,one,EP,1,0.9,1.2,5,",
+    ]
     path.write_text("\n".join([head, *rows]))
-    assert [round(step.measured, 3) for step in read_steps([path])["one"]] == [0.095]
+    facts = [{"row_id": name, "n_experts": None, "task": "pretrain"} for name in "ab"]
+    steps = read_steps([path], [*facts, {"row_id": "c", "n_experts": 8, "task": "pretrain"}])
+    assert {name: len(own) for name, own in steps.items()} == {"one": 1, APART: 1}
+    assert fit(steps) == NARROW
 
 
 def test_the_shipped_ranges_are_not_narrower_than_those_of_the_ops() -> None:

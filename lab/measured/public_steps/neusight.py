@@ -45,10 +45,8 @@ router."""
 
 
 def cases(folder: Path) -> Iterator[Case]:
-    """The steps on one GPU. Compiled rows are a separate set."""
-    for row in read_rows(folder / "end_to_end.parquet"):
-        if row["parallelism"] != "none" or row["model"] not in MODELS:
-            continue
+    """The steps on one GPU. Compiled rows are a separate set, and are traced as eager here."""
+    for row in measured_rows(folder):
         mode = "infer" if row["mode"] == "inf" else "train"
         training, batch, sequence = mode == "train", int(row["batch"]), int(row["seq_len"])
         yield Case(
@@ -66,17 +64,30 @@ def cases(folder: Path) -> Iterator[Case]:
         )
 
 
-def make_named(model: str, batch: int, sequence: int, training: bool) -> Callable[[], None]:
+def measured_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one GPU whose model can be rebuilt."""
+    for row in read_rows(folder / "end_to_end.parquet"):
+        if row["parallelism"] == "none" and row["model"] in MODELS:
+            yield row
+
+
+def make_named(
+    model: str, batch: int, sequence: int, training: bool, compiled: bool = False
+) -> Callable[[], None]:
     """The step of one of `MODELS`."""
-    return make_step(MODELS[model], batch, sequence, training)
+    return make_step(MODELS[model], batch, sequence, training, compiled)
 
 
-def make_step(size: Size, batch: int, sequence: int, training: bool) -> Callable[[], None]:
+def make_step(
+    size: Size, batch: int, sequence: int, training: bool, compiled: bool = False
+) -> Callable[[], None]:
     """A forward pass and, in training, a backward pass, each followed by a synchronisation."""
     import torch
     import torch.nn.functional as F
 
     model = build(size, training).cuda().train(training)
+    if compiled:
+        model.compile()
     tokens = torch.ones(batch, sequence, dtype=torch.long, device="cuda")
     given = {"input_ids": tokens} if size.kind == "bert" else {"input_ids": tokens, **_NO_CACHE}
 

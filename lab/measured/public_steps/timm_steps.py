@@ -15,6 +15,7 @@ float32.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -75,17 +76,27 @@ def chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows_to_use
 
 
-def make_step(model: str, batch: int, image: int, layout: str) -> Callable[[], None]:
-    """Forward, loss, backward and update, then a synchronisation."""
+def make_step(
+    model: str,
+    batch: int,
+    image: int,
+    layout: str,
+    precision: str = "amp_fp16",
+    compiled: bool = False,
+) -> Callable[[], None]:
+    """Forward, loss, backward and update, then a synchronisation.
+
+    Compiled steps ran with torch 2, which has a fused kernel of attention.
+    """
     import torch
     import torch.nn.functional as F
 
-    network, images = _prepared(model, batch, image, layout, fused=False)
+    network, images = _prepared(model, batch, image, layout, precision, compiled, fused=compiled)
     network.train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, foreach=False)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, foreach=compiled)
 
     def step() -> None:
-        with torch.autocast("cuda", torch.float16):
+        with _autocast(precision):
             out = network(images)
             target = torch.empty(batch, dtype=torch.long, device="cuda").random_(1000)
             loss = F.cross_entropy(out[0] if isinstance(out, tuple) else out, target)
@@ -96,22 +107,41 @@ def make_step(model: str, batch: int, image: int, layout: str) -> Callable[[], N
     return step
 
 
-def make_inference(model: str, batch: int, image: int, layout: str) -> Callable[[], None]:
+def make_inference(
+    model: str,
+    batch: int,
+    image: int,
+    layout: str,
+    precision: str = "amp_fp16",
+    compiled: bool = False,
+) -> Callable[[], None]:
     """The forward pass, then a synchronisation."""
     import torch
 
-    network, images = _prepared(model, batch, image, layout, fused=True)
+    network, images = _prepared(model, batch, image, layout, precision, compiled, fused=True)
     network.eval()
 
     def step() -> None:
-        with torch.no_grad(), torch.autocast("cuda", torch.float16):
+        with torch.no_grad(), _autocast(precision):
             network(images)
         torch.cuda.synchronize()
 
     return step
 
 
-def _prepared(model: str, batch: int, image: int, layout: str, *, fused: bool) -> tuple[Any, Any]:
+def _autocast(precision: str) -> Any:
+    """The context of a table's precision: autocast, or none where the weights are cast."""
+    import torch
+
+    dtypes = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+    if precision not in dtypes:
+        return contextlib.nullcontext()
+    return torch.autocast("cuda", dtypes[precision])
+
+
+def _prepared(
+    model: str, batch: int, image: int, layout: str, precision: str, compiled: bool, *, fused: bool
+) -> tuple[Any, Any]:
     """The model and its images, with the settings of timm's benchmark script."""
     import torch
 
@@ -120,6 +150,10 @@ def _prepared(model: str, batch: int, image: int, layout: str, *, fused: bool) -
     torch.backends.cudnn.benchmark = True
     network = build(model, image, fused=fused).cuda().to(memory_format=form)
     images = torch.randn(batch, 3, image, image, device="cuda").contiguous(memory_format=form)
+    if precision == "bf16":
+        network, images = network.bfloat16(), images.bfloat16()
+    if compiled:
+        network.compile()
     return network, images
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -24,6 +23,7 @@ from wavecast.errors import (
 from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+from wavecast.frameworks.target_files import import_file
 from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
 from wavecast.traces.step import Trace, load_trace
@@ -236,7 +236,7 @@ def _import(place: str) -> Any:
     folder = str(Path(place).resolve().parent if is_file else Path.cwd())
     sys.path.insert(0, folder)
     try:
-        return _import_file(place) if is_file else importlib.import_module(place)
+        return import_file(place) if is_file else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if is_file or error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise InvalidInput(
@@ -259,16 +259,6 @@ def _import(place: str) -> Any:
         ) from error
     finally:
         sys.path.remove(folder)
-
-
-def _import_file(place: str) -> Any:
-    path = Path(place).resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InvalidInput(f"{place} cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ the op say it: `points`, `reduction` (the length of its sums), `read_bytes`, `wr
 from __future__ import annotations
 
 from wavecast.ops.registry import Cost, Kind, cost, integer
-from wavecast.traces.step import Op
+from wavecast.traces.step import Op, Scalar
 
 FUSED = (
     "inductor.pointwise",
@@ -24,6 +24,25 @@ HOST_CALLS = (GUARDS, CALL, GRAPH_LAUNCH)
 """The host's work: checking whether compiled code may run, calling it, launching a CUDA graph. The
 attribute `calls` of the last two says how many of the following calls the graph contains, and
 `inputs` of a call how many tensors it is given."""
+
+
+_AMOUNTS = (
+    *("points", "read_bytes", "write_bytes", "strided_bytes", "indirect_bytes"),
+    *("again_bytes", "atomic_bytes", "colliding_bytes"),
+)
+"""Attributes that grow with the tensors of a fused kernel."""
+
+
+def shared_attrs(op: Op, share: float) -> tuple[tuple[str, Scalar], ...]:
+    """The attributes of an op on a share of its elements: those of a fused kernel are smaller."""
+    if op.name not in FUSED or share == 1:
+        return op.attrs
+    return tuple(
+        (name, max(int(value * share), 1))
+        if name in _AMOUNTS and isinstance(value, int) and value
+        else (name, value)
+        for name, value in op.attrs
+    )
 
 
 @cost(*FUSED, kind=Kind.FUSED)

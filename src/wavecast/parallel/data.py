@@ -2,13 +2,16 @@
 
 Each gradient is copied into its bucket when it is ready. A full bucket is reduced on a stream of
 its own, beside the rest of the backward pass. At the end of the backward pass the compute stream
-waits for all reductions, and the gradients are copied back (torch's `c10d/reducer.cpp`).
+waits for all reductions, and the gradients are copied back (torch's `c10d/reducer.cpp`). Compiled
+graphs are cut at buckets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wavecast.ops.fused import HOST_CALLS
+from wavecast.parallel.compiled_graphs import is_compiled, marks_at
 from wavecast.parallel.editing import COMPUTE, REDUCTIONS, Edit, flat, kernel, wait
 from wavecast.parallel.exchanges import all_reduce
 from wavecast.parallel.expert_ranks import Holders
@@ -38,6 +41,30 @@ def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
     for gradient in reduced:
         tensor = flat(gradient.nbytes, "float32")
         edit.insert(end, [kernel("aten.copy_", tensor, tensor, Phase.BACKWARD, gradient.module)])
+    return edit.made()
+
+
+def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
+    """The step with compiled graphs cut as Dynamo's DDPOptimizer cuts them: one for each bucket.
+
+    The graph of the forward pass is cut where that of the backward pass is: before the module whose
+    gradient completes a bucket.
+    """
+    holders = Holders.of(trace, strategy, "data")
+    if holders.alone or not is_compiled(trace):
+        return trace
+    first_use: dict[str, int] = {}
+    for position, call in enumerate(trace):
+        if call.phase is Phase.FORWARD and call.op.name not in HOST_CALLS:
+            first_use.setdefault(call.module, position)
+    cuts = []
+    for _, members in holders.grouped(gradients(trace, inside_graphs=True)):
+        for bucket in buckets(members, strategy.bucket_bytes):
+            last = bucket[-1]
+            cuts += [last.ready + 1, first_use.get(last.module, 0)]
+    edit = Edit(trace)
+    for position, marks in marks_at(trace, cuts).items():
+        edit.insert(position, marks)
     return edit.made()
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from wavecast.parallel.compiled_graphs import graph_numbers, recounted
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 COMPUTE, GATHERS, REDUCTIONS, TRANSFERS = range(4)
@@ -52,22 +53,32 @@ class Edit:
         """The changed trace."""
         calls: list[Call] = []
         kept = []
+        graphs = graph_numbers(self.trace.calls)
+        numbers: list[int] = []
         for position, call in enumerate(self.trace.calls):
             calls.extend(self._before.get(position, ()))
             kept.append(len(calls))
+            if graphs:  # what is inserted between two calls of a graph belongs to it
+                inside = position > 0 and graphs[position - 1] == graphs[position]
+                numbers += [graphs[position] if inside else -1] * (len(calls) - len(numbers))
+                numbers += [graphs[position]] * (position not in self._left_out)
             if position in self._left_out:
                 continue
             op = self._ops.get(position)
             calls.append(call if op is None or op is call.op else _with_op(call, op))
         kept.append(len(calls))
         calls.extend(self._before.get(len(self.trace.calls), ()))
+        if graphs:
+            calls = recounted(calls, [*numbers, *[-1] * (len(calls) - len(numbers))])
         allocations = tuple(_moved(a, kept, len(calls)) for a in self._allocations)
         return replace(self.trace, calls=tuple(calls), allocations=allocations)
 
 
 def _with_op(call: Call, op: Op) -> Call:
     # Several times as fast as dataclasses.replace, which a search would call millions of times.
-    return Call(op, call.phase, call.module, call.stream, call.syncs, call.kernels, call.host_s)
+    return Call(
+        op, call.phase, call.module, call.stream, call.syncs, call.kernels, call.host_s, call.line
+    )
 
 
 def _living(allocation: Allocation, born: int | None, freed: int | None) -> Allocation:
@@ -102,8 +113,11 @@ def cut(trace: Trace, positions: Sequence[int], memory: Sequence[Allocation] = (
                 None if freed is None else bisect_left(index, freed),
             )
         )
-    calls = tuple(trace.calls[position] for position in index)
-    return replace(trace, calls=calls, allocations=tuple(allocations))
+    calls = [trace.calls[position] for position in index]
+    graphs = graph_numbers(trace.calls)
+    if graphs:
+        calls = recounted(calls, [graphs[position] for position in index])
+    return replace(trace, calls=tuple(calls), allocations=tuple(allocations))
 
 
 def flat(nbytes: int, dtype: str = "bfloat16") -> TensorSpec:

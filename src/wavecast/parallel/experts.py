@@ -100,9 +100,7 @@ def _mixtures(trace: Trace) -> list[_Mixture]:
         shapes = stored | {(count, wide, high) for count, high, wide in stored}
         experts = next(iter(stored))[0] if stored else 0
         if ahead:
-            mixtures.append(
-                _Mixture(module, experts, frozenset(shapes), tuple(ahead), again, back)
-            )
+            mixtures.append(_Mixture(module, experts, frozenset(shapes), tuple(ahead), again, back))
     return mixtures
 
 

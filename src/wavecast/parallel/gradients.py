@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from wavecast.parallel.compiled_graphs import ends_of_graphs
 from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
 
@@ -15,8 +16,9 @@ class Gradient:
 
     nbytes: int
     ready: int
-    """The position of the call that makes it. It is final when that call has run."""
+    """The position of the call after which it is final."""
     module: str
+    dtype: str = "float32"
 
 
 def parameters(trace: Trace) -> list[Allocation]:
@@ -24,8 +26,11 @@ def parameters(trace: Trace) -> list[Allocation]:
     return [a for a in trace.allocations if a.role is Role.PARAMETER]
 
 
-def gradients(trace: Trace) -> list[Gradient]:
+def gradients(trace: Trace, *, inside_graphs: bool = False) -> list[Gradient]:
     """The gradients of a step in the order in which they become ready.
+
+    Those that a compiled graph makes are handed over when it ends. `inside_graphs` says when they
+    are computed instead.
 
     A step that keeps the memory of its gradients (`zero_grad(set_to_none=False)`, or Megatron's
     `main_grad`) makes none. Each of its gradients is then taken to be ready when the backward pass
@@ -38,9 +43,14 @@ def gradients(trace: Trace) -> list[Gradient]:
         if a.role is Role.GRADIENT and a.born is not None and _is_backward(trace, a.born):
             summed = sums.get((a.module, a.nbytes), -1)
             ready = summed if summed > a.born else _ready(trace, a.born)
-            made.append(Gradient(a.nbytes, ready, _maker(trace, ready).module))
+            maker = _maker(trace, ready)
+            dtype = maker.op.outputs[0].dtype if maker.op.outputs else "float32"
+            made.append(Gradient(a.nbytes, ready, maker.module, dtype))
     if not made:
         made = _by_module(trace)
+    if not inside_graphs and (ends := ends_of_graphs(trace)):
+        made.sort(key=lambda gradient: gradient.ready)
+        made = [replace(g, ready=ends.get(g.ready, g.ready)) for g in made]
     return sorted(made, key=lambda gradient: gradient.ready)
 
 

@@ -38,6 +38,15 @@ def expert_counts(trace: Trace) -> set[int]:
     return {shape[0] for shape in weights if len(shape) == 3}
 
 
+def routers(trace: Trace) -> set[tuple[str, int]]:
+    """The modules that choose experts by the largest of so many values, which a router gives."""
+    return {
+        (call.module, call.op.inputs[0].shape[-1])
+        for call in trace
+        if call.op.base == "aten.topk" and call.op.inputs and call.op.inputs[0].shape
+    }
+
+
 @dataclass(frozen=True)
 class Mixtures:
     """The layers of experts of a step, as tensor ranks divide them."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
+from wavecast.ops.fused import FUSED, shared_attrs
 from wavecast.parallel.editing import Edit, cut
 from wavecast.parallel.gradients import parameters
 from wavecast.traces.blocks import block_finder
@@ -160,7 +161,7 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
     """
 
     def kept(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        if len(tensors) >= count and len(tensors) % count == 0:
+        if op.name not in FUSED and len(tensors) >= count and len(tensors) % count == 0:
             return tuple(tensors[k + i] for k in range(0, len(tensors), count) for i in mine)
         return tuple(
             TensorSpec((max(int(t.numel * share), 1),), t.dtype, None, t.device)
@@ -169,7 +170,7 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
             for t in tensors
         )
 
-    return Op(op.name, kept(op.inputs), kept(op.outputs), op.attrs)
+    return Op(op.name, kept(op.inputs), kept(op.outputs), shared_attrs(op, share))
 
 
 def _memory_by_part(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wavecast.errors import InvalidInput
+from wavecast.parallel.mixtures import routers
 from wavecast.parallel.products import Layer, layers_of
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.step import Phase, Trace
@@ -155,8 +156,12 @@ def _ruled(trace: Trace, layers: Sequence[Layer], ranks: int) -> Plan:
     styles: dict[int, Style] = {}
     groups: list[Group] = []
     blocks: dict[str, list[Layer]] = {}
+    routed = routers(trace)
     for layer in layers:
-        if block := block_of(layer.module):
+        is_router = not routed.isdisjoint(
+            (module, layer.wide_out) for module in (layer.module, _parent(layer))
+        )
+        if (block := block_of(layer.module)) and not is_router:
             blocks.setdefault(block, []).append(layer)
     whole: set[int] = set()
     for members in blocks.values():

@@ -14,6 +14,8 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
+from wavecast.ops.fused import shared_attrs
+from wavecast.parallel.compiled_graphs import is_compiled
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, Edit, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
@@ -238,7 +240,9 @@ def _shared(op: Op, holders: Holders) -> Op:
             return TensorSpec(shape, tensor.dtype, None, tensor.device)
         return TensorSpec((-(-tensor.numel // shards),), tensor.dtype, None, tensor.device)
 
-    return Op(op.name, tuple(map(share, op.inputs)), tuple(map(share, op.outputs)), op.attrs)
+    inputs, outputs = tuple(map(share, op.inputs)), tuple(map(share, op.outputs))
+    whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, outputs))
+    return Op(op.name, inputs, outputs, shared_attrs(op, own / max(whole, 1)))
 
 
 def _weight_dtype(trace: Trace) -> str:
@@ -252,8 +256,14 @@ def _weight_dtype(trace: Trace) -> str:
 
 
 def _stored_narrow(trace: Trace) -> bool:
-    """Whether weights are stored in 16 bits: products use them so, and no copies are made."""
+    """Whether weights are stored in 16 bits: products use them so, and no copies are made.
+
+    Compiled code makes copies in fused kernels, in which they are not told from other results. What
+    the optimizer updates then tells.
+    """
     copies = any(a.role is Role.WEIGHT_COPY for a in trace.allocations)
+    if is_compiled(trace):
+        copies = _weight_dtype(trace) == "float32"
     return _used_dtype(trace) != "float32" and not copies
 
 

@@ -6,9 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
-from wavecast.parallel.data import with_reduction
+from wavecast.parallel.compiled_graphs import (
+    cuts_at_blocks,
+    is_compiled,
+    marks_at,
+)
+from wavecast.parallel.data import cut_at_buckets, with_reduction
 from wavecast.parallel.editing import Edit, flat
 from wavecast.parallel.gradients import gradients
 from wavecast.parallel.layers import with_layers_divided
@@ -16,6 +22,7 @@ from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
+from wavecast.traces.blocks import block_finder
 from wavecast.traces.step import Call, Op, Phase, Role, Trace
 
 T = TypeVar("T")
@@ -73,9 +80,11 @@ class Spreader:
         """
         if self._exchanges:
             return _as_traced(self._trace, strategy)
+        _refuse_fused(self._trace, strategy)
         layers = _layers_key(strategy)
         trace, notes = self._divided.get(layers, lambda: with_layers_divided(self._trace, strategy))
         parts = strategy.pipeline * strategy.virtual
+        notes += _compiled_notes(trace, strategy)
         if parts == 1:
             part = _part(trace, strategy)
             return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
@@ -83,8 +92,21 @@ class Spreader:
         return _staged(strategy, [_part(piece, strategy) for piece in pieces], cut_at, notes)
 
     def _pieces(self, trace: Trace, parts: int) -> tuple[Cut, list[Trace]]:
+        trace = _cut_at_blocks(trace)
         cut_at = cut_model(trace, parts, self._seconds)
         return cut_at, part_traces(trace, cut_at, parts, backward_end(trace))
+
+
+def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
+    """Refuse to divide the layers of compiled code, whose kernels are fused for whole layers."""
+    sizes = {name: getattr(strategy, name) for name in ("tensor", "context", "expert")}
+    asked = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    if asked and any(ops.kind(op) is ops.Kind.FUSED for op in trace.counts):
+        raise InvalidInput(
+            f"{', '.join(asked)} divides layers, and the step is compiled: its fused kernels "
+            "cannot be divided; spread the step without compiling it, or trace its own parallel "
+            "code (--ranks). data, shard and pipeline take compiled steps"
+        )
 
 
 class _Kept(Generic[T]):
@@ -179,16 +201,45 @@ def _accumulating(trace: Trace, end: int) -> Trace:
     edit = Edit(replace(trace, allocations=()))
     if any(a.role is Role.GRADIENT and a.born is not None for a in trace.allocations):
         for gradient in gradients(trace):
-            made = trace.calls[min(gradient.ready, end - 1)].op.outputs
-            dtype = made[0].dtype if made else "float32"
-            tensor = flat(gradient.nbytes, dtype)
+            tensor = flat(gradient.nbytes, gradient.dtype)
             op = Op("aten.add_.Tensor", (tensor, tensor), (tensor,))
             edit.insert(gradient.ready + 1, [Call(op, Phase.BACKWARD, gradient.module)])
     edit.leave_out(range(end, len(trace)))
     return edit.made()
 
 
+def _cut_at_blocks(trace: Trace) -> Trace:
+    """The step with a compiled graph for each repeated block."""
+    if not is_compiled(trace):
+        return trace
+    edit = Edit(trace)
+    for position, marks in marks_at(trace, cuts_at_blocks(trace, block_finder(trace))).items():
+        edit.insert(position, marks)
+    return edit.made()
+
+
+def _compiled_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
+    """What is assumed of the compiled graphs of a step."""
+    if not is_compiled(trace):
+        return ()
+    if strategy.shard == 3 or strategy.pipeline > 1:
+        return (
+            "compiled graphs end where a repeated block does, as FSDP's hooks and pipeline stages "
+            "break them; kernels are those of the graphs as traced",
+        )
+    if strategy.data > 1 and not strategy.shard:
+        return (
+            "compiled graphs end where a bucket of gradients is complete, as Dynamo's DDPOptimizer "
+            "cuts them; kernels are those of the graphs as traced",
+        )
+    return ()
+
+
 def _part(trace: Trace, strategy: Parallel) -> ModelPart:
+    if strategy.shard == 3:
+        trace = _cut_at_blocks(trace)
+    elif not strategy.shard and strategy.data > 1:
+        trace = cut_at_buckets(trace, strategy)
     end = backward_end(trace)
     passes = replace(trace, calls=trace.calls[:end], allocations=())
     if strategy.shard == 3:

@@ -18,6 +18,8 @@ ANY_WIDTH = 10**6
 _GAP = 3
 """Blanks between two columns."""
 _NOTES_SHOWN = 5
+_GRAPH_BREAK = "torch.compile: graph break at"
+"""How notes begin that list the graph breaks of a compiled step."""
 _NAMES_SHOWN = 4
 
 
@@ -135,8 +137,9 @@ def notes_by_gpu(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def notes(texts: Sequence[str]) -> list[Text]:
-    """Warnings under a table, one line each; the first five of many."""
-    shown = [line(f"note: {note}", "yellow") for note in texts[:_NOTES_SHOWN]]
-    if len(texts) > _NOTES_SHOWN:
-        shown.append(Text(f"note: and {len(texts) - _NOTES_SHOWN} more (--json lists all)"))
+    """Warnings under a table, one line each: the first five of many, and every graph break."""
+    chosen = [n for i, n in enumerate(texts) if i < _NOTES_SHOWN or _GRAPH_BREAK in n]
+    shown = [line(f"note: {note}", "yellow") for note in chosen]
+    if len(texts) > len(chosen):
+        shown.append(Text(f"note: and {len(texts) - len(chosen)} more (--json lists all)"))
     return shown

@@ -102,6 +102,7 @@ def _arguments(call: Call) -> dict[str, Any]:
         "module": call.module,
         "kind": str(ops.kind(call.op) or "unknown"),
         "inputs": [_shape(tensor) for tensor in call.op.inputs[:_MOST_SHAPES]],
+        **({"source": call.line} if call.line else {}),
     }
 
 

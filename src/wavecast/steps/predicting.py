@@ -116,7 +116,8 @@ def predict(
         _refuse_beside_parallel(predictor, origin, graphed)
         assert not isinstance(predictor, Scaler)
         machines = on_cluster(target, parallel, predictor)
-        issuing = find_host(host, target, machines.cluster)
+        alone = parallel.gpus == 1 and parallel.cluster is None  # as without a strategy
+        issuing = find_host(host, target, None if alone else machines.cluster)
         if host_factor != 1:
             issuing = issuing.scaled(host_factor)
         return predict_parallel(step, parallel, machines, issuing)

@@ -8,7 +8,7 @@ from wavecast import ops
 from wavecast.footprint.kinds import peak_by_tbd_kind
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
-from wavecast.ops import Unit
+from wavecast.ops import Kind, Unit
 from wavecast.steps.arguments import refuse_impossible_measurement
 from wavecast.steps.idle import idle_by_cause
 from wavecast.steps.prediction import Prediction
@@ -51,6 +51,14 @@ def _cpu_utilisation(whole: Measurement | None) -> float | None:
     return whole.cpu_s / (whole.cores * whole.seconds)
 
 
+def _name(call: Call) -> str:
+    """The name of an op; for a fused kernel also its line of source and what was fused."""
+    if ops.kind(call.op) is not Kind.FUSED:
+        return call.op.base
+    at = f" at {call.line}" if call.line else ""
+    return f"{call.op.base}{at}: {call.op.attr('fused', '')}".rstrip(": ")
+
+
 def profile_predicted(name: str, prediction: Prediction) -> Profile:
     """The profile of a predicted step."""
     trace = with_workspaces(prediction.trace, prediction.device)
@@ -61,7 +69,7 @@ def profile_predicted(name: str, prediction: Prediction) -> Profile:
     without_syncs_s = max(0.0, max(step.host_s, step.gpu_s) - prediction.gpu_s)
     host_s = min(idle_s, without_syncs_s)
     works = (
-        ProfiledWork(call.op.base, seconds, *_demand(call), unit=_unit(call))
+        ProfiledWork(_name(call), seconds, *_demand(call), unit=_unit(call))
         for call, seconds in zip(trace, prediction.call_s, strict=True)
         if seconds
     )

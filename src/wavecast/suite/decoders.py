@@ -104,17 +104,37 @@ def _step(
 ) -> TrainingStep:
     """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next words.
 
-    Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`. If
-    `weights` is not "fp32", weights are stored so, and the optimizer has float32 copies.
-    `recompute` is one of `RECOMPUTE`. Without `fused_attention`, scores are written to memory, and
-    the share `dropout` of them is dropped. `gated` stands for Llama's block in place of GPT's.
-    Without `head_size` the heads divide `hidden`.
-
-    `experts` of inner width `ffn` make a mixture, `top_k` for each word, beside `shared_experts`
-    for all words. The first `dense_layers` have none. With `kv_rank`, attention is DeepSeek's, with
-    low ranks of keys and values and, if `q_rank` is given, of queries. With `lora`, only adapters
-    of that rank train, of the layers whose names are `adapted`.
+    Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`, and
+    without `head_size` the heads divide `hidden`. If `weights` is not "fp32", weights are stored
+    so, and the optimizer has float32 copies. `recompute` is one of `RECOMPUTE`. Without
+    `fused_attention`, scores are written to memory, and the share `dropout` of them is dropped.
+    `gated` stands for Llama's block in place of GPT's. `experts` of inner width `ffn` make a
+    mixture, `top_k` for each word, beside `shared_experts` for all words; the first `dense_layers`
+    have none. With `kv_rank`, attention is DeepSeek's, with low ranks of keys and values and, if
+    `q_rank` is given, of queries. With `lora`, only adapters of that rank train, of the layers
+    whose names are `adapted`.
     """
+    _check(recompute, weights, precision)
+    sizes = DecoderShape(
+        *(layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden),
+        *(vocab, seq, gated, tied, dropout, head_size or _divided(hidden, heads)),
+        mixture=_mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
+        latent=LatentShape(kv_rank, q_rank) if kv_rank else None,
+    )
+    with torch.device(device):
+        model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
+        if lora:
+            adapt(model, lora, adapted)
+    text = torch.randint(vocab, (batch, seq + 1), device=device)
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
+
+    run = _minimizer(loss, model, precision, device, learning_rate)
+    return TrainingStep(model, (text[:, :-1].contiguous(), text[:, 1:].contiguous()), run)
+
+
+def _check(recompute: str, weights: str, precision: str) -> None:
     if recompute not in RECOMPUTE:
         raise InvalidInput(f"recompute is {recompute!r}; it is one of {', '.join(RECOMPUTE)}")
     if weights not in ("fp32", precision):
@@ -122,33 +142,6 @@ def _step(
             f"weights in {weights} need products in the same precision, not in {precision}; "
             "store them as fp32, or compute in their precision"
         )
-    sizes = DecoderShape(
-        layers,
-        hidden,
-        heads,
-        kv_heads or heads,
-        ffn or 4 * hidden,
-        vocab,
-        seq,
-        gated,
-        tied,
-        dropout,
-        head_size or _divided(hidden, heads),
-        _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
-        LatentShape(kv_rank, q_rank) if kv_rank else None,
-    )
-    with torch.device(device):
-        model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
-        if lora:
-            adapt(model, lora, adapted)
-    text = torch.randint(vocab, (batch, seq + 1), device=device)
-    inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
-
-    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        logits = model(tokens).flatten(0, 1)
-        return F.cross_entropy(logits.float(), targets.flatten())
-
-    return TrainingStep(model, inputs, _minimizer(loss, model, precision, device, learning_rate))
 
 
 def _divided(hidden: int, heads: int) -> int:

@@ -70,13 +70,14 @@ class MixtureLayers(nn.Module):
         counts = torch.histc(
             chosen.flatten().float(), bins=chances.shape[1], min=0, max=chances.shape[1] - 1
         )
-        weights = _WithLoss.apply(weights / weights.sum(-1, keepdim=True), _balance(chances, counts))
+        weights = _WithLoss.apply(
+            weights / weights.sum(-1, keepdim=True), _balance(chances, counts)
+        )
         order = chosen.flatten().argsort(stable=True)  # pairs of a word and an expert, by expert
         sent = words.index_select(0, order // self.top_k)
         mixed = self.combine(self.experts(sent, counts.cumsum(0).int()), order, weights)
-        if self.shared is not None:
-            mixed = mixed + self.shared(words)
-        return mixed.view_as(x)
+        mixed = mixed.view_as(x)
+        return mixed if self.shared is None else mixed + self.shared(x)
 
 
 class GroupedLayers(nn.Module):

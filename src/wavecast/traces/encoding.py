@@ -64,6 +64,9 @@ def encode(trace: Trace) -> dict[str, Any]:
         ),
         "host_s": _sparse((c.host_s for c in trace.calls), None),
     }
+    lines = _sparse(((modules.add(c.line) if c.line else None) for c in trace.calls), None)
+    if lines:
+        calls["line"] = lines  # which only compiled steps have, and no older file
     op_rows = [
         [
             op.name,
@@ -158,7 +161,8 @@ def decode(body: Any) -> Trace:
 def _calls(
     value: Any, ops: Sequence[Op], modules: Sequence[str], launches: Sequence[Kernel]
 ) -> tuple[Call, ...]:
-    names = ("op", "phase", "module", "stream", "syncs", "kernels", "host_s")
+    value = {"line": [], **value} if isinstance(value, dict) else value
+    names = ("op", "phase", "module", "stream", "syncs", "kernels", "host_s", "line")
     columns = _object(value, "calls", names)
     op_column = _list(columns["op"], "calls.op")
     count = len(op_column)
@@ -173,6 +177,7 @@ def _calls(
         lambda v, w: tuple(_run(run, launches, w) for run in _list(v, w)),
     )
     host = _dense(columns["host_s"], "calls.host_s", count, _amount)
+    lines = _dense(columns["line"], "calls.line", count, lambda v, w: _pick(modules, v, w))
     return tuple(
         Call(
             op=_pick(ops, op_column[i], "calls.op"),
@@ -182,6 +187,7 @@ def _calls(
             syncs=bool(syncs.get(i, 0)),
             kernels=kernels.get(i, ()),
             host_s=host.get(i),
+            line=lines.get(i, ""),
         )
         for i in range(count)
     )

@@ -199,6 +199,8 @@ class Call(Brief):
     """The kernels that it ran on the GPU. Empty unless measured."""
     host_s: float | None = None
     """The seconds that the host needed to issue it, waiting not included. None unless measured."""
+    line: str = ""
+    """The line of source that a compiled kernel comes from, as "model.py:12"; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

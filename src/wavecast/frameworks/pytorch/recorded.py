@@ -23,6 +23,8 @@ class OpEntry:
     host: bool
     reads: tuple[int, ...] = ()
     """The positions of the entries that wrote its inputs, if it runs on the host."""
+    line: str = ""
+    """The line of source that a compiled kernel comes from."""
 
 
 @dataclass(slots=True)

@@ -164,9 +164,10 @@ class OpRecorder:
         if self._recording:
             self._append(with_switches(self._intern(name, inputs, outputs, attrs)), False, ())
 
-    def emit(self, op: Op, made: list[Any], module: str, phase: Phase | None = None) -> None:
-        """Record a kernel of compiled code, which allocates these tensors; the present phase if
-        none is given."""
+    def emit(
+        self, op: Op, made: list[Any], module: str, line: str = "", phase: Phase | None = None
+    ) -> None:
+        """Record a kernel of compiled code from a line of source, which allocates tensors."""
         for tensor in made:
             self._remember(tensor)
         if self.on_op is not None and not self._here.silent:
@@ -174,8 +175,7 @@ class OpRecorder:
         if self._records():
             self._append(self._ops.setdefault(op, op), host=False, reads=())
             entry = self._entries[-1]
-            entry.module = module
-            entry.phase = entry.phase if phase is None else phase
+            entry.module, entry.line, entry.phase = module, line, phase or entry.phase
 
     @contextmanager
     def silence(self) -> Iterator[None]:
@@ -339,8 +339,7 @@ class OpRecorder:
         self._live[key] = (memory, weakref.ref(storage, lambda _: self._forget(key)))
 
     def _forget(self, key: int) -> None:
-        memory, _ = self._live.pop(key)
-        memory.freed = len(self._entries)
+        self._live.pop(key)[0].freed = len(self._entries)
 
     def resize(self, storage: Any, nbytes: int) -> None:
         """Follow a storage whose memory is freed or made while its tensors live on."""
@@ -397,4 +396,5 @@ class OpRecorder:
 
     @staticmethod
     def _call(entry: OpEntry, kernels: tuple[Kernel, ...], host_s: float | None) -> Call:
-        return Call(entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels, host_s)
+        of = entry.op, entry.phase, entry.module, entry.stream, entry.syncs, kernels, host_s
+        return Call(*of, entry.line)

@@ -134,6 +134,10 @@ class Structure:
             for gradient in _gradients_of(parameter):
                 yield Role.GRADIENT, local_part(gradient), self._owner(parameter)
 
+    def path_of(self, module: Any) -> str:
+        """The path of a module. One that is not known yet is called from outside of any module."""
+        return self._paths.get(module) or self._name(module)
+
     def roots(self) -> list[Any]:
         """The modules that were called from outside of any module."""
         return list(self._roots.values())
@@ -163,10 +167,7 @@ class Structure:
     def _enter_module(self, module: Any, _args: Any) -> None:
         if not self.follows():
             return
-        path = self._paths.get(module)
-        if path is None:
-            path = self._name(module)
-        self._here.stack.append(path)
+        self._here.stack.append(self.path_of(module))
 
     def _leave_module(self, _module: Any, _args: Any, _output: Any) -> None:
         if self._here.stack:

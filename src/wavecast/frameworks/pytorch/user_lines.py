@@ -16,7 +16,10 @@ _OURS = f"{_PACKAGE}{os.sep}"
 _SUITE = f"{_PACKAGE / 'suite'}{os.sep}"
 _INSTALLED = [Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib", "platlib")]
 # An environment may be reached through a symbolic link, and file names keep the link.
-_LIBRARIES = tuple({str(path) for folder in _INSTALLED for path in (folder, folder.resolve())})
+_LIBRARIES = tuple(
+    sorted({str(path) for folder in _INSTALLED for path in (folder, folder.resolve())}, key=len)
+)[::-1]
+"""The folders of installed libraries, inner ones first."""
 
 _programs: list[str] = []
 """Files that are the user's code wherever they lie: the scripts that are running."""
@@ -71,6 +74,14 @@ def programs_forgotten() -> Iterator[None]:
         yield
     finally:
         _programs[:] = before
+
+
+def source_line(filename: str, line: int) -> str:
+    """A line of a file as it is stored: a library's file without the folder of the libraries."""
+    for folder in _LIBRARIES:
+        if filename.startswith(f"{folder}{os.sep}"):
+            return f"{filename[len(folder) + 1 :]}:{line}"
+    return line_of(filename, line)
 
 
 def line_of(filename: str, line: int) -> str:

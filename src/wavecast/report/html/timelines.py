@@ -17,6 +17,7 @@ from wavecast.report.units import duration
 from wavecast.steps.chrome_trace import host_name, stream_name
 from wavecast.steps.timetable import Timetable
 from wavecast.traces.arrays import Codes
+from wavecast.traces.step import Call
 
 UNIT_S = 1e-8
 """Times are whole numbers of this many seconds."""
@@ -133,10 +134,17 @@ def longest_calls(table_of: Timetable) -> Html:
         Column("op", [call.op.base for call in calls], left=True),
         Column("module", [call.module or f"({call.phase})" for call in calls], left=True),
         Column("phase", [str(call.phase) for call in calls], left=True),
+        *_sources(calls),
         Column("begins", [duration(float(table_of.begin_s[index])) for index in longest]),
         Column("takes", [duration(float(table_of.gpu_s[index])) for index in longest]),
     ]
     return table(columns, caption="The longest calls on the GPU")
+
+
+def _sources(calls: Sequence[Call]) -> list[Column]:
+    """The lines of source that compiled kernels come from, if there are any."""
+    lines = [call.line for call in calls]
+    return [Column("source", lines, left=True)] if any(lines) else []
 
 
 def timeline_place(subject: str) -> Html:

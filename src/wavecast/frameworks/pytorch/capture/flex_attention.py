@@ -90,8 +90,10 @@ def _attended_pairs(
             "assumed to be empty"
         )
         return int(queries * keys)
+    # In compiled code, the user's function would be compiled, too.
+    count = torch.compiler.disable(_pairs_in_blocks)
     with no_dispatch(), torch.no_grad():
-        return _pairs_in_blocks(mask, queries, keys, q_block, k_block)
+        return int(count(mask, queries, keys, q_block, k_block))
 
 
 def _pairs_in_blocks(mask: Any, queries: int, keys: int, q_block: int, k_block: int) -> int:

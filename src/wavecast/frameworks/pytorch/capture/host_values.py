@@ -22,6 +22,9 @@ from wavecast.frameworks.pytorch.capture.places import ON_HOST, on_gpu, on_host,
 LARGEST_CONSTANT = 1 << 16
 """GPU tensors of up to this many whole numbers keep values that are known. Masks stay exact."""
 
+LARGEST_REAL_CONSTANT = 1 << 10
+"""The same for real numbers."""
+
 _LARGEST_DRAWN = 1 << 22
 """Random real numbers beyond this many are not drawn: they are weights or inputs."""
 _LARGEST_FILLED = 1 << 24

@@ -27,6 +27,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.host_values import (
     LARGEST_CONSTANT,
+    LARGEST_REAL_CONSTANT,
     HostValues,
     forget_written,
     is_made_by_python,
@@ -93,6 +94,8 @@ def _overloads(names: str) -> set[Any]:
 
 # Ops whose values are known from their arguments alone.
 _CONSTANTS = _overloads("ones zeros full arange linspace eye")
+
+_FILLED = _overloads("ones zeros full eye")
 
 # Ops that check whether a condition holds everywhere. It is assumed to hold.
 _CHECKS = _overloads("all _is_all_true")
@@ -241,8 +244,7 @@ class Placement(TorchDispatchMode):
                     )
                 if result_place is not None and isinstance(tensor, FakeTensor):
                     put(tensor, result_place)
-                if result_place == ON_GPU and tensor.dtype.is_floating_point:
-                    # Code branches on integers and booleans; weights need no values.
+                if result_place == ON_GPU and not _is_read(func, tensor):
                     tensor.constant = None
         self._mark_special(func, out)
 
@@ -327,6 +329,17 @@ class Placement(TorchDispatchMode):
         put_on_gpu(tensor)
         self.recorder.promote(tensor)
         self._promotions += 1
+
+
+def _is_read(func: Any, tensor: Any) -> bool:
+    """Whether code may read the known values of a result on the GPU.
+
+    Code branches on integers and booleans. It reads few real numbers, such as the widths of layers
+    or rates of dropout; what is filled with one number is a weight or a buffer.
+    """
+    if not tensor.dtype.is_floating_point:
+        return True
+    return tensor.numel() <= LARGEST_REAL_CONSTANT and func not in _FILLED
 
 
 def _place_of_new(kwargs: dict[str, Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -97,6 +98,19 @@ class StepCompiler:
         self._compiled.clear()
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage inside the block. Graphs live until its end, and searching them for
+    garbage again and again takes a tenth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class _Session:
     """The compilations of one trace."""
 
@@ -106,11 +120,17 @@ class _Session:
         self._mode = mode
         self._devices = CompilerDevices()
         self._depth = 0
+        self._frame: Any = None
         self.notes: dict[str, None] = {}
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
-        """The compiler's own world: no modes, no hooks, and all tensors on the GPU."""
+    def outside(self, frame: Any = None) -> Iterator[None]:
+        """The compiler's own world: no modes, no hooks, and all tensors on the GPU.
+
+        `frame` is the frame that is compiled. None if it is known already.
+        """
+        if frame is not None:
+            self._frame = frame
         if self._depth:
             yield
             return
@@ -123,6 +143,7 @@ class _Session:
                 stack.enter_context(dynamo.without_traces())
                 stack.enter_context(self._devices.shown())
                 stack.enter_context(compiling())
+                stack.enter_context(_without_collection())
                 yield
         finally:
             self._depth -= 1
@@ -145,12 +166,17 @@ class _Session:
 
     def compile(self, gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
         """What runs instead of a graph of Dynamo's."""
-        root = self._recorder.structure.place()[1]
+        root, roots = self._recorder.structure.place()[1], dict[str, str]()
+        if not root:
+            modules = dynamo.modules_of(gm, self._frame)
+            roots = {s: self._recorder.structure.path_of(m) for s, m in modules.items()}
         options, is_tuned = inductor.untuned(options)
         if is_tuned:
             self.notes.setdefault(_AUTOTUNED)
         try:
-            compiled = inductor.inductor(gm, inputs, partial(self._compile_inner, root), **options)
+            compiled = inductor.inductor(
+                gm, inputs, partial(self._compile_inner, root, roots), **options
+            )
         except WavecastError:
             raise
         except Exception as error:
@@ -169,6 +195,7 @@ class _Session:
     def _compile_inner(
         self,
         root: str,
+        roots: dict[str, str],
         gm: Any,
         inputs: Sequence[Any],
         *,
@@ -180,7 +207,7 @@ class _Session:
         with self.outside():
             graph = inductor.lowered(gm, inputs, is_backward, is_inference)
             with inductor.handling(graph):
-                plan = plan_of(graph, self._target.sm_count, is_inference)
+                plan = plan_of(graph, self._target.sm_count, is_inference, roots)
                 if not is_backward:
                     inductor.report_strides(graph, hint_of(graph))
         in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)
@@ -191,4 +218,5 @@ class _Session:
             root,
             phase=Phase.OPTIMIZER if in_optimizer else None,
             is_replayed=bool(cudagraphs),
+            is_forward=not is_backward and not is_inference,
         )

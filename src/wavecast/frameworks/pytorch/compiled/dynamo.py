@@ -28,7 +28,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.frameworks.pytorch.capture.places import ON_GPU, ON_HOST, put
-from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device
+from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device, tried
 from wavecast.frameworks.pytorch.compiled.fake_devices import in_backend
 from wavecast.frameworks.pytorch.replacing import replacing
 
@@ -66,19 +66,19 @@ _PLAIN_METHODS = tuple(
 
 @contextmanager
 def frames_compiled(
-    outside: Callable[[], Any], on_error: Callable[[BaseException], bool]
+    outside: Callable[[Any], Any], on_error: Callable[[BaseException], bool]
 ) -> Iterator[None]:
-    """Let Dynamo compile frames inside of `outside()`, though a trace is under way.
+    """Let Dynamo compile frames inside of `outside(frame)`, though a trace is under way.
 
     Args:
-        outside: makes the context in which frames are compiled.
+        outside: makes the context in which a frame is compiled.
         on_error: called with an error; returns whether the frame is to run as it is instead.
     """
     wrapper = convert_frame.CatchErrorsWrapper
     compile_frame = wrapper.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with outside():
+        with outside(args[0]):
             try:
                 return compile_frame(self, *args, **kwargs)
             except Exception as error:
@@ -103,6 +103,10 @@ def frames_compiled(
         graph = output_graph.OutputGraph
         replace(graph, call_user_compiler=_with_fake_inputs(graph.call_user_compiler))
         stack.enter_context(_own_code_skipped())
+        # Starting a process group clears what Dynamo has looked up.
+        replace(
+            trace_rules, get_torch_obj_rule_map=_LastingResult(trace_rules.get_torch_obj_rule_map())
+        )
         for name in _LOGS:
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
@@ -118,6 +122,19 @@ def look_up_functions() -> None:
     It refuses to look them up while one function stands for several of torch's.
     """
     trace_rules.get_torch_obj_rule_map()
+
+
+class _LastingResult:
+    """A cached function of torch's, whose result stays although its cache is cleared."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def __call__(self) -> Any:
+        return self._result
+
+    def cache_clear(self) -> None:
+        """Clear nothing."""
 
 
 @contextmanager
@@ -193,6 +210,26 @@ def is_compiled(module: Any) -> bool:
     return is_wrapped or module._compiled_call_impl is not None
 
 
+def modules_of(gm: Any, frame: Any) -> dict[str, Any]:
+    """The modules whose code is in a graph and that the frame has in variables, by their names."""
+    found: dict[str, Any] = {}
+    for node in gm.graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        match = _VARIABLE.match(str(next(iter(stack.values()))[0])) if stack else None
+        if match is None or match[0] in found:
+            continue
+        value = frame.f_locals.get(match[1])
+        for name in filter(None, match[2].split(".")):
+            value = getattr(value, name, None)
+        if isinstance(value, torch.nn.Module):
+            found[match[0]] = value
+    return found
+
+
+_VARIABLE = re.compile(r"L\['(\w+)'\]((?:\.(?:__self__|_orig_mod))*)")
+"""A local variable that is a module, or a bound method of one."""
+
+
 @contextmanager
 def _own_code_skipped() -> Iterator[None]:
     """Let Dynamo leave the code of the trace itself as it is."""
@@ -207,9 +244,12 @@ def _own_code_skipped() -> Iterator[None]:
 
 
 def _making_on_cpu(run_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo's trial run of one node, without making a tensor from data on the GPU."""
+    """Dynamo's trial run of one node, without making or moving a tensor to the GPU."""
 
     def run(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
+        moved = tried(node, args, kwargs)
+        if moved is not None:
+            return moved
         if node.target not in MAKERS or "device" not in kwargs:
             return run_node(tracer, node, args, kwargs, module)
         options = {name: value for name, value in kwargs.items() if name != "device"}

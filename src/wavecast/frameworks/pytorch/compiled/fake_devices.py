@@ -36,6 +36,7 @@ _METHODS = ("to", "cuda", "cpu", "numpy", "__array__", "tolist")
 _plain_methods = {
     owner: {name: getattr(owner, name) for name in _METHODS} for owner in (FakeTensor, torch.Tensor)
 }
+_MOVE = torch.ops.prims.device_put.default
 _plain_dispatch = FakeTensorMode.dispatch
 _plain_from_tensor = FakeTensorMode.from_tensor
 
@@ -78,6 +79,9 @@ class CompilerDevices:
             if hasattr(mode, REAL_DEVICES):
                 return _plain_dispatch(mode, func, types, args, kwargs)
             place = None if self._depth else _place_of_result(args, kwargs)
+            if func is _MOVE:
+                place = ON_GPU if torch.device(args[1]).type == "cuda" else ON_HOST
+                args = (args[0], CPU, *args[2:])
             if isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "cuda":
                 kwargs = {**kwargs, "device": CPU}
             self._depth += 1

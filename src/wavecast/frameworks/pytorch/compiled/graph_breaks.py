@@ -15,6 +15,7 @@ _MEANING = {
     "capture/flex_attention.py": (
         "flex_attention is traced as one kernel between two graphs, which a GPU does not separate"
     ),
+    "TracedLogger": "DistributedDataParallel calls its logger",
     "generic_jump": "a branch depends on the values of a tensor",
     "_local_scalar_dense": "a value is read from the GPU",
 }

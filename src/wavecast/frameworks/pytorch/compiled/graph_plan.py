@@ -5,15 +5,16 @@ Inductor's scheduler has decided on all of it. Only attributes of its nodes are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from wavecast.frameworks.pytorch.compiled.buffer_plan import NodeBuffers, buffers_of
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
 from wavecast.frameworks.pytorch.compiled.library_ops import (
     library_op,
-    module_and_line,
+    module_and_lines,
     result_names,
 )
 from wavecast.frameworks.pytorch.compiled.node_accesses import spec_of
@@ -44,7 +45,9 @@ class PlanStep:
     module: str
     """The path of the module whose code it runs, from the root of the compiled code."""
     line: str
-    """The line of that code, as "file.py:12"."""
+    """The innermost line of that code, as "file.py:12"."""
+    source: str = ""
+    """The innermost line outside of torch, as the trace shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,29 @@ class GraphPlan:
     """Tensors that are part of the compiled code."""
 
 
-def plan_of(graph: Any, sm_count: int, is_inference: bool = False) -> GraphPlan:
-    """The plan of a graph that Inductor has scheduled (`GraphLowering`). It is made only once."""
-    return _Planner(graph, sm_count).plan(is_inference)
+def plan_of(
+    graph: Any,
+    sm_count: int,
+    is_inference: bool = False,
+    roots: Mapping[str, str] = MappingProxyType({}),
+) -> GraphPlan:
+    """The plan of a graph that Inductor has scheduled (`GraphLowering`). It is made only once.
+
+    Args:
+        graph: the graph.
+        sm_count: the SMs of the GPU.
+        is_inference: whether it has no backward pass.
+        roots: the paths of modules, by the names that Dynamo has for them.
+    """
+    return _Planner(graph, sm_count, roots).plan(is_inference)
 
 
 class _Planner:
     """Reads the plan from Inductor's graph and scheduler."""
 
-    def __init__(self, graph: Any, sm_count: int) -> None:
+    def __init__(self, graph: Any, sm_count: int, roots: Mapping[str, str]) -> None:
         self._graph = graph
+        self._roots = roots
         self._sm_count = sm_count
         self._hint = hint_of(graph)
         self._aliases: dict[str, str] = {}
@@ -124,8 +140,9 @@ class _Planner:
     def _step(self, node: Any, ops: tuple[Op, ...], plan: NodeBuffers) -> PlanStep:
         members = list(node.get_nodes())
         origins = [origin for m in members for origin in getattr(m.node, "origins", None) or ()]
-        module, line = module_and_line(origins)
-        return PlanStep(tuple(self._buffers(members, plan)), ops, plan.freed, module, line)
+        module, line, source = module_and_lines(origins, self._roots)
+        buffers = tuple(self._buffers(members, plan))
+        return PlanStep(buffers, ops, plan.freed, module, line, source)
 
     def _library_ops(self, members: list[Any]) -> Iterator[Op]:
         for member in members:
@@ -139,8 +156,7 @@ class _Planner:
         known = self._graph.scheduler.name_to_buf
         for taken in plan.taken:
             spec = spec_of(known[taken.name].node, self._hint)
-            if spec.device == "cuda":
-                yield PlannedBuffer(taken.name, spec, taken.source, taken.is_shared)
+            yield PlannedBuffer(taken.name, spec, taken.source, taken.is_shared)
         results = [name for member in members for name in result_names(member.node)]
         for name in dict.fromkeys(results):
             buffer = known.get(name)
@@ -149,9 +165,7 @@ class _Planner:
             if name in self._made or not hasattr(buffer.node.get_output_spec(), "size"):
                 continue  # made by an earlier call, or a call with several results
             self._made.add(name)
-            spec = spec_of(buffer.node, self._hint)
-            if spec.device == "cuda":
-                yield PlannedBuffer(name, spec)
+            yield PlannedBuffer(name, spec_of(buffer.node, self._hint))
 
     def _is_alias(self, output: Any) -> bool:
         """Note a buffer that is part of another one, and say whether it is."""

@@ -18,6 +18,7 @@ import torch
 import torch._dynamo
 from torch._dynamo import device_interface
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._guards import TracingContext
 from torch._inductor import async_compile, compile_fx, scheduler
 from torch._inductor import config as inductor_config
@@ -114,6 +115,9 @@ def _replace_passes(
     for name in ("_should_pad", "should_pad_bench"):
         if hasattr(pad_mm, name):
             replace(pad_mm, **{name: _padding(target, on_padded)})
+    # What is computed again draws the same random numbers again: the GPU's generator, which there
+    # is none of, would be put back before. It is the same kernels without.
+    replace(partitioners, functionalize_rng_ops=lambda joint, ahead, back, *_: (ahead, back))
     # A pass copies fake tensors of the GPU, for which torch's CPU build has no code. Torch
     # finds the function under both names, and compares what it finds.
     replace(

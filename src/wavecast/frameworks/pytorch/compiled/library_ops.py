@@ -5,24 +5,31 @@ They have the names, inputs and attributes that the same calls have in a step th
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from wavecast.frameworks.pytorch.compiled.node_accesses import spec_of
 from wavecast.frameworks.pytorch.signature import attribute_of, signature_of
+from wavecast.frameworks.pytorch.user_lines import source_line
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 Hint = Callable[[Any], int]
 
 _LIBRARY = "extern_kernels."
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_COPY = "DeviceCopy"
+"""Inductor's node for a copy between the host and the GPU."""
 _PATH = (
     (re.compile(r"^L\['\w+'\]"), ""),  # the local variable that holds the compiled module
     (re.compile(r"_modules\['(\w+)'\]"), r"\1"),
     (re.compile(r"\[['\"]?(\w+)['\"]?\]"), r".\1"),
-    (re.compile(r"\.?_orig_mod\b"), ""),
+    (re.compile(r"\.?(_orig_mod|__self__)\b"), ""),
 )
 """How Dynamo's names of modules become paths of modules."""
 
@@ -36,6 +43,8 @@ def library_op(kernel: Any, hint: Hint) -> Op:
     """
     func = _overload(kernel)
     outputs = tuple(spec_of(buffer, hint) for buffer in _results(kernel))
+    if type(kernel).__name__ == _COPY:
+        return Op("aten._to_copy", tuple(_specs(kernel.inputs, hint)), outputs)
     if func is None:
         name = str(getattr(kernel, "python_kernel_name", None) or type(kernel).__name__)
         return Op(f"inductor.{name}", tuple(_specs(kernel.inputs, hint)), outputs)
@@ -122,40 +131,44 @@ def _numbers(value: Any, hint: Hint) -> Any:
     return value
 
 
-def module_and_line(origins: Sequence[Any]) -> tuple[str, str]:
-    """The module and the user's line that most of a kernel's graph nodes come from."""
-    modules: dict[str, int] = {}
-    lines: dict[str, int] = {}
+def module_and_lines(origins: Sequence[Any], roots: Mapping[str, str]) -> tuple[str, str, str]:
+    """Where most of a kernel's graph nodes come from: the module, the innermost line of code, and
+    the innermost line outside of torch."""
+    modules, lines, sources = Counter[str](), Counter[str](), Counter[str]()
     for node in origins:
-        path = _module(node.meta)
-        modules[path] = modules.get(path, 0) + 1
-        line = _line(node.meta.get("stack_trace"))
-        if line:
-            lines[line] = lines.get(line, 0) + 1
-    return _most(modules), _most(lines)
+        modules[_module(node.meta, roots)] += 1
+        line, source = _lines(node.meta.get("stack_trace"))
+        lines[line] += 1
+        sources[source] += 1
+    return _most(modules), _most(lines), _most(sources)
 
 
-def _most(counts: dict[str, int]) -> str:
+def _most(counts: Counter[str]) -> str:
     return max(counts, key=lambda key: (bool(key), counts[key]), default="")
 
 
-def _module(meta: dict[str, Any]) -> str:
+def _module(meta: dict[str, Any], roots: Mapping[str, str]) -> str:
     """The path of the innermost module that ran a node, from the root of the compiled code."""
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
     path = str(next(reversed(stack.values()))[0])
+    source = next((name for name in roots if path.startswith(name)), "")
+    path = roots.get(source, "") + path.removeprefix(source)
     for before, after in _PATH:
         path = before.sub(after, path)
     return path.strip(".")
 
 
-def _line(stack: str | None) -> str:
-    """The innermost line of a recorded stack, as "file.py:12"."""
-    last = ""
+def _lines(stack: str | None) -> tuple[str, str]:
+    """The innermost line of a recorded stack and the innermost outside of torch, "file.py:12"."""
+    last = source = ""
     for row in (stack or "").splitlines():
         row = row.strip()
         if row.startswith('File "'):
             name, _, rest = row.removeprefix('File "').partition('", line ')
-            last = f"{name}:{rest.split(',')[0]}"
-    return last
+            number = rest.split(",")[0]
+            last = f"{name}:{number}"
+            if not name.startswith(_TORCH) and number.isdigit():
+                source = source_line(name, int(number))
+    return last, source

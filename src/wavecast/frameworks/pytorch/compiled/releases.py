@@ -34,6 +34,7 @@ REQUIRED = tuple(
     torch._dynamo.types:ConvertFrameReturn
     torch._dynamo.utils:run_node
     torch._functorch.config:patch
+    torch._functorch.partitioners:functionalize_rng_ops
     torch._guards:TracingContext
     torch._inductor.async_compile:AsyncCompile.wakeup
     torch._inductor.codegen.common:Kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
-from wavecast.frameworks.pytorch.capture.places import CPU, put_on_gpu
+from wavecast.frameworks.pytorch.capture.places import CPU, ON_GPU, ON_HOST, place_of, put
 from wavecast.frameworks.pytorch.compiled.graph_plan import (
     GraphPlan,
     PlannedBuffer,
@@ -21,6 +22,8 @@ from wavecast.frameworks.pytorch.recorder import OpRecorder
 from wavecast.frameworks.pytorch.signature import on_host, with_switches
 from wavecast.ops.fused import CALL, GRAPH_LAUNCH
 from wavecast.traces.step import Phase, TensorSpec
+
+_NUMBER = re.compile(r"\d+")
 
 
 class GraphRun:
@@ -33,6 +36,7 @@ class GraphRun:
         root: the path of the module whose code was compiled.
         phase: the phase of the step. None for the present one.
         is_replayed: whether its kernels are replayed as one CUDA graph.
+        is_forward: whether it is the forward pass of code that is trained.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class GraphRun:
         *,
         phase: Phase | None = None,
         is_replayed: bool = False,
+        is_forward: bool = False,
     ) -> None:
         self.plan = plan
         self._recorder = recorder
@@ -51,12 +56,18 @@ class GraphRun:
         self._root = root
         self._phase = phase
         self._is_replayed = is_replayed
+        self._is_forward = is_forward
         self._calls = sum(not on_host(op) for step in plan.steps for op in step.ops)
         self._constants: dict[str, Any] = {}
         self._boxed_call = True  # torch asks for it, also through wrappers that copy attributes
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Record the kernels of the graph, and return its results as fake tensors."""
+        # Torch calls a forward pass without gradients, which by themselves tell of its phase.
+        with torch.set_grad_enabled(torch.is_grad_enabled() or self._is_forward):
+            return self._run_all(args)
+
+    def _run_all(self, args: list[Any]) -> list[Any]:
         tensors = dict(zip(self.plan.inputs, args, strict=True))
         self._recorder.meet(arg for arg in args if isinstance(arg, torch.Tensor))
         args.clear()  # the caller keeps no saved tensor alive
@@ -66,23 +77,30 @@ class GraphRun:
         self._recorder.mark(CALL, calls=calls, inputs=len(self.plan.inputs))
         if self._is_replayed:
             self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
+        root = self._present_root()
         for step in self.plan.steps:
-            self._run(step, tensors)
+            self._run(step, tensors, root)
         return [self._result(result, tensors) for result in self.plan.results]
 
-    def _run(self, step: PlanStep, tensors: dict[str, Any]) -> None:
+    def _present_root(self) -> str:
+        """The module that runs the graph: torch compiles once what layers that are alike run."""
+        present = self._recorder.structure.place()[1]
+        alike = _NUMBER.sub("#", present) == _NUMBER.sub("#", self._root)
+        return present if alike else self._root
+
+    def _run(self, step: PlanStep, tensors: dict[str, Any], root: str) -> None:
         made = []
         for buffer in step.buffers:
             source = tensors.get(buffer.source) if buffer.source else None
             tensors[buffer.name] = self._allocate(buffer, source)
-            if source is None:
+            if source is None and buffer.spec.device == "cuda":
                 made.append(tensors[buffer.name])
             elif not buffer.is_shared:
                 tensors.pop(str(buffer.source), None)
-        module = f"{self._root}.{step.module}".strip(".")
+        module = f"{root}.{step.module}".strip(".")
         for op in step.ops:
             if not on_host(op):
-                self._recorder.emit(with_switches(op), made, module, self._phase)
+                self._recorder.emit(with_switches(op), made, module, step.source, self._phase)
         for tensor in made:  # no kernel may run where memory is only set aside
             self._recorder.follow(tensor)
         for name in step.frees:
@@ -100,7 +118,7 @@ class GraphRun:
         with no_dispatch():
             elements = torch.empty_strided(spec.shape, _strides(spec), dtype=dtype, device="meta")
             tensor = FakeTensor(self._mode, elements, CPU)
-        put_on_gpu(tensor)
+        put(tensor, ON_GPU if spec.device == "cuda" else ON_HOST)
         return tensor
 
     def _view(
@@ -110,7 +128,7 @@ class GraphRun:
             elements = torch.empty(0, dtype=dtype, device="meta")
             elements.set_(base.untyped_storage(), offset, shape, strides)
             tensor = FakeTensor(self._mode, elements, CPU)
-        put_on_gpu(tensor)
+        put(tensor, place_of(base))
         return tensor
 
     def _result(self, result: PlannedResult, tensors: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import math
 
 from wavecast import ops
 from wavecast.ops import Kind
+from wavecast.ops.kernel_counts import COUNTED
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
@@ -54,7 +55,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         access=_access(op, kind, outputs),
         rows=_rows(op, whole, kind),
         serial_elements=_serial_elements(op),
-        kernels=ops.kernels(op),
+        kernels=_kernels(op),
     )
 
 
@@ -224,6 +225,15 @@ def _rows(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
     if kind is not Kind.NORM or not ("layer_norm" in op.base or "rms_norm" in op.base):
         return 0
     return whole.numel / max(_row_width(op, whole, kind), 1) * (2 if "backward" in op.base else 1)
+
+
+def _kernels(op: Op) -> int:
+    """The kernels that an op launches, as they were counted when the model was fitted.
+
+    For the gradient of an embedding bag that was one number. That many indices are sorted by more
+    kernels became known later; what they cost is in the learned factor.
+    """
+    return COUNTED.get(op.base, 1) if "embedding_bag" in op.base else ops.kernels(op)
 
 
 def _serial_elements(op: Op) -> int:

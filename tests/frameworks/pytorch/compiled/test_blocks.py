@@ -1,0 +1,108 @@
+"""Blocks that are compiled one by one, as torchtitan does, and computed again in the backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from wavecast.frameworks.pytorch.compiled.tracing import capture
+from wavecast.hardware.devices import device
+from wavecast.parallel.compiled_graphs import graphs_of
+from wavecast.parallel.spreading import spread
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import Phase, Trace
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+
+BLOCKS = 3
+ATTENTION = "aten._scaled_dot_product_flash_attention"
+
+
+class Attention(nn.Module):
+    """Attention with dropout, which draws random numbers."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.parts = nn.Linear(width, 3 * width)
+
+    def forward(self, x: Any) -> Any:
+        parts = self.parts(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(*parts, dropout_p=0.1)
+        return x + y.transpose(1, 2).flatten(2)
+
+
+class Recomputed(nn.Module):
+    """A block whose activations are computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = Attention()
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(self.inside, x, use_reentrant=False)
+
+
+class Net(nn.Module):
+    """Blocks after each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Recomputed() for _ in range(BLOCKS))
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def make_step() -> Callable[[], None]:
+    model = Net().cuda().bfloat16()
+    for block in model.blocks:
+        block.compile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, 128, 64, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return capture(make_step, gpu=device("a100-sxm-80gb"))
+
+
+def test_what_is_computed_again_is_compiled_with_its_random_numbers(trace: Trace) -> None:
+    assert not any("could not be followed" in note for note in trace.notes)
+    attended = Counter(call.phase for call in trace if call.op.name == ATTENTION)
+    assert attended == {Phase.FORWARD: BLOCKS, Phase.BACKWARD: BLOCKS}
+
+
+def test_a_graph_that_is_compiled_once_belongs_to_each_block_that_runs_it(trace: Trace) -> None:
+    products = Counter(
+        call.module.split(".inside")[0]
+        for call in trace
+        if call.op.base in ("aten.mm", "aten.addmm")
+    )
+    assert set(products) == {f"Net.blocks.{block}" for block in range(BLOCKS)}
+    assert products["Net.blocks.1"] == products["Net.blocks.2"]
+
+
+def test_fsdp_exchanges_the_weights_and_gradients_of_each_block(trace: Trace) -> None:
+    last = spread(trace, Parallel(data=2, shard=3)).groups[0].parts[0].last
+    names = Counter(call.op.name for call in last)
+    assert names["nccl.reduce_scatter"] == BLOCKS
+    assert names["nccl.all_gather"] == 2 * BLOCKS
+    # The compiled code of each block, forward and backward; the optimizer is eager.
+    assert len(graphs_of(last.calls)) == len(graphs_of(trace.calls)) == 2 * BLOCKS
