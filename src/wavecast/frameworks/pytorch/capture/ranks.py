@@ -86,7 +86,7 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
             # DTensor would read the state of the GPU's random generator.
             replace(module, is_rng_supported_mesh=lambda _: False)
         replace(tensor_random, _rng_tracker=None)
-        # DTensor of torch 2.9 would try ops in a mode of its own, into which no tensor of ours fits.
+        # DTensor of torch 2.9 would try ops in a mode of its own, which our tensors do not fit.
         replace(_sharding_prop, FakeTensorMode=lambda: detect_fake_mode() or FakeTensorMode())
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             replace(module, **object_exchanges(placement.assumptions))
