@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.places import H200
+from wavecast.frameworks.pytorch.compiled.node_accesses import FEW_PLACES
 from wavecast.ops.fused import FUSED
 from wavecast.traces.step import Op, TensorSpec
 
@@ -23,8 +24,6 @@ MEMORY = ("held_bytes", "peak_bytes", "reserved_bytes")
 
 BLIND_FILES = {"blind": "blind-", "blind_2": "blind2-"}
 """The files of the blind tests, and how the names of their steps begin."""
-FEW_PLACES = 1024
-"""Atomic additions of a reduction into so few places meet each other."""
 
 
 class FusedKernel(NamedTuple):

@@ -52,7 +52,11 @@ def test_a_compiled_row_without_an_eager_one_has_no_gain(tmp_path: Path) -> None
 
 
 def test_the_gain_of_neusight_is_that_of_the_same_step(tmp_path: Path) -> None:
-    changes = ({}, {"fused": True, "e2e_ms": 174.8}, {"batch": 16, "e2e_ms": 396.5})
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"fused": True, "e2e_ms": 174.8},
+        {"batch": 16, "e2e_ms": 396.5},
+    )
     table_ = pandas.DataFrame([{**NEUSIGHT, **change} for change in changes])
     table_.to_parquet(tmp_path / "end_to_end.parquet")
     (row,) = neusight_rows(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -144,9 +143,15 @@ def test_stages_of_a_pipeline_have_graphs_of_their_own() -> None:
             assert sum(of_phase(last, phase)) == BLOCKS
 
 
-@pytest.mark.parametrize("axis", ["tensor", "context", "expert"])
-def test_layers_of_a_compiled_step_are_not_divided(axis: str) -> None:
-    strategy = Parallel(data=2, expert=2) if axis == "expert" else replace(Parallel(), **{axis: 2})
+@pytest.mark.parametrize(
+    ("axis", "strategy"),
+    [
+        ("tensor", Parallel(tensor=2)),
+        ("context", Parallel(context=2)),
+        ("expert", Parallel(data=2, expert=2)),
+    ],
+)
+def test_layers_of_a_compiled_step_are_not_divided(axis: str, strategy: Parallel) -> None:
     with pytest.raises(InvalidInput, match=f"{axis}=2 divides layers, and the step is compiled"):
         spread(compiled_step(), strategy)
 

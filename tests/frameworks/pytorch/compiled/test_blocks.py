@@ -34,8 +34,8 @@ class Attention(nn.Module):
         self.parts = nn.Linear(width, 3 * width)
 
     def forward(self, x: Any) -> Any:
-        parts = self.parts(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(*parts, dropout_p=0.1)
+        q, k, v = self.parts(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
         return x + y.transpose(1, 2).flatten(2)
 
 

@@ -12,6 +12,8 @@ _INDIRECT = re.compile(r"indirect|tmp")
 _ATOMIC = "atomic_add"
 WARP = 32
 """Threads that run together."""
+FEW_PLACES = 1024
+"""Atomic additions of the whole GPU into so few places wait for each other."""
 _REPEATING = "ModularIndexing"
 
 Hint = Callable[[Any], int]
@@ -152,9 +154,9 @@ def _use(group: Sequence[Access]) -> BufferUse:
 
 
 def _collisions(group: Sequence[Access], places: int) -> int:
-    """Atomic additions that meet others of the same warp, since there are few places."""
+    """Atomic additions that wait for others, since all of the GPU adds to a few places."""
     adds = sum(access.elements for access in group if access.collides)
-    return adds if adds >= WARP * places else 0
+    return adds if adds >= WARP * places and places <= FEW_PLACES else 0
 
 
 def _stored_elements(spec: TensorSpec) -> int:
