@@ -132,6 +132,14 @@ def _overlap(folders: Folders) -> None:
     overlap.main(["--data", str(folders.data), "--cache", str(folders.cache)])
 
 
+def _parallel_ranges(folders: Folders) -> None:
+    from lab.fit import parallel_ranges
+    from lab.score import distributed
+
+    files = distributed.scored(folders.data, folders.cache)
+    parallel_ranges.main([*map(str, files), "--data", str(folders.data), "--write"])
+
+
 def _ranges(folders: Folders) -> None:
     from lab.score import ranges
 
@@ -205,6 +213,13 @@ FITS = (
         _overlap,
         ("models/overlap.toml",),
         ("lambda",),
+    ),
+    ShippedFit(
+        "parallel_ranges",
+        "how wide the ranges of steps on several GPUs are",
+        _parallel_ranges,
+        ("models/parallel_ranges.toml",),
+        ("distributed",),
     ),
     ShippedFit(
         "ranges",

@@ -159,13 +159,17 @@ def table(predictions: dict[str, Row], *, blind: str | None) -> str:
             unfollowed.append(name)
         elif "eager" in known[name]:
             rows.append(compared(name, said, known[name]))
-    text = ["| step | " + " | ".join(COLUMNS.values()) + " |"]
-    text.append("|---|" + "---:|" * len(COLUMNS))
+    if not rows:
+        return "no steps"
+    # Predictions that were made before a step was measured know nothing of its kernels.
+    shown = [figure for figure in COLUMNS if not any(math.isnan(row[figure]) for row in rows)]
+    text = ["| step | " + " | ".join(COLUMNS[figure] for figure in shown) + " |"]
+    text.append("|---|" + "---:|" * len(shown))
     for row in sorted(rows, key=lambda row: str(row["step"])):
-        cells = [f"{row[f]:.1%}" if f == "found" else f"{row[f]:+.1%}" for f in COLUMNS]
+        cells = [f"{row[f]:.1%}" if f == "found" else f"{row[f]:+.1%}" for f in shown]
         text.append(f"| {row['step']} | " + " | ".join(cells) + " |")
     for what, of in (("mean error", statistics.mean), ("median error", statistics.median)):
-        cells = [f"{of(abs(row[f]) for row in rows):.1%}" for f in COLUMNS] if rows else []
+        cells = [f"{of(abs(row[f]) for row in rows):.1%}" for f in shown]
         text.append(f"| **{what}, {len(rows)} steps** | " + " | ".join(cells) + " |")
     if unfollowed:
         text.append(f"\nNot captured, and left out: {', '.join(unfollowed)}.")

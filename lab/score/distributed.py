@@ -314,5 +314,29 @@ def save(path: Path, scored: Sequence[ScoredStep]) -> None:
             )
 
 
+DRAWN = {
+    "vtrain": ("vTrain,calculon", 40),
+    "eager": ("llm-foundry,torchtitan,InternEvo,fms-fsdp,bigscience", 40),
+    "nanotron": ("nanotron", 70),
+    "dgxc": ("dgxc", 80),
+    "tuned": ("NeMo,Megatron-Bridge", 20),
+    "mlperf": ("training_results", None),
+}
+"""The sources and the number of rows drawn of each, as docs/parallel.md has them."""
+
+
+def scored(data: Path, cache: Path) -> list[Path]:
+    """The files of predicted rows of all sources; those that the cache lacks are made."""
+    files = []
+    for name, (sources, rows) in DRAWN.items():
+        file = cache / f"distributed-{name}.csv"
+        if not file.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            drawn = [] if rows is None else ["--rows", str(rows)]
+            main(["--data", str(data), "--source", sources, "--save", str(file), *drawn])
+        files.append(file)
+    return files
+
+
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """Processors of machines, and how fast their hosts issue work, relative to the reference host.
 
 The reference host was measured on one processor. On another one a thread takes longer or shorter,
-as clock and generation tell (`data/hosts/processors.toml`).
+as clock and generation tell (`data/processors.toml`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Processor:
 @functools.cache
 def processors() -> dict[str, Processor]:
     """The known processors by name."""
-    table = shipped_toml("hosts/processors.toml")
+    table = shipped_toml("processors.toml")
     work = {core: fact["value"] for core, fact in table["work_per_clock"].items()}
     return {
         name: Processor(name, facts["core"], facts["boost_hz"]["value"], work[facts["core"]])
@@ -45,7 +45,7 @@ def processors() -> dict[str, Processor]:
 
 def reference_processor() -> Processor:
     """The processor of the reference host."""
-    return processors()[shipped_toml("hosts/processors.toml")["reference"]["value"]]
+    return processors()[shipped_toml("processors.toml")["reference"]["value"]]
 
 
 def host_of(cluster: Cluster) -> Host:

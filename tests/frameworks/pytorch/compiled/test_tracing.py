@@ -335,3 +335,14 @@ def test_a_layer_of_torch_that_a_trace_replaces_is_compiled_as_well() -> None:
     trace = wavecast.trace(make_step, compiled=True)
     assert not any("graph break" in note for note in trace.notes)
     assert any(call.op.name == "inductor.persistent_reduction" for call in trace)
+
+
+def test_a_module_that_torch_itself_leaves_eager_is_named() -> None:
+    def make_step() -> Any:
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda()
+        model.compile()  # torch compiles no frame of its own classes
+        x = torch.randn(32, 64, device="cuda")
+        return lambda: model(x).sum().backward()
+
+    notes = wavecast.trace(make_step).notes
+    assert any("nothing was compiled" in note for note in notes)

@@ -39,6 +39,11 @@ _PADDED = (
     "faster; torch would try it on the GPU"
 )
 
+_NOTHING = (
+    "torch.compile: nothing was compiled; torch leaves module.compile() eager for classes of its "
+    "own, such as Sequential, which torch.compile(module) compiles"
+)
+
 
 class StepCompiler:
     """Compiles what a traced step asks torch to compile, for one GPU.
@@ -90,7 +95,8 @@ class StepCompiler:
 
     def _take_notes(self, session: _Session) -> None:
         breaks = breaks_as_notes(dynamo.graph_breaks())
-        self.notes = (*untried_note(), *breaks, *session.notes)
+        nothing = () if session.has_graphs or breaks or session.notes else (_NOTHING,)
+        self.notes = (*untried_note(), *breaks, *session.notes, *nothing)
 
     def _undo(self) -> None:
         for module in self._compiled:
@@ -122,6 +128,12 @@ class _Session:
         self._depth = 0
         self._frame: Any = None
         self.notes: dict[str, None] = {}
+        self._graphs_before = dynamo.graph_count()
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the compiler has made a graph of any code."""
+        return dynamo.graph_count() > self._graphs_before
 
     @contextmanager
     def outside(self, frame: Any = None) -> Iterator[None]:

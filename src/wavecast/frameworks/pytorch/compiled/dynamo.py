@@ -190,6 +190,11 @@ def is_user_error(error: BaseException) -> bool:
     return isinstance(error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
 
 
+def graph_count() -> int:
+    """How many graphs Dynamo has made in this process."""
+    return int(dynamo_utils.counters["stats"]["unique_graphs"])
+
+
 def graph_breaks() -> list[tuple[str, list[Any]]]:
     """The reasons for graph breaks and the stacks of the user's lines, since the trace began."""
     return [(r.reason, list(r.user_stack)) for r in output_graph.graph_break_reasons]
