@@ -37,6 +37,8 @@ from wavecast.ops import Kind
 from wavecast.ops.fused import HOST_CALLS
 
 GPU = "h200"
+LONGEST = 160
+"""Characters of a reason that the page shows."""
 MEMORY_BYTES = 16 << 30
 LIMIT_S = 600
 _FORK = multiprocessing.get_context("fork")
@@ -204,9 +206,8 @@ def page(results: Sequence[Captured]) -> str:
             continue
         lines += ["", f"## {title}", "", f"{summary(own)}.", ""]
         lines += [
-            "| step | kind | fused kernels | calls | graph breaks | seconds | ops of unknown cost "
-            "| as eager, or failure |",
-            "|---|---|---:|---:|---:|---:|---|---|",
+            "| step | kind | fused kernels | graph breaks | seconds | as eager, or failure |",
+            "|---|---|---:|---:|---:|---|",
         ]
         lines += [_row(result) for result in own]
     return "\n".join(lines) + "\n"
@@ -218,11 +219,9 @@ def _row(result: Captured) -> str:
         f"`{result.name}`",
         result.kind,
         str(result.fused or ""),
-        str(result.calls or ""),
         str(result.breaks or ""),
         f"{result.cpu_s:.1f}",
-        ", ".join(result.unknown),
-        said.replace("|", "\\|"),
+        said.replace("|", "\\|")[:LONGEST],
     )
     return f"| {' | '.join(cells)} |"
 
