@@ -20,6 +20,7 @@ from typing import Any
 CASES = (
     *("import", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b"),
     *("predict-all", "predict-many"),
+    *("compiled gpt2", "compiled gpt2-medium", "compiled llama-1b"),
 )
 _RESULT = "RESULT "
 
@@ -64,6 +65,8 @@ def measure(case: str) -> dict[str, Any]:
         return _memory_70b()
     if case == "bert-base":
         return _trace("BERT-base step, batch 16, bf16", _suite_step)
+    if case.startswith("compiled "):
+        return _compile(case.removeprefix("compiled "))
     layers = int(case.removeprefix("llama-"))
     return _trace(f"Llama-like step, {layers} layers", lambda: _llama_step(layers))
 
@@ -102,6 +105,27 @@ def _trace(what: str, make_step: Callable[[], Any]) -> dict[str, Any]:
         "warm_s": warm_s,
         "rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "more": [f"{len(trace)} ops", f"{weights / 1e9:.2f} G parameters"],
+    }
+
+
+def _compile(name: str) -> dict[str, Any]:
+    """A model of the suite as torch.compile would run it; loading the compiler is counted apart."""
+    import resource
+
+    import wavecast.frameworks.pytorch  # importing torch is not timed
+    from wavecast import suite
+
+    start = time.process_time()
+    import torch._inductor.compile_fx  # noqa: F401
+
+    loading_s = time.process_time() - start
+    start = time.process_time()
+    trace = wavecast.trace(lambda: suite.benchmark(name).make_step(4, "bf16"), compiled=True)
+    return {
+        "what": f"trace a compiled {name} step, batch 4, bf16",
+        "seconds": time.process_time() - start,
+        "rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "more": [f"{len(trace)} ops", f"loading the compiler {loading_s:.1f} s"],
     }
 
 
