@@ -21,7 +21,7 @@ from wavecast.traces.step import Trace
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 
 IGNORED = "torch.compile was ignored; the step was traced as eager PyTorch"
-TRIED = "torch 2.9 to 2.15"
+TRIED = "torch 2.9 to 2.13 and 2.15"
 
 
 def make_step() -> Callable[[], Any]:

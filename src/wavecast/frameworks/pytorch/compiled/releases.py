@@ -13,7 +13,9 @@ from collections.abc import Iterable
 import torch
 
 OLDEST_TORCH, NEWEST_TORCH = (2, 9), (2, 15)
-"""The releases with which compiled steps were tried (docs/compatibility.md)."""
+"""The oldest and the newest release with which compiled steps were tried."""
+TRIED = "torch 2.9 to 2.13 and 2.15"
+"""All of them (docs/compatibility.md)."""
 
 REQUIRED = tuple(
     """
@@ -32,6 +34,7 @@ REQUIRED = tuple(
     torch._dynamo.trace_rules:SKIP_DIRS
     torch._dynamo.trace_rules:get_torch_obj_rule_map
     torch._dynamo.types:ConvertFrameReturn
+    torch._dynamo.utils:counters
     torch._dynamo.utils:run_node
     torch._functorch.config:patch
     torch._functorch.partitioners:functionalize_rng_ops
@@ -96,10 +99,10 @@ def _is_there(name: str) -> bool:
 def why_unsupported() -> str:
     """Why compiled steps cannot be traced with the installed torch; empty if they can."""
     if _version() < OLDEST_TORCH:
-        return f"torch {torch.__version__} is too old for it; {_tried()} were tried"
+        return f"torch {torch.__version__} is too old for it; {TRIED} were tried"
     absent = missing()
     if absent:
-        return f"torch {torch.__version__} lacks {', '.join(absent)}; {_tried()} were tried"
+        return f"torch {torch.__version__} lacks {', '.join(absent)}; {TRIED} were tried"
     return ""
 
 
@@ -109,14 +112,9 @@ def untried_note() -> tuple[str, ...]:
         return ()
     return (
         f"torch.compile: torch {torch.__version__} is newer than the releases with which compiled "
-        f"steps were tried ({_tried()})",
+        f"steps were tried ({TRIED})",
     )
 
 
 def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-
-
-def _tried() -> str:
-    oldest, newest = (".".join(map(str, pair)) for pair in (OLDEST_TORCH, NEWEST_TORCH))
-    return f"torch {oldest} to {newest}"
