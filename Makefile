@@ -5,17 +5,22 @@ BIN := .venv/bin
 READY := .venv/.ready
 GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
 
-.PHONY: help demo components test lint types docs check bench outputs fix clean
+.PHONY: help demo components test slow test-all lint types docs check bench outputs fix clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
 demo: $(READY) ## predict two training steps on several GPUs; no GPU needed
 	$(BIN)/wavecast predict resnet50 --batch 64 --precision bf16 $(GPUS:%=--gpu %)
 	$(BIN)/wavecast predict examples/train.py:make_step --batch 256 $(GPUS:%=--gpu %)
 
-test: $(READY) ## the whole test suite
+test: $(READY) ## the tests, without those that take long
 	$(BIN)/python -m pytest --numprocesses auto
+
+slow: $(READY) ## the tests that take long: training loops, recipes, kills, browsers, long fuzzing
+	$(BIN)/python -m pytest --numprocesses auto -m slow
+
+test-all: test slow ## all tests that need no GPU
 
 components: ## install PostgreSQL and Chromium (Debian), which some tests need
 	.ci/components
@@ -30,13 +35,11 @@ types: $(READY) ## mypy --strict
 docs: $(READY) ## the site, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-check: lint types test docs ## everything CI runs
+check: lint types test-all docs ## everything CI runs
 
-bench: $(READY) ## list the fits and the commands that score, and time wavecast itself
+bench: $(READY) ## list the commands that fit, score and collect, and time wavecast itself
 	@$(BIN)/python -m lab --list
-	@for file in lab/score/*.py; do \
-	  grep -q __main__ $$file && echo "python -m lab.score.$$(basename $$file .py)"; done; true
-	$(BIN)/python -m lab.score.speed
+	$(BIN)/python -m lab score speed
 
 outputs: $(READY) ## rewrite the command output that the documents show
 	$(BIN)/python tests/test_docs.py

@@ -1,28 +1,31 @@
-"""Make every fitted file that ships again, from the measurements: data/models and data/hosts.
+"""Fit what ships, score what is predicted, and collect measurements.
 
-    python -m lab --data FOLDER [--cache FOLDER]       all of them, in order
-    python -m lab learned generations --data FOLDER    these, in the same order
-    python -m lab --list                               the fits, what they read and write
+    python -m lab --list                                   all commands
+    python -m lab fit [NAME ...] --data FOLDER             make files that ship again, in order
+    python -m lab fit NAME ...                             one fit, with options of its own
+    python -m lab score NAME ...                           how good are predictions?
+    python -m lab collect NAME ...                         measure, on a GPU if need be
 
-`--data` names the folder of the public tables, each set in a folder of its own (docs/sources.md).
-`--cache` names a folder that keeps what takes long: traces of published steps, fits with GPUs left
-out, the networks as they are fitted. Our own measurements are in the repository. Seeds are fixed,
-and cards have hashes of the data: the same data give the same files, but for the date on a card.
-The networks (`mlp`) are fitted on a GPU if there is one, whose sums differ in the last digits; on a
-CPU they take hours.
+`--help` after a name shows its options. `--data` names the folder of the public tables, each set in
+a folder of its own (docs/sources.md). `--cache` names a folder that keeps what takes long: traces
+of published steps, fits with GPUs left out, the networks as they are fitted. Our own measurements
+are in the repository. Seeds are fixed, and cards have hashes of the data: the same data give the
+same files, but for the date on a card. The networks (`mlp`) are fitted on a GPU if there is one,
+whose sums differ in the last digits; on a CPU they take hours.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import hashlib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab import commands, needs
 from lab.needs import OPS_AND_STEPS, SINGLE_OPS, check_tables
 from lab.places import H200, ROOT
 
@@ -52,10 +55,14 @@ class ShippedFit:
     """The sets of public tables that it reads."""
 
 
-def _attainable(folders: Folders) -> None:
-    from lab.fit import attainable
+def _fit(name: str, *options: str) -> Callable[[Folders], None]:
+    """A fit by the module of that name, given these of the folders `data` and `cache`."""
 
-    attainable.main(["--data", str(folders.data)])
+    def run(folders: Folders) -> None:
+        given = [text for key in options for text in (f"--{key}", str(getattr(folders, key)))]
+        commands.main_of("fit", name)(given)
+
+    return run
 
 
 def _mlp(folders: Folders) -> None:
@@ -70,66 +77,6 @@ def _mlp(folders: Folders) -> None:
     mlp.main(["fit", str(tables), *layers, "--out", str(out), "--widths", "256", *where])
     for path in (*out.glob("mlp-*.npz"), *out.glob("mlp-*.toml")):
         shutil.copyfile(path, SHIPPED / "models" / path.name)
-
-
-def _workspaces(_: Folders) -> None:
-    from lab.fit import workspaces
-
-    workspaces.main()
-
-
-def _learned(folders: Folders) -> None:
-    from lab.fit import learned
-
-    learned.main(["--data", str(folders.data)])
-
-
-def _grouped(_: Folders) -> None:
-    from lab.fit import grouped
-
-    grouped.main()
-
-
-def _fused(_: Folders) -> None:
-    from lab.fit import fused
-
-    fused.main()
-
-
-def _generations(folders: Folders) -> None:
-    from lab.fit import generations
-
-    generations.main(["--data", str(folders.data), "--cache", str(folders.cache)])
-
-
-def _kernel_counts(_: Folders) -> None:
-    from lab.fit import kernel_counts
-
-    kernel_counts.main()
-
-
-def _host(_: Folders) -> None:
-    from lab.fit import host
-
-    host.main()
-
-
-def _compiled_host(_: Folders) -> None:
-    from lab.fit import compiled_host
-
-    compiled_host.main()
-
-
-def _collectives(folders: Folders) -> None:
-    from lab.fit import collectives
-
-    collectives.main(["--data", str(folders.data)])
-
-
-def _overlap(folders: Folders) -> None:
-    from lab.fit import overlap
-
-    overlap.main(["--data", str(folders.data), "--cache", str(folders.cache)])
 
 
 def _parallel_ranges(folders: Folders) -> None:
@@ -150,13 +97,13 @@ FITS = (
     ShippedFit(
         "kernel_counts",
         "how many kernels an op launches",
-        _kernel_counts,
+        _fit("kernel_counts"),
         ("models/kernel_counts.toml",),
     ),
     ShippedFit(
         "attainable",
         "shares of the roofline that ops attain",
-        _attainable,
+        _fit("attainable", "data"),
         ("models/attainable.toml",),
         SINGLE_OPS,
     ),
@@ -164,53 +111,55 @@ FITS = (
     ShippedFit(
         "workspaces",
         "the workspace that cuDNN takes for convolutions",
-        _workspaces,
+        _fit("workspaces"),
         ("models/workspaces.toml",),
     ),
     ShippedFit(
         "learned",
         "physics of ops and learned efficiencies",
-        _learned,
+        _fit("learned", "data"),
         ("models/learned.npz", "models/learned.toml"),
         SINGLE_OPS,
     ),
-    ShippedFit("grouped", "the kernel for grouped products", _grouped, ("models/grouped.toml",)),
+    ShippedFit(
+        "grouped", "the kernel for grouped products", _fit("grouped"), ("models/grouped.toml",)
+    ),
     ShippedFit(
         "fused",
         "the fused kernels of torch.compile",
-        _fused,
+        _fit("fused"),
         ("models/fused.toml", "models/fused.npz"),
     ),
     ShippedFit(
         "generations",
         "constants of GPU generations, from whole steps",
-        _generations,
+        _fit("generations", "data", "cache"),
         ("models/generations.toml",),
         OPS_AND_STEPS,
     ),
     ShippedFit(
         "host",
         "costs and benchmark times of the reference host",
-        _host,
+        _fit("host"),
         ("hosts/reference.toml",),
     ),
     ShippedFit(
         "compiled_host",
         "what compiled code costs the host",
-        _compiled_host,
+        _fit("compiled_host"),
         ("hosts/compiled.toml",),
     ),
     ShippedFit(
         "collectives",
         "latencies, efficiencies and protocols of collectives",
-        _collectives,
+        _fit("collectives", "data"),
         ("models/collectives.toml",),
         ("kernels", "distributed"),
     ),
     ShippedFit(
         "overlap",
         "what kernels and collectives, and ranks, cost each other",
-        _overlap,
+        _fit("overlap", "data", "cache"),
         ("models/overlap.toml",),
         ("lambda",),
     ),
@@ -289,37 +238,62 @@ def run(fits: Sequence[ShippedFit], folders: Folders, shipped: Path = SHIPPED) -
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the fits that the command line names."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lab",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="fits to run; all of them if none is given"
-    )
-    parser.add_argument(
-        "--skip", nargs="+", default=[], metavar="NAME", help="run all fits but these"
-    )
-    parser.add_argument("--data", type=Path, help="folder of the public tables (docs/sources.md)")
-    parser.add_argument(
-        "--cache", type=Path, default=CACHE, help="default: .cache/lab in the repository"
-    )
-    parser.add_argument("--list", action="store_true", help="list the fits and run none")
-    args = parser.parse_args(given)
+    """Run the command that the command line names."""
+    words = list(sys.argv[1:] if given is None else given)
+    parser = needs.parser(__doc__)
+    parser.prog = "python -m lab"
+    parser.add_argument("kind", nargs="?", choices=commands.KINDS)
+    parser.add_argument("name", nargs="?", metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="list the commands and run none")
+    args = parser.parse_args(words[:2])
     try:
-        skipped = {fit.name for fit in chosen(args.skip)} if args.skip else set()
-        fits = [fit for fit in chosen(args.names) if fit.name not in skipped]
-        if not args.list:
-            check_data(fits, args.data)
+        if args.list or args.kind is None:
+            list_all()
+        elif args.kind == "fit" and makes_shipped_files(words[1:]):
+            fit_shipped(words[1:])
+        elif args.name is None:
+            parser.error(f"name a {args.kind}: {', '.join(commands.names(args.kind))}")
+        else:
+            command = commands.main_of(args.kind, args.name)
+            sys.argv[0] = " ".join(("python -m lab", *words[:2]))
+            command(words[2:])
     except ValueError as error:
         parser.error(str(error))
-    if args.list:
-        for fit in fits:
-            print(f"{fit.name}: {fit.about}")
-            print(f"    writes {', '.join(fit.files) or 'nothing'}")
-            print(f"    reads {', '.join((*fit.tables, 'measurements/h200'))}")
-        return
+
+
+def list_all() -> None:
+    """Print all commands, and what the fits of shipped files read and write."""
+    for kind in commands.KINDS:
+        for name, about in commands.names(kind).items():
+            print(f"python -m lab {kind} {name}: {about}")
+    print("\nFiles that ship, in the order in which they are made:")
+    for fit in FITS:
+        print(f"{fit.name}: {fit.about}")
+        print(f"    writes {', '.join(fit.files)}")
+        print(f"    reads {', '.join((*fit.tables, 'measurements/h200'))}")
+
+
+def makes_shipped_files(words: Sequence[str]) -> bool:
+    """Whether the words after `fit` are names of such fits and the options for all of them."""
+    known = {fit.name for fit in FITS}
+    places = [word for word in words if not word.startswith("-")]
+    options = {word.partition("=")[0] for word in words if word.startswith("-")}
+    values = sum(word in ("--data", "--cache") for word in words)
+    named = sum(place in known for place in places)
+    return options <= {"--data", "--cache", "--skip"} and len(places) - named <= values
+
+
+def fit_shipped(words: Sequence[str]) -> None:
+    """Make the files of the named fits again, or of all."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="all of them by default")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="all but these")
+    parser.add_argument("--data", type=Path, help="folder of the public tables (docs/sources.md)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="default: .cache/lab")
+    args = parser.parse_args(words)
+    skipped = {fit.name for fit in chosen(args.skip)} if args.skip else set()
+    fits = [fit for fit in chosen(args.names) if fit.name not in skipped]
+    check_data(fits, args.data)
     run(fits, Folders(args.data or Path(), args.cache))
 
 

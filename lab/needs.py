@@ -21,10 +21,6 @@ FILES: dict[str, tuple[str, ...]] = {
         *("vidur_gemm.parquet", "vidur_ops.parquet"),
         *("collectives.parquet", "vidur_collectives.parquet"),
     ),
-    "kineto": (
-        "resnet50_ddp_v100_32gb_rank0.ns_resolution.json.gz",
-        "recsys_v100_16gb_rank1of2.trace_diff_test.json.gz",
-    ),
     "lambda": ("lambda_throughput.csv", "lambda_scaling.csv"),
     "neusight": ("ops.parquet", "end_to_end.parquet"),
     "nvidia": ("nvidia_perf.csv",),
@@ -49,6 +45,13 @@ _INSTALL = {
     "timm": "pip install --no-deps timm torchvision pillow",
     "torchvision": "pip install --no-deps torchvision pillow",
 }
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The parser of a command, whose help is the docstring of its module."""
+    return argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 @contextmanager

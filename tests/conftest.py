@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-
-from lab.score.postgres import Server, programs
+from postgres_server import Server, programs
 
 # How fast a machine is must not decide whether a test passes.
 settings.register_profile("any machine", deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from wavecast.traces.step import (
@@ -15,6 +17,7 @@ from wavecast.traces.step import (
     Role,
     TensorSpec,
     Trace,
+    Value,
 )
 
 sizes = st.integers(0, 1 << 40)
@@ -79,11 +82,45 @@ calls = st.builds(
     syncs=st.booleans(),
     kernels=st.lists(kernels, max_size=2).map(tuple),
     host_s=st.none() | times,
+    line=st.text(max_size=2),
+    graph=st.none() | st.integers(0, 3),
 )
 
 
 @st.composite
+def with_values(draw: st.DrawFn, trace: Trace) -> Trace:
+    """The trace with values: each tensor is a new one, or an earlier one of the same spec."""
+    values: list[Value] = []
+    memory = st.none() | st.integers(0, max(len(trace.allocations) - 1, 0))
+
+    def use(spec: TensorSpec) -> int:
+        known = [number for number, value in enumerate(values) if value.spec == spec]
+        reused: int | None = draw(st.none() | st.sampled_from(known)) if known else None
+        if reused is not None:
+            return reused
+        base = draw(st.none() | st.integers(0, len(values) - 1)) if values else None
+        place = draw(memory) if trace.allocations else None
+        names = draw(st.tuples(st.text(max_size=3), st.text(max_size=3)))
+        values.append(Value(spec, place, base, *names))
+        return len(values) - 1
+
+    used = []
+    for call in trace:
+        if draw(st.booleans()) or not (call.op.inputs or call.op.outputs):
+            reads, writes = tuple(map(use, call.op.inputs)), tuple(map(use, call.op.outputs))
+            call = replace(call, reads=reads, writes=writes)
+        used.append(call)
+    return replace(trace, calls=tuple(used), values=tuple(values))
+
+
+@st.composite
 def traces(draw: st.DrawFn) -> Trace:
+    trace = draw(traces_without_values())
+    return draw(with_values(trace)) if draw(st.booleans()) else trace
+
+
+@st.composite
+def traces_without_values(draw: st.DrawFn) -> Trace:
     made = draw(st.lists(calls, max_size=4))
     moments = st.tuples(st.integers(0, len(made)), st.integers(0, len(made))).map(sorted)
     spans = st.lists(st.tuples(moments, st.booleans(), st.booleans()), max_size=4)

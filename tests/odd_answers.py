@@ -22,14 +22,13 @@ from wavecast.predictors.mixed_precision import MixedPrecision
 from wavecast.predictors.mlp.predictor import Mlp
 from wavecast.predictors.roofline import Roofline
 from wavecast.predictors.wave import WaveScaling
-from wavecast.report import records
+from wavecast.report.fields import record
 from wavecast.report.memory import memories
 from wavecast.report.predictions import predictions
 from wavecast.report.profiles import profiles
 from wavecast.report.traces import measured_step, traced_step
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.profile import Profile
-from wavecast.steps.profiling import profile_measured, profile_predicted
+from wavecast.steps.profile import Profile, profile_measured, profile_predicted
 from wavecast.traces.step import Trace
 
 GPUS = ("v100-sxm-16gb", "h100-sxm-80gb", "mi250x")
@@ -53,13 +52,13 @@ def _predicted(trace: Trace, by: Predictor | Scaler | None, gpu: str) -> None:
     profile = profile_predicted("odd", prediction)
     _shown_profile(profile)
     _shown(predictions("odd", [prediction], 80))
-    _written(records.prediction(prediction, by="op"))
+    _written(record(prediction))
 
 
 def _shown_profile(profile: Profile) -> None:
     profile.wasteful()
     _shown(profiles("odd", [profile], 80))
-    _written(records.profile(profile))
+    _written(record(profile))
 
 
 def _measured(trace: Trace) -> None:
@@ -74,7 +73,7 @@ def _memory(trace: Trace, gpu: str | None) -> None:
     assert 0 <= memory.peak_bytes <= memory.reserved_bytes < math.inf
     memory.by_kind, memory.by_module(), memory.held(), memory.fits
     _shown(memories("odd", [memory], 80))
-    _written(records.memory(memory))
+    _written(record(memory))
     if gpu is not None:
         advise(memory)
     else:
@@ -85,13 +84,13 @@ def _shown(page: RenderableType) -> None:
     Console(width=80, file=io.StringIO()).print(page)
 
 
-def _written(record: object) -> None:
-    json.dumps(record, allow_nan=False)
+def _written(data: object) -> None:
+    json.dumps(data, allow_nan=False)
 
 
 def _described(trace: Trace) -> None:
     ops.totals(trace)
-    _written(records.trace(trace))
+    _written(record(trace))
     _shown((measured_step if trace.measurement else traced_step)("odd", trace))
 
 

@@ -21,6 +21,7 @@ from types import ModuleType
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from over_all import over
 
 import wavecast
 
@@ -41,7 +42,13 @@ INLINE = re.compile(r"`(wavecast (?!--)[^`]+)`")
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+every_page = over("page", PAGES, called=lambda page: page.relative_to(ROOT))
+
+
+def pages_with(content: re.Pattern[str]) -> pytest.MarkDecorator:
+    """A test for each page that has such content."""
+    pages = [page for page in PAGES if content.search(page.read_text(encoding="utf-8"))]
+    return pytest.mark.parametrize("page", pages, ids=lambda p: str(p.relative_to(ROOT)))
 
 
 def commands() -> Iterator[str]:
@@ -50,7 +57,11 @@ def commands() -> Iterator[str]:
         if page.name in FOLLOWED:
             continue
         text = page.read_text(encoding="utf-8")
-        lines = [line for block in SHELL.findall(text) for line in block.splitlines()]
+        lines = [
+            line
+            for block in SHELL.findall(text)
+            for line in block.replace("\\\n", " ").splitlines()
+        ]
         if page.name == "README.md":
             lines += INLINE.findall(text)
         for line in lines:
@@ -84,7 +95,8 @@ def printed(command: str) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
 
 
-@every_page
+@pytest.mark.slow
+@pages_with(RUNNABLE)
 def test_runnable_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = RUNNABLE.findall(page.read_text(encoding="utf-8"))
     if blocks:
@@ -97,7 +109,7 @@ def test_runnable_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> N
         exec(compile(block, str(page), "exec"), vars(example))
 
 
-@every_page
+@pages_with(SHOWN)
 def test_shown_output_is_what_the_command_prints(
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +118,7 @@ def test_shown_output_is_what_the_command_prints(
         assert shown["output"] == printed(shown["command"]), "run make outputs"
 
 
-@pytest.mark.parametrize("command", sorted(set(commands())))
+@over("command", sorted(set(commands())))
 def test_shown_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments parse, GPUs are known, and files are there; nothing long is run."""
     import typer
@@ -143,9 +155,9 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_readme_names_make_targets_that_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
-        named = set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", page.read_text(), re.MULTILINE))
+        named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", page.read_text(), re.MULTILINE))
         assert {a or b for a, b in named} <= targets, page.name
 
 

@@ -11,6 +11,8 @@ import pytest
 from chromium import browser, cut_off
 from shell import run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -21,8 +21,8 @@ from wavecast.files import read_toml
 from wavecast.frameworks.ncu import load
 from wavecast.frameworks.pytorch.huggingface.configs import _read as read_config
 from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.regression.complexities import Network
-from wavecast.regression.layer_times import read_caffe_time
+from wavecast.regression.layers.complexities import Network
+from wavecast.regression.layers.layer_times import read_caffe_time
 from wavecast.runs.sources import opened_runs
 from wavecast.runs.suite_results import read_results
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "howto").glob("add-*.md"))
 COPIED = ("src", "tests", "lab", "examples", "pyproject.toml")

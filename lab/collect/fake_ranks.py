@@ -1,7 +1,7 @@
 """One rank of a fake group of eight on a real GPU: the peak of its memory, and its kernels.
 
-    python -m lab.collect.fake_ranks run OUT.json        on a machine with a GPU
-    python -m lab.collect.fake_ranks compare OUT.json    anywhere: against traces of the same steps
+    python -m lab collect fake_ranks run OUT.json        on a machine with a GPU
+    python -m lab collect fake_ranks compare OUT.json    anywhere: against traces of the same steps
 
 Collectives of torch's `fake` backend do nothing, so that one GPU runs all other kernels of a rank.
 Torch's own reducer of DistributedDataParallel does not run there; ours takes its place.
@@ -9,13 +9,15 @@ Torch's own reducer of DistributedDataParallel does not run there; ours takes it
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from lab import needs
 
 FIRST_STEPS = 3
 """Steps before the measured one: states are made, and buckets are rebuilt."""
@@ -78,8 +80,8 @@ def _reducer_of_ours() -> Any:
     from torch import distributed as dist
 
     from wavecast.frameworks.pytorch.capture import reducer
-    from wavecast.frameworks.pytorch.recorder import OpRecorder
-    from wavecast.frameworks.pytorch.structure import Structure
+    from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+    from wavecast.frameworks.pytorch.recording.structure import Structure
 
     class RealReducer(reducer.TracedReducer):
         def _reduce(self, bucket: Any) -> None:
@@ -143,18 +145,14 @@ def _started(make_step: Any) -> Any:
     return make
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Run or compare, as the arguments say."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = needs.parser(__doc__)
     parser.add_argument("action", choices=["run", "compare"])
     parser.add_argument("file", type=Path)
     parser.add_argument("steps", nargs="*")
-    given = parser.parse_args()
-    if given.action == "run":
-        run(given.file, given.steps)
+    args = parser.parse_args(given)
+    if args.action == "run":
+        run(args.file, args.steps)
     else:
-        print("\n".join(compare(given.file)))
-
-
-if __name__ == "__main__":
-    main()
+        print("\n".join(compare(args.file)))

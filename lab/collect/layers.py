@@ -1,7 +1,7 @@
 """How long do linear layers, products, convolutions and LSTMs take? Measures them on this GPU.
 
-    python -m lab.fit.mlp prepare FOLDER public.npz      first, where the public tables are
-    python -m lab.collect.layers public.npz OUT          on the GPU machine
+    python -m lab fit mlp prepare FOLDER public.npz      first, where the public tables are
+    python -m lab collect layers public.npz OUT          on the GPU machine
 
 Needs a GPU and only torch and numpy. For each kind it measures layers of public tables
 (public.npz), then random layers from Habitat's ranges. Writes OUT/GPU-KIND-SEED.csv, which becomes
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from lab import needs
 from lab.measured.mlp_data import public, shared_layers
 from wavecast.campaigns.layer_times import collect
 from wavecast.campaigns.progress import Progress
@@ -58,11 +60,9 @@ def measure(args: argparse.Namespace) -> None:
             print(f"{path}: {rows} of {count} rows, {spent_s:.0f} s", flush=True)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Measure into a folder."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("public", type=Path, help="layers of public tables")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
@@ -71,8 +71,4 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2500, help="most layers of each list")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--benchmark", action="store_true", help="let cuDNN search for algorithms")
-    measure(parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()
+    measure(parser.parse_args(given))

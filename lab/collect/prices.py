@@ -1,6 +1,6 @@
 """Make the table of prices that ships: src/wavecast/data/prices.toml.
 
-    python -m lab.collect.prices --data FOLDER
+    python -m lab collect prices --data FOLDER
 
 Reads the public set prices (docs/sources.md). Of each GPU, number of GPUs in a machine (1, 2, 4 or
 8) and way to pay, it keeps the three cheapest offers that are fresh, and those of the large clouds,
@@ -9,7 +9,7 @@ each in its cheapest region. `wavecast.planning.catalogues` says which rows are 
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from lab import needs
@@ -55,15 +55,11 @@ def snapshot(folder: Path) -> PriceBook:
     return PriceBook(tuple(kept), book.date, SOURCE)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write the table, and print how many offers it has."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = needs.parser(__doc__)
     needs.add_data(parser, "prices")
-    book = snapshot(parser.parse_args().data)
+    book = snapshot(parser.parse_args(given).data)
     write_prices(OUT, book, ABOUT.splitlines())
     gpus = {offer.device_id for offer in book.offers}
     print(f"{len(book.offers)} offers of {len(gpus)} GPUs, {len(book.providers())} providers")
-
-
-if __name__ == "__main__":
-    main()

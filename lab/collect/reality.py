@@ -1,6 +1,6 @@
 """Which ops do real steps run, and how long do they take? Records steps on this machine's GPU.
 
-    python -m lab.collect.reality OUT
+    python -m lab collect reality OUT
 
 Needs a GPU and transformers. Records each step of `lab.steps.reality`, compares it with the trace
 made without using the GPU, and measures its times and memory. Writes OUT/steps/*.json.gz,
@@ -11,14 +11,13 @@ the recorded steps, without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from lab import needs
 from lab.collect.gpu_steps import release_memory, single_s, steady_s
 from lab.measured.agreement import compare, describe
 from lab.steps.reality import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.frameworks.pytorch.capture.autocast import registered
 from wavecast.frameworks.pytorch.measurement.iteration import measure as measure_step
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording_modes import RecordingMode
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recording_modes import RecordingMode
+from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.traces.step import Trace
 
 
@@ -210,14 +210,8 @@ def run_on_gpu(out: Path) -> None:
     print("\n".join(lines))
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Record into a folder."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
-    run_on_gpu(parser.parse_args().out)
-
-
-if __name__ == "__main__":
-    main()
+    run_on_gpu(parser.parse_args(given).out)

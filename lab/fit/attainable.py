@@ -1,6 +1,6 @@
 """Fit the shares of the roofline that ops attain.
 
-    python -m lab.fit.attainable --data FOLDER
+    python -m lab fit attainable --data FOLDER
 
 Needs pandas and the public tables neusight, kernels and deepbench (docs/sources.md), and the steps
 measured on our H200 (the campaign `steps`). Writes src/wavecast/data/models/attainable.toml.
@@ -13,7 +13,6 @@ time over all GPUs, each left out of the fit in turn.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -119,9 +118,9 @@ def spread(observed: Observed, floor_s: float) -> tuple[float, float]:
     return min(*ratios, LEAST_LOW, 1.0), max(*ratios, LEAST_HIGH, 1.0)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit all groups and write the card."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.SINGLE_OPS)
     groups = observations(parser.parse_args(given).data)
     gpus = sorted({str(gpu) for observed in groups.values() for gpu in observed.gpus})
@@ -146,7 +145,3 @@ def main(given: Sequence[str] | None = None) -> None:
     CARD.parent.mkdir(exist_ok=True)
     CARD.write_text("\n".join(lines) + "\n")
     print(CARD.read_text())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Fit the constants of collectives: latencies, efficiencies and protocols of NCCL.
 
-    python -m lab.fit.collectives --data FOLDER
+    python -m lab fit collectives --data FOLDER
 
 Needs scipy, pandas and the public tables kernels and distributed (docs/sources.md); takes five
 minutes. Writes src/wavecast/data/models/collectives.toml. The constants are fitted in logarithms,
@@ -12,7 +12,6 @@ rows that were left out of the fit.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -59,7 +58,7 @@ GROUP_ROWS = 20
 RANGE_SHARE = 0.9
 
 _HEAD = """\
-# Written by python -m lab.fit.collectives: the constants of wavecast.predictors.collectives, whose
+# Written by python -m lab fit collectives: the constants of wavecast.predictors.collectives, whose
 # dataclass says what each means. Fitted on {rows:,} measured collectives: {sources}.
 # Not fitted: {unfitted}.
 fitted = {day}
@@ -257,11 +256,9 @@ def with_ranges(
     return replace(constants, **ranges)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit the constants and write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, "kernels", "distributed")
     args = parser.parse_args(given)
     rows = measured_collectives(args.data)
@@ -274,7 +271,3 @@ def main(given: Sequence[str] | None = None) -> None:
         for part in group:
             errors = np.abs(np.expm1(part.log_errors))
             print(f"without {part.what}: {np.median(errors):.1%} of {len(errors)} rows")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Fit what compiled code costs the host: launches, attention, guards and calls of graphs.
 
-    python -m lab.fit.compiled_host                 fit, write the file, print the errors
-    python -m lab.fit.compiled_host count FOLDER    count the eager ops of traced steps anew
+    python -m lab fit compiled_host                 fit, write the file, print the errors
+    python -m lab fit compiled_host count FOLDER    count the eager ops of traced steps anew
 
 The fit needs only measurements/h200/compiled and writes src/wavecast/data/hosts/compiled.toml. All
 costs are numbers of ops that Python issues in the forward pass (`Host.forward_s`), so that they
@@ -24,11 +24,9 @@ input is that of compiled code without autograd, such as a compiled optimizer.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -39,13 +37,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
+from lab import needs
+from lab.markdown import heading
 from lab.measured.compiled import FOLDER
 from lab.measured.compiled_hosts import pieces, profiled, unprofiled
 from lab.places import MODELS
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
-from wavecast.ops.fused import CALL, GUARDS
 from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import host_factors
+from wavecast.traces.graphs import CALL, GUARDS
 
 COUNTS = FOLDER / "eager_counts.json"
 """How often the eager trace of each step needs each cost of a host."""
@@ -233,7 +233,7 @@ def to_toml(costs: Vector, steps: Sequence[CompiledDemand], error: float) -> str
     return "\n".join(
         [
             "# What compiled code costs the host, as a number of ops that Python issues in the",
-            "# forward pass. Written by python -m lab.fit.compiled_host.",
+            "# forward pass. Written by python -m lab fit compiled_host.",
             f"# Fitted on {len(steps)} steps (measurements/h200/compiled/host.jsonl.gz). With its",
             f"# family left out, a step's mean error is {error:.1%}, its machine's speed apart.",
             "",
@@ -248,16 +248,14 @@ def to_toml(costs: Vector, steps: Sequence[CompiledDemand], error: float) -> str
     )
 
 
-def main(given_arguments: Sequence[str] = ()) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit, write the file and print how well steps are described."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("action", choices=["fit", "count"], nargs="?", default="fit")
     parser.add_argument("folder", type=Path, nargs="?")
-    given = parser.parse_args(given_arguments)
-    if given.action == "count":
-        count(given.folder)
+    args = parser.parse_args(given)
+    if args.action == "count":
+        count(args.folder)
         return
     steps = read()
     ratios = left_out(steps)
@@ -273,8 +271,7 @@ def main(given_arguments: Sequence[str] = ()) -> None:
 
 def table(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterator[str]:
     """The errors of steps on the reference host, and on their own machines."""
-    yield "| step | host, measured | reference host | eager | on its own machine |"
-    yield "|---|---:|---:|---:|---:|"
+    yield from heading("step | host, measured | reference host | eager | on its own machine")
     for step in sorted(steps, key=lambda step: step.step):
         ratio = ratios[step.step]
         eager = f"{1 / step.machine - 1:+.0%}" if step.eager_s else ""
@@ -303,7 +300,3 @@ def held(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterat
         ]
         name = "on its own machine, as if calibrated" if known else "on the reference host"
         yield f"within the range {name}: {sum(inside)} of {len(inside)}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,8 +1,8 @@
 """Fit the time of fused kernels (torch.compile), measured on our H200.
 
-    python -m lab.fit.fused
+    python -m lab fit fused
 
-Needs only measurements/h200/compiled (`lab.collect.compiled`). Writes
+Needs only measurements/h200/compiled. Writes
 src/wavecast/data/models/fused.toml (constants, ranges, errors) and fused.npz (trees).
 
 The constants of the physics (`wavecast.predictors.learned.physics.fusions`) are fitted by robust
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from lab import needs
 from lab.fit.boosting import grow
 from lab.fit.learned import ONE_GPU_SPREAD, RANGE
 from lab.fit.op_fit import constants
@@ -169,8 +170,9 @@ def card(rows: Sequence[FusedKernel], model: OpModel, others_s: Floats) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit, write the files and print the card."""
+    needs.parser(__doc__).parse_args(given)
     rows = [row for row in kernels() if row.family != "host"]
     model = fit(rows)
     others_s = left_out(rows)
@@ -178,7 +180,3 @@ def main() -> None:
     path = MODELS / "fused.toml"
     path.write_text(card(rows, model, others_s), encoding="utf-8")
     print(path.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Fit constants of GPU generations on whole steps, for chips whose single ops were not measured.
 
-    python -m lab.fit.generations --data FOLDER --cache FOLDER
+    python -m lab fit generations --data FOLDER --cache FOLDER
 
 Needs pandas, timm, torchvision, transformers and the public tables of steps and of ops
 (docs/sources.md). `--cache` keeps the traces of published steps (`lab/measured/public_steps`) and
@@ -20,7 +20,6 @@ predicts the old steps.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import statistics
@@ -289,9 +288,9 @@ def _off(step: PublishedStep, offsets: Mapping[Key, float]) -> float:
     return abs(seconds / step.measured_s - 1)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit the constants, write the file, and print the errors before and after."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
     args = parser.parse_args(given)
@@ -304,7 +303,3 @@ def main(given: Sequence[str] | None = None) -> None:
     for name, off in (("before", before), ("after", after)):
         print(f"{name}: {len(off)} steps, mean error {statistics.mean(off):.1%}")
     print((MODELS / "generations.toml").read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Fit the time of the kernel for grouped products (mixtures of experts), measured on our H200.
 
-    python -m lab.fit.grouped
+    python -m lab fit grouped
 
-Needs only measurements/h200/grouped.json (`lab.collect.experts`). Writes
+Needs only measurements/h200/grouped.json. Writes
 src/wavecast/data/models/grouped.toml.
 
 The constants (`wavecast.predictors.learned.physics.groups`) are fitted on groups of equal and of
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from lab import needs
 from lab.fit.learned import ONE_GPU_SPREAD, RANGE
 from lab.fit.op_fit import constants
 from lab.measured.experts import GPU, ExpertRow, measured_s, op_of, read
@@ -112,13 +113,10 @@ def card(rows: Sequence[ExpertRow], theta: Theta) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit, write the file and print it."""
+    needs.parser(__doc__).parse_args(given)
     rows = in_one_kernel(read())
     path = MODELS / "grouped.toml"
     path.write_text(card(rows, fit(rows)), encoding="utf-8")
     print(path.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Fit the costs of the reference host for issuing a step, and write its file.
 
-    python -m lab.fit.host
+    python -m lab fit host
 
 Needs scipy and measurements/h200, no GPU and no public tables; takes a minute. Writes
 src/wavecast/data/hosts/reference.toml (`lab.fit.host_reference` says what is in it) and prints the
@@ -17,6 +17,7 @@ reference host takes `MIDDLE` times as long as the machine on which the suite wa
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
+from lab import needs
 from lab.fit.host_reference import HOST_BOUND, OUT, host_bound, machine_factor, model_of, to_toml
 from lab.measured import campaigns
 from lab.measured.timed import all_machines, machines
@@ -141,8 +143,9 @@ def left_out(steps: Steps) -> Vector:
     return errors
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit, write the file, and print how well steps are predicted."""
+    needs.parser(__doc__).parse_args(given)
     steps = read()
     costs, factors = fit(steps)
     print({lease: round(factor, 2) for lease, factor in factors.items()})
@@ -161,7 +164,3 @@ def main() -> None:
         f"{len(errors)} steps, models left out: mean error {errors.mean():.1%}, median "
         f"{np.median(errors):.1%}, worst {errors.max():.0%}"
     )
-
-
-if __name__ == "__main__":
-    main()

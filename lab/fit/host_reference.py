@@ -1,6 +1,6 @@
 """The reference host: its benchmark times, and the file that ships them with its costs.
 
-`python -m lab.fit.host` uses this module and writes src/wavecast/data/hosts/reference.toml.
+`python -m lab fit host` uses this module and writes src/wavecast/data/hosts/reference.toml.
 
 On each machine of `lab.measured.timed` the host benchmark ran and steps were timed, before any
 profiler had run. The factor of a machine is its time for host-bound steps over the time of the
@@ -28,11 +28,11 @@ MEASURED_COSTS = ("sync_s", "launch_s", "graph_s", "node_s")
 """Costs that are measured (measurements/h200/host), not fitted; copied from the shipped file."""
 
 _HEAD = """\
-# Written by python -m lab.fit.host.
+# Written by python -m lab fit host.
 # [costs] are the seconds of each cost of a host, fitted on host-bound steps of our H200 (virtual
 # machines, Python 3.12, torch 2.11). The {machines} machines on which no profiler had run take
 # {fastest:.2f} to {slowest:.2f} times as long; hosts of public tables take 0.4 to 2 times as long
-# (python -m lab.score.machine_hosts). sync_s, launch_s, graph_s and node_s were measured
+# (lab.score.machine_hosts of commit f445cdb). sync_s, launch_s, graph_s and node_s were measured
 # (measurements/h200/host), and so was graph.gap_s, the median of seven steps.
 # [cpu] and [cuda] are seconds for the patterns of the host benchmark
 # (wavecast.frameworks.pytorch.measurement.host_benchmark), as the reference host would take them.

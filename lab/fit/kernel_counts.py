@@ -1,6 +1,6 @@
 """Count how many kernels each op launches, in the traces measured on our H200.
 
-    python -m lab.fit.kernel_counts
+    python -m lab fit kernel_counts
 
 Needs measurements/h200, no GPU and no public tables; takes a minute. Writes
 src/wavecast/data/models/kernel_counts.toml: the median over all calls of an op, rounded down, for
@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from lab import needs
 from lab.measured import campaigns
 from wavecast import Trace, ops
 from wavecast.files import shipped, write_whole
@@ -27,7 +28,7 @@ OWN_RULES = {"aten.index_put", "aten.index_put_"}
 FEWEST_CALLS = 3
 
 _HEAD = """\
-# Written by python -m lab.fit.kernel_counts: how many kernels one call of an op launches.
+# Written by python -m lab fit kernel_counts: how many kernels one call of an op launches.
 # The median over all calls in measurements/h200, rounded down, copies and fills included, for ops
 # that were called more than twice and launch more than one kernel (torch 2.11, cuDNN 9.19, H200).
 # Convolutions, recurrent layers and ops on lists are absent: their count depends on layouts,
@@ -70,15 +71,12 @@ def to_toml(fitted: Mapping[str, int]) -> str:
     return _HEAD + "".join(f'"{name}" = {count}\n' for name, count in sorted(fitted.items()))
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Count, write the file, and print each op beside what shipped before."""
+    needs.parser(__doc__).parse_args(given)
     kernels = counts(measured_traces())
     fitted = fit(kernels)
     for name in sorted(fitted.keys() | COUNTED.keys()):
         calls = len(kernels.get(name, ()))
         print(f"{name:56} {calls:6} calls: {fitted.get(name, 1)}, before {COUNTED.get(name, 1)}")
     write_whole(OUT, to_toml(fitted))
-
-
-if __name__ == "__main__":
-    main()

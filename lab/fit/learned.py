@@ -1,8 +1,8 @@
 """Fit the learned op models, and score them on GPUs left out of the fit.
 
-    python -m lab.fit.learned --data FOLDER            fit, and write the model and its card
-    python -m lab.fit.learned --data FOLDER --score    print the table, write nothing
-    python -m lab.fit.learned --data FOLDER --quick    fit only, and keep the old ranges
+    python -m lab fit learned --data FOLDER            fit, and write the model and its card
+    python -m lab fit learned --data FOLDER --score    print the table, write nothing
+    python -m lab fit learned --data FOLDER --quick    fit only, and keep the old ranges
 
 Needs pandas, the public tables neusight, kernels and deepbench (docs/sources.md), and our own
 measurements. Writes src/wavecast/data/models/learned.npz and learned.toml.
@@ -14,7 +14,6 @@ unseen", and the card gives the errors of the full fit, with a wider range.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import tomllib
@@ -365,9 +364,9 @@ def old_lines() -> list[str]:
     return groups.strip().split("\n")
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit, score with GPUs left out, and write the model and its card."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--score", action="store_true", help="print the table, write nothing")
     parser.add_argument("--quick", action="store_true", help="leave no GPU out")
@@ -387,7 +386,3 @@ def main(given: Sequence[str] | None = None) -> None:
         np.savez_compressed(MODELS / "learned.npz", **arrays)
         (MODELS / "learned.toml").write_text(card([*rows, *more], models, lines))
         print(f"{(MODELS / 'learned.npz').stat().st_size / 1e6:.2f} MB")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Fit Habitat's networks (MLPs) on layers of public tables and layers measured on our GPU.
 
-    python -m lab.fit.mlp prepare FOLDER public.npz      the public layers as arrays
-    python -m lab.fit.mlp fit public.npz measurements/h200/layers/*.csv --out RESULTS
+    python -m lab fit mlp prepare FOLDER public.npz      the public layers as arrays
+    python -m lab fit mlp fit public.npz measurements/h200/layers/*.csv --out RESULTS
 
 `prepare` needs pandas and the public tables neusight and deepbench (docs/sources.md). `fit` needs
 only torch and numpy, and runs on a GPU machine; `lab.collect.layers` measured our layers. `fit`
@@ -199,7 +199,7 @@ def _pairs(these: FitProblem, origin: str, gpu: str, scored: Array) -> NDArray[n
 
 def validate(these: FitProblem, fit: Fit) -> tuple[dict[str, Any], list[float]]:
     """Errors on configurations and on GPUs left out, and the range of measured over predicted."""
-    from wavecast.frameworks.pytorch.mlp_fit import split_by_configuration
+    from wavecast.frameworks.pytorch.layers.mlp_fit import split_by_configuration
 
     train = split_by_configuration(these.layers) & these.trainable
     rest = ~split_by_configuration(these.layers) & these.trainable
@@ -228,7 +228,7 @@ def validate(these: FitProblem, fit: Fit) -> tuple[dict[str, Any], list[float]]:
 
 def fit_all(args: argparse.Namespace) -> None:
     """Fit every kind, target and width; write results and networks; print a table."""
-    from wavecast.frameworks.pytorch.mlp_fit import Recipe
+    from wavecast.frameworks.pytorch.layers.mlp_fit import Recipe
 
     args.out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
@@ -256,7 +256,7 @@ def _wanted(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 def fit_one(these: FitProblem, recipe: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The errors of one kind, target and width; the narrowest network is written."""
-    from wavecast.frameworks.pytorch.mlp_fit import Fitted, fit, milliseconds
+    from wavecast.frameworks.pytorch.layers.mlp_fit import Fitted, fit, milliseconds
 
     shipped = recipe.width == min(args.widths)
     latest: list[Fitted] = []
@@ -357,7 +357,7 @@ def _pair(scores: dict[str, float]) -> str:
 
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m lab.fit.mlp")
+    parser = needs.parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     preparing = commands.add_parser("prepare")
     preparing.add_argument("folder", type=needs.tables("neusight", "deepbench"))
@@ -379,7 +379,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Run one of the commands."""
     args = arguments().parse_args(given)
     if args.command == "prepare":
@@ -388,7 +388,3 @@ def main(given: Sequence[str] | None = None) -> None:
         began = time.perf_counter()
         fit_all(args)
         print(f"{time.perf_counter() - began:.0f} s in all")
-
-
-if __name__ == "__main__":
-    main()

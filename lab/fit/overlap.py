@@ -1,6 +1,6 @@
 """Fit what several GPUs cost beyond kernels and collectives, to the scaling of Lambda's machines.
 
-    python -m lab.fit.overlap --data FOLDER [--cache FOLDER]
+    python -m lab fit overlap --data FOLDER [--cache FOLDER]
 
 Needs the public table lambda (docs/sources.md), and transformers for its steps; takes six minutes,
 or three with the traces of an earlier run in `--cache`. Writes the shipped models/overlap.toml: how
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -25,18 +25,17 @@ from lab.measured.public_steps.case import Traces
 from lab.measured.scaled_rows import ScaledRow, lambda_rows
 from wavecast.files import shipped, write_whole
 from wavecast.hardware.devices import device
-from wavecast.hardware.hosts import REFERENCE_HOST, Seconds
+from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.hardware.links import LinkKind
-from wavecast.hardware.retargeting import retarget
 from wavecast.parallel.spreading import spread
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.collectives import Collectives
+from wavecast.retargeting.rewriting import retarget
+from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.overlap import OverlapConstants
-from wavecast.steps.predicting import default_predictor
-from wavecast.steps.rank_player import ClusterPredictor
-from wavecast.steps.streams import play_streams
-from wavecast.traces.recomputed import as_issued
-from wavecast.traces.step import Call, Trace
+from wavecast.steps.request import default_predictor
+from wavecast.steps.timed_trace import TimedTrace
+from wavecast.traces.step import Trace
 
 OUT = shipped("models/overlap.toml")
 SLOWDOWNS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
@@ -46,29 +45,9 @@ ALMOST = 0.001
 as much."""
 
 _HEAD = """\
-# Written by python -m lab.fit.overlap: the constants of wavecast.steps.overlap. Fitted to the
+# Written by python -m lab fit overlap: the constants of wavecast.steps.overlap. Fitted to the
 # efficiency of {rows} runs of Lambda's on 2 and 4 GPUs, whose links are stated.
 """
-
-
-@dataclass(frozen=True)
-class PlayedCalls:
-    """The calls of a step, with the times of host and GPU for each."""
-
-    calls: tuple[Call, ...]
-    issue_s: Seconds
-    gpu_s: Seconds
-
-    def seconds(self, slowdown: float) -> float:
-        """The time of one iteration."""
-        played = play_streams(
-            self.calls,
-            self.issue_s,
-            self.gpu_s,
-            slowdown=slowdown,
-            sync_s=REFERENCE_HOST.trip_s,
-        )
-        return played.seconds
 
 
 class ScaledStep:
@@ -87,19 +66,18 @@ class ScaledStep:
             self._kernels, Collectives.shipped(), device(row.case.gpu), row.cluster
         )
 
-    def _played(self, calls: tuple[Call, ...]) -> PlayedCalls:
-        issue_s = REFERENCE_HOST.issue_times(as_issued(calls))
-        return PlayedCalls(calls, issue_s, self._predictor.seconds(calls))
+    def _timed(self, trace: Trace) -> TimedTrace:
+        return TimedTrace(trace, self._predictor.answers(trace), REFERENCE_HOST)
 
     @cached_property
     def alone_s(self) -> float:
         """The time on one GPU."""
-        return self._played(self._trace.calls).seconds(0.0)
+        return self._timed(self._trace).step.seconds
 
     @cached_property
-    def _together(self) -> PlayedCalls:
+    def _together(self) -> TimedTrace:
         group = spread(self._trace, self.row.strategy).groups[0]
-        return self._played(group.parts[0].last.calls)
+        return self._timed(group.parts[0].last)
 
     @property
     def is_on_cards(self) -> bool:
@@ -110,7 +88,7 @@ class ScaledStep:
         """The predicted time on all GPUs."""
         slowdown = constants.slowdown_on(self.row.cluster.node.link)
         if slowdown not in self._answers:
-            self._answers[slowdown] = self._together.seconds(slowdown)
+            self._answers[slowdown] = replace(self._together, slowdown=slowdown).step.seconds
         return self._answers[slowdown] * (1 + constants.waiting(self.row.strategy.gpus))
 
     def efficiency(self, constants: OverlapConstants) -> float:
@@ -185,15 +163,13 @@ def to_toml(constants: OverlapConstants, rows: int) -> str:
 
 def parser_of(about: str | None, *sets: str) -> argparse.ArgumentParser:
     """The options of commands that rebuild published steps on several GPUs."""
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(about)
     needs.add_data(parser, *sets)
     parser.add_argument("--cache", type=Path, help="folder that keeps the traces")
     return parser
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit the constants and write them."""
     args = parser_of(__doc__, "lambda").parse_args(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -201,7 +177,3 @@ def main(given: Sequence[str] | None = None) -> None:
     constants, stated = fit(steps), [step for step in steps if step.row.is_stated]
     write_whole(OUT, to_toml(constants, len(stated)))
     print(f"{constants}: {100 * mean_error(stated, constants):.2f} points")
-
-
-if __name__ == "__main__":
-    main()

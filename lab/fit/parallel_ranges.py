@@ -1,7 +1,7 @@
 """Widen the ranges of steps on several GPUs until they hold nine in ten published steps.
 
-    python -m lab.score.distributed --data FOLDER --source NAMES --save FILE
-    python -m lab.fit.parallel_ranges FILE... --data FOLDER [--write]
+    python -m lab score distributed --data FOLDER --source NAMES --save FILE
+    python -m lab fit parallel_ranges FILE... --data FOLDER [--write]
 
 Needs pandas and the public table distributed (docs/sources.md), and files of the first command. The
 range of a step follows from the ranges of its ops. What the model leaves out, such as the software
@@ -17,7 +17,6 @@ models/parallel_ranges.toml.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 from collections import defaultdict
@@ -29,14 +28,15 @@ from typing import Any
 import numpy as np
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured.tables import read_rows
 from wavecast.files import shipped, write_whole
-from wavecast.steps.parallel_ranges import Widening
+from wavecast.steps.ranges import Widening
 
 OUT = shipped("models/parallel_ranges.toml")
 _HEAD = """\
-# Written by python -m lab.fit.parallel_ranges: how the ranges of steps on several GPUs are widened
-# (wavecast.steps.parallel_ranges). Fitted on {rows} published steps of {sources} sources.
+# Written by python -m lab fit parallel_ranges: how the ranges of steps on several GPUs are widened
+# (wavecast.steps.ranges). Fitted on {rows} published steps of {sources} sources.
 
 """
 APART = "mixtures of experts, adapters"
@@ -114,8 +114,9 @@ def _exponent(steps: Mapping[str, Sequence[RangedStep]], above: bool) -> float:
 def table(steps: Mapping[str, Sequence[RangedStep]]) -> list[str]:
     """Lines of a table: the coverage of each source, which is left out of the fit."""
     lines = [
-        "| source left out | steps | in the range of ops | exponents of the others | in theirs |",
-        "|---|---:|---:|---:|---:|",
+        *heading(
+            "source left out | steps | in the range of ops | exponents of the others | in theirs"
+        ),
     ]
     inside = [0, 0]
     for name, own in sorted(steps.items()):
@@ -137,11 +138,9 @@ def _count(steps: Mapping[str, Sequence[RangedStep]]) -> int:
     return sum(len(own) for name, own in steps.items() if name != APART)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the table, and write the exponents of all sources."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="files that --save wrote")
     parser.add_argument("--write", action="store_true", help="write the shipped file")
     needs.add_data(parser, "distributed")
@@ -153,7 +152,3 @@ def main(given: Sequence[str] | None = None) -> None:
     if args.write:
         head = _HEAD.format(rows=_count(steps), sources=len(set(steps) - {APART}))
         write_whole(OUT, head + f"below = {chosen.below}\nabove = {chosen.above}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Fit the workspace that cuDNN allocates for convolutions, on steps measured on our H200.
 
-    python -m lab.fit.workspaces
+    python -m lab fit workspaces
 
 Needs only the campaigns `suite` and `suite-half`. Writes src/wavecast/data/models/workspaces.toml.
 
@@ -21,6 +21,7 @@ from datetime import date
 import numpy as np
 from numpy.typing import NDArray
 
+from lab import needs
 from lab.measured import campaigns
 from lab.places import MODELS
 from wavecast import Device, device
@@ -188,12 +189,9 @@ def card(constants: Constants, steps: int, seen: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit on everything, and write the card."""
+    needs.parser(__doc__).parse_args(given)
     named_traces = list(traces())
     seen = {op: n for ops in observations(named_traces).values() for op, n in ops.items()}
     CARD.write_text(card(fit(seen, device(GPU)), len(named_traces), len(seen)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

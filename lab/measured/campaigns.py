@@ -8,14 +8,7 @@ sweep of single layers. Read one:
     suite = campaigns.traces("suite")            # a mapping; a trace is decoded on access
     trace = suite["resnet50-b16-fp32"]           # a wavecast.Trace
 
-On the command line:
-
-    python -m lab.measured.campaigns list
-    python -m lab.measured.campaigns pack NAME FOLDER      # adds the traces of a folder
-    python -m lab.measured.campaigns unpack NAME FOLDER    # writes FOLDER/KEY.json.gz
-
-The scripts of lab/collect run on a GPU machine and write one KEY.json.gz for each trace. `pack`
-puts these into the campaign's file; a key that the campaign already has is replaced.
+`python -m lab collect campaigns` packs the traces of a folder into a campaign, and unpacks one.
 
 A campaign's file is a .npz with LZMA compression, so `numpy.load` can open it, too. It holds the
 columns of `lab.measured.trace_columns` and two JSON texts: `texts.json` (names) and `traces.json`
@@ -24,7 +17,6 @@ columns of `lab.measured.trace_columns` and two JSON texts: `texts.json` (names)
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -156,7 +148,7 @@ def _members(
         yield f"{name}.npy", data.getvalue()
 
 
-def _describe(name: str) -> str:
+def describe(name: str) -> str:
     campaign = traces(name)
     calls = kernels = 0
     for trace in campaign.values():
@@ -165,29 +157,3 @@ def _describe(name: str) -> str:
     nbytes = (FOLDER / f"{name}.npz").stat().st_size
     counted = f"{len(campaign):4} traces {calls:8,} calls {kernels:8,} kernels"
     return f"{name:12} {counted} {nbytes:10,} bytes"
-
-
-def main(given: Sequence[str] | None = None) -> None:
-    """List, pack or unpack campaigns."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="list the campaigns and their sizes")
-    for command, help_text in (
-        ("pack", "add the traces of a folder to a campaign"),
-        ("unpack", "write the traces of a campaign to a folder"),
-    ):
-        chosen = commands.add_parser(command, help=help_text)
-        chosen.add_argument("name", help="the campaign")
-        chosen.add_argument("folder", type=Path, help=f"folder with one KEY{SUFFIX} for each trace")
-    args = parser.parse_args(given)
-    if args.command == "list":
-        for name in names():
-            print(_describe(name))
-    elif args.command == "pack":
-        print(pack(args.name, args.folder))
-    else:
-        unpack(args.name, args.folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Compiled steps and their kernels, measured on our H200 by `lab.collect.compiled`."""
+"""Compiled steps and their kernels, measured on our H200."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = "small functions"
 """The family of kernels that belong to no step."""
 
 MEMORY = ("held_bytes", "peak_bytes", "reserved_bytes")
-"""What `lab.collect.compiled_memory` measured again."""
+"""Steps whose memory was measured again."""
 
 BLIND_FILES = {"blind": "blind-", "blind_2": "blind2-"}
 """The files of the blind tests, and how the names of their steps begin."""
@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 
 def lines(name: str, folder: Path = FOLDER) -> Iterator[Row]:
-    """The rows of a file that `lab.collect.compiled` wrote."""
+    """The rows of a file."""
     path = folder / f"{name}.jsonl.gz"
     if not path.exists():
         return

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import wavecast
-from lab.measured.deeper_traces import TRACED, deeper
-from lab.measured.expert_steps import NotExpressible, completed, decoder_options, is_mixture
-from lab.measured.fused_kernels import ROTARY, fused, sequence_first
+from lab.measured.expert_steps import NEMO, NotExpressible, completed, decoder_options, is_mixture
 from wavecast.errors import UnknownName, WavecastError
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import usual_cluster
@@ -29,7 +27,7 @@ NEVER_OVERLAPS = ("Megatron-DeepSpeed", "Megatron-LM")
 """Frameworks that reduce gradients only when the backward pass has ended."""
 _TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge", "NVIDIA Release")
 """Words in the names of frameworks on NVIDIA's Transformer Engine."""
-_WHOLE = 1 << 50
+_WHOLE = 10**12
 """The size of a bucket that holds all gradients."""
 _GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
 _STORED = {"fp16": "fp16", "bf16": "bf16", "bf16-pure": "bf16", "bf16-amp": "bf16"}
@@ -71,12 +69,8 @@ class Sizes:
     precision: str
     recompute: str
     fused_attention: bool
-    fused_kernels: tuple[str, ...]
-    """The modules that run as one kernel."""
     gpu: str
-    """The GPU, or another one with the same attention kernels."""
-    compiled: bool = False
-    """Whether the blocks are compiled; else those of compiled steps only have fused kernels."""
+    """The GPU for whose attention kernels it is traced."""
     options: tuple[tuple[str, Any], ...] = ()
     """Further options of the decoder: of a mixture of experts, or of adapters."""
 
@@ -93,25 +87,11 @@ class MeasuredStep:
     cluster: Cluster
     sizes: Sizes
     strategy: Parallel
-    eight_bits: bool = False
-    """Whether the products of the blocks are in 8 bits."""
-    overlaps: bool = False
-    """Whether collectives of tensor ranks run beside products."""
 
     @property
     def trace(self) -> Trace:
         """One micro-batch."""
         return traced(self.sizes)
-
-    @property
-    def as_compiled(self) -> MeasuredStep:
-        """The step with blocks that torch.compile compiles."""
-        return replace(self, sizes=replace(self.sizes, compiled=True, fused_kernels=()))
-
-    @property
-    def as_eager(self) -> MeasuredStep:
-        """The step as if nothing were compiled."""
-        return replace(self, sizes=replace(self.sizes, compiled=False, fused_kernels=()))
 
 
 def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
@@ -132,7 +112,6 @@ def rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
 
 def _rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
     gpu = _gpu(str(row["gpu"]))
-    strategy = _strategy(row)
     return MeasuredStep(
         source=str(row["source"]).split("/")[-1],
         strategy_name=str(row["strategy"]),
@@ -141,9 +120,7 @@ def _rebuilt(row: Mapping[str, Any]) -> MeasuredStep:
         device=gpu,
         cluster=_cluster(row, gpu),
         sizes=_sizes(row, gpu),
-        strategy=strategy,
-        eight_bits=row["precision"] in _EIGHT_BITS,
-        overlaps=strategy.sequence and _on_transformer_engine(row),
+        strategy=_strategy(row, gpu),
     )
 
 
@@ -187,10 +164,9 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         multiple = 128 * tensor
         vocab = -(-vocab // multiple) * multiple
     options = decoder_options(row)
-    gated = is_mixture(row) or bool(_GATED.search(f"{row['model']} {row['model_family']}"))
     heads = int(row["heads"])
     return Sizes(
-        gated=gated,
+        gated=_is_gated(row),
         layers=int(row["layers"]),
         hidden=int(row["hidden"]),
         heads=heads,
@@ -202,8 +178,7 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         precision=_STORED.get(row["precision"], "bf16"),
         recompute=_recompute(row),
         fused_attention=bool(row["flash_attention"]),
-        fused_kernels=_fused_kernels(row) if gated else (),
-        gpu=_traced_gpu(row, gpu),
+        gpu=gpu.id,
         options=options,
     )
 
@@ -218,26 +193,35 @@ def _recompute(row: Mapping[str, Any]) -> str:
     return "alternate" if stated == "selective" and "FSDP" in str(row["framework"]) else stated
 
 
-def _fused_kernels(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Megatron-Core and compiled models fuse the gate, too; nanotron only rotates in one kernel."""
-    framework = str(row["framework"])
-    if _on_transformer_engine(row) or row["compile"]:
-        return ROTARY if is_mixture(row) else (*ROTARY, "activation")
-    return ROTARY if framework.startswith(("nanotron", "InternEvo")) else ()
+def _is_gated(row: Mapping[str, Any]) -> bool:
+    return is_mixture(row) or bool(_GATED.search(f"{row['model']} {row['model_family']}"))
 
 
-def _traced_gpu(row: Mapping[str, Any], gpu: Device) -> str:
-    """The GPU for whose kernels to trace.
+def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
+    """How the framework runs the step.
 
-    Transformer Engine takes cuDNN's attention on Hopper and later. The others have FlashAttention
-    2, whose kernels are those of Ampere.
+    Megatron-Core and compiled models fuse gates and rotary positions, nanotron and InternEvo only
+    the latter. Transformer Engine takes cuDNN's attention on Hopper and later; the others have
+    FlashAttention 2.
     """
-    if not gpu.id.startswith(("h", "b", "gb")):
-        return gpu.id
-    return "h100-sxm-80gb" if _on_transformer_engine(row) else "a100-sxm-80gb"
+    engine, framework = _on_transformer_engine(row), str(row["framework"])
+    fuses = _is_gated(row) and (engine or bool(row["compile"]))
+    rotates = _is_gated(row) and framework.startswith(("nanotron", "InternEvo"))
+    nemo = bool(NEMO.search(framework)) and is_mixture(row)
+    bridge = "Megatron-Bridge" in framework and is_mixture(row)
+    fused = bool(row["flash_attention"])
+    return {
+        "fp8": row["precision"] in _EIGHT_BITS,
+        "fused_rotary": fuses or rotates,
+        "fused_gates": nemo if is_mixture(row) else fuses,
+        "fused_experts": nemo,
+        "dispatch_once": bridge and (row["ep"] or 1) > 1,
+        "sequence_first": not fused,
+        "flash_attention": fused and gpu.id.startswith(("h", "b", "gb")) and not engine,
+    }
 
 
-def _strategy(row: Mapping[str, Any]) -> Parallel:
+def _strategy(row: Mapping[str, Any], gpu: Device) -> Parallel:
     tensor, pipeline = int(row["tp"] or 1), int(row["pp"] or 1)
     data, context = int(row["dp"]), int(row["cp"] or 1)
     if data * tensor * pipeline * context != row["n_gpu"]:
@@ -251,6 +235,7 @@ def _strategy(row: Mapping[str, Any]) -> Parallel:
     # The default of Megatron-Core and of nanotron's benchmarks; older frameworks have none.
     framework = str(row["framework"])
     usual = framework.startswith("nanotron") or _on_transformer_engine(row)
+    sequence = tensor > 1 and bool(usual if stated is None else stated)
     return Parallel(
         data=data,
         shard=shard if data > 1 else 0,
@@ -258,11 +243,13 @@ def _strategy(row: Mapping[str, Any]) -> Parallel:
         tensor=tensor,
         context=context,
         expert=int(row["ep"] or 1) if is_mixture(row) else 1,
-        sequence=tensor > 1 and bool(usual if stated is None else stated),
+        sequence=sequence,
+        overlap_tensor=sequence and _on_transformer_engine(row),
         pipeline=pipeline,
         virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,
         microbatches=int(row["grad_accum"]),
         bucket_bytes=_WHOLE if framework.startswith(NEVER_OVERLAPS) else 25 << 20,
+        **_habits(row, gpu),
     )
 
 
@@ -293,15 +280,6 @@ def _network(text: str, gpus: int) -> NodeNetwork | None:
 @functools.lru_cache(maxsize=8)
 def traced(sizes: Sizes) -> Trace:
     """The trace of one micro-batch."""
-    shallow = _shallow(replace(sizes, layers=min(sizes.layers, TRACED)))
-    trace = deeper(shallow, sizes.layers) if sizes.layers > TRACED else shallow
-    if not sizes.fused_attention:
-        trace = sequence_first(trace)
-    return fused(trace, sizes.fused_kernels) if sizes.fused_kernels else trace
-
-
-@functools.lru_cache(maxsize=256)
-def _shallow(sizes: Sizes) -> Trace:
     from wavecast.suite.decoders import gpt, llama
 
     make = functools.partial(
@@ -322,12 +300,6 @@ def _shallow(sizes: Sizes) -> Trace:
         dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
         **dict(sizes.options),
     )
-    if sizes.compiled:
-        from lab.measured.compiled_decoders import with_compiled_blocks
-
-        made = with_compiled_blocks(make)
-    else:
-        made = make
-    trace = wavecast.trace(made, samples=sizes.micro_batch, gpu=sizes.gpu)
+    trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)
     return trace

@@ -1,4 +1,4 @@
-"""Matrix products of the experts of real models, timed on our H200 by `lab.collect.experts`."""
+"""Matrix products of the experts of real models, timed on our H200."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ExpertRow(NamedTuple):
 
 
 def read(path: Path = MEASURED) -> list[ExpertRow]:
-    """The rows of a file that `lab.collect.experts` wrote."""
+    """The rows of a file."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return [_row(*row) for row in rows]
 

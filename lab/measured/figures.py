@@ -3,7 +3,7 @@
 The five are the number of predictions, the mean error, the bias, the worst error and the share of
 measured times within the predicted ranges. An error is predicted / measured - 1, so that +0.1 is
 10% too long. The scoring commands record their figures in docs/appendix/accuracy.json, and
-`python -m lab.score.summary` writes the table of docs/accuracy.md from it.
+`python -m lab score summary` writes the table of docs/accuracy.md from it.
 """
 
 from __future__ import annotations

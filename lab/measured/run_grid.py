@@ -1,4 +1,4 @@
-"""Runs of three networks with many batch sizes and lengths, timed by `lab.collect.run_grid`.
+"""Runs of three networks with many batch sizes and lengths, timed on our H200.
 
 The grid is that of Gianniti et al. 2019 (section 4.3), with a tenth of its iterations.
 """

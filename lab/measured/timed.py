@@ -1,10 +1,10 @@
 """Iterations timed on machines with an H200, before any profiler had run in the process.
 
 After a profiler has run, launches take longer for the rest of the process (docs/adr/0018), and
-users train without one. measurements/h200/iterations has one file for each machine
-(`lab.collect.iterations`). Some files hold the GPU time of each step instead (`gpu_s`); these were
-measured with a profiler and are used for nothing else. The files under iterations/unseen were
-measured after the fits. Predictions are scored on them, and nothing is fitted on them.
+users train without one. measurements/h200/iterations has one file for each machine. Some files hold
+the GPU time of each step instead (`gpu_s`); these were measured with a profiler and are used for
+nothing else. The files under iterations/unseen were measured after the fits. Predictions are scored
+on them, and nothing is fitted on them.
 """
 
 from __future__ import annotations

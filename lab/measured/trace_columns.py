@@ -98,6 +98,7 @@ class _Writer:
             )
         kernels = [kernel for call in trace.calls for kernel in call.kernels]
         fields = {field.name: getattr(trace, field.name) for field in dataclasses.fields(trace)}
+        del fields["values"]  # packed traces have columns of calls and memory only
         if not trace.asks_capability:  # campaigns that were packed before do not have it
             del fields["asks_capability"]
         return fields | {

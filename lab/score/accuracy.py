@@ -1,8 +1,8 @@
 """Predicted against measured step times: our own steps on an H200, and public data sets.
 
-    python -m lab.score.accuracy                                    our own steps only
-    python -m lab.score.accuracy --data FOLDER --cache FOLDER       and the public sets
-    python -m lab.score.accuracy ... --write                        and write docs/appendix
+    python -m lab score accuracy                                    our own steps only
+    python -m lab score accuracy --data FOLDER --cache FOLDER       and the public sets
+    python -m lab score accuracy ... --write                        and write docs/appendix
 
 The public data is not shipped; `lab/measured/public_steps` names the files that it reads. Each step
 is traced once and its trace is kept in the cache, so another predictor can be scored without
@@ -11,7 +11,6 @@ tracing again.
 
 from __future__ import annotations
 
-import argparse
 import re
 import tempfile
 import warnings
@@ -62,7 +61,7 @@ CONTENDERS = [
 ]
 """The predictors to compare. The tables show the figures of the last one."""
 LEFT_OUT = "GPU left out"
-MARK = "begin: python -m lab.score.accuracy"
+MARK = "begin: python -m lab score accuracy"
 PLACE = re.compile(r" at \S+:\d+(?=:)")
 """The part of an error message that names a file of this machine."""
 
@@ -93,29 +92,27 @@ def figures_of(rows: Sequence[Scored]) -> dict[str, Figures]:
     return {name: summary(group) for name, group in groups(left_out, lambda row: row.case.set)}
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Score the available sets, and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.OPS_AND_STEPS, required=False)
     parser.add_argument("--cache", type=Path, help="folder that keeps traces and fits")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="score only sets whose names contain TEXT"
     )
-    given = parser.parse_args()
-    if given.write and (given.only or not (given.data and given.cache)):
+    args = parser.parse_args(given)
+    if args.write and (args.only or not (args.data and args.cache)):
         parser.error("--write needs all sets: give --data and --cache, and leave out --only")
     warnings.simplefilter("ignore")  # timm warns of models that are older than it
     fit = None
-    if given.data and given.cache:
-        fit = LeftOut(given.data, given.cache)
+    if args.data and args.cache:
+        fit = LeftOut(args.data, args.cache)
         CONTENDERS.append(Contender(LEFT_OUT, fit, leaves_out="gpu", fit_old=fit.aged))
     with tempfile.TemporaryDirectory() as folder:
-        traces = Traces(given.cache or Path(folder))
-        every = [*own_steps.cases(), *(public_steps.cases(given.data) if given.data else ())]
-        cases = [case for case in every if given.only in case.set]
+        traces = Traces(args.cache or Path(folder))
+        every = [*own_steps.cases(), *(public_steps.cases(args.data) if args.data else ())]
+        cases = [case for case in every if args.only in case.set]
         traces.make_missing(cases)
         rows = list(score(read(cases, traces), [*CONTENDERS, NETWORKS]))
         measured = scaled_steps.recorded(read(cases, traces))
@@ -123,11 +120,7 @@ def main() -> None:
         texts = report(rows, list(failures(cases, traces)))
     for name, text in texts.items():
         print(text, end="\n\n")
-        if given.write:
+        if args.write:
             pages.write(pages.APPENDIX / name, MARK, text)
-    if given.write:
+    if args.write:
         record(figures_of(rows))
-
-
-if __name__ == "__main__":
-    main()

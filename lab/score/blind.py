@@ -1,6 +1,6 @@
 """How well is the GPU time predicted for models that no fit has seen?
 
-    python -m lab.score.blind [--write]
+    python -m lab score blind [--write]
 
 Reads measurements/h200/blind (one file for each machine) and the campaign `blind`, and prints
 predicted against measured GPU times. `--write` puts the tables into
@@ -11,11 +11,12 @@ all fits. Their iterations were timed again without a profiler, for `lab.score.i
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.measured.comparison import gpu_range_s
 from lab.measured.figures import Figures, figures, percent, record
 from lab.measured.timed import BLIND, documents
@@ -23,7 +24,7 @@ from lab.measured.timed_traces import GPU, blind_trace
 from lab.score import pages
 from wavecast import Prediction
 
-MARK = "begin: python -m lab.score.blind"
+MARK = "begin: python -m lab score blind"
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,14 @@ def rows() -> Iterator[BlindRow]:
 def table() -> Iterator[str]:
     """A line for each step, then the figures of each machine."""
     every = list(rows())
-    yield "| step | GPU busy | predicted | error |"
-    yield "|---|---:|---:|---:|"
+    yield from heading("step | GPU busy | predicted | error")
     for row in every:
         yield (
             f"| {row.name} | {row.gpu_s * 1e3:.1f} ms | {row.prediction.gpu_s * 1e3:.1f} ms "
             f"| {row.gpu_error:+.0%} |"
         )
     yield ""
-    yield "| machine | steps | mean error | median | bias | worst | in range |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield from heading("machine | steps | mean error | median | bias | worst | in range")
     machines = dict.fromkeys(row.machine for row in every)
     groups = {"all machines": set(machines), **{f"{name} machine": {name} for name in machines}}
     for title, names in groups.items():
@@ -85,14 +84,13 @@ def figures_of(some: Iterable[BlindRow]) -> Figures:
     return figures((row.gpu_error for row in chosen), (row.gpu_within for row in chosen))
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables, and write them into the page if asked."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="write them into the page")
+    args = parser.parse_args(given)
     text = "\n".join(table())
     print(text)
-    if sys.argv[1:] == ["--write"]:
+    if args.write:
         pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)
         record({"h200 GPU time, blind models": figures_of(rows())})
-
-
-if __name__ == "__main__":
-    main()

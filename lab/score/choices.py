@@ -1,6 +1,6 @@
 """Does `wavecast choose` pick the right GPU? Lambda's measured steps, with the snapshot's prices.
 
-    python -m lab.score.choices --data FOLDER --cache FOLDER [--write]
+    python -m lab score choices --data FOLDER --cache FOLDER [--write]
 
 Reads the public sets of `lab.score.accuracy`, with timm and torchvision to rebuild their steps, and
 writes the tables of docs/appendix/choices.md. For each task (a network in half precision, or in
@@ -8,13 +8,12 @@ fp32, which is TF32 on newer GPUs), every GPU has its fastest measured step. Eac
 models that were fitted without the GPU's chip. The choice is judged by what was measured: how much
 more it takes, or costs, than the best.
 
-The correlation of the errors of one step on two GPUs (`choosing.SHARED_ERROR`) is estimated from
+The correlation of the errors of one step on two GPUs (`selection.SHARED_ERROR`) is estimated from
 the same predictions: the mean product of the errors of two GPUs in a task, over the mean square.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -25,17 +24,18 @@ from pathlib import Path
 import wavecast
 from lab import needs
 from lab.fit.generations import LeftOut
+from lab.markdown import heading
 from lab.measured import public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
 from lab.score import pages
 from wavecast import Prediction, Trace, TrainingPlan, training_cost
 from wavecast.hardware.devices import device
-from wavecast.planning.choosing import SHARED_ERROR, Aim, Candidate, is_better, select
 from wavecast.planning.prices import PriceBook, price_book
+from wavecast.planning.selection import SHARED_ERROR, Aim, Candidate, is_better, select
 
 PAGE = pages.APPENDIX / "choices.md"
-MARK = "begin: python -m lab.score.choices"
+MARK = "begin: python -m lab score choices"
 SET = "lambda"
 PLAN = TrainingPlan(samples=1e6)
 NEAR = 0.05
@@ -106,8 +106,10 @@ def shared_error(tasks: Mapping[str, Sequence[Judged]]) -> float:
 def choice_table(tasks: Mapping[str, Sequence[Judged]], aim: Aim) -> tuple[str, int, int]:
     """A line for each task, the number of right choices, and the number of tasks."""
     lines = [
-        "| task | GPUs | chosen | best as measured | it takes more | as good by the ranges |",
-        "|---|---:|---|---|---:|---|",
+        *heading(
+            "task | GPUs | chosen | best as measured | it takes more | as good by the ranges",
+            "lrllrl",
+        )
     ]
     right = 0
     for task, rows in tasks.items():
@@ -157,28 +159,22 @@ def report(rows: Sequence[Judged]) -> dict[str, str]:
     return parts
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Judge the choices, and print or write the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    given = parser.parse_args()
-    cases = [case for case in public_steps.cases(given.data) if case.set == SET]
-    traces = Traces(given.cache)
+    args = parser.parse_args(given)
+    cases = [case for case in public_steps.cases(args.data) if case.set == SET]
+    traces = Traces(args.cache)
     traces.make_missing(cases)
-    fit, book, rows = LeftOut(given.data, given.cache), price_book(), []
+    fit, book, rows = LeftOut(args.data, args.cache), price_book(), []
     for case, trace in fastest(read(cases, traces)):
         predictor = (fit.aged if case.old else fit)(case.gpu)
         prediction = wavecast.predict(trace, case.gpu, predictor=predictor)
         rows.append(judged(case, prediction, book))
     for name, text in report(rows).items():
         print(f"{name}\n\n{text}\n")
-        if given.write:
+        if args.write:
             pages.write(PAGE, f"{MARK} '{name}'", text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How well are collectives predicted whose GPU count, GPU or cluster was left out of the fit?
 
-    python -m lab.score.collectives --data FOLDER
+    python -m lab score collectives --data FOLDER
 
 Needs scipy, pandas and the public tables kernels and distributed (docs/sources.md); takes five
 minutes. Prints the tables of docs/parallel.md. The error is |predicted / measured - 1|; the range
@@ -9,7 +9,6 @@ is that of the shipped constants.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -27,6 +26,7 @@ from lab.fit.collectives import (
     machines_of,
     usable,
 )
+from lab.markdown import heading
 from lab.measured.collectives import MeasuredCollective, measured_collectives
 from wavecast.predictors.collectives import Collectives
 from wavecast.predictors.collectives.constants import shipped_constants
@@ -72,17 +72,19 @@ def lines(title: str, parts: Sequence[LeftOutLinks]) -> Iterator[str]:
     yield line(title, f"**{target}**", rows, errors)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, "kernels", "distributed")
     args = parser.parse_args(given)
     rows = measured_collectives(args.data)
     near = fit(usable(rows), shipped_constants())
-    print("| left out | which | rows | median | of these from 1 MiB | 9 in 10 | in the range |")
-    print("|---|---|---:|---:|---:|---:|---:|")
+    print(
+        *heading(
+            "left out | which | rows | median | of these from 1 MiB | 9 in 10 | in the range", "ll"
+        ),
+        sep="\n",
+    )
     keys = {"GPU count": count_of, "GPU": chip_of, "several machines": machines_of}
     for title, key in keys.items():
         for text in lines(title, left_out(rows, near, key)):
@@ -91,7 +93,3 @@ def main(given: Sequence[str] | None = None) -> None:
     print(line("network not stated", "vidur", unstated, log_errors(near, unstated)))
     errors = log_errors(near, usable(rows))
     print(line("nothing", "the rows of the fit", usable(rows), errors))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,18 @@
 """How well are compiled steps predicted? Kernels, GPU time, gain, iteration and memory.
 
-    python -m lab.score.compiled trace FOLDER [NAME ...]    trace steps eager and compiled
-    python -m lab.score.compiled predict FOLDER OUT.json    predict the traced steps, and write it
-    python -m lab.score.compiled compare OUT.json           compare with what was measured
+    python -m lab score compiled trace FOLDER [NAME ...]    trace steps eager and compiled
+    python -m lab score compiled predict FOLDER OUT.json    predict the traced steps, and write it
+    python -m lab score compiled compare OUT.json           compare with what was measured
 
 Tracing needs torch, transformers and, for classifiers of images, torchvision (which does not work
-beside transformers and a CPU build of torch: trace these steps in a process of their own). Without
-names, the steps of the second blind test are left alone; "blind-2" names all of them. What was
-measured is in measurements/h200/compiled; steps of the blind tests are in blind.jsonl.gz and
-blind_2.jsonl.gz there. The predictions also have the GPU time by a fit without the family of the
-step, and the share of the measured GPU time whose kernels are also in the trace
+beside transformers and a CPU build of torch: trace these steps in a process of their own). What was
+measured is in measurements/h200/compiled. The predictions also have the GPU time by a fit without
+the family of the step, and the share of the measured GPU time whose kernels are also in the trace
 (`lab.score.compiled_calls`).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -25,8 +22,10 @@ from functools import cache, partial
 from pathlib import Path
 
 import wavecast
+from lab import needs
 from lab.fit import fused
-from lab.measured.compiled import BLIND_FILES, GPU, FusedKernel, Row, by_name, kernels
+from lab.markdown import heading
+from lab.measured.compiled import GPU, FusedKernel, Row, by_name, kernels
 from lab.measured.compiled_calls import traced
 from lab.measured.compiled_hosts import unslowed
 from lab.score.compiled_calls import agreement, followed
@@ -42,14 +41,10 @@ HOWS = ("compiled", "eager")
 def trace(folder: Path, names: list[str]) -> None:
     """Write the traces of steps; one that fails is reported and left out."""
     from lab.steps.compiled import EAGER, STEPS
-    from lab.steps.compiled_blind import BLIND
-    from lab.steps.compiled_blind_2 import BLIND_2
 
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = set(names) or {step.name for step in (*STEPS, *BLIND)}
-    if "blind-2" in chosen:
-        chosen |= {step.name for step in BLIND_2}
-    for step in (*STEPS, *BLIND, *BLIND_2):
+    chosen = set(names) or {step.name for step in STEPS}
+    for step in STEPS:
         for how in HOWS:
             path = folder / f"{step.name}.{how}.json.gz"
             if path.exists() or step.name not in chosen:
@@ -143,17 +138,12 @@ COLUMNS = {
 """What is shown of each step: relative errors, except for `found`, which is a share."""
 
 
-def blind_test(name: str) -> str | None:
-    """The blind test that a step belongs to; None for a step that a fit may see."""
-    return next((test for test, begin in BLIND_FILES.items() if name.startswith(begin)), None)
-
-
-def table(predictions: dict[str, Row], *, blind: str | None) -> str:
-    """The errors of the steps of a test that were captured and measured, and their means."""
+def table(predictions: dict[str, Row]) -> str:
+    """The errors of the steps that were captured and measured, and their means."""
     rows, unfollowed = [], []
     known = unslowed()
     for name, said in predictions.items():
-        if name not in known or blind_test(name) != blind:
+        if name not in known:
             continue
         if not said["compiled"]["followed"]:
             unfollowed.append(name)
@@ -163,8 +153,7 @@ def table(predictions: dict[str, Row], *, blind: str | None) -> str:
         return "no steps"
     # Predictions that were made before a step was measured know nothing of its kernels.
     shown = [figure for figure in COLUMNS if not any(math.isnan(row[figure]) for row in rows)]
-    text = ["| step | " + " | ".join(COLUMNS[figure] for figure in shown) + " |"]
-    text.append("|---|" + "---:|" * len(shown))
+    text = [*heading(f"step | {' | '.join(COLUMNS[figure] for figure in shown)}")]
     for row in sorted(rows, key=lambda row: str(row["step"])):
         cells = [f"{row[f]:.1%}" if f == "found" else f"{row[f]:+.1%}" for f in shown]
         text.append(f"| {row['step']} | " + " | ".join(cells) + " |")
@@ -176,25 +165,17 @@ def table(predictions: dict[str, Row], *, blind: str | None) -> str:
     return "\n".join(text)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Trace, predict or compare, as the arguments say."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("action", choices=["trace", "predict", "compare"])
     parser.add_argument("path", type=Path)
     parser.add_argument("more", nargs="*")
-    given = parser.parse_args()
-    if given.action == "trace":
-        trace(given.path, given.more)
-    elif given.action == "predict":
-        predict(given.path, Path(given.more[0]))
+    args = parser.parse_args(given)
+    if args.action == "trace":
+        trace(args.path, args.more)
+    elif args.action == "predict":
+        predict(args.path, Path(args.more[0]))
     else:
-        predictions = json.loads(given.path.read_text(encoding="utf-8"))
-        print(table(predictions, blind=None))
-        for test in BLIND_FILES:
-            print(f"\n\n{test}:\n\n{table(predictions, blind=test)}")
-
-
-if __name__ == "__main__":
-    main()
+        predictions = json.loads(args.path.read_text(encoding="utf-8"))
+        print(table(predictions))

@@ -1,8 +1,8 @@
 """Are the kernels of compiled steps found, and how long do their library calls take?
 
-    python -m lab.score.compiled_calls FOLDER
+    python -m lab score compiled_calls FOLDER
 
-FOLDER has traces of the steps (`python -m lab.score.compiled trace FOLDER`). The first table has,
+FOLDER has traces of the steps (`python -m lab score compiled trace FOLDER`). The first table has,
 for each step, the share of the measured GPU time whose library call (same op, same sizes, as often)
 or fused kernel (same kind, points, length of sums, bytes) also stands in the trace. The second has
 the predicted time of library calls over the measured time, by kind of op, precision and layout.
@@ -10,13 +10,14 @@ the predicted time of library calls over the measured time, by kind of op, preci
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.measured.compiled import GPU, Row, by_name
 from lab.measured.compiled_calls import LISTS, MAIN, PRODUCTS, Calls, Key, ran, traced
 from wavecast import ops
@@ -128,8 +129,7 @@ def steps(folder: Path) -> Iterator[tuple[str, Row, dict[Key, Calls]]]:
 
 def agreement_table(rows: list[StepAgreement]) -> str:
     """The shares of each step, and of all."""
-    lines = ["| step | library calls | fused kernels | all | ms not attributed |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    lines = [*heading("step | library calls | fused kernels | all | ms not attributed")]
     for row in rows:
         shares = (
             row.library_found_s / max(row.library_s, 1e-12),
@@ -147,8 +147,8 @@ def agreement_table(rows: list[StepAgreement]) -> str:
 
 def kind_table(kinds: dict[str, KindTimes]) -> str:
     """The errors of library calls by kind, those with the most time first."""
-    lines = ["| library call | steps | calls | ms | predicted / measured | mean error by time |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
+    names = "library call | steps | calls | ms | predicted / measured | mean error by time"
+    lines = [*heading(names)]
     for name, kind in sorted(kinds.items(), key=lambda item: -item[1].real_s):
         if kind.real_s >= LEAST_S:
             lines.append(
@@ -158,19 +158,13 @@ def kind_table(kinds: dict[str, KindTimes]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("folder", type=Path)
     rows: list[StepAgreement] = []
     kinds: dict[str, KindTimes] = defaultdict(KindTimes)
-    for name, row, said in steps(parser.parse_args().folder):
+    for name, row, said in steps(parser.parse_args(given).folder):
         rows.append(agreement(row, said))
         add_times(kinds, name, ran(row)[0], said)
     print(agreement_table(rows), kind_table(kinds), sep="\n\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """How well is the host's side of compiled steps predicted, and do ranges hold what was measured?
 
-    python -m lab.score.compiled_host FOLDER
+    python -m lab score compiled_host FOLDER
 
-FOLDER has traces of the steps, as `python -m lab.score.compiled trace FOLDER` writes them. Every
+FOLDER has traces of the steps, as `python -m lab score compiled trace FOLDER` writes them. Every
 step is predicted with the reference host. The GPU's time is what was measured, so that only the
 host is judged: an iteration takes what the slower of both needs. The last column and the shares of
 steps within their ranges are of whole predictions, with predicted GPU times.
@@ -10,13 +10,14 @@ steps within their ranges are of whole predictions, with predicted GPU times.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.measured.compiled import GPU
 from lab.measured.compiled_hosts import Timing, profiled, timing, unprofiled
 from lab.score.compiled_calls import followed
@@ -68,8 +69,9 @@ def judged(folder: Path, name: str, how: str) -> Compared | None:
 
 def table(pairs: Sequence[tuple[Compared | None, Compared]]) -> Iterator[str]:
     """A line for each compiled step, and the mean errors."""
-    yield "| step | measured | GPU busy | host, predicted | host's error | eager | iteration |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield from heading(
+        "step | measured | GPU busy | host, predicted | host's error | eager | iteration"
+    )
     for eager, row in sorted(pairs, key=lambda pair: pair[1].measured.step):
         m = row.measured
         before = f"{eager.host_error:+.0%}" if eager else ""
@@ -112,30 +114,24 @@ def slowed_by() -> Iterator[str]:
         )
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args(given)
     pairs = []
     for name in profiled():
-        row = judged(given.folder, name, "compiled")
+        row = judged(args.folder, name, "compiled")
         if row is not None:
-            pairs.append((judged(given.folder, name, "eager"), row))
+            pairs.append((judged(args.folder, name, "eager"), row))
     tiny = [pair for pair in pairs if pair[1].measured.family == TINY]
     clean = [pair for pair in pairs if pair[1].measured.is_clean and pair not in tiny]
     slowed = [pair for pair in pairs if pair not in (*clean, *tiny)]
     print("Timed without a profiler, or bound by the GPU:\n", *table(clean), sep="\n")
     print("\nTimed only after a profiler had run in the process:\n", *table(slowed), sep="\n")
     print("\nTiny steps:\n", *table(tiny), sep="\n")
-    print("\n| compiled steps | with a range | within it |\n|---|---:|---:|")
+    print(*heading("compiled steps | with a range | within it"), sep="\n")
     bound = [row for _, row in pairs if row.measured.is_host_bound]
     print(coverage("bound by the host", bound))
     print(coverage("bound by the GPU", [row for _, row in pairs if row not in bound]), "\n")
     print("\n".join(slowed_by()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,25 +1,26 @@
 """How well is the memory of compiled steps predicted? Whole steps, and single convolutions.
 
-    python -m lab.score.compiled_memory FOLDER
+    python -m lab score compiled_memory FOLDER
 
 FOLDER has traces that `lab.score.compiled trace` wrote, of as many steps as there are. What was
-measured is in measurements/h200/compiled (`lab.collect.compiled_memory`).
+measured is in measurements/h200/compiled.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.measured.compiled import GPU, by_name, lines
 from wavecast.footprint.workspaces.convolution import NAMES, Convolution
 from wavecast.footprint.workspaces.estimate import Constants, on_tensor_cores, workspaces_of
 from wavecast.hardware.devices import device
-from wavecast.ops.fused import GRAPH_LAUNCH
+from wavecast.traces.graphs import GRAPH_LAUNCH
 from wavecast.traces.step import Op, Trace
 
 ENDING = ".compiled.json.gz"
@@ -40,7 +41,7 @@ def traces(folder: Path) -> Iterator[tuple[str, Trace]]:
 def table(folder: Path) -> str:
     """The errors of the peak and of reserved memory of each step, and their means."""
     known, alone = by_name(), {row["step"] for row in lines("allocations")}
-    text = ["| step | peak measured | peak | reserved |", "|---|---:|---:|---:|"]
+    text = [*heading("step | peak measured | peak | reserved")]
     errors: dict[str, list[tuple[float, float]]] = {"eager kernels": [], "CUDA graphs": []}
     for name, step in traces(folder):
         if name not in known:
@@ -109,15 +110,9 @@ def transposed(folder: Path) -> str:
     return f"channels-last convolutions without tensor cores: {right} of {count} as recorded"
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Compare the steps of a folder with what was measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    print(table(given.folder), "\n\n" + transposed(given.folder))
-
-
-if __name__ == "__main__":
-    main()
+    args = parser.parse_args(given)
+    print(table(args.folder), "\n\n" + transposed(args.folder))

@@ -1,6 +1,6 @@
 """How well are published compiled steps predicted, and the gain of compiling, on other GPUs?
 
-    python -m lab.score.compiled_public --data FOLDER --traces FOLDER [--rows 40] [--source timm]
+    python -m lab score compiled_public --data FOLDER --traces FOLDER [--rows 40] [--source timm]
 
 Needs torch, transformers, timm, pandas and the public tables neusight and timm (docs/sources.md).
 Steps that the folder of traces lacks are traced, eager and compiled, which takes half a minute for
@@ -10,7 +10,6 @@ families, so that no prediction decides. Prints the tables of docs/compiled.md.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
+from lab.markdown import heading
 from lab.measured.compiled_rows import CompiledRow, neusight_rows, timm_rows
 from lab.measured.public_steps.case import Case, Traces
 from lab.score.compiled_calls import followed
@@ -81,8 +81,10 @@ def sampled(rows: Iterable[CompiledRow], count: int | None) -> list[CompiledRow]
 def table(results: Sequence[ScoredCompiled]) -> str:
     """A line for each step, and a mean for each source and GPU."""
     lines = [
-        "| step | GPU | software | compiled | eager | gain measured | gain predicted | its error |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
+        *heading(
+            "step | GPU | software | compiled | eager | gain measured | gain predicted | its error",
+            "lll",
+        )
     ]
     groups: dict[tuple[str, str], list[ScoredCompiled]] = defaultdict(list)
     for one in results:
@@ -115,11 +117,9 @@ def _mean(errors: Iterable[float | None]) -> str:
     return f"{statistics.mean(known):.1%}" if known else ""
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *SOURCES)
     parser.add_argument("--traces", type=Path, required=True, help="keeps the traces")
     parser.add_argument("--rows", type=int, help="at most so many rows of each source and GPU")
@@ -141,7 +141,3 @@ def main(given: Sequence[str] | None = None) -> None:
         print(table(results))
     for failure in failures:
         print(f"\nNot compared: {failure}")
-
-
-if __name__ == "__main__":
-    main()

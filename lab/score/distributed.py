@@ -1,6 +1,6 @@
 """How well are published steps on several GPUs predicted, rebuilt from the columns of a table?
 
-    python -m lab.score.distributed --data FOLDER [--rows 100] [--source vTrain] [--save FILE]
+    python -m lab score distributed --data FOLDER [--rows 100] [--source vTrain] [--save FILE]
 
 Needs torch, pandas and the public table distributed (docs/sources.md). Prints the tables of
 docs/parallel.md. The error is |predicted / measured - 1|. The baseline has one share of the peak
@@ -10,7 +10,6 @@ random.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import random
 import sys
@@ -23,11 +22,9 @@ from typing import Any
 import numpy as np
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
-from lab.measured.eight_bits import in_eight_bits
-from lab.measured.expert_kernels import as_run
-from lab.measured.expert_steps import is_mixture, kind_of
-from lab.measured.overlapped import with_overlapped_tensor_ranks
+from lab.measured.expert_steps import kind_of
 from lab.measured.tables import read_rows
 from wavecast.errors import WavecastError
 from wavecast.hardware.cluster import Cluster
@@ -35,9 +32,9 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
 from wavecast.hardware.processors import host_of
 from wavecast.predictors.collectives import Collectives
-from wavecast.steps.parallel_prediction import ParallelSteps
-from wavecast.steps.predicting import default_predictor
-from wavecast.steps.rank_player import ClusterPredictor
+from wavecast.steps.op_times import ClusterPredictor
+from wavecast.steps.parallel_steps import ParallelSteps
+from wavecast.steps.request import default_predictor
 
 SEED = 1
 
@@ -92,18 +89,13 @@ class PublishedSteps:
         try:
             host = self._host(step.cluster)
             steps = ParallelSteps(step.trace, self._predictors[key], host)
-            spread = steps.spread(step.strategy)
-            if is_mixture(row):
-                spread = as_run(spread, row, step.cluster)
-            if step.overlaps:
-                spread = with_overlapped_tensor_ranks(spread)
-            prediction = steps.predict(in_eight_bits(spread) if step.eight_bits else spread)
+            prediction = steps.predict(steps.spread(step.strategy))
         except WavecastError as error:
             raise NotRebuilt(str(error).split(";")[0]) from error
         rate = self._rates.get((str(row["gpu"]), str(row["precision"])))
         flops = step_flops(row)
         baseline = None if rate is None or flops is None else flops / rate
-        return ScoredStep(step, prediction.seconds, prediction.ops_range, baseline)
+        return ScoredStep(step, prediction.seconds, prediction.gpu_spread, baseline)
 
     def _host(self, cluster: Cluster) -> Host:
         return host_of(cluster) if self._factor is None else REFERENCE_HOST.scaled(self._factor)
@@ -153,10 +145,7 @@ def group_of(row: Mapping[str, Any]) -> str:
 
 def table(title: str, groups: Mapping[str, tuple[int, Sequence[ScoredStep]]]) -> list[str]:
     """Lines of a table: rows, rebuilt rows, and errors of each group."""
-    lines = [
-        f"| {title} | rows | rebuilt | mean | median | bias | baseline mean |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = [*heading(f"{title} | rows | rebuilt | mean | median | bias | baseline mean")]
     for name, (count, scored) in sorted(groups.items()):
         if not scored:
             lines.append(f"| {name} | {count} | 0 | | | | |")
@@ -183,7 +172,7 @@ def ranking(scored: Sequence[ScoredStep]) -> list[str]:
         if one.step.source.startswith("nanotron"):
             groups[str(one.step.row["model"]), int(one.step.row["n_gpu"])].append(one)
     head = "strategies | Kendall's tau | predicted best slower by"
-    lines = [f"| nanotron, model and GPUs | {head} | {head} |", "|---" + 6 * "|---:" + "|"]
+    lines = [*heading(f"nanotron, model and GPUs | {head} | {head}")]
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for (model, gpus), own in sorted(groups.items()):
         cells = []
@@ -227,11 +216,9 @@ def kendall(some: Sequence[float], others: Sequence[float]) -> float:
     return float(signs.sum() / pairs)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, "distributed")
     parser.add_argument("--rows", type=int, help="at most so many rows of each source")
     parser.add_argument("--source", default="", help="only sources with one of these, by commas")
@@ -286,7 +273,7 @@ def print_tables(
         }
         print("\n".join(table(title, groups)), end="\n\n")
     print("\n".join(ranking(scored)), end="\n\n")
-    print("| source | not rebuilt | rows |\n|---|---|---:|")
+    print(*heading("source | not rebuilt | rows", "ll"), sep="\n")
     for name, counter in sorted(reasons.items()):
         for reason, count in counter.most_common():
             print(f"| {name} | {reason} | {count} |")
@@ -336,7 +323,3 @@ def scored(data: Path, cache: Path) -> list[Path]:
             main(["--data", str(data), "--source", sources, "--save", str(file), *drawn])
         files.append(file)
     return files
-
-
-if __name__ == "__main__":
-    main()

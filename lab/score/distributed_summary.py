@@ -1,7 +1,7 @@
 """One table of all published steps on several GPUs that were scored.
 
-    python -m lab.score.distributed --data FOLDER --source NAMES --rows N --save FILE
-    python -m lab.score.distributed_summary FILE... --data FOLDER
+    python -m lab score distributed --data FOLDER --source NAMES --rows N --save FILE
+    python -m lab score distributed_summary FILE... --data FOLDER
 
 Needs pandas and the public table distributed (docs/sources.md). Reads the files that the first
 command saved, and prints the table of docs/parallel.md. Sources that publish tuned steps are also
@@ -10,7 +10,6 @@ taken together, without mixtures of experts, adapters and models with fewer laye
 
 from __future__ import annotations
 
-import argparse
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured.tables import read_rows
 from lab.score.distributed import group_of, is_flagged
 
@@ -97,7 +97,7 @@ def _is_from(source: str, step: JudgedStep) -> bool:
 
 def table(judged: Sequence[JudgedStep]) -> list[str]:
     """Lines of the table."""
-    lines = ["| source | rebuilt | mean error | median | bias |", "|---|---:|---:|---:|---:|"]
+    lines = [*heading("source | rebuilt | mean error | median | bias")]
     for name, belongs in groups_of(judged).items():
         ratios = np.array([step.ratio for step in judged if belongs(step)])
         if len(ratios):
@@ -109,17 +109,11 @@ def table(judged: Sequence[JudgedStep]) -> list[str]:
     return lines
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="files that --save wrote")
     needs.add_data(parser, "distributed")
     args = parser.parse_args(given)
     rows = read_rows(args.data / "distributed" / "steps.parquet")
     print("\n".join(table(read_judged(args.files, rows))))
-
-
-if __name__ == "__main__":
-    main()

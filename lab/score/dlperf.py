@@ -1,6 +1,6 @@
 """How well is the scaling on one and two machines of eight V100 predicted (DLPerf)?
 
-    python -m lab.score.dlperf --data FOLDER [--cache FOLDER]
+    python -m lab score dlperf --data FOLDER [--cache FOLDER]
 
 Needs the public table dlperf (docs/sources.md), and transformers; takes two minutes. Writes the
 table of docs/parallel.md. The error is |predicted / measured - 1| of the speed on 4, 8 and 16 GPUs
@@ -17,13 +17,14 @@ from pathlib import Path
 from statistics import fmean
 
 from lab.fit.overlap import ScaledStep, parser_of, steps_of
+from lab.markdown import heading
 from lab.measured.scaled_rows import dlperf_rows
 from lab.places import DOCS
 from lab.score import pages
 from wavecast.steps.overlap import shipped_overlap
 
 PAGE = DOCS / "parallel.md"
-MARK = "begin: python -m lab.score.dlperf"
+MARK = "begin: python -m lab score dlperf"
 PYTORCH = ("PyTorch", "NGC PyTorch")
 TARGET = 0.08
 
@@ -46,8 +47,9 @@ def table(steps: Sequence[ScaledStep]) -> str:
         if group[0] in PYTORCH:
             groups[f"**PyTorch, target {TARGET:.0%}**", "all", "all"].append(pair)
     lines = [
-        "| framework | model | machines x GPUs | rows | measured | predicted | mean error |",
-        "|---|---|---|---:|---:|---:|---:|",
+        *heading(
+            "framework | model | machines x GPUs | rows | measured | predicted | mean error", "lll"
+        )
     ]
     for key, pairs in sorted(groups.items()):
         error = fmean(abs(predicted / measured - 1) for predicted, measured in pairs)
@@ -58,7 +60,7 @@ def table(steps: Sequence[ScaledStep]) -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write the table, and print it."""
     args = parser_of(__doc__, "dlperf").parse_args(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +68,3 @@ def main(given: Sequence[str] | None = None) -> None:
     shown = table(steps)
     pages.write(PAGE, MARK, shown)
     print(shown)
-
-
-if __name__ == "__main__":
-    main()

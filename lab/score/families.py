@@ -1,6 +1,6 @@
 """Our own steps, predicted by models that never saw an op of their model family.
 
-    python -m lab.score.families --data FOLDER --cache FOLDER [--write]
+    python -m lab score families --data FOLDER --cache FOLDER [--write]
 
 Model families (BERT of all sizes, VGG, ...) are split into `FOLDS` groups. For each group the op
 models are fitted again without the ops that occur only in the steps of these families. A model
@@ -12,7 +12,6 @@ stays in the fit as well: the question is how well new models are predicted on a
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from lab import needs
 from lab.fit.learned import kept_fit, rows_of
+from lab.markdown import heading
 from lab.measured import own_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
 from lab.measured.figures import Figures, figures, percent, record
@@ -34,7 +34,7 @@ from wavecast.traces.step import Op
 FOLDS = 6
 NAME = "family left out"
 SWEEP = "sweep"
-MARK = "begin: python -m lab.score.families"
+MARK = "begin: python -m lab score families"
 
 
 def family_of(model: str) -> str:
@@ -96,8 +96,9 @@ def table(rows: Sequence[Scored], shipped: Sequence[Scored]) -> str:
     lines = [
         "## GPU time",
         "",
-        "| set or models | steps | mean | median | bias | worst | in range | in the fit: mean |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        *heading(
+            "set or models | steps | mean | median | bias | worst | in range | in the fit: mean"
+        ),
     ]
     for name, group in parts.items():
         scores = gpu_figures(group)
@@ -108,8 +109,7 @@ def table(rows: Sequence[Scored], shipped: Sequence[Scored]) -> str:
         "",
         "## Iterations",
         "",
-        "| set or models | steps | mean | median | in range | in the fit: mean |",
-        "|---|---:|---:|---:|---:|---:|",
+        *heading("set or models | steps | mean | median | in range | in the fit: mean"),
     ]
     for name, group in parts.items():
         scores = summary(group)
@@ -129,25 +129,25 @@ def _always(model: Learned, _: str) -> Learned:
     return model
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit without each group, predict its steps, and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument(
         "--cache", type=Path, required=True, help="folder that keeps fits and traces"
     )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    given = parser.parse_args()
+    args = parser.parse_args(given)
     cases = list(own_steps.cases())
-    traces = Traces(given.cache)
+    traces = Traces(args.cache)
     traces.make_missing(cases)
     rows: list[Scored] = []
-    for model, own in folds(cases, given.data, given.cache):
+    for model, own in folds(cases, args.data, args.cache):
         rows += score(read(own, traces), [Contender(NAME, partial(_always, model))])
     shipped = list(score(read(cases, traces), [Contender("shipped", lambda _: Learned.shipped())]))
     text = table(rows, shipped)
     print(text)
-    if given.write:
+    if args.write:
         pages.write(pages.APPENDIX / "accuracy-families.md", MARK, text)
         record(
             {
@@ -155,7 +155,3 @@ def main() -> None:
                 "h200 GPU time, families left out": gpu_figures(rows),
             }
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,19 @@
 """Scripts and `hf:` targets that ran on a real GPU, beside what is predicted for them.
 
-    python -m lab.score.front_door            # prints both tables
-    python -m lab.score.front_door --write    # writes them into the how-to pages
+    python -m lab score front_door            # prints both tables
+    python -m lab score front_door --write    # writes them into the how-to pages
 
-The tables are those that `lab.collect.script_steps` and `lab.collect.huggingface` wrote on the GPU
+The tables are those that were written on the GPU
 machine, predictions included: both sides saw the same releases of torch and of the libraries.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
+from lab import needs
 from lab.places import DOCS, MEASUREMENTS
 from lab.score import pages
 
@@ -100,18 +100,14 @@ def models_table() -> str:
     return _table(("measured on the GPU", *heads), lines)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables, or write them into their pages."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = needs.parser(__doc__)
     parser.add_argument("--write", action="store_true", help="write the tables into the pages")
     for page, table in ((SCRIPTS, scripts_table()), (MODELS, models_table())):
-        if parser.parse_args().write:
+        if parser.parse_args(given).write:
             pages.write(page, MARK, table)
         else:
             print(table, end="\n\n")
     print("scripts:", summary("scripts"))
     print("models:", summary("huggingface"))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Predicted against measured replay times of CUDA graphs on our H200.
 
-    python -m lab.score.graph_accuracy [--write]
+    python -m lab score graph_accuracy [--write]
 
-`lab.collect.host_reality` measured measurements/h200/host/*.json, one file for each machine. The
+measurements/h200/host/*.json has one file for each machine. The
 command traces their steps on this machine and prints the table of docs/concepts/timeline.md.
 `--write` records the figures for docs/accuracy.md. The eager steps of these files are not scored,
 because they were timed after a profiler had run (docs/adr/0018). `lab.score.iterations` scores
@@ -12,13 +12,14 @@ steps that were timed before any profiler.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.measured.figures import figures, record
 from lab.places import H200
 from lab.steps.graphed import GRAPHED, make_capturable, named
@@ -63,8 +64,7 @@ def rows(run: Run) -> Iterator[GraphRow]:
 
 def lines(some: Iterable[GraphRow]) -> Iterator[str]:
     """A line for each replayed graph."""
-    yield "| step | eager | graph | busy | kernels | gap | launch | predicted | error |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield from heading("step | eager | graph | busy | kernels | gap | launch | predicted | error")
     for row in some:
         eager = "" if row.eager_s is None else f"{1e3 * row.eager_s:.1f} ms"
         replayed = row.replayed
@@ -77,8 +77,11 @@ def lines(some: Iterable[GraphRow]) -> Iterator[str]:
         )
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the table of each machine, and record the figures if asked."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="record the figures")
+    args = parser.parse_args(given)
     every = []
     for name, run in runs().items():
         if "graphed" in run:
@@ -86,10 +89,6 @@ def main() -> None:
             every += some
             print(f"{name}:\n")
             print("\n".join(lines(some)))
-    if sys.argv[1:] == ["--write"]:
+    if args.write:
         scores = figures(row.error for row in every)
         record({"h200 CUDA graphs": scores})
-
-
-if __name__ == "__main__":
-    main()

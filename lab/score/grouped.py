@@ -1,8 +1,8 @@
 """How well are the grouped matrix products of mixtures of experts predicted?
 
-    python -m lab.score.grouped [--write]
+    python -m lab score grouped [--write]
 
-Reads measurements/h200/grouped.json, which `lab.collect.experts` measured. Prints the errors of
+Reads measurements/h200/grouped.json. Prints the errors of
 each predictor by kind of product and by model. For `learned`, the model of the grouped kernel is
 fitted without the rows of the network that it predicts. `--write` puts the tables into
 docs/appendix/accuracy-ops.md.
@@ -10,11 +10,12 @@ docs/appendix/accuracy-ops.md.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from lab import needs
+from lab.markdown import heading
 from lab.measured.experts import GPU, ExpertRow, measured_s, op_of, read
 from lab.measured.figures import Figures, figures, percent, record
 from lab.score import pages
@@ -24,7 +25,7 @@ from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.roofline import Roofline
 
-MARK = "begin: python -m lab.score.grouped"
+MARK = "begin: python -m lab score grouped"
 
 
 def figures_of(rows: Sequence[ExpertRow], predictor: Callable[[ExpertRow], Predictor]) -> Figures:
@@ -71,10 +72,7 @@ def table(
 ) -> str:
     """Errors of three predictors, with one line for each value of the key."""
     roofline, attainable = Roofline(), Attainable.shipped()
-    lines = [
-        "| products | count | roofline | attainable | in range | learned | in range |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = [*heading("products | count | roofline | attainable | in range | learned | in range")]
     for name in sorted({key(row) for row in rows}):
         chosen = [row for row in rows if key(row) == name]
         bound = figures_of(chosen, lambda _: roofline)
@@ -124,19 +122,13 @@ def recorded_figures() -> dict[str, Figures]:
     return {"op grouped products": figures_of(one_kernel, lambda row: learned[row.model])}
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables, and write them into the page if asked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    given = parser.parse_args()
+    args = parser.parse_args(given)
     text = report()
     print(text)
-    if given.write:
+    if args.write:
         pages.write(pages.APPENDIX / "accuracy-ops.md", MARK, text)
         record(recorded_figures())
-
-
-if __name__ == "__main__":
-    main()

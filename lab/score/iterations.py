@@ -1,9 +1,9 @@
 """How well are iterations predicted on machines whose hosts were calibrated?
 
-    python -m lab.score.iterations --data FOLDER --cache FOLDER [--write]
+    python -m lab score iterations --data FOLDER --cache FOLDER [--write]
 
 Needs transformers, pandas, the public tables (`--data`, docs/sources.md) and the iterations that
-`lab.collect.iterations` timed (measurements/h200/iterations). `--cache` keeps traces and fits.
+were timed (measurements/h200/iterations). `--cache` keeps traces and fits.
 `--write` puts the tables into docs/appendix/accuracy-hosts.md.
 
 Hosts differ by more than models do, and `wavecast calibrate` times a host within a minute. Each
@@ -16,7 +16,6 @@ out of the fit of ops as well (`lab.score.families`).
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from lab import needs
 from lab.fit.host import Steps, host_without
 from lab.fit.host import read as read_steps
 from lab.fit.host_reference import machine_factor, model_of, reference_of
+from lab.markdown import heading
 from lab.measured import own_steps
 from lab.measured.comparison import is_within
 from lab.measured.figures import Figures, figures, percent, record
@@ -40,7 +40,7 @@ from wavecast import Host
 from wavecast.hardware.calibration import factor_of, reference_times
 from wavecast.predictors.learned.predictor import Learned
 
-MARK = "begin: python -m lab.score.iterations"
+MARK = "begin: python -m lab score iterations"
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ def rows(data: Path, cache: Path, titles: Collection[str] = EVERY) -> Iterator[I
 
 def table(scored: Sequence[IterationRow]) -> Iterator[str]:
     """A line for each host and set: the suite on all machines, on each, and the blind models."""
-    yield "| predicted with | steps | mean error | median | bias | worst | in range |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield from heading("predicted with | steps | mean error | median | bias | worst | in range")
     for title, chosen in sets_of(scored).items():
         yield _line(title, chosen)
 
@@ -168,8 +167,9 @@ def _line(title: str, some: Sequence[IterationRow]) -> str:
 
 def noise() -> Iterator[str]:
     """A line for each machine: its host factors, and how much two timings of a step differ."""
-    yield "| machine | host factor at start | throughout | from its steps | two timings differ by |"
-    yield "|---|---:|---:|---:|---:|"
+    yield from heading(
+        "machine | host factor at start | throughout | from its steps | two timings differ by"
+    )
     reference = reference_times()["cuda"]
     for machine in (*machines(), *unseen_machines()):
         factors = (
@@ -182,24 +182,18 @@ def noise() -> Iterator[str]:
         yield f"| {machine.name} | {cells} | {f'{statistics.mean(apart):.1%}' if apart else ''} |"
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables, and write them into the page if asked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument(
         "--cache", type=Path, required=True, help="folder that keeps traces and fits"
     )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    given = parser.parse_args()
-    predicted = list(rows(given.data, given.cache))
+    args = parser.parse_args(given)
+    predicted = list(rows(args.data, args.cache))
     text = "\n".join((*table(predicted), "", *noise()))
     print(text)
-    if given.write:
+    if args.write:
         pages.write(pages.APPENDIX / "accuracy-hosts.md", MARK, text)
         record(figures_of(predicted))
-
-
-if __name__ == "__main__":
-    main()

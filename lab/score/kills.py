@@ -1,7 +1,7 @@
 """Is anything lost or stored twice if commands are killed at random moments?
 
-    python -m lab.score.kills               # 20 kills of each command
-    python -m lab.score.kills --kills 3     # a quick try
+    python -m lab score kills               # 20 kills of each command
+    python -m lab score kills --kills 3     # a quick try
 
 `collect`, a campaign of the suite, `runs add` and `runs export` run in processes of their own, are
 killed with SIGKILL and started again. After each kill the file is read: what was there must still
@@ -11,7 +11,6 @@ once. The steps of the campaign are not measured, because that needs a GPU; its 
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -19,13 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.score.run_store import made
+from lab import needs
+from lab.markdown import heading
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.errors import InvalidInput
+from wavecast.runs.run import Run
 from wavecast.runs.store.export import export
 from wavecast.runs.store.store import RunStore
 from wavecast.runs.suite_results import read_results
@@ -76,13 +77,13 @@ class Outlived:
     twice: int
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Kill every command, and print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = needs.parser(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(arguments)
-    print("| command | kills | stored in the end | lost | twice |\n|---|---|---|---|---|")
+    chosen = parser.parse_args(given)
+    print(*heading("command | kills | stored in the end | lost | twice", "lllll"), sep="\n")
     with tempfile.TemporaryDirectory() as folder:
         for tried in killables(Path(folder)):
             result = outlive(tried, chosen.kills, random.Random(chosen.seed))
@@ -96,9 +97,9 @@ def killables(
     """The commands, with their files in a folder."""
     rows, results, out = folder / "bmm.csv", folder / "suite.csv", folder / "out.csv"
     store, full, table = folder / "new.sqlite", folder / "full.sqlite", folder / "runs.csv"
-    export(made(runs), table)
+    export(generated_runs(runs), table)
     with RunStore(full) as filled:
-        filled.add(made(runs))
+        filled.add(generated_runs(runs))
     collect = (*_COMMAND, "collect", "bmm", "--device", "cpu", "-n", str(layers), "-o", str(rows))
     return (
         Killable("collect", collect, rows, lambda: _rows(rows), layers, rows.unlink),
@@ -201,5 +202,16 @@ def _stored(place: Path) -> Sequence[object]:
         return ()
 
 
-if __name__ == "__main__":
-    main()
+_SLOPES = {"AlexNet": 0.002, "GoogLeNet": 0.0045, "VGG-16": 0.016}
+"""Seconds per sample and iteration, in the formula that makes the runs."""
+
+
+def generated_runs(count: int) -> Iterator[Run]:
+    """Runs of three networks with random batches and iterations, and 2% of noise."""
+    draw, names = random.Random(0), list(_SLOPES)
+    for number in range(count):
+        model = draw.choice(names)
+        batch, iterations = draw.choice([16, 32, 64, 128, 256]), draw.randrange(50, 5000)
+        seconds = 2 + 0.02 * batch + 0.02 * iterations + _SLOPES[model] * batch * iterations
+        seconds *= draw.gauss(1, 0.02)
+        yield Run(model, batch, iterations, seconds, gpu="m6000", source=f"made:{number}")

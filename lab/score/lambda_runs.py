@@ -1,6 +1,6 @@
 """How well do runs of Lambda's public benchmark predict more GPUs, or a stronger GPU?
 
-    python -m lab.score.lambda_runs --data FOLDER
+    python -m lab score lambda_runs --data FOLDER
 
 Reads the public set lambda (docs/sources.md) and writes the tables of docs/appendix/runs-gpus.md.
 No predicted run is in the fit that predicts it:
@@ -14,7 +14,6 @@ No predicted run is in the fit that predicts it:
 
 from __future__ import annotations
 
-import argparse
 import csv
 import statistics
 from collections import defaultdict
@@ -22,15 +21,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured.public_steps.lambda_steps import GPUS
 from lab.score import pages
 from wavecast.hardware.devices import device
-from wavecast.regression.extrapolation import Extrapolation
-from wavecast.regression.laws import power_of
+from wavecast.regression.runs.extrapolation import Extrapolation
+from wavecast.regression.runs.laws import power_of
 from wavecast.runs.run import Run
 
 PAGE = pages.APPENDIX / "runs-gpus.md"
-MARK = "begin: python -m lab.score.lambda_runs"
+MARK = "begin: python -m lab score lambda_runs"
 ALLOWED_FLAGS = {"", "reported_above_steady", "reported_below_steady"}
 TASKS = ("resnet50", "ssd", "bert_base_squad", "bert_large_squad", "gnmt")
 """The tasks whose times can be trusted, according to the README of the data."""
@@ -92,7 +92,7 @@ def stronger_gpus(folder: Path) -> Iterator[Error]:
 
 def table(errors: Sequence[Error]) -> str:
     """A line for each task, and one for all."""
-    lines = ["| task | predictions | mean error | median | worst |", "|---|---:|---:|---:|---:|"]
+    lines = [*heading("task | predictions | mean error | median | worst")]
     by_task: dict[str, list[float]] = defaultdict(list)
     for task, error in errors:
         by_task[task].append(abs(error))
@@ -125,11 +125,11 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write both tables, and print them."""
-    parser = argparse.ArgumentParser(description="Extrapolation on Lambda's public benchmark.")
+    parser = needs.parser(__doc__)
     needs.add_data(parser, "lambda")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     for name, errors in (
         ("more GPUs", more_gpus(arguments.data)),
         ("stronger GPUs", stronger_gpus(arguments.data)),
@@ -137,7 +137,3 @@ def main() -> None:
         shown = f"{table(list(errors))}\n\nThe slides of Gianniti et al. report {PUBLISHED[name]}."
         pages.write(PAGE, f"{MARK} '{name}'", shown)
         print(f"{name}\n\n{shown}\n")
-
-
-if __name__ == "__main__":
-    main()

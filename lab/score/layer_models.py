@@ -1,6 +1,6 @@
 """How well do lines fitted on the layers of one net predict the layers of another?
 
-`python -m lab.score.run_models` writes the tables into docs/appendix/runs-layers.md. Besides the
+`python -m lab score run_models` writes the tables into docs/appendix/runs-layers.md. Besides the
 models of the package, this module tries other features of a layer, to see which would help.
 """
 
@@ -18,14 +18,15 @@ import torch
 from torch import nn
 
 import wavecast
+from lab.markdown import heading
 from lab.measured import campaigns
 from lab.measured.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_key
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.regression import least_squares
-from wavecast.regression.complexities import LayerCategory, Network, NetworkLayer, Pass
-from wavecast.regression.layer_times import predicted_work, times_of_trace
+from wavecast.regression.layers.complexities import LayerCategory, Network, NetworkLayer, Pass
+from wavecast.regression.layers.layer_times import predicted_work, times_of_trace
+from wavecast.regression.layers.per_layer import Key, LayerTime, LayerWork, PerLayer, timed_network
 from wavecast.regression.least_squares import Array, Method
-from wavecast.regression.per_layer import Key, LayerTime, LayerWork, PerLayer, timed_network
 from wavecast.suite.classics import VGG, AlexNet, GoogLeNet
 from wavecast.traces.step import Phase, Trace
 
@@ -98,10 +99,8 @@ def transfers() -> Iterator[Transfer]:
 
 def per_layer(precision: str) -> str:
     """The error of each way to predict, for each transfer."""
-    lines = [
-        f"| fitted on | applied to | batch | {' | '.join(way.name for way in WAYS)} | covered |",
-        f"|---|---|---:|{'---:|' * len(WAYS)}---:|",
-    ]
+    ways = " | ".join(way.name for way in WAYS)
+    lines = [*heading(f"fitted on | applied to | batch | {ways} | covered", "ll")]
     results = {
         transfer: [transferred(transfer, precision, way) for way in WAYS]
         for transfer in transfers()
@@ -211,10 +210,7 @@ def features() -> str:
     """Mean and worst error from one net to another, by the features of a layer."""
     columns = [*product(METHODS, LAYER_PRECISIONS)]
     names = [f"{method.split()[0]}, {precision}" for method, precision in columns]
-    lines = [
-        f"| features of a layer, besides a constant | {' | '.join(names)} |",
-        f"|---|{'---:|' * len(names)}",
-    ]
+    lines = [*heading(f"features of a layer, besides a constant | {' | '.join(names)}")]
     pairs = [transfer for transfer in transfers() if len(transfer[0]) == 1]
     errors = {
         (tried, method, precision): {pair: _tried(pair, precision, tried, method) for pair in pairs}
@@ -296,10 +292,8 @@ SHOWN = {"vgg16": "", "googlenet": "lower.10."}
 def rates() -> str:
     """TFLOP/s of layers in the forward pass, with cuDNN's algorithm where it is FFT or Winograd."""
     cells = [*product(LAYER_PRECISIONS, LAYER_BATCHES)]
-    lines = [
-        "| net | layer | " + " | ".join(f"{p}, batch {b}" for p, b in cells) + " |",
-        "|---|---|" + "---:|" * len(cells),
-    ]
+    names = " | ".join(f"{p}, batch {b}" for p, b in cells)
+    lines = [*heading(f"net | layer | {names}", "ll")]
     for net, prefix in SHOWN.items():
         shown = set()
         for layer in network(net).layers:

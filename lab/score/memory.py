@@ -1,23 +1,24 @@
 """Predicted memory against the real allocator and nvidia-smi on our H200.
 
-    python -m lab.score.memory steps         # allocated, reserved, process (a few minutes)
-    python -m lab.score.memory batches       # the largest batch under a limit (half an hour)
-    python -m lab.score.memory workspaces    # library workspaces, each model left out (a minute)
+    python -m lab score memory steps         # allocated, reserved, process (a few minutes)
+    python -m lab score memory batches       # the largest batch under a limit (half an hour)
+    python -m lab score memory workspaces    # library workspaces, each model left out (a minute)
 
-`lab.collect.memory_reality` measured measurements/h200/memory. Every step is traced here. The
+What was measured is in measurements/h200/memory. Every step is traced here. The
 commands write the tables of docs/memory.md and docs/appendix/memory-*.md.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.measured.figures import figures
 from lab.places import DOCS, H200
 from lab.score import pages, workspaces
@@ -27,7 +28,7 @@ from wavecast.traces.step import Trace
 
 MEASURED = H200 / "memory"
 PAGE = DOCS / "memory.md"
-MARK = "begin: python -m lab.score.memory"
+MARK = "begin: python -m lab score memory"
 GPU = "h200-sxm"
 LARGE_BYTES = 2e9
 """The memory of a process is compared only above this size."""
@@ -74,10 +75,7 @@ def _compared(name: str, row: dict[str, Any]) -> MemoryRow:
 def steps_summary(rows: Sequence[MemoryRow]) -> str:
     """The figures of all steps, and of the steps whose models are in no fit."""
     others = [row for row in rows if not row.name.startswith("suite ")]
-    lines = [
-        "| memory | steps | mean error | median | bias | worst |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = [*heading("memory | steps | mean error | median | bias | worst")]
     for chosen, which in ((rows, ""), (others, ", models in no fit")):
         for name, errors in (
             ("allocated at the peak", [row.allocated for row in chosen]),
@@ -93,7 +91,7 @@ def steps_summary(rows: Sequence[MemoryRow]) -> str:
 
 def steps_table(rows: Sequence[MemoryRow]) -> str:
     """A line for each step."""
-    lines = ["| step | allocated | error | reserved | process |", "|---|---:|---:|---:|---:|"]
+    lines = [*heading("step | allocated | error | reserved | process")]
     for row in rows:
         process = "" if row.process is None else f"{row.process:+.1%}"
         lines.append(
@@ -105,10 +103,7 @@ def steps_table(rows: Sequence[MemoryRow]) -> str:
 
 def batches_tables() -> tuple[str, str]:
     """A summary, and a table of predicted and true largest batches under each memory limit."""
-    lines = [
-        "| step | limit | largest batch | predicted | error |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    lines = [*heading("step | limit | largest batch | predicted | error")]
     errors = []
     for row in _rows("growing.jsonl"):
         if row["status"] != "ok":
@@ -156,8 +151,12 @@ def _traced(model: str, batch: int) -> Trace:
     return wavecast.trace(lambda: GROWING[model](batch), gpu=GPU)
 
 
-def main(what: str) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write the tables of one command, and print them."""
+    parser = needs.parser(__doc__)
+    kinds = ("steps", "batches", "workspaces")
+    parser.add_argument("what", nargs="?", default="steps", choices=kinds)
+    what = parser.parse_args(given).what
     detail = pages.APPENDIX / f"memory-{what}.md"
     mark = f"{MARK} {what}"
     if what == "workspaces":
@@ -172,7 +171,3 @@ def main(what: str) -> None:
         print(summary, end="\n\n")
     pages.write(detail, mark, shown)
     print(shown)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "steps")

@@ -1,6 +1,6 @@
 """How well are deeper networks, larger batches, more and stronger GPUs predicted from past runs?
 
-    python -m lab.score.multi_gpu
+    python -m lab score multi_gpu
 
 Writes the table of docs/appendix/runs-gpus.md that stands beside the four experiments of the slides
 of Gianniti et al. Depth and batch are fitted on measurements/h200/depth_runs.csv (one H200, fp32).
@@ -14,15 +14,17 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 
+from lab import needs
+from lab.markdown import heading
 from lab.places import H200
 from lab.score import lambda_runs, pages
 from lab.score.lambda_runs import PAGE
-from wavecast.regression.extrapolation import Extrapolation
-from wavecast.regression.published_errors import errors_of, published_errors
+from wavecast.regression.layers.published_errors import errors_of, published_errors
+from wavecast.regression.runs.extrapolation import Extrapolation
 from wavecast.runs.readers import read_runs
 from wavecast.runs.run import Run
 
-MARK = "begin: python -m lab.score.multi_gpu"
+MARK = "begin: python -m lab score multi_gpu"
 MEASURED = H200 / "depth_runs.csv"
 MOST_MODULES = (4, 5, 6, 8)
 """The largest numbers of inner modules in the fits of the slides."""
@@ -77,9 +79,10 @@ def beside_the_slides() -> str:
         "batch_size": _cells([e for _, errors in larger_batches() for e in errors]),
     }
     lines = [
-        "| to | the slides: cells | mean | median | worst "
-        "| ours: predictions | mean | median | worst |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *heading(
+            "to | the slides: cells | mean | median | worst | "
+            "ours: predictions | mean | median | worst"
+        ),
     ]
     for experiment, name in NAMES.items():
         printed = _cells(errors_of(experiment), digits=2)
@@ -90,9 +93,11 @@ def beside_the_slides() -> str:
 def modules() -> str:
     """Errors by the largest depth in the fit, beside those of the slides on one GPU."""
     lines = [
-        "| modules in the fit, at most | the slides: 1 M60 | 2 M60 | 4 M60 "
-        "| ours: predictions | mean | worst |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
+        *heading(
+            "modules in the fit, at most | the slides: 1 M60 | 2 M60 | "
+            "4 M60 | ours: predictions | mean | worst",
+            "r",
+        ),
     ]
     for most in MOST_MODULES:
         cells = {c.gpus: c.error for c in published_errors() if c.most_modules == most}
@@ -104,7 +109,7 @@ def modules() -> str:
 
 def batches() -> str:
     """Errors on larger batches by network."""
-    lines = ["| network | predictions | mean error | median | worst |", "|---|---:|---:|---:|---:|"]
+    lines = [*heading("network | predictions | mean error | median | worst")]
     lines += [f"| {net} | {' | '.join(_cells(errors))} |" for net, errors in larger_batches()]
     return "\n".join(lines)
 
@@ -124,13 +129,10 @@ def _from_page(mark: str) -> list[str]:
 TABLES = {"beside the slides": beside_the_slides, "modules": modules, "batches": batches}
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write the tables, and print them."""
+    needs.parser(__doc__).parse_args(given)
     for name, table in TABLES.items():
         shown = table()
         pages.write(PAGE, f"{MARK} '{name}'", shown)
         print(f"{name}\n\n{shown}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How well do lines fitted on one network of the suite predict another, in all categories?
 
-`python -m lab.score.run_models` writes the tables into docs/appendix/runs-layers.md. Unlike in
+`python -m lab score run_models` writes the tables into docs/appendix/runs-layers.md. Unlike in
 `lab.score.layer_models`, networks are read from measured traces, and all categories count: batch
 and layer norm, attention, embeddings, activation functions and sums beside the published five.
 """
@@ -12,14 +12,15 @@ from functools import cache
 from itertools import permutations
 
 import wavecast
+from lab.markdown import heading
 from lab.measured import campaigns
 from lab.score.layer_models import GPU, WAYS, Way, summed
 from wavecast.errors import InvalidInput
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.regression.complexities import Network
-from wavecast.regression.layer_times import LayerTimes, predicted_work, times_of_trace
-from wavecast.regression.per_layer import LayerWork, PerLayer, timed_network
-from wavecast.regression.traced_layers import network_of_trace
+from wavecast.regression.layers.complexities import Network
+from wavecast.regression.layers.layer_times import LayerTimes, predicted_work, times_of_trace
+from wavecast.regression.layers.per_layer import LayerWork, PerLayer, timed_network
+from wavecast.regression.layers.traced_layers import network_of_trace
 from wavecast.traces.step import Phase, Trace
 
 FAMILIES = {
@@ -106,8 +107,10 @@ def covered(source: str, target: str, batch: int, precision: str) -> float:
 def table(precision: str) -> str:
     """The error of each way to predict, for each pair of networks, at the largest batch."""
     lines = [
-        f"| fitted on | applied to | batch | {' | '.join(way.name for way in WAYS)} | covered |",
-        f"|---|---|---:|{'---:|' * len(WAYS)}---:|",
+        *heading(
+            f"fitted on | applied to | batch | {' | '.join(way.name for way in WAYS)} | covered",
+            "ll",
+        ),
     ]
     rows = {
         (source, target, batch): [

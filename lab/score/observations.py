@@ -1,6 +1,6 @@
 """Do TBD's observations (Zhu et al., IISWC 2018, section IV) hold in measurements of the suite?
 
-    python -m lab.score.observations RESULTS.csv TRACES
+    python -m lab score observations RESULTS.csv TRACES
 
 `wavecast suite run --traces` writes RESULTS.csv and the folder TRACES. The command prints how many
 models show each observation that can be made on one GPU with one framework, and names the models
@@ -11,16 +11,16 @@ out.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from lab import needs
 from lab.measured import campaigns
 from wavecast import Device, Trace, device
 from wavecast.runs.suite_results import SuiteResult, read_results
-from wavecast.steps.profiling import profile_measured
+from wavecast.steps.profile import profile_measured
 
 RECURRENT = frozenset({"nmt", "gnmt", "deep-speech-2"})
 """Models that spend most of their time in recurrent layers."""
@@ -175,16 +175,16 @@ def observe_kernels(traces: Mapping[str, Trace], device: Device) -> Observation:
     return Observation(8, claim, tuple(names[True]), tuple(names[False]))
 
 
-def main(path: Path, folder: Path) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print every observation, and the models that do not show it."""
-    rows = read_results(path)
-    eighth = observe_kernels(campaigns.loose_traces(folder), device(rows[0].gpu))
+    parser = needs.parser(__doc__)
+    parser.add_argument("results", type=Path, help="results of wavecast suite run")
+    parser.add_argument("folder", type=Path, help="the traces that were measured with them")
+    args = parser.parse_args(given)
+    rows = read_results(args.results)
+    eighth = observe_kernels(campaigns.loose_traces(args.folder), device(rows[0].gpu))
     for seen in sorted((*observe(rows), eighth), key=lambda observation: observation.number):
         total = len(seen.agreeing) + len(seen.others)
         print(f"{seen.number:2}. {seen.claim}: {len(seen.agreeing)} of {total}")
         if seen.others:
             print(f"    not in: {', '.join(seen.others)}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,6 +1,6 @@
 """How far off are single ops on GPUs left out of the fit? Five figures for each kind of op.
 
-    python -m lab.score.op_accuracy --data FOLDER [--write]
+    python -m lab score op_accuracy --data FOLDER [--write]
 
 Every GPU is predicted by models that never saw its chip, as `lab.fit.learned --score` does, and
 every GPU has the same weight. `in range` is the share of a GPU's ops within ranges calibrated on
@@ -10,7 +10,6 @@ the other GPUs. Kinds of op that were measured on only one GPU are left out. The
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from lab import needs
 from lab.fit.learned import ScoredOps, covered, fit_all, grouped, left_out, rows_of
 from lab.fit.op_table import tables
+from lab.markdown import heading
 from lab.measured.figures import Figures, percent, record
 
 
@@ -47,19 +47,16 @@ def by_kind(scores: Mapping[str, ScoredOps]) -> dict[str, Figures]:
 
 def table(kinds: Mapping[str, Figures]) -> str:
     """A line for each kind of op, in Markdown."""
-    lines = [
-        "| ops | measurements | mean | median | bias | worst | in range |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = [*heading("ops | measurements | mean | median | bias | worst | in range")]
     for name, scores in kinds.items():
         cells = [*scores.cells(), percent(scores.in_range)]
         lines.append(f"| {name.removeprefix('op ')} | {scores.count:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Fit without each chip, and print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--write", action="store_true", help="record the figures in docs/appendix")
     args = parser.parse_args(given)
@@ -68,7 +65,3 @@ def main(given: Sequence[str] | None = None) -> None:
     print(table(kinds))
     if args.write:
         record(kinds)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """What the papers say, requirement by requirement, and what Wavecast gives: docs/papers.md.
 
-    python -m lab.score.papers            runs every check and writes the page
-    python -m lab.score.papers PL-7 HB    runs the checks of these requirements only
+    python -m lab score papers            runs every check and writes the page
+    python -m lab score papers PL-7 HB    runs the checks of these requirements only
 
 Each requirement is one record of a file in lab/score/requirements, one file for each paper. A
 record has an id, a title, a status, what the paper says, what Wavecast gives, what differs and why,
@@ -21,7 +21,6 @@ import io
 import os
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, redirect_stdout
@@ -30,6 +29,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lab import needs
+from lab.markdown import heading
 from lab.places import DOCS, ROOT
 
 PAGE = DOCS / "papers.md"
@@ -46,7 +47,7 @@ STATUSES = {
 INTRODUCTION = """\
 # The papers, requirement by requirement
 
-<!-- Made by python -m lab.score.papers from lab/score/requirements: edit the records. -->
+<!-- Made by python -m lab score papers from lab/score/requirements: edit the records. -->
 
 Wavecast builds on five texts. This page takes their statements one by one: what the paper says,
 what Wavecast gives, how to see it, and what differs and why. Every command on it that needs no GPU
@@ -166,13 +167,13 @@ def _has_test(node: str) -> bool:
 def rendered() -> str:
     """The page."""
     parts = [INTRODUCTION]
-    parts += ["| status | meaning | requirements |", "|---|---|---:|"]
+    parts += [*heading("status | meaning | requirements", "ll")]
     statuses = [requirement.status for requirement in requirements()]
     for status, meaning in STATUSES.items():
         parts.append(f"| {status} | {meaning} | {statuses.count(status)} |")
     for chapter in chapters():
         parts += ["", f"## {chapter.title}", "", chapter.about, ""]
-        parts += ["| requirement | status |", "|---|---|"]
+        parts += [*heading("requirement | status", "ll")]
         for one in chapter.requirements:
             parts.append(f"| [{one.id}](#{_anchor(one)}): {one.title} | {one.status} |")
         for one in chapter.requirements:
@@ -228,11 +229,15 @@ def _link(page: str) -> str:
     return f"[{title}]({path.relative_to(DOCS)})"
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(given: Sequence[str] = ()) -> None:
     """Run the checks, and write the page if all were run and hold."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("requirements", nargs="*", metavar="ID", help="all by default")
+    chosen = parser.parse_args(given).requirements
+    os.environ.setdefault("COLUMNS", "200")
     failed = 0
     for one in requirements():
-        if arguments and not any(f"{one.id}-".startswith(f"{name}-") for name in arguments):
+        if chosen and not any(f"{one.id}-".startswith(f"{name}-") for name in chosen):
             continue
         for check in one.checks:
             missing = check.failures()
@@ -241,11 +246,7 @@ def main(arguments: Sequence[str]) -> int:
             print(
                 f"{one.id} {check.kind}: {check.what.splitlines()[0][:70]}: {verdict}", flush=True
             )
-    if not failed and not arguments:
+    if failed:
+        raise SystemExit(1)
+    if not chosen:
         PAGE.write_text(rendered(), encoding="utf-8")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("COLUMNS", "200")
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Habitat as published and Wavecast's default, side by side on public measurements.
 
-    python -m lab.score.published --data FOLDER
+    python -m lab score published --data FOLDER
 
 Needs pandas and the public table neusight (docs/sources.md); prints a table. We have none of
 Habitat's own measurements. NeuSight timed single float32 ops on three of the paper's GPUs: P100,
@@ -11,7 +11,6 @@ times: mean |predicted / measured - 1|.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lab import needs
+from lab.markdown import heading
 from lab.score.wave import ABOVE_FLOOR_S, CONTRACTED, Runs, op_of, runs
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
@@ -84,9 +84,9 @@ def _setup() -> Setup:
     return replace(paper, gpus={**paper.gpus, GPUS["V100"].id: paper.gpus[Device.V100.id]})
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print one line for ops that are scaled by waves, and one for each kind of product."""
-    parser = argparse.ArgumentParser(prog="python -m lab.score.published")
+    parser = needs.parser(__doc__)
     parser.add_argument("--data", type=needs.tables("neusight"), required=True)
     folder: Path = parser.parse_args(given).data
     calls = drawn(scaled_calls(runs(folder)))
@@ -96,11 +96,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "as published": _setup().scaler(),
         "default": Habitat.shipped(),
     }
-    print(f"| ops | calls | {' | '.join(scalers)} |\n|---|---:|{'---:|' * len(scalers)}")
+    print(*heading(f"ops | calls | {' | '.join(scalers)}"), sep="\n")
     for name, group in {"scaled by waves": waves, **groups}.items():
         errors = " | ".join(f"{error(group, scaler):.1f}" for scaler in scalers.values())
         print(f"| {name} | {len(group)} | {errors} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

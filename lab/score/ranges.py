@@ -1,6 +1,6 @@
 """How wide must a step's range be to hold nine in ten measured steps?
 
-    python -m lab.score.ranges --data FOLDER --cache FOLDER [--write]
+    python -m lab score ranges --data FOLDER --cache FOLDER [--write]
 
 There is one class of ranges for each state of knowledge about the GPU (`Familiarity`) and about the
 host (`wavecast.steps.ranges`). The range of a GPU-bound step is its ops' combined range, raised to
@@ -35,7 +35,6 @@ tables into docs/appendix/accuracy-ranges.md.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +47,7 @@ import numpy as np
 
 from lab import needs
 from lab.fit.kept_apart import KeptApart, owner_of
+from lab.markdown import heading
 from lab.measured.figures import percent
 from lab.places import MODELS
 from lab.score import pages, ranged_steps
@@ -63,7 +63,7 @@ CLASSES = (
     *(("host", known) for known in ("known", "unknown", "foreign")),
 )
 """The part and the name of each class."""
-MARK = "begin: python -m lab.score.ranges"
+MARK = "begin: python -m lab score ranges"
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,7 @@ def share(verdicts: Sequence[Verdict], inside: str = "wide") -> float | None:
 
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """The shares of steps within ranges made without their GPU and source, by class and set."""
-    yield "| class | set | steps | made apart | widened | factor made apart, too |"
-    yield "|---|---|---:|---:|---:|---:|"
+    yield from heading("class | set | steps | made apart | widened | factor made apart, too", "ll")
     for known in dict.fromkeys(verdict.known for verdict in verdicts):
         same = [verdict for verdict in verdicts if verdict.known == known]
         for name, group in (*by_set(same).items(), ("**all**", same)):
@@ -286,9 +285,9 @@ def report(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines).strip()
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Score all steps, write ranges.toml, and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.OPS_AND_STEPS)
     parser.add_argument(
         "--cache", type=Path, required=True, help="folder that keeps traces and fits"
@@ -310,7 +309,3 @@ def main(given: Sequence[str] | None = None) -> None:
     print(f"{text}\n{shown}")
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-ranges.md", MARK, shown)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,15 @@
 """How well do models of runs and layers, fitted on our measurements, predict longer runs?
 
-    python -m lab.score.run_models
+    python -m lab score run_models
 
 Fits measurements/h200/runs.csv and writes the tables of docs/appendix/runs-whole.md and
 runs-layers.md. That takes some minutes and needs no GPU. To make only some tables, name them:
-python -m lab.score.run_models "per layer".
+python -m lab score run_models "per layer".
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Protocol
@@ -18,19 +17,21 @@ from typing import Protocol
 import numpy as np
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.measured.run_grid import BATCHES, ITERATIONS, NETS, VARIANTS, GridRow, Variant, read
 from lab.places import H200
 from lab.score import layer_models, net_transfers, pages
 from lab.score.layer_models import GPU
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.regression.design import configurations, design
-from wavecast.regression.end_to_end import BatchWork, EndToEnd
 from wavecast.regression.least_squares import Method
+from wavecast.regression.runs.design import configurations, design
+from wavecast.regression.runs.end_to_end import BatchWork, EndToEnd
 from wavecast.runs.run import Run
 from wavecast.suite import benchmark
 from wavecast.traces.step import Phase
 
-MARK = "begin: python -m lab.score.run_models"
+MARK = "begin: python -m lab score run_models"
 MEASURED = H200 / "runs.csv"
 MAIN = "training graph tf32"
 SPLITS = {6: (16, 15), 12: (24, 17), 20: (32, 20)}
@@ -122,11 +123,8 @@ def predicted_s(net: str, batch: int, precision: str, phase: str) -> float:
 
 def variants(by_work: bool = False) -> str:
     """Errors of every measured variant: fitted on all runs, and on the three splits."""
-    last = "" if by_work else "separate line per batch | "
-    lines = [
-        f"| variant | net | all 160 runs | from 6 | from 12 | from 20 | {last}".rstrip(),
-        f"|---|---|---:|---:|---:|---:|{'' if by_work else '---:|'}",
-    ]
+    last = "" if by_work else " | separate line per batch"
+    lines = [*heading(f"variant | net | all 160 runs | from 6 | from 12 | from 20{last}", "ll")]
     for variant in VARIANTS:
         if by_work and variant.mode != "graph":
             continue  # steps that wait for the host do not follow the GPU's work
@@ -153,10 +151,7 @@ def _work(net: str, variant: Variant) -> BatchWork:
 
 def end_to_end(startup: bool = False) -> str:
     """Table 4 of the paper on our GPU, beside the printed values."""
-    lines = [
-        "| net | method | all 160 runs | from 6 | from 12 | from 20 |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
+    lines = [*heading("net | method | all 160 runs | from 6 | from 12 | from 20", "ll")]
     every: dict[str, list[float]] = {"default": [], "ordinary": [], "paper": []}
     for net in NETS:
         rows = {
@@ -185,10 +180,7 @@ def simulated() -> str:
     """Errors of four fitting methods on made-up runs with noise."""
     # The proportional method gives the same as the relative one here.
     methods = [method for method in Method if method is not Method.PROPORTIONAL]
-    lines = [
-        f"| runs like | noise | fitted on | {' | '.join(methods)} |",
-        f"|---|---:|---:|{'---:|' * len(methods)}",
-    ]
+    lines = [*heading(f"runs like | noise | fitted on | {' | '.join(methods)}")]
     best = 0
     for name, beta in BETAS.items():
         _, drawn = _synthetic(beta)
@@ -215,8 +207,7 @@ def _simulated_error(drawn: RunDraw, noise: float, count: int, method: Method) -
 
 def designs() -> Iterator[str]:
     """Errors of optimal designs and of grids at the same cost, on made-up and measured runs."""
-    yield "| runs | grid size | grid | D-optimal | A-optimal | I-optimal |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    yield from heading("runs | grid size | grid | D-optimal | A-optimal | I-optimal")
     for name, beta in BETAS.items():
         yield from _design_rows(f"{name} (synthetic)", *_synthetic(beta))
     for net in NETS:
@@ -318,14 +309,12 @@ LAYER_TABLES = (
 """The tables of runs-layers.md; all others are on runs-whole.md."""
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Make the tables that were asked for, and write them."""
-    for name in sys.argv[1:] or TABLES:
+    parser = needs.parser(__doc__)
+    parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all by default")
+    for name in parser.parse_args(given).tables or TABLES:
         shown = TABLES[name]()
         print(f"{name}\n\n{shown}\n", flush=True)
         page = "runs-layers.md" if name in LAYER_TABLES else "runs-whole.md"
         pages.write(pages.APPENDIX / page, f"{MARK} '{name}'", shown)
-
-
-if __name__ == "__main__":
-    main()

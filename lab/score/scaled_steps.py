@@ -1,6 +1,6 @@
 """Published steps that we recorded on our H200, scaled to the GPUs they were published for.
 
-`lab.collect.scaled` made the recordings. A step's kernels are scaled, but its host is not: the host
+A step's kernels are scaled, but its host is not: the host
 of the other machine is as unknown as for predictions without a measurement. So the reference host
 is used here as well.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from lab.markdown import heading
 from lab.measured import campaigns
 from lab.measured.comparison import Contender, Scored, groups, summary
 from lab.measured.figures import percent
@@ -85,7 +86,7 @@ def table(rows: Sequence[Scored]) -> str:
     lines = [
         "## Scaled from a measurement",
         "",
-        f"We recorded {len(cases)} of the published steps on our H200 (`lab.collect.scaled`). Here "
+        f"We recorded {len(cases)} of the published steps on our H200. Here "
         "they are scaled to the GPU of each case, and compared with predictions that use no "
         "measurement of the step. The H200 itself is never a target. All use the reference host. "
         "`scaled` is what `wavecast.predict` does with a measured trace: it scales products, "
@@ -94,8 +95,7 @@ def table(rows: Sequence[Scored]) -> str:
         f"`{WAVES}` uses wave scaling and no model. These three do not account for old libraries, "
         "which were slower; `learned` does.",
         "",
-        "| set, predictor | steps | mean | median | bias | worst | in range |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        *heading("set, predictor | steps | mean | median | bias | worst | in range"),
     ]
     same = [row for row in rows if row.case in cases]
     order = list(dict.fromkeys(row.contender for row in same))

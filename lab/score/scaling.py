@@ -1,6 +1,6 @@
 """How well is the scaling of data parallel training predicted on Lambda's machines?
 
-    python -m lab.score.scaling --data FOLDER [--cache FOLDER]
+    python -m lab score scaling --data FOLDER [--cache FOLDER]
 
 Needs the public table lambda (docs/sources.md), and transformers; takes six minutes, or three with
 the traces of an earlier run in `--cache`. Writes the tables of docs/parallel.md. Efficiency is the
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from lab.fit.overlap import ScaledStep, mean_error, parser_of, steps_of, without
+from lab.markdown import heading
 from lab.measured.scaled_rows import lambda_rows
 from lab.places import DOCS
 from lab.score import pages
@@ -24,7 +25,7 @@ from lab.score.lambda_runs import more_gpus
 from wavecast.steps.overlap import OverlapConstants, shipped_overlap
 
 PAGE = DOCS / "parallel.md"
-MARK = "begin: python -m lab.score.scaling"
+MARK = "begin: python -m lab score scaling"
 NAMES = {
     "bert_base_squad": "BERT",
     "bert_large_squad": "BERT",
@@ -61,11 +62,8 @@ def table(steps: Sequence[ScaledStep]) -> str:
         name = NAMES[step.row.task]
         groups[name, LINKS.get(step.row.link, UNSTATED)].append((step, predicted))
         groups[name, ALL].append((step, predicted))
-    lines = [
-        "| model | link | rows | measured | predicted | mean error, points | equal rows differ by "
-        "| target |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    names = "model | link | rows | measured | predicted | mean error, points"
+    lines = [*heading(f"{names} | equal rows differ by | target", "ll")]
     for (model, link), pairs in sorted(groups.items()):
         errors = [abs(predicted - step.row.efficiency) for step, predicted in pairs]
         lines.append(
@@ -95,10 +93,7 @@ def slowdowns(steps: Sequence[ScaledStep]) -> str:
         "boards with NVLink": [step for step in stated if not step.is_on_cards],
         "cards": [step for step in stated if step.is_on_cards],
     }
-    lines = [
-        f"| kernels take longer by | {' | '.join(f'{slowdown:.0%}' for slowdown in TRIED)} |",
-        f"|---|{'---:|' * len(TRIED)}",
-    ]
+    lines = [*heading(f"kernels take longer by | {' | '.join(f'{s:.0%}' for s in TRIED)}")]
     for name, some in kinds.items():
         errors = [
             100 * mean_error(some, OverlapConstants({"nvlink": s, "pcie": s}, spread))
@@ -110,7 +105,7 @@ def slowdowns(steps: Sequence[ScaledStep]) -> str:
 
 def bridges(steps: Sequence[ScaledStep]) -> str:
     """BERT-large in float32 on RTX 2080 Ti, with and without bridges, machine by machine."""
-    lines = ["| GPUs | bridges | measured, by machine | predicted |", "|---:|---|---:|---:|"]
+    lines = [*heading("GPUs | bridges | measured, by machine | predicted", "rl")]
     rows: dict[tuple[int, str], list[tuple[ScaledStep, float]]] = defaultdict(list)
     for step, predicted in errors_without_gpu(steps):
         row = step.row
@@ -142,11 +137,10 @@ def beside_the_regression(steps: Sequence[ScaledStep], data: Path) -> str:
     regressed: dict[str, list[float]] = defaultdict(list)
     for task, error in more_gpus(data):
         regressed[NAMES[task]].append(abs(error))
-    lines = [
-        "| model | runs on 4 GPUs | regression, from 1 and 2 GPUs | model, from 1 GPU "
-        "| model alone |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    names = (
+        "model | runs on 4 GPUs | regression, from 1 and 2 GPUs | model, from 1 GPU | model alone"
+    )
+    lines = [*heading(names)]
     for name in (*sorted(regressed), ALL):
         some = [name] if name != ALL else sorted(regressed)
         past = [e for one in some for e in regressed[one]]
@@ -167,7 +161,7 @@ def _runs_alike(step: ScaledStep) -> tuple[object, ...]:
 TABLES = {"scaling": table, "bridges": bridges, "slowdown": slowdowns}
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write the tables, and print them."""
     args = parser_of(__doc__, "lambda").parse_args(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +171,3 @@ def main(given: Sequence[str] | None = None) -> None:
     for name, shown in tables.items():
         pages.write(PAGE, f"{MARK} '{name}'", shown)
         print(f"{name}\n\n{shown}\n")
-
-
-if __name__ == "__main__":
-    main()

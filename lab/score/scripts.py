@@ -1,6 +1,6 @@
 """Do scripts that run unchanged give the step that was written by hand, and how soon?
 
-    python -m lab.score.scripts
+    python -m lab score scripts
 
 Needs transformers, accelerate, pytorch-lightning and diffusers. The command runs each script of
 `tests/scripts` with `wavecast run`, in a process and an empty folder of its own, and prints the
@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from pathlib import Path
 import torch
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.places import ROOT
 from lab.steps.scripts import CASES, ScriptCase, prepare
 
@@ -97,10 +100,13 @@ def row(result: ScriptScore) -> str:
     return f"| {' | '.join(cells)} |{'' if result.kept else ' wrote to its folder'}"
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the table."""
-    print("| script | like | step | script (ms) | by hand (ms) | difference | CPU s |")
-    print("|---|---|---|---:|---:|---:|---:|")
+    needs.parser(__doc__).parse_args(given)
+    print(
+        *heading("script | like | step | script (ms) | by hand (ms) | difference | CPU s", "lll"),
+        sep="\n",
+    )
     for case in CASES:
         print(row(score(case)), flush=True)
 
@@ -108,7 +114,3 @@ def main() -> None:
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How much time and memory do importing, tracing and predicting take?
 
-    python -m lab.score.speed
+    python -m lab score speed
 
 Each case runs in a new process. Tracing is timed after torch has been imported, once cold and once
 warm.
@@ -8,14 +8,16 @@ warm.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from lab import needs
+from lab.markdown import heading
 
 CASES = (
     *("import", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b"),
@@ -25,11 +27,16 @@ CASES = (
 _RESULT = "RESULT "
 
 
-def main() -> None:
-    """Run every case and print a table in Markdown."""
+def main(given: Sequence[str] = ()) -> None:
+    """Run every case, each in a process of its own, and print a table in Markdown."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--case", choices=CASES)
+    args = parser.parse_args(given)
+    if args.case is not None:
+        print(_RESULT + json.dumps(measure(args.case)))
+        return
     print(f"Python {platform.python_version()}, {platform.machine()}, best of 3\n")
-    print("| case | time and memory |")
-    print("|---|---|")
+    print(*heading("case | time and memory", "ll"), sep="\n")
     for case in CASES:
         runs = [_run(case) for _ in range(3)]
         best = min(runs, key=lambda run: run["seconds"])
@@ -37,7 +44,7 @@ def main() -> None:
 
 
 def _run(case: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "lab.score.speed", "--case", case]
+    command = [sys.executable, "-m", "lab", "score", "speed", "--case", case]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith(_RESULT))
     result: dict[str, Any] = json.loads(line.removeprefix(_RESULT))
@@ -232,13 +239,3 @@ def _llama_step(layers: int) -> Any:
         optimizer.step()
 
     return step
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", choices=CASES)
-    given = parser.parse_args()
-    if given.case is None:
-        main()
-    else:
-        print(_RESULT + json.dumps(measure(given.case)))

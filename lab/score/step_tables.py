@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from lab.markdown import heading
 from lab.measured.comparison import Scored, groups, parts, rankings, summary
 from lab.measured.figures import figures, percent
 from lab.score import scaled_steps
@@ -97,8 +98,7 @@ def _titled(name: str) -> str:
 def figures_table(title: str, rows: Iterable[Scored], key: Key) -> str:
     """The figures of each group of steps, and how many of its steps wait for the host."""
     lines = [
-        f"| {title} | steps | mean | median | bias | worst | in range | wait for the host |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        *heading(f"{title} | steps | mean | median | bias | worst | in range | wait for the host")
     ]
     for value, group in groups(rows, key):
         scores = summary(group)
@@ -110,7 +110,7 @@ def figures_table(title: str, rows: Iterable[Scored], key: Key) -> str:
 
 def compared(title: str, rows: Iterable[Scored], names: Sequence[str], key: Key) -> str:
     """Mean / median / bias / worst error of each contender, for each group of steps."""
-    lines = [f"| {title} | steps | {' | '.join(names)} |", "|---|---:|" + "---:|" * len(names)]
+    lines = [*heading(f"{title} | steps | {' | '.join(names)}")]
     for value, group in groups(rows, key):
         columns = [summary([row for row in group if row.contender == name]) for name in names]
         cells = (" / ".join(scores.cells()) for scores in columns)
@@ -126,8 +126,7 @@ def _by_bound(rows: Sequence[Scored]) -> str:
         "`host-bound` steps are predicted to wait for the host at least part of the time. Their "
         "real hosts are unknown; all are predicted with the reference host.",
         "",
-        "| set | GPU-bound | mean | bias | host-bound | mean | bias |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        *heading("set | GPU-bound | mean | bias | host-bound | mean | bias"),
     ]
     for name, group in groups(rows, lambda row: row.case.set):
         cells = []
@@ -154,8 +153,7 @@ def _gpu_times(rows: Iterable[Scored]) -> str:
         "On our H200 we also measured how long the GPU is busy in a step. The host does not affect "
         "this time.",
         "",
-        "| set, predictor | steps | mean | bias |",
-        "|---|---:|---:|---:|",
+        *heading("set, predictor | steps | mean | bias"),
     ]
     for name, group in groups(timed, lambda row: f"{row.case.set}, {row.contender}"):
         scores = figures(row.gpu_error for row in group if row.gpu_error is not None)
@@ -179,8 +177,7 @@ def _ranks(rows: Sequence[Scored], names: Sequence[str]) -> str:
         "Lambda measured the same tasks on 13 GPUs. Kendall's tau compares the order of GPUs by "
         "predicted throughput with the measured order: 1 is the same order, 0 is unrelated.",
         "",
-        f"| task | GPUs | {' | '.join(names)} |",
-        "|---|---:|" + "---:|" * len(names),
+        *heading(f"task | GPUs | {' | '.join(names)}"),
     ]
     for task, by_name in taus.items():
         cells = " | ".join(f"{by_name[name][1]:.2f}" for name in names)
@@ -198,8 +195,7 @@ def _kinds(rows: Sequence[Scored]) -> str:
         "factors are fitted to the same steps that they correct, so they show which kinds of op "
         "are wrong, not how good a predictor could be.",
         "",
-        "| set | steps | mean error | with the factors | factors |",
-        "|---|---:|---:|---:|---|",
+        *heading("set | steps | mean error | with the factors | factors", "lrrrl"),
     ]
     head = len(lines)
     bound = [row for row in rows if row.bound_by == "gpu"]
@@ -224,8 +220,7 @@ def _networks(rows: Sequence[Scored]) -> str:
         "Here Habitat's networks (`mlp`) predict products, convolutions and LSTMs, and `learned` "
         "predicts all other ops. The last column is `learned` alone.",
         "",
-        "| set | steps | mean | median | bias | worst | `learned`: mean |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        *heading("set | steps | mean | median | bias | worst | `learned`: mean"),
     ]
     for name, group in groups(rows, lambda row: row.case.set):
         with_networks = [row for row in group if row.contender == NETWORKS]
@@ -241,8 +236,7 @@ def _worst(rows: Sequence[Scored]) -> str:
     lines = [
         f"The worst of {len(rows)} steps:",
         "",
-        "| step | GPU | measured | predicted | error | bound by |",
-        "|---|---|---:|---:|---:|---|",
+        *heading("step | GPU | measured | predicted | error | bound by", "llrrrl"),
     ]
     for row in sorted(rows, key=lambda row: -abs(row.error))[:WORST]:
         lines.append(

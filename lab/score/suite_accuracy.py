@@ -1,6 +1,6 @@
 """How well are the steps of the suite predicted? Compared with our measurements on an H200.
 
-    python -m lab.score.suite_accuracy
+    python -m lab score suite_accuracy
 
 Predicts every row of measurements/h200/suite.csv without a GPU, which takes minutes, and writes the
 tables of docs/suite.md and docs/appendix/suite-steps.md.
@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from lab import needs
+from lab.markdown import heading
 from lab.measured import campaigns
 from lab.places import DOCS, H200
 from lab.score import pages
@@ -26,7 +28,7 @@ from wavecast.runs.suite_results import SuiteResult, read_results
 MEASURED = H200 / "suite.csv"
 PAGE = DOCS / "suite.md"
 STEPS = pages.APPENDIX / "suite-steps.md"
-MARK = "begin: python -m lab.score.suite_accuracy"
+MARK = "begin: python -m lab score suite_accuracy"
 
 Pair = tuple[SuiteResult, SuiteResult]
 """The measured and the predicted result of one step."""
@@ -48,9 +50,10 @@ def largest(steps: Sequence[Pair]) -> list[Pair]:
 def per_model(steps: Iterable[Pair]) -> str:
     """A line for each step: time, throughput and utilisation."""
     lines = [
-        "| step | time | throughput | error "
-        "| GPU: measured, predicted | cores: measured, predicted |",
-        "|---|---:|---:|---:|---:|---:|",
+        *heading(
+            "step | time | throughput | error | "
+            "GPU: measured, predicted | cores: measured, predicted"
+        ),
     ]
     for row, other in steps:
         lines.append(
@@ -69,10 +72,7 @@ def _title(row: SuiteResult) -> str:
 def memory_by_kind(steps: Iterable[Pair]) -> str:
     """A line for each step: measured memory by kind, and the error of the prediction."""
     names = " | ".join(TBD_KINDS)
-    lines = [
-        f"| step | {names} | sum of maxima | peak |",
-        f"|---|{'---:|' * (len(TBD_KINDS) + 2)}",
-    ]
+    lines = [*heading(f"step | {names} | sum of maxima | peak")]
     for row, other in steps:
         cells = (_bytes(kind, row, other) for kind in TBD_KINDS)
         held = sum(_held(kind, row) or 0 for kind in TBD_KINDS)
@@ -112,7 +112,7 @@ def summary(steps: Sequence[Pair]) -> str:
     def points(share: Callable[[SuiteResult], float | None]) -> list[float]:
         return [100 * abs((share(o) or 0.0) - (share(r) or 0.0)) for r, o in steps]
 
-    lines = ["| quantity | mean error | median | worst |", "|---|---:|---:|---:|"]
+    lines = [*heading("quantity | mean error | median | worst")]
     in_percent = {"throughput": [100 * abs(_relative(r, o)) for r, o in steps]}
     for kind in (*TBD_KINDS, "peak"):
         errors = [
@@ -135,7 +135,7 @@ def summary(steps: Sequence[Pair]) -> str:
 
 def observations(seen: Iterable[Observation]) -> str:
     """How many models show each of TBD's observations."""
-    lines = ["| no. | observation of 2018 | models that show it here |", "|---:|---|---|"]
+    lines = [*heading("no. | observation of 2018 | models that show it here", "rll")]
     for observation in seen:
         agreeing = len(observation.agreeing)
         total = agreeing + len(observation.others)
@@ -145,10 +145,7 @@ def observations(seen: Iterable[Observation]) -> str:
 
 def utilisation(path: Path) -> str:
     """GPU utilisation of 13 steps, as three tools report it."""
-    lines = [
-        "| step | wavecast | nvidia-smi | torch.profiler |",
-        "|---|---:|---:|---:|",
-    ]
+    lines = [*heading("step | wavecast | nvidia-smi | torch.profiler")]
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             shares = (f"{float(row[n]):.1%}" for n in ("wavecast", "nvidia_smi", "profiler"))
@@ -157,8 +154,9 @@ def utilisation(path: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write all tables into their pages."""
+    needs.parser(__doc__).parse_args(given)
     steps = pairs()
     rows = [row for row, _ in steps]
     seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
@@ -172,7 +170,3 @@ def main() -> None:
     )
     for page, name, shown in tables:
         pages.write(page, f"{MARK}, {name}", shown)
-
-
-if __name__ == "__main__":
-    main()

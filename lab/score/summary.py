@@ -1,7 +1,7 @@
 """Writes the tables of docs/accuracy.md, which have five figures for every set.
 
-    python -m lab.score.summary            print the tables
-    python -m lab.score.summary --write    put them into the page
+    python -m lab score summary            print the tables
+    python -m lab score summary --write    put them into the page
 
 The scoring commands recorded the figures in docs/appendix/accuracy.json. Each line of a table links
 to the page of the appendix that names the command which makes its figures.
@@ -9,17 +9,18 @@ to the page of the appendix that names the command which makes its figures.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lab import needs
+from lab.markdown import heading
 from lab.measured.figures import Figures, percent, recorded
 from lab.places import DOCS
 from lab.score import pages
 from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
 
 PAGE = DOCS / "accuracy.md"
-MARK = "begin: python -m lab.score.summary"
+MARK = "begin: python -m lab score summary"
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,7 @@ TABLES = {"steps": PUBLIC, "our H200": OURS, "ops": OPS}
 
 def table(lines: Sequence[ShownSet], sets: Mapping[str, Figures]) -> str:
     """Five figures for each set, in Markdown."""
-    shown = [
-        "| set | n | mean error | bias | worst | in range |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    shown = [*heading("set | n | mean error | bias | worst | in range")]
     for line in lines:
         scores = sets[line.key]
         cells = (
@@ -112,15 +110,14 @@ def table(lines: Sequence[ShownSet], sets: Mapping[str, Figures]) -> str:
     return "\n".join(shown)
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print the tables, and write them into the page if asked."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="write them into the page")
+    args = parser.parse_args(given)
     sets = recorded()
     for name, lines in TABLES.items():
         text = table(lines, sets)
         print(text, end="\n\n")
-        if sys.argv[1:] == ["--write"]:
+        if args.write:
             pages.write(PAGE, f"{MARK}, {name}", text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Does TBD's observation 12 hold in predictions of its machines (Zhu et al., IISWC 2018)?
 
-    python -m lab.score.tbd_machines
+    python -m lab score tbd_machines
 
 Writes the table of docs/parallel.md: ResNet-50 on the configurations of TBD's figure about several
 GPUs and machines, with Quadro P4000. "2M1G" are two machines with one GPU each. TBD's figures were
@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from functools import cache
 
 import wavecast
+from lab import needs
+from lab.markdown import heading
 from lab.places import DOCS
 from lab.score import pages
 from wavecast.suite import benchmark
 from wavecast.traces.step import Trace
 
 PAGE = DOCS / "parallel.md"
-MARK = "begin: python -m lab.score.tbd_machines"
+MARK = "begin: python -m lab score tbd_machines"
 GPU = "quadro-p4000"
 BATCHES = (8, 16, 32)
 """The mini-batches of one GPU."""
@@ -63,12 +65,9 @@ def configured(name: str, batch: int) -> ConfiguredStep:
 
 def table() -> str:
     """Throughput by configuration and batch, and what each GPU needs."""
-    lines = [
-        "| configuration | "
-        + " | ".join(f"images/s, batch {batch}" for batch in BATCHES)
-        + f" | of so many single GPUs, batch {BATCHES[-1]} | memory of a GPU |",
-        f"|---|{'---:|' * (len(BATCHES) + 2)}",
-    ]
+    speeds = " | ".join(f"images/s, batch {batch}" for batch in BATCHES)
+    share = f"of so many single GPUs, batch {BATCHES[-1]}"
+    lines = [*heading(f"configuration | {speeds} | {share} | memory of a GPU")]
     for name in CONFIGURATIONS:
         steps = [configured(name, batch) for batch in BATCHES]
         last = steps[-1]
@@ -79,12 +78,9 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Write the table, and print it."""
+    needs.parser(__doc__).parse_args(given)
     shown = table()
     pages.write(PAGE, MARK, shown)
     print(shown)
-
-
-if __name__ == "__main__":
-    main()

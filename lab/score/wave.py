@@ -1,6 +1,6 @@
 """How well does wave scaling take calls measured on one GPU to another?
 
-    python -m lab.score.wave --data FOLDER
+    python -m lab score wave --data FOLDER
 
 Needs pandas and the public tables neusight and kernels (docs/sources.md); prints tables.
 
@@ -15,7 +15,6 @@ of unknown shape, the rule for less than one wave, and the ranges. Nothing else 
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured.published_gpus import NEUSIGHT
 from lab.measured.tables import read_frame
 from wavecast import ops
@@ -234,8 +234,7 @@ def table(
     methods: Mapping[str, Method] = METHODS,
 ) -> None:
     """Print a table with a line for each group, and one for all."""
-    print(f"\n| {title} | calls | " + " | ".join(methods) + " |")
-    print("|---|---:|" + "---:|" * len(methods))
+    print("", *heading(f"{title} | calls | {' | '.join(methods)}"), sep="\n")
     everything = [case for group in groups.values() for case in group]
     for name, group in {**groups, "all": everything}.items():
         errors = (f"{error(group, method):.1f}" for method in methods.values())
@@ -341,13 +340,11 @@ def with_peaks(case: WaveCase) -> float:
     return float(bandwidths(case) ** scaled.gamma * peaks(case) ** (1 - scaled.gamma))
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = needs.parser(__doc__)
     needs.add_data(parser, "neusight", "kernels")
-    folder = parser.parse_args().data
+    folder = parser.parse_args(given).data
     measured = runs(folder)
     everything = cases(measured, NVIDIA)
     alike = [case for case in everything if case.kind not in CONTRACTIONS]
@@ -376,7 +373,7 @@ def main() -> None:
         grouped(few, lambda case: case.op),
         {"unchanged": lambda _: 1.0, "clocks": clocks, **constants},
     )
-    print("\n| ops | measured within the range |\n|---|---:|")
+    print(*heading("ops | measured within the range"), sep="\n")
     for name, chosen in {
         "elementwise": [c for c in _above(alike) if c.kind is Kind.ELEMENTWISE],
         "layer norm, softmax": [c for c in _above(alike) if c.kind is not Kind.ELEMENTWISE],
@@ -393,7 +390,3 @@ def _above(chosen: Iterable[WaveCase]) -> list[WaveCase]:
 
 def _pair(case: WaveCase) -> str:
     return f"{case.origin} to {case.target}"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Does the web page bear a crowd? 200 clients at once on loopback, for a minute.
 
-    python -m lab.score.web_load
+    python -m lab score web_load
 
 A real server is started. Most clients ask for predictions that were made before, some for new ones:
 each changes one control of the page (model, batch, precision, GPUs, strategy) as a person does.
@@ -12,7 +12,6 @@ printed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,14 +22,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab import needs
+from lab.markdown import heading
+
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "l4", "rtx-4090", "t4", "v100-sxm-16gb", "l40s")
 MODELS = {"resnet50": 64, "gpt2": 8, "bert-base": 16, "dcgan": 64, "vit": 32}
-CONTROLS = ("model", "batch", "batch", "precision", "gpus", "gpus", "parallel")
 _PATH = "/api/predictions"
 
 
@@ -49,13 +50,13 @@ class SeenAnswers:
         return "| " + " | ".join([*cells, f"{1e3 * times[-1]:,.0f} ms"]) + " |"
 
 
-def main() -> None:
+def main(given: Sequence[str] = ()) -> None:
     """Run the load and print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = needs.parser(__doc__)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--new", type=int, default=2, help="how many of them ask for new ones")
     parser.add_argument("--seconds", type=float, default=60.0)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(given)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         server, port = start_server(Path(folder))
@@ -68,8 +69,7 @@ def main() -> None:
             server.wait(20)
     print(f"{os.cpu_count()} cores, load before: {load:.1f}; {chosen.clients} clients, ", end="")
     print(f"{chosen.new} of them ask for new predictions, {chosen.seconds:g} s\n")
-    print("| predictions | answers | errors | median | 95% | 99% | longest |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print(*heading("predictions | answers | errors | median | 95% | 99% | longest"), sep="\n")
     print(known.row("made before"))
     print(new.row("new"))
     ends = f"{memory[0] / 2**20:,.0f} MiB at the start, at most {max(memory) / 2**20:,.0f} MiB"
@@ -201,7 +201,3 @@ def memory_of(pid: int) -> int:
     pids += map(int, children)
     pages = (int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in pids)
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-if __name__ == "__main__":
-    main()

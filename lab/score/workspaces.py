@@ -1,6 +1,6 @@
 """How well are workspaces predicted? The suite's steps on our H200, each family left out.
 
-    python -m lab.score.memory workspaces
+    python -m lab score memory workspaces
 
 For each model family the constants are fitted without it. Then the workspaces of its steps are
 predicted from the ops of its measured traces. Two quantities are compared with the measured ones:
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lab.fit.workspaces import GPU, fit, observations, traces
+from lab.markdown import heading
 from wavecast import device
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.workspaces.estimate import Constants, with_workspaces
@@ -85,8 +86,7 @@ def workspace_bytes(trace: Trace) -> int:
 def table(rows: Sequence[WorkspaceRow]) -> str:
     """A line for each model, and lines for groups of steps and for all."""
     lines = [
-        "| model | steps | workspace | mean error | worst | mean error of the peak | worst |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        *heading("model | steps | workspace | mean error | worst | mean error of the peak | worst")
     ]
     for model in dict.fromkeys(row.model for row in rows):
         lines.append(_line(model, [row for row in rows if row.model == model]))

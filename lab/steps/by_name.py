@@ -34,13 +34,9 @@ def suite_steps() -> Iterator[tuple[str, MakeStep]]:
 
 
 def blind_steps() -> Iterator[tuple[str, MakeStep]]:
-    """The steps of the blind test: their models are in no fit."""
-    from lab.steps import population
+    """The steps of the blind test that were also timed while cuDNN searched for algorithms."""
     from lab.steps.memory import STEPS
 
     for name, step in STEPS.items():
         if name.startswith(BLIND_PREFIXES):
             yield name, step.make
-    for name in population.BLIND:
-        drawn = population.draw(name, 0, whole=True)
-        yield drawn.title, partial(population.make_step, drawn)

@@ -330,27 +330,3 @@ STEPS: tuple[CompiledStep, ...] = (
     CompiledStep("alexnet-fp32", "vgg", vision("alexnet", 128, "fp32")),
 )  # fmt: skip
 """The steps, the most telling first."""
-
-
-HOST_STEPS: tuple[CompiledStep, ...] = (
-    *(
-        CompiledStep(f"tiny-{depth}", "host", partial(tower, 16, depth, 4, "fp32"))
-        for depth in (1, 4, 12)
-    ),
-    *(
-        CompiledStep(
-            f"tiny-broken-{breaks}", "host", partial(tower, 16, 4, 4, "fp32", breaks=breaks)
-        )
-        for breaks in (1, 3)
-    ),
-    CompiledStep("tiny-4-graphs", "host", partial(tower, 16, 4, 4, "fp32"), GRAPHS),
-    CompiledStep(
-        "tiny-4-compiled-adamw", "host", partial(tower, 16, 4, 4, "fp32", compiled_optimizer=True)
-    ),
-)
-"""Steps so small that the GPU waits for the host: what compiled code costs the host."""
-
-
-def step_named(name: str, steps: tuple[CompiledStep, ...] = STEPS) -> CompiledStep:
-    """The step of that name."""
-    return next(step for step in steps if step.name == name)

@@ -227,16 +227,6 @@ _SUITE = (
 )
 
 
-_LARGE = {
-    "llama-1b": 27,
-    "latent-diffusion": 20,
-    "bert-large": 8,
-    "gpt2-medium": 9,
-    "gpt2": 7,
-    "gnmt": 7,
-}
-
-
 def _steps() -> Iterator[MemoryStep]:
     make: MakeStep
     for name, batch, precision in _SUITE:
@@ -344,19 +334,3 @@ GROWING: dict[str, Callable[[int], Callable[[], Any]]] = {
     "lstm fp32": lambda batch: lstm(batch, "fp32"),
 }
 """Steps of any batch size, to search for the largest batch that fits."""
-
-LIMITS_GIB = (8, 16, 24, 40, 80)
-
-ALONE = (
-    "suite resnet50 b32 tf32",
-    "suite bert-large b8 bf16",
-    "suite gpt2 b4 fp16",
-    "torchvision resnet101 b16 fp32 adam",
-    "torchvision mobilenet_v3_large b64 fp32 rmsprop",
-    "transformers bert b16x256 fp32",
-    "transformers gpt2 b4x512 bf16",
-    "transformers t5 b8x256 fp32",
-    "perceptron adam fp32",
-    "lstm language b64 fp32",
-)
-"""Steps above 2 GB that run alone on the GPU, where nvidia-smi does not show processes."""

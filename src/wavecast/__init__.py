@@ -31,27 +31,26 @@ if TYPE_CHECKING:
     from wavecast.footprint.largest_batch import LargestBatch
     from wavecast.footprint.memory import Memory, memory
     from wavecast.frameworks.kineto import read_kineto
+    from wavecast.frameworks.pytorch.layers.networks import network_of
     from wavecast.frameworks.pytorch.measurement.iteration import measure
     from wavecast.frameworks.pytorch.measurement.tracker import OperationTracker
-    from wavecast.frameworks.pytorch.networks import network_of
     from wavecast.frameworks.scripts import run_script
     from wavecast.frameworks.tracing import max_batch, trace
-    from wavecast.hardware.family_traces import FamilyTraces
     from wavecast.hardware.hosts import Host
     from wavecast.parallel.strategy import Parallel
     from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.predictors.base import Estimate, Predictor, Scaler
-    from wavecast.regression.caffe_nets import caffe_net
-    from wavecast.regression.end_to_end import EndToEnd
-    from wavecast.regression.extrapolation import Extrapolation
-    from wavecast.regression.per_layer import LayerTime, PerLayer, published
+    from wavecast.regression.layers.caffe_nets import caffe_net
+    from wavecast.regression.layers.per_layer import LayerTime, PerLayer, published
+    from wavecast.regression.runs.end_to_end import EndToEnd
+    from wavecast.regression.runs.extrapolation import Extrapolation
+    from wavecast.retargeting.family_traces import FamilyTraces
     from wavecast.runs.readers import read_runs
     from wavecast.runs.store.store import RunStore
     from wavecast.steps.comparison import StepComparison, compare
     from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
-    from wavecast.steps.parallel_prediction import ParallelPrediction
-    from wavecast.steps.predicting import predict
     from wavecast.steps.prediction import Prediction
+    from wavecast.steps.request import predict
     from wavecast.traces.script import ScriptPart, ScriptRun
 
 __version__ = "0.1.0"
@@ -74,7 +73,6 @@ __all__ = [
     "MissingExtra",
     "OperationTracker",
     "Parallel",
-    "ParallelPrediction",
     "PerLayer",
     "Prediction",
     "Predictor",
@@ -113,19 +111,18 @@ __all__ = [
 
 # Loaded when first used: importing wavecast should cost next to nothing.
 _LAZY = {
-    "EndToEnd": "wavecast.regression.end_to_end",
+    "EndToEnd": "wavecast.regression.runs.end_to_end",
     "Estimate": "wavecast.predictors.base",
-    "Extrapolation": "wavecast.regression.extrapolation",
-    "FamilyTraces": "wavecast.hardware.family_traces",
+    "Extrapolation": "wavecast.regression.runs.extrapolation",
+    "FamilyTraces": "wavecast.retargeting.family_traces",
     "Host": "wavecast.hardware.hosts",
     "LargerBatch": "wavecast.steps.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",
-    "LayerTime": "wavecast.regression.per_layer",
+    "LayerTime": "wavecast.regression.layers.per_layer",
     "Memory": "wavecast.footprint.memory",
     "OperationTracker": "wavecast.frameworks.pytorch.measurement.tracker",
     "Parallel": "wavecast.parallel.strategy",
-    "ParallelPrediction": "wavecast.steps.parallel_prediction",
-    "PerLayer": "wavecast.regression.per_layer",
+    "PerLayer": "wavecast.regression.layers.per_layer",
     "Prediction": "wavecast.steps.prediction",
     "Predictor": "wavecast.predictors.base",
     "RunStore": "wavecast.runs.store.store",
@@ -133,15 +130,15 @@ _LAZY = {
     "ScriptPart": "wavecast.traces.script",
     "ScriptRun": "wavecast.traces.script",
     "StepComparison": "wavecast.steps.comparison",
-    "caffe_net": "wavecast.regression.caffe_nets",
+    "caffe_net": "wavecast.regression.layers.caffe_nets",
     "compare": "wavecast.steps.comparison",
     "extrapolate_batch": "wavecast.steps.larger_batch",
     "max_batch": "wavecast.frameworks.tracing",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
     "memory": "wavecast.footprint.memory",
-    "network_of": "wavecast.frameworks.pytorch.networks",
-    "predict": "wavecast.steps.predicting",
-    "published": "wavecast.regression.per_layer",
+    "network_of": "wavecast.frameworks.pytorch.layers.networks",
+    "predict": "wavecast.steps.request",
+    "published": "wavecast.regression.layers.per_layer",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
     "run_script": "wavecast.frameworks.scripts",

@@ -1,4 +1,4 @@
-"""Whether this machine has what Wavecast needs, and what to do about what is missing."""
+"""A check of this machine: is everything that Wavecast needs installed and working?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 class State(StrEnum):
-    """How something is."""
+    """The result of a check."""
 
     GOOD = "good"
     ABSENT = "not there"
@@ -37,7 +37,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     what: str
     state: State
@@ -62,7 +62,7 @@ def is_broken(findings: tuple[Finding, ...]) -> bool:
 
 
 def _looked(look: Callable[[str], Iterator[Finding]], version: str) -> Iterator[Finding]:
-    """What one look finds; if it fails itself, that is a finding."""
+    """The findings of one check. A check that fails is a finding itself."""
     try:
         yield from look(version)
     except WavecastError as error:

@@ -66,6 +66,15 @@ def _short(message: str) -> str:
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:600]} ... {line[-150:]}"
 
 
+@contextmanager
+def prefixed(prefix: str) -> Iterator[None]:
+    """A context in which the message of an InvalidInput gets a prefix, such as the file's path."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise type(error)(f"{prefix}{error}") from None
+
+
 # The import name of each optional dependency, its name in messages, and the extra that installs it.
 _EXTRAS = {
     "torch": ("torch", "torch"),

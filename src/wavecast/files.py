@@ -48,7 +48,7 @@ def data_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder for results that can be computed again."""
+    """The folder of cached results."""
     return _user_folder("XDG_CACHE_HOME", None, ".cache")
 
 
@@ -119,7 +119,7 @@ def _to_disk(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file completely or not at all. What is no Unicode in a text becomes escapes.
+    """Write a file completely or not at all. Text that is not valid Unicode is escaped.
 
     Raises:
         InvalidInput: the file cannot be written. An existing file is unchanged.
@@ -139,6 +139,22 @@ def refusing_unwritable(path: Path) -> Iterator[None]:
         raise InvalidInput(f"cannot write {path}: {reason}; choose another place") from None
     except UnicodeEncodeError as error:
         raise InvalidInput(f"cannot write {path}: {error.object!r} is not Unicode text") from None
+
+
+def toml_text(table: Mapping[str, Any], comment: Iterable[str] = ()) -> str:
+    """A table as TOML, after lines of comment. Keys whose value is None are left out."""
+    import tomli_w
+
+    head = "".join(f"# {line}".rstrip() + "\n" for line in comment)
+    return head + tomli_w.dumps(_without_none(table))
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None:
@@ -224,7 +240,7 @@ class GrowingTable(Generic[Row]):
     columns: tuple[str, ...]
     """The names of the columns, in order."""
     to_texts: Callable[[Row], Mapping[str, str]]
-    """A function that turns a row into texts by column."""
+    """A function that gives the texts of a row by column."""
     from_texts: Callable[[Mapping[str, str]], Row]
     """The inverse function. It raises ValueError, KeyError or InvalidInput for wrong texts."""
     earlier: tuple[tuple[str, ...], ...] = ()

@@ -18,12 +18,10 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 
 SMALL_FILE_BYTES = 10_000_000
 """A file up to this size has the budgets below. That of a larger profile grows with its size."""
@@ -63,14 +61,6 @@ class MissingFile(InvalidInput):
     """There is no such file."""
 
 
-@contextmanager
-def _prefixed(prefix: str) -> Iterator[None]:
-    try:
-        yield
-    except InvalidInput as error:
-        raise type(error)(f"{prefix}{error}") from None
-
-
 def open_file(
     path: Path, *, packed: bool | None = False, most_bytes: int | None = None, prefix: str = ""
 ) -> io.BufferedReader:
@@ -86,7 +76,7 @@ def open_file(
         MissingFile: there is no such file.
         InvalidInput: it cannot be opened; says why.
     """
-    with _prefixed(prefix):
+    with prefixed(prefix):
         file = _opened(path)
         if packed is None:
             packed = _is_packed(file)
@@ -173,7 +163,7 @@ class _BoundedFile(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        with _prefixed(self._prefix):
+        with prefixed(self._prefix):
             return self._read_into(buffer)
 
     def _read_into(self, buffer: Any) -> int:
@@ -275,7 +265,7 @@ def parse_json(
     Raises:
         InvalidInput: it is not JSON, or too large; says where and why.
     """
-    with _prefixed(prefix):
+    with prefixed(prefix):
         return _parsed(text, constants, unique)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+import sys
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,8 +79,8 @@ class Shown(Brief):
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data: times in seconds, sizes in bytes, unknown is None."""
-        record: dict[str, Any] = _notebook().record(self)
-        return record
+        data: dict[str, Any] = _notebook().record(self)
+        return data
 
     def to_pandas(self) -> DataFrame:
         """The result as a table of pandas, one row for each of its parts.
@@ -105,3 +106,23 @@ def _notebook() -> Any:
     from wavecast.report import notebook
 
     return notebook
+
+
+def _listing(results: Sequence[object]) -> str | None:
+    """A list of results of one type as a table; None for any other list."""
+    kinds = {type(result) for result in results}
+    if len(kinds) != 1 or not issubclass(kinds.pop(), Shown):
+        return None
+    return str(_notebook().listing(results))
+
+
+def show_lists() -> None:
+    """From here on, notebooks show lists of results as tables."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        html = shell.display_formatter.formatters["text/html"]
+        for kind in (list, tuple):
+            html.type_printers.setdefault(kind, _listing)
+
+
+show_lists()

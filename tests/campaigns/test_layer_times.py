@@ -115,6 +115,7 @@ collect("linear", 5, int(sys.argv[2]), Path(sys.argv[1]), slow, gpu="t4")
 """
 
 
+@pytest.mark.slow
 def test_twenty_kills_lose_and_repeat_nothing(tmp_path: Path) -> None:
     path, total = tmp_path / "rows.csv", 3000
     command = [sys.executable, "-c", KILLED, str(path), str(total)]

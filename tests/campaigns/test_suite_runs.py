@@ -221,6 +221,7 @@ def test_translation_counts_samples_and_tokens_beside() -> None:
     assert "tokens" not in text(suite_results("measured", [measured(WANTED[0])], 250))
 
 
+@pytest.mark.slow
 def test_a_step_in_a_process_of_its_own_gives_the_same() -> None:
     step, gpu = SuiteStep("alexnet", 32, "fp32"), device("t4")
     assert run_apart(predict_there, step, gpu) == predict_there(step, gpu)

@@ -27,6 +27,7 @@ def checked(folder: Path, source: str, *arguments: str) -> Outcome:
     return run("check", "--config", folder / "wavecast.toml", *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.what)
 def test_a_small_change_gets_the_verdict_that_it_deserves(change: Change, tmp_path: Path) -> None:
     done = checked(tmp_path, change.source(), "--target", change.target, "--json")

@@ -82,11 +82,13 @@ WRONG = [
     Wrong("unknown precision", f"predict resnet50 -p int4 {L4}", ("'int4'", "known: fp32, tf32")),
     Wrong("unknown predictor", f"predict good.json.gz {L4} --predictor magic", ("magic",), code=2),
     Wrong("unknown breakdown", f"predict good.json.gz {L4} --by layer", ("layer",), code=2),
-    Wrong("negative host", f"predict good.json.gz {L4} --host-factor -1", ("from 0 on, not -1",)),
+    Wrong("negative host", f"predict good.json.gz {L4} --host-factor -1", ("0 or above, not -1",)),
     Wrong(
-        "host no number", f"predict good.json.gz {L4} --host-factor nan", ("from 0 on, not nan",)
+        "host no number", f"predict good.json.gz {L4} --host-factor nan", ("0 or above, not nan",)
     ),
-    Wrong("infinite host", f"predict good.json.gz {L4} --host-factor inf", ("from 0 on, not inf",)),
+    Wrong(
+        "infinite host", f"predict good.json.gz {L4} --host-factor inf", ("0 or above, not inf",)
+    ),
     # Steps
     Wrong("step raises", f"predict steps.py:raises {L4}", ("RuntimeError", "steps.py:", "is gone")),
     Wrong("build raises", f"predict steps.py:fails_to_build {L4}", ("ValueError", "no such data")),
@@ -172,6 +174,7 @@ def test_an_output_that_is_a_directory_is_named(folder: Path) -> None:
     check(run("trace", "good.json.gz", "-o", "dir.json.gz"), 1, ("is a directory", "name a file"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["resnet50", "steps.py:fine", "timm:resnet18"])
 def test_without_torch_the_extra_is_named(folder: Path, target: str) -> None:
     done = run_process("predict", target, "--gpu", "l4", python="sys.modules['torch'] = None")
@@ -196,8 +199,8 @@ LIBRARY: list[tuple[str, Callable[[], object], type[Exception], str]] = [
     ("a step of None", lambda: wavecast.trace(lambda: None), CaptureError, "NoneType"),  # type: ignore[arg-type,return-value]
     ("unknown GPU", lambda: wavecast.predict(step(), "zx81"), UnknownName, "wavecast devices"),
     ("traced for an unknown GPU", lambda: wavecast.trace(dict, gpu="zx81"), UnknownName, "zx81"),  # type: ignore[arg-type]
-    ("no GPU", lambda: wavecast.predict(step(), []), InvalidInput, "one GPU"),  # type: ignore[call-overload]
-    ("no trace", lambda: wavecast.predict(None, "l4"), InvalidInput, "takes a Trace"),  # type: ignore[call-overload]
+    ("no GPU", lambda: wavecast.predict(step(), []), InvalidInput, "one GPU"),  # type: ignore[arg-type]
+    ("no trace", lambda: wavecast.predict(None, "l4"), InvalidInput, "takes a Trace"),  # type: ignore[arg-type]
     ("empty trace", lambda: wavecast.predict(trace(), "l4"), InvalidInput, "no ops"),
     ("no such file", lambda: wavecast.load_trace("gone.json.gz"), InvalidInput, "gone.json.gz"),
     ("a folder", lambda: wavecast.load_trace("/"), InvalidInput, "cannot read the trace /"),

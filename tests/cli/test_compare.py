@@ -46,6 +46,7 @@ def test_its_numbers_are_in_the_json(steps: tuple[Path, Path]) -> None:
     assert row["memory_ratio"] is None
 
 
+@pytest.mark.slow
 def test_a_function_is_compared_with_itself_in_another_precision(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     done = run("compare", "no-such-model", "no-such-model", "--gpu", "l4")

@@ -17,6 +17,7 @@ from wavecast.cli.app import _Command
 COMMAND = [sys.executable, "-m", "wavecast"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -133,6 +134,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_ctrl_c_in_the_users_code(tmp_path: Path, place: str) -> None:
     (tmp_path / "mine.py").write_text(STEP + PLACES[place])
@@ -140,12 +142,14 @@ def test_ctrl_c_in_the_users_code(tmp_path: Path, place: str) -> None:
     assert interrupted(command, tmp_path) == (130, ["interrupted"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_script(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STEP + "interrupt()\n")
     code, lines = interrupted([*COMMAND, "run", "mine.py"], tmp_path)
     assert (code, lines[-1:]) == (130, ["interrupted"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_end_leaves_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STEP + "import atexit\natexit.register(interrupt)\nx = 1\n")
     code, lines = interrupted([*COMMAND, "predict", "mine.py:x", "--gpu", "l4"], tmp_path)
@@ -167,7 +171,7 @@ def test_every_command_keeps_the_standard_output_for_its_results() -> None:
 
 def test_json_of_a_command_without_user_code_stays_json() -> None:
     """A module that Python imports at its start may print at any time, too."""
-    talk = "import os\nimport wavecast.cli.devices as d\nreal = d.named_gpus\n"
+    talk = "import os\nimport wavecast.cli.facts.devices as d\nreal = d.named_gpus\n"
     talk += "d.named_gpus = lambda names: (os.write(1, b'noise'), print('more'), real(names))[2]"
     done = run_process("devices", "l4", "--json", python=talk)
     assert json.loads(done.out)[0]["id"] == "l4"

@@ -14,7 +14,7 @@ from made import call, mm, step, trace, unknown
 from made_runs import grid_runs
 from shell import run, run_in_terminal, run_process, shown
 
-from wavecast.cli import screen
+from wavecast.cli.output import screen
 from wavecast.files import shipped
 from wavecast.report.characters import one_line, visible
 from wavecast.report.tables import Column, table
@@ -142,6 +142,7 @@ COMMANDS: list[tuple[str, ...]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", COMMANDS, ids=range(len(COMMANDS)))
 def test_no_command_shows_control_characters(folder: Path, arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
@@ -218,12 +219,12 @@ def test_a_warning_of_python_is_shown_without_them(tmp_path: Path) -> None:
 
 def test_a_crash_is_shown_without_them(tmp_path: Path) -> None:
     python = """
-import wavecast.cli.devices
+import wavecast.cli.facts.devices
 
 def fail(names):
     raise KeyError(chr(27) + "[2J") from ValueError(chr(0x9b))
 
-wavecast.cli.devices.named_gpus = fail
+wavecast.cli.facts.devices.named_gpus = fail
 """
     done = run_process("devices", "l4", python=python)
     assert done.code == 1

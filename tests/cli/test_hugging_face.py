@@ -40,7 +40,7 @@ def test_tensor_ranks_follow_the_plan_of_transformers(llama: str) -> None:
         assert done.code == 0, done.err
         return list(json.loads(done.out)["predictions"][0]["notes"])
 
-    assert any("as in the given plan: 15 products" in note for note in notes())
+    assert any("as in the given plan: 15 matmuls" in note for note in notes())
     assert not any("given plan" in note for note in notes("--lora", "r=4"))
 
 
@@ -59,6 +59,7 @@ def test_memory_counts_4bit_weights(llama: str) -> None:
     assert saved == 4 * linear - linear // 2 - scales - tables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -90,6 +91,7 @@ socket.socket.connect = socket.getaddrinfo = refuse
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_downloaded_and_nothing_else_is_printed(llama: str) -> None:
     """In a new process, where the libraries are imported while tracing."""
     done = run_process(

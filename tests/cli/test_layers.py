@@ -10,8 +10,8 @@ from shell import run
 
 from lab.measured import campaigns
 from wavecast.errors import InvalidInput
-from wavecast.regression.layer_file import read_lines, write_lines
-from wavecast.regression.per_layer import published
+from wavecast.regression.layers.layer_file import read_lines, write_lines
+from wavecast.regression.layers.per_layer import published
 
 SUITE = campaigns.traces("suite")
 

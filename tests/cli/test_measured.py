@@ -378,7 +378,7 @@ def test_a_calibration_as_json_says_where_it_is(
     record = json.loads(run("calibrate", "-o", tmp_path / "mine", "--json").out)
     assert record["gpu"] == "t4"
     assert record["file"] == str(tmp_path / "mine" / "t4.toml")
-    assert record["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
+    assert record["measured"]["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
     wanted = device_files.with_measured(device("t4"), a_known_gpu)
     assert wavecast.device(record["file"]) == wanted
 

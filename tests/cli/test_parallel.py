@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from parallel_steps import small_gpt2_step
 from shell import run
 
-from wavecast.cli.parallel_options import parse_parallel
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.strategies import parse_parallel
 from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import Phase
 
 
 @pytest.fixture
@@ -45,6 +47,22 @@ def test_the_option_names_a_strategy() -> None:
 def test_what_is_no_strategy_is_refused(text: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         parse_parallel(text)
+
+
+def test_what_is_mostly_unknown_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    traced = small_gpt2_step()
+    hidden = [
+        replace(call, op=replace(call.op, name="mine.secret"))
+        if call.phase is Phase.OPTIMIZER
+        else call
+        for call in traced
+    ]
+    path = tmp_path / "hidden.json.gz"
+    replace(traced, calls=tuple(hidden)).save(path)
+    done = run("predict", path, "--gpu", "l4", "--parallel", "data=2")
+    assert done.code == 3
+    assert "not predicted, counted as 0: mine.secret" in done.out
+    assert "its time is a lower bound" in done.out
 
 
 def test_predict_shows_a_spread_step(step: str) -> None:
@@ -105,7 +123,7 @@ def test_options_of_one_gpu_are_refused(step: str, option: tuple[str, ...]) -> N
         ("data=4,shard=1,shard_group=3", "possible sizes are 1, 2, 4"),
         ("data=4,expert=3", "possible sizes are 1, 2, 4"),
         ("pipeline=64", "it has 2 repeated blocks; use at most 2"),
-        ("tensor=8", "the 2 heads of GPT2.blocks.0.attention; possible sizes are 1, 2"),
+        ("tensor=8", "attention.query_key_value.weight; possible sizes are 1, 2"),
         ("data=2,cluster=dgx-h10", 'did you mean "dgx-h100"'),
         ("pipeline=2,virtual=2,microbatches=3", "a multiple of pipeline=2"),
     ],

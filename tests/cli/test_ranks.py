@@ -80,6 +80,6 @@ def test_a_script_for_torchrun_is_predicted_as_one_of_its_ranks() -> None:
     assert done.code == 0, done.err
     assert '"predictions"' in done.out
     assert (
-        "leave it out with --ranks"
+        "cannot be used with --parallel or --ranks"
         in run(*("run", "--gpu", "l4", "--ranks", 4, "--by", "op", "train.py")).err
     )

@@ -127,6 +127,7 @@ def test_without_sqlalchemy_the_extra_is_named(tmp_path: Path) -> None:
     assert "RunStore needs SQLAlchemy: pip install 'wavecast[runs]'" in done.err
 
 
+@pytest.mark.slow
 def test_a_long_import_shows_how_far_it_is(tmp_path: Path) -> None:
     file = tmp_path / "many.csv"
     rows = "".join(f"AlexNet,32,{n},{n / 7!r}\n" for n in range(1, 25_001))

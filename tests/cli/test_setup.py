@@ -12,7 +12,7 @@ from made import relu, step
 from shell import run
 
 import wavecast
-from wavecast.cli import steps
+from wavecast.cli.steps import sources as steps
 from wavecast.traces.step import Call, Kernel, Measurement, Phase, Trace
 
 LAUNCH: dict[str, Any] = {"grid": (4096, 1, 1), "block": (256, 1, 1), "registers": 32}

@@ -12,7 +12,7 @@ import pytest
 from made import step
 from shell import run, run_process
 
-from wavecast.cli import standard_output
+from wavecast.cli.output import standard_output
 from wavecast.traces.step import Kernel, Measurement
 
 TALKATIVE = """
@@ -64,6 +64,7 @@ def talkative(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_valid_whatever_is_printed(talkative: Path, command: str) -> None:
     done = run_process(command, f"{talkative}:make_step", *COMMANDS[command], "--json")
@@ -73,6 +74,7 @@ def test_json_is_valid_whatever_is_printed(talkative: Path, command: str) -> Non
     assert [text for text in PRINTED if text not in lines] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["measure", "profile", "memory"])
 def test_so_it_is_on_a_gpu(tmp_path: Path, command: str) -> None:
     """The GPU is not there: the measurement runs the step on the CPU, and its trace is made up."""
@@ -82,15 +84,15 @@ def test_so_it_is_on_a_gpu(tmp_path: Path, command: str) -> None:
     type(made)(calls, made.allocations, measurement=Measurement("Tesla T4", 1e-3)).save(saved)
     path.write_text(TALKATIVE.replace("DEVICE", "'cpu'"))
     instead = f"""
-import wavecast, wavecast.cli
-from wavecast.cli import steps
+import types, wavecast, wavecast.cli
+from wavecast.cli.steps import sources as steps
 from wavecast.frameworks.pytorch.measurement import memory
 measured = wavecast.load_trace({str(saved)!r})
 steps.require_gpu = lambda: None
 wavecast.measure = lambda step, **_: (step(), measured)[1]
 memory.measure_memory = lambda make: (
     make()(), memory.MeasuredMemory(1 << 20, 1 << 21, 1 << 22, measured))[1]
-wavecast.cli.memory._trace = lambda *_: measured
+wavecast.cli.steps.memory.step_source = lambda *_: types.SimpleNamespace(on=lambda *_: measured)
 """
     more = ("--measure",) if command == "memory" else ()
     done = run_process(command, f"{path}:make_step", *more, "--json", python=instead)
@@ -99,6 +101,7 @@ wavecast.cli.memory._trace = lambda *_: measured
     assert [text for text in PRINTED if text not in done.err.splitlines()] == []
 
 
+@pytest.mark.slow
 def test_tables_are_kept_clean_too(talkative: Path) -> None:
     done = run_process("predict", f"{talkative}:make_step", "--gpu", "l4")
     assert done.out.startswith(f"{talkative}:make_step\n")
@@ -128,6 +131,7 @@ def test_a_caller_gets_its_standard_output_back(
     assert capfd.readouterr().out == "still there\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
 def test_a_stream_that_is_closed_is_no_crash(talkative: Path, closed: str) -> None:
     quiet = talkative.with_name("quiet.py")
@@ -145,6 +149,7 @@ def test_a_stream_that_is_closed_is_no_crash(talkative: Path, closed: str) -> No
         assert json.loads(done.stdout)["predictions"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_no_crash(talkative: Path) -> None:
     command = f"{sys.executable} -m wavecast predict {talkative}:make_step --gpu all --json"
     piped = f"{command} | head -c 10"

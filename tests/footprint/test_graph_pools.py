@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from wavecast.footprint.graph_pools import pools
 from wavecast.footprint.replay import replay
-from wavecast.ops.fused import GRAPH_LAUNCH
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 MIB = 1 << 20
 MATRIX = TensorSpec((64, 64), "float32")
 
 
-def call(name: str, **attrs: int) -> Call:
-    return Call(Op(name, (MATRIX, MATRIX), (MATRIX,), tuple(attrs.items())), Phase.FORWARD)
+def call(name: str, graph: int | None = None) -> Call:
+    return Call(Op(name, (MATRIX, MATRIX), (MATRIX,)), Phase.FORWARD, graph=graph)
 
 
 def graphed(*, launched: bool) -> Trace:
     """Two products and a sum; the products are replayed as a graph, or not."""
-    launch = call(GRAPH_LAUNCH, calls=2) if launched else call("inductor.call", calls=2)
-    calls = (launch, call("aten.mm"), call("aten.mm"), call("aten.add"))
+    launch = call(GRAPH_LAUNCH if launched else CALL, 0)
+    calls = (launch, call("aten.mm", 0), call("aten.mm", 0), call("aten.add"))
     allocations = (
         Allocation(40 * MIB, None, None, Role.PARAMETER),
         Allocation(30 * MIB, 1, 3, Role.INTERMEDIATE),

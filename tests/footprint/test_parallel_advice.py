@@ -61,6 +61,7 @@ def test_a_smaller_micro_batch_is_run_more_often() -> None:
     assert change.after.reserved_bytes == expected.reserved_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Parallel(data=8, shard=3), Parallel(pipeline=4)])
 def test_the_largest_micro_batch_is_that_of_the_fullest_rank(strategy: Parallel) -> None:
     limit = 256 << 20
@@ -71,6 +72,7 @@ def test_the_largest_micro_batch_is_that_of_the_fullest_rank(strategy: Parallel)
     assert spread.peak_bytes == fitting.peak_bytes
 
 
+@pytest.mark.slow
 def test_the_buffers_of_nccl_are_not_left_to_the_allocator() -> None:
     alone = wavecast.max_batch(make_step, L4, start=64)
     spread = wavecast.max_batch(make_step, L4, start=64, parallel=Parallel(data=8))

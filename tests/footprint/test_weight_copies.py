@@ -14,6 +14,7 @@ from torch import nn
 import wavecast
 from wavecast.footprint.kinds import KindFinder, peak_by_tbd_kind, peak_bytes
 from wavecast.traces.step import Role, Trace
+from wavecast.traces.values import without_values
 
 WIDTH = 32
 
@@ -76,7 +77,7 @@ def traced(model: type[nn.Module], batch: int, dtype: torch.dtype | None = torch
 def without_role(trace: Trace) -> Trace:
     """The trace as it was recorded before copies had a role."""
     return replace(
-        trace,
+        without_values(trace),
         allocations=tuple(
             replace(a, role=Role.INTERMEDIATE) if a.role is Role.WEIGHT_COPY else a
             for a in trace.allocations

@@ -18,7 +18,7 @@ from fuzz.seeds import Seed
 
 import wavecast
 from wavecast.errors import UnknownName, WavecastError
-from wavecast.report import records
+from wavecast.report.fields import plain
 from wavecast.runs.run import Run, check
 from wavecast.traces.step import Op
 
@@ -78,14 +78,14 @@ def use_trace(trace: wavecast.Trace, number: int) -> None:
     _need(
         0 <= step.gpu_s < math.inf and 0 <= step.host_s < math.inf, "busy", step.gpu_s, step.host_s
     )
-    record = records.prediction(step, by=("op", "module")[number % 2])
+    record = plain(step)
     finite(record, "prediction")
     json.dumps(record, allow_nan=False)
-    finite(records.trace(trace), "trace")
+    finite(plain(trace), "trace")
     if trace.allocations:
         memory = wavecast.memory(trace, gpu)
         _need(0 <= memory.peak_bytes <= memory.needed_bytes, "memory", memory.peak_bytes)
-        finite(records.memory(memory), "memory")
+        finite(plain(memory), "memory")
 
 
 def read_trace(path: Path, number: int) -> None:
@@ -149,7 +149,7 @@ def read_suite(path: Path, number: int) -> None:
     from wavecast.runs.suite_results import read_results
 
     results = read_results(path)
-    finite(records.rows(results), "results")
+    finite(plain(results), "results")
     suite_page("suite", results)
     use_runs(wavecast.read_runs(path, format="suite", told=lambda line: None))
 
@@ -164,8 +164,8 @@ def read_layers(path: Path, number: int) -> None:
 
 
 def read_layer_times(path: Path, number: int) -> None:
-    from wavecast.regression.caffe_nets import caffe_net
-    from wavecast.regression.layer_times import read_caffe_time
+    from wavecast.regression.layers.caffe_nets import caffe_net
+    from wavecast.regression.layers.layer_times import read_caffe_time
 
     network = caffe_net("alexnet")
     times = read_caffe_time(path, network, batch=64)
@@ -182,10 +182,10 @@ def _step() -> wavecast.Trace:
 
 def read_device(path: Path, number: int) -> None:
     gpu = wavecast.device(str(path))
-    finite(records.device(gpu), "device")
+    finite(plain(gpu), "device")
     step = wavecast.predict(_step(), gpu)
     positive(step.seconds, step.low_s, step.high_s, "seconds")
-    finite(records.prediction(step), "prediction")
+    finite(plain(step), "prediction")
 
 
 _COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", "broadcast", "send")
@@ -208,7 +208,7 @@ def read_cluster(path: Path, number: int) -> None:
 def read_host(path: Path, number: int) -> None:
     from wavecast.hardware import host_files
 
-    finite(records.host(host_files.read_host(path)), "host")
+    finite(plain(host_files.read_host(path)), "host")
     step = wavecast.predict(_step(), "l4", host=str(path))
     positive(step.seconds, step.low_s, step.high_s, "seconds")
 

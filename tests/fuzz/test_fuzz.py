@@ -16,6 +16,7 @@ from fuzz.seeds import Seed
 from fuzz.strategies import odd_profiles, odd_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from over_all import over
 
 import wavecast
 from wavecast.errors import InvalidInput, WavecastError
@@ -103,10 +104,12 @@ ODD_PLACES: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD_PLACES)
+@over("odd", ODD_PLACES)
 @pytest.mark.parametrize("reader", OF_FILES, ids=lambda reader: reader.name)
 def test_a_path_that_is_no_file_is_refused(reader: Reader, odd: str, tmp_path: Path) -> None:
     seed = reader.seeds()[0]
+    tmp_path = tmp_path / odd
+    tmp_path.mkdir()
     path = ODD_PLACES[odd](tmp_path / seed.main)
     beside = Input(reader.name, 1, Seed({"beside": seed.parts[seed.main]}), "", b"")
     used = replace(reader, use=lambda _, number: reader.use(path, number))

@@ -19,7 +19,7 @@ from wavecast.footprint.kinds import peak_bytes
 from wavecast.frameworks.pytorch.measurement import host_benchmark
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.hardware.calibration import reference_times
-from wavecast.steps.profiling import profile_measured
+from wavecast.steps.profile import profile_measured
 from wavecast.traces import overlap
 from wavecast.traces.step import Phase, Role, Trace
 

@@ -187,7 +187,7 @@ def test_the_users_files_come_first(folder: Path) -> None:
         ('"pcie"', '"token ring"', "it is one of nvswitch, nvlink, bridges, pcie"),
         ("3.2e10", "256", "the unit is bytes/s"),
         ('"pcie"', '"bridges"', "node.bridged_gpus .2 for pairs. and node.pcie_bytes_per_s"),
-        ("gpus = 4", "gpus = 4\nnvls = true", "only NVSwitches add up"),
+        ("gpus = 4", "gpus = 4\nnvls = true", "only NVSwitches can reduce"),
         ("gpus = 4", "gpus = 4\nbridged_gpus = 2", "only for bridges"),
         ("gpus = 4", 'gpus = 4\npeer_to_peer = "yes"', "must be true or false"),
         ("gpus = 4", "gpus = 4\nprocessor = 7742", "node.processor must be a text"),

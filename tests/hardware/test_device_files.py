@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from over_all import over
 
 from wavecast.errors import InvalidInput
 from wavecast.files import shipped
@@ -16,9 +17,7 @@ from wavecast.hardware.device_files import read_device, save, to_toml, with_meas
 from wavecast.hardware.devices import device
 
 SHIPPED = sorted(shipped("devices").glob("*.toml"))
-every_device = pytest.mark.parametrize(
-    "gpu", [read_device(path) for path in SHIPPED], ids=lambda gpu: gpu.id
-)
+every_device = over("gpu", map(read_device, SHIPPED), called=lambda gpu: gpu.id)
 COPIED = {"memory_bytes_per_s": Fact(2.5e11, 'wavecast calibrate, "quoted" \\ back, 3 µs')}
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from over_all import Decorator, over
 
 from wavecast import files
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import RATE_UNITS, Device, Fact
 from wavecast.hardware.device_files import read_device
-from wavecast.hardware.device_names import words_of
 from wavecast.hardware.devices import device, devices, known_device
+from wavecast.hardware.names import words_of
 
 SHIPPED = sorted(files.shipped("devices").glob("*.toml"))
 
@@ -64,8 +65,8 @@ def shipped() -> list[Device]:
     return [read_device(path) for path in SHIPPED]
 
 
-def for_each(gpus: list[Device]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("gpu", gpus, ids=lambda gpu: gpu.id)
+def for_each(gpus: list[Device]) -> Decorator:
+    return over("gpu", gpus, called=lambda gpu: gpu.id)
 
 
 every_device = for_each(shipped())

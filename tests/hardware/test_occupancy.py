@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kineto_figures import kineto_blocks_per_sm, kineto_occupancy, kineto_warps_per_sm
+from over_all import over
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device, devices
@@ -145,7 +146,7 @@ def test_asking_for_more_never_fits_more(
 # Devices.
 
 
-@pytest.mark.parametrize("gpu", devices(), ids=lambda d: d.id)
+@over("gpu", devices(), called=lambda gpu: gpu.id)
 def test_every_nvidia_gpu_has_limits_and_its_facts_agree_with_the_table(gpu: Device) -> None:
     if gpu.compute_capability is None:
         assert gpu.vendor != "NVIDIA"

@@ -60,6 +60,7 @@ def net_predictor(**options: Any) -> Any:
     return LightningStepPredictor("l4", **options)
 
 
+@pytest.mark.slow
 def test_a_trainer_of_hugging_face_trains_as_without_the_callback(
     tmp_path: Path, transformers: Any, options: dict[str, Any]
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_step_outside_of_its_range_is_warned_of_once(
     assert last["wavecast/measured_over_predicted"] > 1
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_one_step(
     tmp_path: Path, transformers: Any, options: dict[str, Any]
 ) -> None:
@@ -145,6 +147,7 @@ def test_accumulated_batches_are_one_step(
     assert 1.5 < steps[1].seconds / steps[0].seconds < 2
 
 
+@pytest.mark.slow
 def test_reporters_get_the_numbers_if_the_callback_is_attached(
     tmp_path: Path, transformers: Any, options: dict[str, Any]
 ) -> None:

@@ -29,6 +29,7 @@ def same(one: Trace, other: Trace) -> bool:
     return one == other and repr(one) == repr(other)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(drawn_traces(), max_size=3))
 def test_any_traces_come_back_as_they_were(tmp_path: Path, drawn: list[Trace]) -> None:

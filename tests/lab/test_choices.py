@@ -20,9 +20,9 @@ from lab.score.choices import (
     told_apart,
 )
 from wavecast.hardware.devices import device
-from wavecast.planning.choosing import Aim, Candidate
 from wavecast.planning.cost import Ranged, TrainingCost, exactly
 from wavecast.planning.prices import Price
+from wavecast.planning.selection import Aim, Candidate
 
 DAY = datetime.date(2026, 8, 22)
 

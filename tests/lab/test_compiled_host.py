@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
-
 import pytest
-import torch
 
-from lab.collect import compiled_host
-from lab.collect.compiled_host import timed, watched
 from lab.fit.compiled_host import fit, held, host_s, launches, left_out, read
 from lab.measured import compiled_hosts
 from lab.measured.compiled_hosts import FRESH, Timing, profiled, timing, unprofiled
 from lab.score.compiled_host import Compared, coverage, table
-from lab.steps.host_parts import LISTS, PARTS
 from wavecast.hardware.hosts import COMPILED, REFERENCE_HOST
 
 
+@pytest.mark.slow
 def test_the_shipped_costs_are_those_of_the_fit() -> None:
     steps = [step for step in read() if not step.is_blind]
     launch, attention, call, per_input = fit(steps) / REFERENCE_HOST.forward_s
@@ -104,37 +98,3 @@ def test_a_table_names_steps_outside_of_their_range() -> None:
     assert "| some-step | 10.0 ms | 40% | 11.0 ms | +10% | +10% | +20% |" in lines
     assert lines[-2].endswith("| +100% (outside of its range) |")
     assert coverage("all", [near, far]) == "| all | 2 | 50% |"
-
-
-def test_the_parts_of_an_iteration_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    monkeypatch.setattr(compiled_host, "time", clock)
-    weight = torch.nn.Parameter(torch.ones(4))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = weight.sum()
-        clock.perf_counter()  # the forward pass takes a tick longer than the others
-        loss.backward()
-        optimizer.step()
-
-    parts = timed(step)
-    assert (parts["zero_s"], parts["forward_s"], parts["backward_s"]) == (1, 2, 1)
-    assert parts["optimizer_s"] == 1
-    assert parts["issued_s"] == 2
-    plain = torch.Tensor.backward
-    with watched({}):
-        assert torch.Tensor.backward is not plain
-    assert torch.Tensor.backward is plain
-
-
-@pytest.mark.parametrize("name", ["kernels-8", "products-8", "convolutions-8", "trained-8"])
-def test_pieces_run(name: str) -> None:
-    PARTS[name](False, "cpu")()
-    assert f"{name.partition('-')[0]}-8" in PARTS
-
-
-def test_lists_run() -> None:
-    LISTS["clip-8"](False, "cpu")()

@@ -5,44 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from published_rows import VTRAIN as ROW
 
 from lab.measured.distributed_steps import NotRebuilt, rebuilt
 from lab.score.distributed import ScoredStep, kendall, ranking, step_flops
-
-ROW: dict[str, Any] = {
-    # vTrain's validation set, data/ground_truth_single.csv, first line
-    **dict.fromkeys(("kv_heads", "n_experts", "active_params_b", "shard_group", "offload")),
-    **dict.fromkeys(("sequence_parallel", "compile", "interconnect_inter", "qc", "ep")),
-    "source": "VIA-Research/vTrain",
-    "framework": "Megatron-DeepSpeed",
-    "task": "pretrain",
-    "model": "GPT L24 H1024",
-    "model_family": "GPT",
-    "params_b": 0.35482112,
-    "layers": 24,
-    "hidden": 1024,
-    "heads": 16,
-    "ffn": 4096,
-    "vocab": 50257,
-    "seq_len": 1024,
-    "gpu": "A100-SXM",
-    "n_gpu": 2,
-    "gpus_per_node": 8,
-    "precision": "fp16",
-    "strategy": "PP",
-    "dp": 1,
-    "zero_stage": "0",
-    "tp": 1,
-    "pp": 2,
-    "cp": 1,
-    "virtual_pp": 1,
-    "micro_batch": 8,
-    "grad_accum": 2,
-    "global_batch": 16,
-    "activation_checkpointing": "full",
-    "flash_attention": False,
-    "step_s": 0.372160408,
-}
 
 
 def test_a_row_gives_the_model_the_strategy_and_the_cluster() -> None:
@@ -74,7 +40,7 @@ def test_the_adapters_of_the_network_between_gpus_are_told_from_others() -> None
 )
 def test_the_names_of_transformer_engine_are_known(framework: str, overlaps: bool) -> None:
     change = {"framework": framework, "tp": 2, "pp": 1, "sequence_parallel": True}
-    assert rebuilt({**ROW, **change}).overlaps is overlaps
+    assert rebuilt({**ROW, **change}).strategy.overlap_tensor is overlaps
 
 
 def test_a_machine_that_is_known_has_its_own_processor() -> None:
@@ -85,8 +51,8 @@ def test_a_machine_that_is_known_has_its_own_processor() -> None:
 
 def test_products_in_8_bits_have_weights_in_16() -> None:
     step = rebuilt({**ROW, "precision": "mxfp8"})
-    assert (step.eight_bits, step.sizes.precision) == (True, "bf16")
-    assert not rebuilt(ROW).eight_bits
+    assert (step.strategy.fp8, step.sizes.precision) == (True, "bf16")
+    assert not rebuilt(ROW).strategy.fp8
 
 
 @pytest.mark.parametrize(

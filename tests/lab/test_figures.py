@@ -14,8 +14,8 @@ from lab.measured.comparison import Contender, Scored
 from lab.measured.figures import Figures, figures, percent, record, recorded
 from lab.measured.public_steps.case import Case
 from lab.score import accuracy, pages, summary
+from lab.score import timm_zoo as zoo
 from lab.score.iterations import EVERY, MARK
-from lab.steps import zoo
 from wavecast.predictors.roofline import Roofline
 
 ROOT = Path(__file__).parents[2]

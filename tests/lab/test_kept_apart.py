@@ -18,7 +18,7 @@ from lab.score.ranged_steps import Score, scored
 from wavecast.hardware.devices import device
 from wavecast.predictors.base import Familiarity
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.steps.predicting import predict
+from wavecast.steps.request import predict
 
 ROWS = [
     OpRow((mm(),), gpu, 1.0, source)

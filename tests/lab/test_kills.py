@@ -16,6 +16,7 @@ from lab.score.kills import Killable, killables, outlive
 COMMANDS = ("collect", "campaign of the suite", "runs add", "runs export")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(COMMANDS)), ids=COMMANDS)
 def test_a_killed_command_loses_nothing(number: int, tmp_path: Path) -> None:
     tried = killables(tmp_path, layers=60, steps=500, runs=25_000)[number]

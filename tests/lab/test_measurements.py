@@ -116,6 +116,7 @@ def shown_errors(errors: Sequence[float]) -> str:
     return f"mean error {statistics.mean(errors):.0%}, worst {max(errors):.0%}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "measured"])
 def test_the_page_repeats_the_errors_of_mixed_precision(name: str) -> None:
     pairs = []
@@ -185,10 +186,3 @@ def test_the_readme_repeats_the_memory_page() -> None:
     line = next(line for line in readme.splitlines() if line.startswith("| largest batch |"))
     assert f"| {count} pairs " in line
     assert f"| {mean} | {worst} |" in line
-
-
-def test_the_page_of_hosts_shows_what_a_profiler_leaves_behind() -> None:
-    from lab.score.profiler_cost import table
-
-    page = (DOCS / "concepts" / "timeline.md").read_text(encoding="utf-8")
-    assert "\n".join(table()) in page

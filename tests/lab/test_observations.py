@@ -186,6 +186,7 @@ def test_feature_maps_dominate_in_most_cnns_and_not_where_weights_or_workspaces_
     assert {"dlrm fp32", "dlrm bf16", "bert-large fp32"} <= set(observation.others)
 
 
+@pytest.mark.slow
 def test_memory_by_kind_is_that_of_the_measured_traces() -> None:
     for row in read_results(H200 / "suite.csv"):
         kinds = peak_by_tbd_kind(
@@ -195,6 +196,7 @@ def test_memory_by_kind_is_that_of_the_measured_traces() -> None:
         assert row.dynamic_bytes == kinds["dynamic"]
 
 
+@pytest.mark.slow
 def test_recorded_lifetimes_and_workspaces_give_the_allocators_peak(
     measured: dict[str, SuiteResult],
 ) -> None:

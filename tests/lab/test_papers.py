@@ -44,7 +44,7 @@ def test_what_the_page_shows_is_so(check: Check, monkeypatch: pytest.MonkeyPatch
 
 def test_the_page_is_made_from_the_records() -> None:
     assert papers.PAGE.read_text(encoding="utf-8") == papers.rendered(), (
-        "run python -m lab.score.papers"
+        "run python -m lab score papers"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.fit.parallel_ranges import APART, NARROW, RangedStep, fit, read_steps, table
-from wavecast.steps.parallel_ranges import shipped_widening
+from wavecast.steps.ranges import shipped_widening
 
 END = math.log(1.2)
 

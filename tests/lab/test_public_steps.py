@@ -155,6 +155,7 @@ def test_examples_trace(name: str) -> None:
     assert not wavecast.predict(trace, "v100-sxm-16gb").unpredicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_ssd300_traces(layout: str) -> None:
     from lab.measured.public_steps.examples import ssd300

@@ -9,8 +9,7 @@ import pytest
 
 from lab.measured import run_grid
 from lab.places import DOCS, ROOT
-from lab.score import layer_models, multi_gpu, net_transfers, pages, run_models, table_4
-from wavecast.regression.least_squares import Method
+from lab.score import layer_models, multi_gpu, net_transfers, pages, run_models
 
 APPENDIX = DOCS / "appendix"
 WHOLE = (APPENDIX / "runs-whole.md").read_text(encoding="utf-8")
@@ -48,6 +47,7 @@ def test_noise_is_not_what_keeps_planes_from_runs() -> None:
             assert run_models.noise(runs) < run_models.errors(runs)[0] / 2
 
 
+@pytest.mark.slow
 def test_predicted_work_in_the_place_of_the_batch_helps_where_the_batch_bends() -> None:
     runs = run_models.measured_runs("alexnet", "training graph fp32")
     plain = run_models.errors(runs)
@@ -59,6 +59,7 @@ def test_predicted_work_in_the_place_of_the_batch_helps_where_the_batch_bends() 
     assert f"| training graph fp32 | alexnet | {shown} |" in WHOLE
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_that_are_computed() -> None:
     for name in ("end to end", "end to end with start-up", "variants", "rates", "features"):
         assert run_models.TABLES[name]() in WHOLE + LAYERS
@@ -105,6 +106,7 @@ def test_the_short_page_repeats_the_layers_and_the_gpus() -> None:
             assert line.removeprefix("| **all** ").removesuffix(" |") in SHORT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", run_grid.LAYER_PRECISIONS)
 def test_layers_of_one_net_predict_the_others_as_the_page_says(precision: str) -> None:
     table = layer_models.per_layer(precision)
@@ -150,19 +152,7 @@ def test_the_short_page_repeats_depth_and_batch() -> None:
         assert words in SHORT
 
 
-def test_noise_gives_the_printed_errors_on_all_runs_as_the_page_says() -> None:
-    table = pages.section(table_4.PAGE, table_4.MARK)
-    for net, printed in (("alexnet", 2.94), ("googlenet", 0.97), ("vgg16", 1.53)):
-        noise = float(re.search(rf"\| {net} \| ([\d.]+)% \| 160 \|", table)[1])  # type: ignore[index]
-        error = table_4.errors(net, noise / 100, None, Method.ORDINARY).mean()
-        assert 100 * error == pytest.approx(printed, abs=0.02)
-
-
-def test_independent_noise_does_not_explain_alexnet_from_six_runs() -> None:
-    errors = table_4.errors("alexnet", 0.0364, 6, Method.ORDINARY)
-    assert (errors <= 0.0318).mean() < 0.05
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", net_transfers.PRECISIONS)
 def test_networks_of_today_predict_each_other_as_the_pages_say(precision: str) -> None:
     table = net_transfers.table(precision)

@@ -11,6 +11,7 @@ from lab.score.tbd_machines import BATCHES, CONFIGURATIONS, MARK, configured, ta
 every_batch = pytest.mark.parametrize("batch", BATCHES)
 
 
+@pytest.mark.slow
 @every_batch
 def test_two_machines_over_slow_ethernet_are_slower_than_one_gpu(batch: int) -> None:
     assert configured("2M1G, Ethernet", batch).throughput < configured("1M1G", batch).throughput

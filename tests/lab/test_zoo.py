@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 from networks import mlp, training
 
 from lab.score import zoo
+from lab.score.timm_zoo import ZooResult
 from lab.steps.transformers_models import MODELS, TASKS
-from lab.steps.zoo import ZooResult
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import wavecast
+from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.strategy import Parallel
-from wavecast.parallel.tensor import with_tensor
 from wavecast.suite import benchmark
 from wavecast.traces.step import DTYPE_BYTES, Phase, Trace
 
@@ -139,7 +139,7 @@ def test_every_collective_and_product_is_the_one_that_dtensor_issues(
     ranks: int, sequence: bool, precision: str
 ) -> None:
     strategy = Parallel(tensor=ranks, sequence=sequence, tensor_plan=PLAN)
-    made, _ = with_tensor(llama(precision), strategy)
+    made, _ = with_layers_sharded(llama(precision), strategy)
     passes = [call.op for call in made if call.phase in (Phase.FORWARD, Phase.BACKWARD)]
     ours = [(op.name, op.inputs[0].nbytes) for op in passes if op.name.startswith("nccl.")]
     if sequence:  # DTensor leaves the sum of the norms' gradients to whoever reads them

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from parallel.traced_models import traced
 
-from wavecast.parallel.context import with_context
+from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import DTYPE_BYTES, Phase
 
@@ -65,7 +65,7 @@ def events_of_torch(ranks: int, causal: bool) -> tuple[list[Event], list[Event]]
 
 
 def events_of_ours(ranks: int) -> tuple[list[Event], list[Event]]:
-    made, _ = with_context(traced("gpt2", "bf16"), Parallel(context=ranks))
+    made, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=ranks))
     passes: dict[Phase, list[Event]] = {Phase.FORWARD: [], Phase.BACKWARD: []}
     for call in made:
         if not call.module.endswith("blocks.0.attention"):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.ops.fused import CALL, GRAPH_LAUNCH, GUARDS
-from wavecast.parallel.compiled_graphs import graphs_of
-from wavecast.parallel.editing import Edit, wait
+from wavecast.parallel.compiled_graphs import cut_graphs
+from wavecast.parallel.editing import wait
 from wavecast.parallel.gradients import gradients
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.traces.editing import Edit
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, GUARDS, graphs_of
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
-BLOCKS = 4
+BLOCKS, INPUTS = 4, 40
 WEIGHT = TensorSpec((2048, 2048), "float32")
 ROWS = TensorSpec((512, 2048), "float32")
 NORM = (("points", 512), ("read_bytes", 8 * 2**20), ("write_bytes", 4 * 2**20))
@@ -28,12 +30,14 @@ def kernels(phase: Phase, block: int) -> Iterator[Call]:
     yield Call(Op("aten.mm", (ROWS, WEIGHT), (made,)), phase, f"{module}.linear")
 
 
-def marks(phase: Phase, calls: int, replayed: bool = False) -> Iterator[Call]:
+def graph(number: int, calls: list[Call], replayed: bool = False) -> Iterator[Call]:
+    phase = calls[0].phase
     if phase is Phase.FORWARD:
         yield Call(Op(GUARDS, (), ()), phase, "Net")
-    yield Call(Op(CALL, (), (), (("calls", 0 if replayed else calls),)), phase, "Net")
+    yield Call(Op(CALL, (), (), (("inputs", INPUTS),)), phase, "Net", graph=number)
     if replayed:
-        yield Call(Op(GRAPH_LAUNCH, (), (), (("calls", calls),)), phase, "Net")
+        yield Call(Op(GRAPH_LAUNCH, (), ()), phase, "Net", graph=number)
+    yield from (replace(call, graph=number) for call in calls)
 
 
 def compiled_step(replayed: bool = False) -> Trace:
@@ -43,12 +47,9 @@ def compiled_step(replayed: bool = False) -> Trace:
     attrs = (("points", WEIGHT.numel), ("read_bytes", WEIGHT.nbytes), ("tensors", 1))
     update = Call(Op("inductor.foreach", (WEIGHT,), (WEIGHT,), attrs), Phase.OPTIMIZER)
     calls = [
-        *marks(Phase.FORWARD, len(forward), replayed),
-        *forward,
-        *marks(Phase.BACKWARD, len(backward), replayed),
-        *backward,
-        *marks(Phase.OPTIMIZER, 1),
-        update,
+        *graph(0, forward, replayed),
+        *graph(1, backward, replayed),
+        *graph(2, [update]),
     ]
     weights = [
         Allocation(WEIGHT.nbytes, None, None, Role.PARAMETER, f"Net.blocks.{block}.linear")
@@ -162,6 +163,18 @@ def test_what_is_inserted_into_a_graph_belongs_to_it_and_what_follows_it_does_no
     edit = Edit(trace)
     edit.insert(graph.begin + 1, [wait(0, 1, Phase.FORWARD)])
     edit.insert(graph.end, [wait(0, 1, Phase.FORWARD)])
-    edit.leave_out([graph.end - 1])
-    assert of_phase(edit.made(), Phase.FORWARD) == [2 * BLOCKS]
-    assert of_phase(edit.made(), Phase.BACKWARD) == [2 * BLOCKS]
+    edit.remove([graph.end - 1])
+    assert of_phase(edit.trace(), Phase.FORWARD) == [2 * BLOCKS]
+    assert of_phase(edit.trace(), Phase.BACKWARD) == [2 * BLOCKS]
+
+
+def test_a_part_of_a_graph_has_a_part_of_the_inputs() -> None:
+    trace = compiled_step()
+    forward = graphs_of(trace)[0]
+    parts = cut_graphs(trace, [forward.begin + 2, forward.begin + 6])
+    inputs = [call.op.attr("inputs") for call in parts if call.op.name == CALL]
+    assert inputs == [10, 20, 10, INPUTS, INPUTS]
+    assert of_phase(parts, Phase.FORWARD) == [2, 4, 2]
+    assert [call.op for call in parts if call.op.name not in (CALL, GUARDS)] == [
+        call.op for call in trace if call.op.name not in (CALL, GUARDS)
+    ]

@@ -11,8 +11,7 @@ from parallel.traced_models import collectives, flops, held, is_product, traced
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.parallel.context import with_context
-from wavecast.parallel.layers import with_layers_divided
+from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite.decoders import llama
 from wavecast.traces.step import Call, Phase, Role, Trace
@@ -31,7 +30,7 @@ def test_ranks_share_the_products_and_attention(
 ) -> None:
     trace = traced(name, precision)
     strategy = Parallel(context=2, tensor=tensor, sequence=sequence and tensor > 1)
-    made, notes = with_layers_divided(trace, strategy)
+    made, notes = with_layers_sharded(trace, strategy)
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     for of in ("attention", "mm"):
         whole = sum(flops(c) for c in trace if of in c.op.base and is_product(c))
@@ -43,14 +42,14 @@ def test_ranks_share_the_products_and_attention(
 
 def test_weights_are_whole() -> None:
     trace = traced("gpt2", "bf16")
-    made, _ = with_context(trace, Parallel(context=2))
+    made, _ = with_layers_sharded(trace, Parallel(context=2))
     for role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE):
         assert held(made, role) == held(trace, role)
     assert held(made, Role.INTERMEDIATE) < held(trace, Role.INTERMEDIATE)
 
 
 def test_keys_and_values_are_gathered_and_their_gradients_go_around() -> None:
-    made, _ = with_context(traced("gpt2", "bf16"), Parallel(context=3, tensor=1))
+    made, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=3, tensor=1))
     in_block = [call for call in collectives(made) if ".blocks.0." in call.module]
     keys = 3 * 2 * (12 // 3) * 16  # samples, heads, positions of one rank, size of a head
     ahead = [(c.op.name, c.op.inputs[0].nbytes) for c in in_block if c.phase is Phase.FORWARD]
@@ -60,7 +59,7 @@ def test_keys_and_values_are_gathered_and_their_gradients_go_around() -> None:
 
 
 def test_a_causal_rank_attends_to_its_own_keys_and_half_of_each_other_rank() -> None:
-    made, _ = with_context(traced("gpt2", "bf16"), Parallel(context=3))
+    made, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=3))
     steps = [
         (c.op.inputs[0].shape[2], c.op.inputs[1].shape[2], c.op.attr("is_causal"))
         for c in made
@@ -71,18 +70,18 @@ def test_a_causal_rank_attends_to_its_own_keys_and_half_of_each_other_rank() -> 
 
 def test_sequences_that_do_not_divide_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"sequences of 12 into 10 equal pieces.* 1, 2, 3, 6"):
-        with_context(traced("gpt2"), Parallel(context=5))
+        with_layers_sharded(traced("gpt2"), Parallel(context=5))
 
 
 def test_attention_by_products_is_refused() -> None:
     with pytest.raises(InvalidInput, match="the step has none"):
-        with_context(traced("LLAMA", "fp32"), Parallel(context=2))
-    with pytest.raises(InvalidInput, match="SelfAttention attends with products of its own"):
-        with_context(traced("T5", "bf16"), Parallel(context=2))
+        with_layers_sharded(traced("LLAMA", "fp32"), Parallel(context=2))
+    with pytest.raises(InvalidInput, match="SelfAttention attends with matmuls of its own"):
+        with_layers_sharded(traced("T5", "bf16"), Parallel(context=2))
 
 
 def test_one_rank_changes_nothing() -> None:
-    assert with_context(traced("gpt2"), Parallel()) == (traced("gpt2"), ())
+    assert with_layers_sharded(traced("gpt2"), Parallel()) == (traced("gpt2"), ())
 
 
 def test_a_weight_in_the_shape_of_an_activation_stays_whole() -> None:
@@ -91,8 +90,8 @@ def test_a_weight_in_the_shape_of_an_activation_stays_whole() -> None:
         return llama(2, "bf16", seq=16, layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, vocab=48)
 
     trace = wavecast.trace(make_step)
-    divided, _ = with_layers_divided(trace, Parallel(context=2, tensor=2, sequence=True))
-    alone, _ = with_context(trace, Parallel(context=2))
+    divided, _ = with_layers_sharded(trace, Parallel(context=2, tensor=2, sequence=True))
+    alone, _ = with_layers_sharded(trace, Parallel(context=2))
     for whole, part in zip(_products(trace), _products(alone), strict=True):
         assert flops(part) == flops(whole) / 2
     assert sum(map(flops, _products(divided))) == sum(map(flops, _products(trace))) / 4

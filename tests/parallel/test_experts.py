@@ -9,8 +9,7 @@ from parallel.shapes import misfit
 from parallel.traced_models import collectives, flops, held, traced
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.experts import with_experts
-from wavecast.parallel.layers import with_layers_divided
+from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Phase, Role, Trace
@@ -26,7 +25,7 @@ def of_experts(trace: Trace) -> float:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_weights_of_experts_are_divided_and_their_work_is_not(ranks: int) -> None:
     trace = traced("MIXTRAL")
-    made, notes = with_experts(trace, Parallel(data=ranks, expert=ranks))
+    made, notes = with_layers_sharded(trace, Parallel(data=ranks, expert=ranks))
     assert of_experts(made) == of_experts(trace)  # each rank brings words of its own
     whole, part = held(trace, Role.PARAMETER), held(made, Role.PARAMETER)
     assert whole - part == EXPERTS_BYTES - EXPERTS_BYTES // ranks
@@ -36,7 +35,7 @@ def test_weights_of_experts_are_divided_and_their_work_is_not(ranks: int) -> Non
 
 
 def test_words_go_to_their_experts_and_back() -> None:
-    made, _ = with_experts(traced("MIXTRAL"), Parallel(data=2, expert=2))
+    made, _ = with_layers_sharded(traced("MIXTRAL"), Parallel(data=2, expert=2))
     in_layer = [call for call in collectives(made) if ".layers.0." in call.module]
     assert {call.op.name for call in in_layer} == {"nccl.all_to_all"}
     words = 3 * 16 * 2 * 32 * 2  # each word goes to two experts, in bfloat16
@@ -60,26 +59,29 @@ def test_words_go_to_their_experts_and_back() -> None:
 )
 def test_the_work_of_experts_on_several_axes(axes: dict[str, Any], share: int) -> None:
     trace = traced("MIXTRAL")
-    made, _ = with_layers_divided(trace, Parallel(**axes))
+    made, _ = with_layers_sharded(trace, Parallel(**axes))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     assert of_experts(trace) == share * of_experts(made)
 
 
 def test_tensor_ranks_reduce_what_experts_give_once_in_each_pass() -> None:
-    made, _ = with_layers_divided(traced("MIXTRAL"), Parallel(tensor=2))
-    reduced = [c for c in collectives(made) if c.module.endswith("layers.0.mlp.experts")]
-    assert [(c.op.name, c.op.inputs[0].shape) for c in reduced] == [
-        ("nccl.all_reduce", (48, 32))
-    ] * 2
+    made, _ = with_layers_sharded(traced("MIXTRAL"), Parallel(tensor=2))
+    reduced = [c for c in collectives(made) if ".layers.0.mlp" in c.module]
+    assert {c.op.name for c in reduced} == {"nccl.all_reduce"}
+    assert [(c.phase, c.op.inputs[0].numel) for c in reduced] == [
+        (Phase.FORWARD, 48 * 32),
+        (Phase.BACKWARD, 48 * 32),
+        (Phase.BACKWARD, 48 * 2),  # of the weights that the router gives to experts
+    ]
 
 
 def test_experts_that_do_not_divide_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"does not divide the 4 experts.* 1, 2, 4"):
-        with_experts(traced("MIXTRAL"), Parallel(data=3, expert=3))
-    with pytest.raises(InvalidInput, match="no grouped products"):
-        with_experts(traced("gpt2"), Parallel(data=2, expert=2))
+        with_layers_sharded(traced("MIXTRAL"), Parallel(data=3, expert=3))
+    with pytest.raises(InvalidInput, match="no grouped matmuls"):
+        with_layers_sharded(traced("gpt2"), Parallel(data=2, expert=2))
     with pytest.raises(InvalidInput, match="must divide data x context = 1"):
-        with_experts(traced("MIXTRAL"), Parallel(tensor=2, expert=2))
+        with_layers_sharded(traced("MIXTRAL"), Parallel(tensor=2, expert=2))
 
 
 def _reduced(trace: Trace, name: str) -> dict[bool, dict[object, int]]:

@@ -9,8 +9,8 @@ import tiny_configs
 from parallel.shapes import misfit
 from parallel.traced_models import collectives, flops, traced_config
 
+from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.strategy import Parallel
-from wavecast.parallel.tensor import with_tensor
 from wavecast.traces.step import Phase, Role
 
 WORDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 64}
@@ -39,7 +39,7 @@ def test_attention_is_divided_by_heads_and_gradients_as_weights(family: str) -> 
     config = {"model_type": family, **SMALL, **FAMILIES[family]}
     config["architectures"] = [ARCHITECTURES[family]]
     trace = traced_config(config, "bfloat16 weights")
-    made, _ = with_tensor(trace, Parallel(tensor=2))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     for of in ("attention", "bmm"):
         whole = sum(flops(call) for call in trace if of in call.op.base)

@@ -11,7 +11,7 @@ from parallel.shapes import misfit
 from parallel.traced_models import collectives, flops, held
 
 import wavecast
-from wavecast.parallel.layers import with_layers_divided
+from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.planning.layouts import Search, candidates
@@ -43,7 +43,7 @@ def _weights(trace: Trace) -> int:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_words_are_sent_there_and_back_in_each_pass(recompute: str) -> None:
-    made, _ = with_layers_divided(traced(recompute=recompute), Parallel(data=4, expert=4))
+    made, _ = with_layers_sharded(traced(recompute=recompute), Parallel(data=4, expert=4))
     sent = [call for call in collectives(made) if ".blocks.0." in call.module]
     counts, *words = [(call.phase, call.op.inputs[0].nbytes) for call in sent]
     assert counts == (Phase.FORWARD, EXPERTS * 8)
@@ -54,7 +54,7 @@ def test_words_are_sent_there_and_back_in_each_pass(recompute: str) -> None:
 @pytest.mark.parametrize("expert", [2, 4, 8])
 def test_ranks_hold_their_experts_with_float32_gradients_and_states(expert: int) -> None:
     trace = traced()
-    made, _ = with_layers_divided(trace, Parallel(data=8, expert=expert))
+    made, _ = with_layers_sharded(trace, Parallel(data=8, expert=expert))
     gone = EXPERT_WEIGHTS - EXPERT_WEIGHTS // expert
     assert held(trace, Role.PARAMETER) - held(made, Role.PARAMETER) == 2 * gone
     assert held(trace, Role.GRADIENT) - held(made, Role.GRADIENT) == 4 * gone
@@ -101,7 +101,7 @@ def test_products_of_all_axes_fit_and_share_the_work(
     options: dict[str, Any], axes: dict[str, Any], share: int
 ) -> None:
     trace = traced(**options)
-    made, _ = with_layers_divided(trace, Parallel(**axes))
+    made, _ = with_layers_sharded(trace, Parallel(**axes))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
 
     def grouped(step: Trace) -> float:
@@ -113,7 +113,7 @@ def test_products_of_all_axes_fit_and_share_the_work(
 @pytest.mark.parametrize("sequence", [False, True])
 def test_adapters_change_no_collective_of_tensor_ranks_in_the_forward_pass(sequence: bool) -> None:
     def sent(**options: Any) -> list[tuple[str, int]]:
-        made, _ = with_layers_divided(traced(**options), Parallel(tensor=2, sequence=sequence))
+        made, _ = with_layers_sharded(traced(**options), Parallel(tensor=2, sequence=sequence))
         assert [wrong for call in made if (wrong := misfit(call.op))] == []
         return [
             (call.op.name, call.op.inputs[0].nbytes)

@@ -22,8 +22,8 @@ from small_models import SMALL
 
 import wavecast
 from wavecast.errors import InvalidInput
+from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.strategy import Parallel
-from wavecast.parallel.tensor import with_tensor
 from wavecast.suite import benchmark
 from wavecast.traces.step import Phase, Role, Trace
 
@@ -37,7 +37,7 @@ both_precisions = pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @both_precisions
 def test_products_in_blocks_are_divided_and_all_others_are_whole(name: str, precision: str) -> None:
     trace = traced(name, precision)
-    made, _ = with_tensor(trace, Parallel(tensor=2))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2))
     pairs = list(zip(trace, computed(made), strict=True))
     divided = 0
     for whole, part in pairs:
@@ -53,7 +53,7 @@ def test_products_in_blocks_are_divided_and_all_others_are_whole(name: str, prec
 @every_model
 def test_gradients_and_states_are_divided_as_their_parameters(name: str) -> None:
     trace = traced(name)
-    made, _ = with_tensor(trace, Parallel(tensor=2))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2))
     sizes: dict[tuple[str, int], set[int]] = {}
     for whole, part in zip(trace.allocations, made.allocations, strict=True):
         if whole.role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE) and whole.module:
@@ -70,7 +70,7 @@ def test_float32_states_of_weights_in_16_bits_are_divided_as_the_weights() -> No
 
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "seq": 16}
     trace = wavecast.trace(partial(gpt, 2, "bf16", weights="bf16", **sizes))
-    made, _ = with_tensor(trace, Parallel(tensor=2))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2))
     weights = held(made, Role.PARAMETER)
     assert weights < 0.6 * held(trace, Role.PARAMETER)
     kept = [a.nbytes for a in made.allocations if a.role is Role.GRADIENT and a.born is None]
@@ -82,7 +82,7 @@ def test_float32_states_of_weights_in_16_bits_are_divided_as_the_weights() -> No
 @both_precisions
 @pytest.mark.parametrize("sequence", [False, True])
 def test_the_shapes_of_a_rank_fit_each_other(name: str, precision: str, sequence: bool) -> None:
-    made, _ = with_tensor(traced(name, precision), Parallel(tensor=2, sequence=sequence))
+    made, _ = with_layers_sharded(traced(name, precision), Parallel(tensor=2, sequence=sequence))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
 
 
@@ -109,7 +109,7 @@ def test_equal_sizes_are_not_confused(
     name: str, batch: int, sizes: dict[str, int], sequence: bool
 ) -> None:
     trace = of_sizes(name, batch, tuple(sizes.items()))
-    made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2, sequence=sequence))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     for whole, part in zip(trace, computed(made), strict=True):
         if is_product(whole):
@@ -133,7 +133,7 @@ def encoder_step() -> Any:
 
 def test_products_without_modules_of_their_own_are_told_apart() -> None:
     trace = wavecast.trace(encoder_step)
-    made, _ = with_tensor(trace, Parallel(tensor=2))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     for whole, part in zip(trace, computed(made), strict=True):
         if is_product(whole):
@@ -168,7 +168,7 @@ def checkpointed_step() -> Any:
 @pytest.mark.parametrize("sequence", [False, True])
 def test_recomputed_layers_are_divided_and_reduced_again(sequence: bool) -> None:
     trace = wavecast.trace(checkpointed_step)
-    made, _ = with_tensor(trace, Parallel(tensor=2, sequence=sequence))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2, sequence=sequence))
     assert [wrong for call in made if (wrong := misfit(call.op))] == []
     for whole, part in zip(trace, computed(made), strict=True):
         if is_product(whole):
@@ -185,14 +185,14 @@ def test_recomputed_layers_are_divided_and_reduced_again(sequence: bool) -> None
 
 def test_parameters_of_all_ranks_add_up() -> None:
     trace = traced("llama-1b")
-    made, _ = with_tensor(trace, Parallel(tensor=2))
+    made, _ = with_layers_sharded(trace, Parallel(tensor=2))
     norms = 5 * 32 * 4  # two in each of two blocks, and the last one
     assert held(trace, Role.PARAMETER) - norms == 2 * (held(made, Role.PARAMETER) - norms)
 
 
 def test_megatron_reduces_twice_forward_and_twice_backward_in_each_block() -> None:
     trace = traced("gpt2")
-    made, notes = with_tensor(trace, Parallel(tensor=2))
+    made, notes = with_layers_sharded(trace, Parallel(tensor=2))
     hidden = 3 * 12 * 32 * 4
     in_blocks = [call for call in collectives(made) if ".blocks." in call.module]
     assert [c.op.name for c in in_blocks] == ["nccl.all_reduce"] * 8
@@ -200,9 +200,10 @@ def test_megatron_reduces_twice_forward_and_twice_backward_in_each_block() -> No
     assert [c.phase for c in in_blocks] == [Phase.FORWARD] * 4 + [Phase.BACKWARD] * 4
     rest = [call for call in collectives(made) if ".blocks." not in call.module]
     rows = 3 * 12 * 4  # the largest logit, the sum and the target's logit of each word
-    assert [c.op.inputs[0].nbytes for c in rest] == [hidden, rows, rows, rows, hidden]
+    norm = 4  # of all gradients, to clip them
+    assert [c.op.inputs[0].nbytes for c in rest] == [hidden, rows, rows, rows, hidden, norm]
     assert "query_key_value by columns and project by rows" in notes[0]
-    assert "divided by vocabulary" in notes[1]
+    assert "sharded by vocabulary" in notes[1]
 
 
 def test_a_given_plan_reduces_each_layer_by_itself() -> None:
@@ -213,7 +214,7 @@ def test_a_given_plan_reduces_each_layer_by_itself() -> None:
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
     }
-    made, _ = with_tensor(traced("LLAMA"), Parallel(tensor=2, tensor_plan=plan))
+    made, _ = with_layers_sharded(traced("LLAMA"), Parallel(tensor=2, tensor_plan=plan))
     phases = [call.phase for call in collectives(made)]
     assert phases.count(Phase.FORWARD) == 2 * 2
     assert phases.count(Phase.BACKWARD) == 2 * 5  # q, k, v, gate and up
@@ -222,7 +223,7 @@ def test_a_given_plan_reduces_each_layer_by_itself() -> None:
 
 
 def test_compute_waits_for_each_collective() -> None:
-    made, _ = with_tensor(traced("gpt2"), Parallel(tensor=2))
+    made, _ = with_layers_sharded(traced("gpt2"), Parallel(tensor=2))
     streams = [(c.stream, c.op.name, c.op.attr("stream")) for c in made]
     for index, (stream, name, _) in enumerate(streams):
         if name.startswith("nccl.") and streams[index - 1][1] == "cuda.stream_wait":
@@ -232,7 +233,7 @@ def test_compute_waits_for_each_collective() -> None:
 
 
 def test_strides_are_those_of_a_rank() -> None:
-    made, _ = with_tensor(traced("gpt2", "bf16"), Parallel(tensor=2))
+    made, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(tensor=2))
     attention = next(c.op for c in made if "attention" in c.op.base)
     query = attention.inputs[0]
     assert query.shape == (3, 1, 12, 16)
@@ -241,18 +242,18 @@ def test_strides_are_those_of_a_rank() -> None:
 
 @pytest.mark.parametrize(
     ("tensor", "reason"),
-    [(3, "32 outputs of Llama.blocks.0.attention.query"), (4, "the 2 heads"), (8, "the 4 heads")],
+    [(3, "units .*of Llama.blocks.0"), (4, "the 2 units .*attention"), (8, "the 2 units")],
 )
 def test_sizes_that_do_not_fit_are_named(tensor: int, reason: str) -> None:
     with pytest.raises(InvalidInput, match=f"tensor={tensor} does not divide .*{reason}.* 1, 2"):
-        with_tensor(traced("llama-1b"), Parallel(tensor=tensor))
+        with_layers_sharded(traced("llama-1b"), Parallel(tensor=tensor))
 
 
 def test_plans_that_fit_nothing_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="fits no product"):
-        with_tensor(traced("gpt2"), Parallel(tensor=2, tensor_plan={"nothing": "colwise"}))
+    with pytest.raises(InvalidInput, match="fits no matmul"):
+        with_layers_sharded(traced("gpt2"), Parallel(tensor=2, tensor_plan={"nothing": "colwise"}))
     with pytest.raises(InvalidInput, match="known styles: colwise"):
-        with_tensor(traced("gpt2"), Parallel(tensor=2, tensor_plan={"words": "diagonal"}))
+        with_layers_sharded(traced("gpt2"), Parallel(tensor=2, tensor_plan={"words": "diagonal"}))
 
 
 def test_a_model_without_pairs_is_refused() -> None:
@@ -260,10 +261,12 @@ def test_a_model_without_pairs_is_refused() -> None:
         lambda: benchmark("resnet50").make_step(3, "fp32", device="cuda", **SMALL["resnet50"])
     )
     with pytest.raises(InvalidInput, match="give tensor_plan"):
-        with_tensor(trace, Parallel(tensor=2))
+        with_layers_sharded(trace, Parallel(tensor=2))
 
 
 def test_one_rank_changes_nothing() -> None:
     trace = traced("gpt2")
-    assert with_tensor(trace, Parallel()) == (trace, ())
-    assert math.isclose(sum(map(flops, trace)), sum(map(flops, with_tensor(trace, Parallel())[0])))
+    assert with_layers_sharded(trace, Parallel()) == (trace, ())
+    assert math.isclose(
+        sum(map(flops, trace)), sum(map(flops, with_layers_sharded(trace, Parallel())[0]))
+    )

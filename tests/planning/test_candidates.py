@@ -11,9 +11,9 @@ from made import call, mm, relu
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.choosing import Candidate
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import Price, PriceBook
+from wavecast.planning.selection import Candidate
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
 DAY = datetime.date(2026, 8, 22)

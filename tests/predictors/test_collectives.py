@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from over_all import over
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
@@ -21,8 +22,8 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 SIZES = [0, 1, *(4**power for power in range(1, 18))]
 RANKS = (2, 3, 4, 8, 16, 64, 1024)
 H100 = device("h100-sxm-80gb")
-every_kind = pytest.mark.parametrize("kind", KINDS)
-every_cluster = pytest.mark.parametrize("name", [one.id for one in clusters()])
+every_kind = over("kind", KINDS)
+every_cluster = over("name", [one.id for one in clusters()])
 
 
 def op_of(kind: str, size: int, ranks: int, stride: int = 1) -> Op:
@@ -196,7 +197,7 @@ def test_the_number_of_machines_can_be_given() -> None:
     assert one is not None
     assert two is not None
     assert two.seconds > one.seconds
-    with pytest.raises(InvalidInput, match="16 ranks, 1 apart, cannot lie on 1 machines"):
+    with pytest.raises(InvalidInput, match="16 ranks, 1 apart, do not fit on 1 machines"):
         MODEL.predict(op_of("all_reduce", 1 << 26, 16), place, H100, nodes=1)
 
 

@@ -16,7 +16,7 @@ from wavecast.hardware.devices import device
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import WaveScaling
-from wavecast.steps.predicting import default_predictor
+from wavecast.steps.request import default_predictor
 from wavecast.traces.step import Call, Kernel, Op, Phase
 
 T4, V100, A100, L4 = map(device, ("t4", "v100-sxm-16gb", "a100-sxm-80gb", "l4"))

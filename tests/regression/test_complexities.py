@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from regression.counted import ops_by_category
 
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.regression.caffe_nets import NETWORKS, caffe_net
-from wavecast.regression.complexities import (
+from wavecast.regression.layers.caffe_nets import NETWORKS, caffe_net
+from wavecast.regression.layers.complexities import (
     PUBLISHED,
     Category,
     LayerCategory,

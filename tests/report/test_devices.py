@@ -15,7 +15,7 @@ def test_devices_fit_every_terminal(width: int) -> None:
     lines = shown(report.devices(wavecast.devices(), width), width).splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in "".join(lines)
-    assert ("wider terminal" in " ".join(lines)) == (width < 123)
+    assert ("the terminal is too narrow: " in " ".join(lines)) == (width < 123)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -14,9 +14,10 @@ import wavecast
 from wavecast.predictors.base import Estimate
 from wavecast.predictors.roofline import Roofline
 from wavecast.report import predictions as report
-from wavecast.report import records
-from wavecast.steps.predicting import predict
+from wavecast.report.fields import record
+from wavecast.report.shares import shares
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.request import predict
 from wavecast.steps.shares import Share
 from wavecast.traces.step import Op, Trace
 
@@ -164,8 +165,8 @@ def test_a_row_that_lacks_a_fifth_of_its_step_is_not_compared(width: int) -> Non
     if width == 200:
         assert row.split()[4] == "?", "no range"
         assert "samples/s" in out
-        assert records.prediction(part)["comparable"] is False
-        assert records.prediction(whole)["comparable"] is True
+        assert record(part)["comparable"] is False
+        assert record(whole)["comparable"] is True
 
 
 def test_flops_count_as_well_as_bytes() -> None:
@@ -232,20 +233,20 @@ def test_notes_of_all_traces_are_shown_and_counted_when_many() -> None:
 
 def test_a_breakdown_sums_up_what_it_does_not_list() -> None:
     parts = [Share(f"op{i}", 1, float(100 - i)) for i in range(40)]
-    out = shown(report.shares("by op", parts, sum(part.gpu_s for part in parts), limit=10))
+    out = shown(shares("by op", parts, sum(part.gpu_s for part in parts), limit=10))
     assert "25 others" not in out
     assert "30 others" in out
-    shares = [float(line.split()[-1].rstrip("%")) for line in out.splitlines() if "%" in line]
-    assert sum(shares) == pytest.approx(100, abs=0.6)
+    percents = [float(line.split()[-1].rstrip("%")) for line in out.splitlines() if "%" in line]
+    assert sum(percents) == pytest.approx(100, abs=0.6)
 
 
 def test_names_with_brackets_are_shown_as_they_are() -> None:
-    out = shown(report.shares("by module", [Share("net[bold].layers[0]", 1, 1.0)], 1.0))
+    out = shown(shares("by module", [Share("net[bold].layers[0]", 1, 1.0)], 1.0))
     assert "net[bold].layers[0]" in out
 
 
 def test_records_are_plain_data_for_every_gpu() -> None:
     for prediction in predictions(step(), *(gpu.id for gpu in wavecast.devices())):
-        record = json.loads(json.dumps(records.prediction(prediction), allow_nan=False))
-        assert record["gpu"] == prediction.device.id
-        assert (record["usd_per_hour"] is None) == (record["price"] is None)
+        data = json.loads(json.dumps(record(prediction), allow_nan=False))
+        assert data["gpu"] == prediction.device.id
+        assert (data["usd_per_hour"] is None) == (data["price"] is None)

@@ -7,8 +7,8 @@ from made import step
 from shell import WIDTHS, shown
 
 from wavecast.report import profiles as report
-from wavecast.steps.predicting import predict
-from wavecast.steps.profiling import profile_predicted
+from wavecast.steps.profile import profile_predicted
+from wavecast.steps.request import predict
 
 
 @pytest.mark.parametrize("width", WIDTHS)

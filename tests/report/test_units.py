@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.report.units import count, duration, fact, memory, quantity, three_digits
+from wavecast.report.units import count, duration, memory, quantity, text, three_digits
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_quantities_and_memory_have_prefixes() -> None:
 
 
 def test_facts_are_shown_in_the_unit_of_their_name() -> None:
-    assert fact("boost_clock_hz", 1.98e9) == "1.98 GHz"
-    assert fact("memory_bytes", 80 << 30) == "80.0 GiB"
-    assert fact("shared_bytes_per_sm", 228 << 10) == "228 KiB"
-    assert fact("pcie_bytes_per_s", 6.4e10) == "64.0 GB/s"
-    assert fact("bf16_tensor_flops", 9.9e14) == "990 TFLOP/s"
-    assert fact("tdp_w", 700.0) == "700 W"
-    assert fact("sm_count", 132) == "132"
-    assert fact("compute_capability", (9, 0)) == "9.0"
+    assert text("boost_clock_hz", 1.98e9) == "1.98 GHz"
+    assert text("memory_bytes", 80 << 30) == "80.0 GiB"
+    assert text("shared_bytes_per_sm", 228 << 10) == "228 KiB"
+    assert text("pcie_bytes_per_s", 6.4e10) == "64.0 GB/s"
+    assert text("bf16_tensor_flops", 9.9e14) == "990 TFLOP/s"
+    assert text("tdp_w", 700.0) == "700 W"
+    assert text("sm_count", 132) == "132"
+    assert text("compute_capability", (9, 0)) == "9.0"
 
 
 @given(st.floats(1e-9, 1e12))

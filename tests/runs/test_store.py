@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from postgres_server import Server
 from run_samples import LOGS, TABLE
 from sqlalchemy import Connection
 
 import wavecast
-from lab.score.postgres import Server
 from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable
 from wavecast.runs.readers.facts import Given
 from wavecast.runs.run import Run, check, identity

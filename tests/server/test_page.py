@@ -22,6 +22,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+pytestmark = pytest.mark.slow
+
 ANSWER_MS = 120_000
 """A busy machine may take long; nothing here asks for speed."""
 

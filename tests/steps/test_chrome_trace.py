@@ -12,7 +12,6 @@ from made import step
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import read_kineto
-from wavecast.steps.rank_timetables import rank_timetables, write_chrome_trace
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -65,11 +64,11 @@ def test_ranks_have_a_row_for_communication(tmp_path: Path) -> None:
 
     strategy = wavecast.Parallel(data=4)
     prediction = wavecast.predict(small_gpt2_step(), "h100-sxm-80gb", parallel=strategy)
-    [(name, table)] = rank_timetables(prediction).items()
+    [(name, table)] = prediction.timetables.items()
     assert name == "each GPU"
     assert table.seconds == pytest.approx(prediction.seconds - prediction.waiting_s)
     path = tmp_path / "ranks.json"
-    write_chrome_trace(path, prediction)
+    prediction.to_chrome_trace(path)
     names = {event["args"]["name"] for event in _events(path) if event["ph"] == "M"}
     assert any(name.startswith("communication") for name in names)
     assert any(name.startswith("4 x h100-sxm-80gb") for name in names)
@@ -81,4 +80,4 @@ def test_each_stage_of_a_pipeline_has_a_timetable() -> None:
 
     strategy = wavecast.Parallel(pipeline=2, microbatches=4)
     prediction = wavecast.predict(small_gpt2_step(), "h100-sxm-80gb", parallel=strategy)
-    assert list(rank_timetables(prediction)) == ["stage 0", "stage 1"]
+    assert list(prediction.timetables) == ["stage 0", "stage 1"]

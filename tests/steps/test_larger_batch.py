@@ -16,8 +16,8 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.base import Estimate, Predictor
-from wavecast.steps.predicting import predict
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.request import predict
 from wavecast.traces.step import Op
 
 small = st.integers(1, 1024)

@@ -20,7 +20,7 @@ from wavecast.hardware.hosts import GRAPH_GAP_S, REFERENCE_HOST, RecordedHost
 from wavecast.predictors.base import Estimate, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.roofline import Roofline
-from wavecast.steps.predicting import default_scaler
+from wavecast.steps.request import default_scaler
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 T4, L4, A100 = device("t4"), device("l4"), device("a100-sxm-80gb")
@@ -260,7 +260,7 @@ def test_a_recorded_host_issues_calls_for_what_they_cost() -> None:
 
 @pytest.mark.parametrize("factor", [-1, float("nan"), float("inf")])
 def test_a_factor_that_is_no_factor_is_refused(factor: float) -> None:
-    with pytest.raises(InvalidInput, match="from 0 on"):
+    with pytest.raises(InvalidInput, match="0 or above"):
         predict(step(), L4, predictor=Times(), host_factor=factor)
 
 

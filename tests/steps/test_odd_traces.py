@@ -22,12 +22,12 @@ import wavecast
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.footprint.workspaces.estimate import Constants, workspaces_of
-from wavecast.hardware.attention_ops import attention_in
-from wavecast.hardware.retargeting import retarget
 from wavecast.ops import reading
 from wavecast.predictors.base import refuse_impossible
 from wavecast.predictors.learned.batch import _readable_parts
 from wavecast.predictors.mlp.features import layer_of
+from wavecast.retargeting.attention_ops import attention_in
+from wavecast.retargeting.rewriting import retarget
 from wavecast.traces.step import Kernel, Measurement, Op, TensorSpec, Trace
 
 REFUSALS = "nothing refused", "CUDA graph", "no kernels", "all kernels", "cannot both be"

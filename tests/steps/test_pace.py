@@ -17,9 +17,9 @@ from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import RecordedHost
 from wavecast.predictors.base import Estimate, Scaler
 from wavecast.steps.pace import Pace, pace_of
-from wavecast.steps.predicting import predict
+from wavecast.steps.player import play_one_stream
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.timeline import play
+from wavecast.steps.request import predict
 from wavecast.traces.overlap import busy_s
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -53,7 +53,7 @@ def replayed(calls: Sequence[Call], pace: Pace, sync_s: float = 0.0) -> float:
     total = np.array([sum(kernel.seconds for kernel in call.kernels) for call in calls])
     syncs = [i for i, call in enumerate(calls) if call.syncs and pace.waits]
     gpu_s = total * pace.exposure + pace.gap_s
-    return play(issue_s, gpu_s, syncs, sync_s * pace.host_factor).seconds
+    return play_one_stream(issue_s, gpu_s, syncs, sync_s * pace.host_factor).seconds
 
 
 def test_of_overlapping_kernels_the_part_counts_that_none_covers() -> None:

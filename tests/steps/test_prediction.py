@@ -24,9 +24,9 @@ from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.roofline import Roofline
-from wavecast.steps.predicting import default_predictor, predict
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.ranges import gpu_powers, host_factors
+from wavecast.steps.request import default_predictor, predict
 from wavecast.traces.step import Allocation, Op, Phase, Role, Trace
 
 L4 = device("l4")
@@ -259,7 +259,7 @@ def test_what_is_no_gpu_is_refused(gpu: Any) -> None:
 
 def test_what_is_no_trace_is_refused() -> None:
     with pytest.raises(InvalidInput, match="takes a Trace, not str"):
-        predict("gpt2.json.gz", L4)  # type: ignore[call-overload]
+        predict("gpt2.json.gz", L4)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.ops import Unit
 from wavecast.steps.idle import CAUSES
-from wavecast.steps.predicting import predict
-from wavecast.steps.profile import Profile, ProfiledWork
-from wavecast.steps.profiling import profile_measured, profile_predicted
+from wavecast.steps.profile import Profile, ProfiledWork, profile_measured, profile_predicted
+from wavecast.steps.request import predict
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Op, Phase, Role, Trace
 
 V100 = device("v100-sxm-16gb")

@@ -29,8 +29,8 @@ from lab.score.ranges import (
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
 from wavecast.steps import ranges
-from wavecast.steps.predicting import predict
 from wavecast.steps.ranges import gpu_powers, held, host_factors
+from wavecast.steps.request import predict
 
 ratios = st.lists(st.floats(0.2, 5.0), min_size=40, max_size=200)
 NARROW = [0.9 + 0.002 * i for i in range(101)]

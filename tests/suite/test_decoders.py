@@ -76,7 +76,7 @@ def test_full_recomputation_repeats_the_blocks() -> None:
     [
         ({"heads": 5}, "must divide into heads=5"),
         ({"recompute": "some"}, "one of none, selective, alternate, full"),
-        ({"weights": "fp16"}, "need products in the same precision"),
+        ({"weights": "fp16"}, "need matmuls in the same precision"),
         ({"layers": 0}, "layers must be at least 1"),
     ],
 )

@@ -17,7 +17,7 @@ from wavecast.suite.demonstrations import (  # noqa: E402
     train,
 )
 
-pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("the_same_numbers_on_one_thread")]
 
 BY_DOMAIN = {demonstration.domain: demonstration for demonstration in DEMONSTRATIONS}
 QUICK = ("machine translation", "speech recognition", "reinforcement learning")

@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from wavecast.errors import InvalidInput
 from wavecast.traces import file
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, GUARDS, MARKS, graphs_of, numbered
 from wavecast.traces.step import (
     Allocation,
     Call,
@@ -25,6 +27,7 @@ from wavecast.traces.step import (
     Role,
     TensorSpec,
     Trace,
+    Value,
     load_trace,
 )
 
@@ -44,8 +47,16 @@ SPEC = TensorSpec((4, 8), "bfloat16", (1, 4))
 OP = Op("aten.mm", (SPEC, SPEC), (SPEC,), (("precision", "tf32"), ("dims", (0, 1))))
 EXAMPLE = Trace(
     calls=(
-        Call(OP, Phase.FORWARD, "Net.0", kernels=(Kernel("gemm", 1e-6, (1, 2, 3)),), host_s=1e-5),
-        Call(OP, Phase.BACKWARD, "Net.0", stream=1, syncs=True),
+        Call(
+            OP,
+            Phase.FORWARD,
+            "Net.0",
+            kernels=(Kernel("gemm", 1e-6, (1, 2, 3)),),
+            host_s=1e-5,
+            reads=(0, 1),
+            writes=(2,),
+        ),
+        Call(OP, Phase.BACKWARD, "Net.0", stream=1, syncs=True, reads=(2, 0), writes=(2,), graph=0),
     ),
     allocations=(
         Allocation(64, None, None, Role.PARAMETER),
@@ -56,6 +67,11 @@ EXAMPLE = Trace(
     samples=4,
     notes=("upper bound: something",),
     measurement=Measurement("NVIDIA H200", 2e-5, 1e-6),
+    values=(
+        Value(SPEC, 0, parameter="Net.0.weight"),
+        Value(SPEC, 0, view_of=0),
+        Value(SPEC, 1, gradient_of="Net.0.weight"),
+    ),
 )
 
 
@@ -171,6 +187,22 @@ ALTERED: dict[str, Callable[[Any], Any]] = {
     "memory of an unknown role": _set("trace", "allocations", "role", 0, value=42),
     "memory born after the end": _set("trace", "allocations", "born", 1, value=9),
     "memory freed before it is made": _set("trace", "allocations", "born", 1, value=3),
+    "a graph that is a text": _set("trace", "calls", "graph", value=[[0], ["a"]]),
+    "a graph of no number": _set("trace", "calls", "graph", value=[[0], []]),
+    "values that are a list": _set("trace", "values", value=[]),
+    "a use too few": _set("trace", "values", "uses", value=[0, 0, 0, -1, -1]),
+    "a use too many": _set("trace", "values", "uses", value=[0, 0, 0, 1, -2, 3, 1]),
+    "a use of no value": _set("trace", "values", "uses", 1, value=7),
+    "a use before the first value": _set("trace", "values", "uses", 3, value=-9),
+    "an unknown call without values": _set("trace", "values", "unknown", value=[2]),
+    "memory of a value beyond the table": _set("trace", "values", "allocation", 2, value=5),
+    "a view of itself": _set("trace", "values", "view_of", value=[-1, 1, 0]),
+    "a view of no value": _set("trace", "values", "view_of", 0, value=1),
+    "a column of values too short": _set("trace", "values", "view_of", value=[0]),
+    "an unknown parameter": _set("trace", "values", "parameter", value=[[0], [7]]),
+    "a parameter of no value": _set("trace", "values", "parameter", value=[[9], [0]]),
+    "rows without parameters": _set("trace", "values", "parameter", value=[[0], []]),
+    "half a name": _set("trace", "values", "names", value=[[0]]),
     "half a capability": _set("trace", "capability", value=[9]),
     "a capability of texts": _set("trace", "capability", value=["9", "0"]),
     "no samples": _set("trace", "samples", value=0),
@@ -187,12 +219,79 @@ def test_altered_content_is_refused_even_with_a_right_checksum(what: str, path: 
     _message_of_refusal(path)
 
 
+def test_a_value_that_is_used_with_another_spec_is_refused(path: Path) -> None:
+    def change(document: Any) -> Any:
+        document["trace"]["specs"].append([[2], "float32", None, "cuda"])
+        document["trace"]["ops"].append(["aten.mm", [1, 0], [0], []])
+        document["trace"]["calls"]["op"] = [0, 1]
+        return document
+
+    _rewrite(path, change)
+    assert "another spec" in _message_of_refusal(path)
+
+
+def test_calls_that_do_not_agree_with_their_values_are_not_written(tmp_path: Path) -> None:
+    other = replace(EXAMPLE.values[0], spec=TensorSpec((2,), "float32"))
+    for values in ((other, *EXAMPLE.values[1:]), EXAMPLE.values[:1]):
+        with pytest.raises(InvalidInput, match="cannot write the trace"):
+            replace(EXAMPLE, values=values).save(tmp_path / "wrong.json.gz")
+
+
+def test_a_call_of_which_no_values_are_known_survives_a_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    some = replace(
+        EXAMPLE, calls=(EXAMPLE.calls[0], replace(EXAMPLE.calls[1], reads=(), writes=()))
+    )
+    some.save(path)
+    assert load_trace(path) == some
+
+
+def test_values_that_no_call_uses_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    unused = Value(SPEC, 1)
+    first, second = EXAMPLE.calls
+    moved = replace(
+        EXAMPLE,
+        calls=(
+            replace(first, reads=(1, 2), writes=(3,)),
+            replace(second, reads=(3, 1), writes=(3,)),
+        ),
+        values=(
+            unused,
+            EXAMPLE.values[0],
+            replace(EXAMPLE.values[1], view_of=1),
+            EXAMPLE.values[2],
+        ),
+    )
+    moved.save(path)
+    assert load_trace(path) == EXAMPLE
+
+
+def test_graphs_of_version_2_are_known_by_their_counts() -> None:
+    def marked(name: str, **attrs: int) -> Call:
+        return Call(Op(name, (), (), tuple(attrs.items())), Phase.FORWARD)
+
+    kernel = Call(OP, Phase.FORWARD)
+    calls = (
+        *(marked(GUARDS), marked(CALL, calls=2, inputs=3), kernel, marked(GUARDS), kernel, kernel),
+        *(marked(CALL, calls=0, inputs=1), marked(GRAPH_LAUNCH, calls=1), kernel, kernel),
+    )
+    found = numbered(calls)
+    assert [call.graph for call in found] == [None, 0, 0, 0, 0, None, 1, 1, 1, None]
+    assert {call.op for call in found if call.op.name in MARKS} == {
+        Op(CALL, (), (), (("inputs", 3),)),
+        Op(CALL, (), (), (("inputs", 1),)),
+        Op(GRAPH_LAUNCH, (), ()),
+    }
+    assert [graph.is_replayed for graph in graphs_of(found)] == [False, True]
+
+
 def test_an_altered_trace_is_known_by_its_checksum(path: Path) -> None:
     _rewrite(path, _set("trace", "samples", value=5), seal=False)
     assert "altered" in _message_of_refusal(path)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None, True, 2.0, 10**100])
+@pytest.mark.parametrize("version", [0, 1, 4, "2", None, True, 2.0, 10**100])
 def test_another_version_is_refused_with_what_to_do(version: Any, path: Path) -> None:
     _rewrite(path, _set("version", value=version))
     assert "trace the step again" in _message_of_refusal(path)
@@ -238,5 +337,5 @@ def test_a_number_that_json_cannot_hold_is_refused_when_writing(tmp_path: Path) 
 
 
 def test_a_repeated_layer_is_stored_once(path: Path) -> None:
-    Trace(EXAMPLE.calls * 1000).save(path)
+    replace(EXAMPLE, calls=EXAMPLE.calls * 1000).save(path)
     assert path.stat().st_size < 10_000

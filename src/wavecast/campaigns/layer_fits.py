@@ -18,7 +18,7 @@ from wavecast.predictors.mlp.layers import LayerStatus
 from wavecast.predictors.mlp.network import MlpNetwork
 
 if TYPE_CHECKING:
-    from wavecast.frameworks.pytorch.mlp_fit import Recipe
+    from wavecast.frameworks.pytorch.layers.mlp_fit import Recipe
 
 Floats = NDArray[np.float64]
 
@@ -56,7 +56,7 @@ def fit(
         on: where to train, "cpu" or "cuda".
         progress: called with a line of text when each fit begins.
     """
-    from wavecast.frameworks.pytorch import mlp_fit
+    from wavecast.frameworks.pytorch.layers import mlp_fit
 
     recipe = recipe or mlp_fit.Recipe()
     table = _table(rows, target)

@@ -25,9 +25,8 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.runs.stability import ENOUGH, is_enough, settled_from, settles
 from wavecast.runs.suite_results import TABLE, SuiteResult, SuiteStep, read_results
-from wavecast.steps.predicting import predict
-from wavecast.steps.profile import Profile
-from wavecast.steps.profiling import profile_measured, profile_predicted
+from wavecast.steps.profile import Profile, profile_measured, profile_predicted
+from wavecast.steps.request import predict
 
 
 def configurations(
@@ -172,15 +171,9 @@ def time_again(row: SuiteResult, limit_s: float = 20.0, iterations: int = 0) -> 
     """
     from wavecast.frameworks.pytorch.measurement import sampling
 
-    benchmark = suite.benchmark(row.model)
+    make_step = partial(suite.benchmark(row.model).make_step, row.batch, row.precision)
     try:
-        sample = sampling.sample(
-            lambda: benchmark.make_step(row.batch, row.precision),
-            is_enough,
-            limit_s,
-            least=iterations,
-            record=False,
-        )
+        sample = sampling.sample(make_step, is_enough, limit_s, least=iterations, record=False)
     except sampling.OutOfMemory:
         return row  # it fitted before, so something else fills the GPU's memory now
     return _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
@@ -191,9 +184,8 @@ def predict_there(step: SuiteStep, device: Device) -> SuiteResult:
     from wavecast.frameworks.pytorch.capture import capture
 
     benchmark = suite.benchmark(step.model)
-    trace = capture(
-        lambda: benchmark.make_step(step.batch, step.precision), capability=family(device)
-    )
+    make_step = partial(benchmark.make_step, step.batch, step.precision)
+    trace = capture(make_step, capability=family(device))
     profile = profile_predicted(step.model, predict(trace, device))
     tokens = benchmark.tags.tokens_per_sample
     return SuiteResult(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
-from wavecast.files import read_toml, write_checked
-from wavecast.hardware.fact_files import quoted, refuse_unknown, table_of, text_of
+from wavecast.files import read_toml, toml_text, write_checked
+from wavecast.hardware.fact_files import refuse_unknown, table_of, text_of
 from wavecast.ops.registry import kind_of
 from wavecast.steps.shares import Share
 from wavecast.steps.summary import NO_KIND, StepSummary
@@ -22,10 +22,10 @@ FORMAT = 1
 _DIGITS = 5
 """How many digits of a time are kept."""
 _MIB = 1 << 20
-_HEAD = """\
-# The predicted figures of training steps, written by "wavecast check --update".
-# Commit this file: a review then shows what a change costs. Do not edit it by hand.
-"""
+_HEAD = (
+    'The predicted figures of training steps, written by "wavecast check --update".',
+    "Commit this file: a review then shows what a change costs. Do not edit it by hand.",
+)
 _KEYS = ("format", "host", "software", "usd_per_hour", "steps")
 _STEP_KEYS = (
     *("step_ms", "gpu_ms", "host_ms", "bound_by", "peak_mib", "needed_mib", "fits"),
@@ -114,25 +114,24 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
 
 def to_toml(baseline: Baseline) -> str:
     """The text of a baseline's file."""
-    return "\n".join(_lines(baseline)) + "\n"
+    return toml_text(
+        {
+            "format": FORMAT,
+            "host": baseline.host,
+            "software": dict(sorted(baseline.software.items())) or None,
+            "usd_per_hour": dict(sorted(baseline.usd_per_hour.items())) or None,
+            "steps": {
+                target: {gpu: _step_table(kept(step)) for gpu, step in sorted(steps.items())}
+                for target, steps in sorted(baseline.steps.items())
+            },
+        },
+        _HEAD,
+    )
 
 
-def _lines(baseline: Baseline) -> Iterator[str]:
-    yield _HEAD
-    yield f"format = {FORMAT}"
-    yield f"host = {quoted(baseline.host)}"
-    for title in ("software", "usd_per_hour"):
-        values: Mapping[str, Any] = getattr(baseline, title)
-        if values:
-            yield f"\n[{title}]"
-            yield from (f"{_key(name)} = {_value(values[name])}" for name in sorted(values))
-    for target, steps in sorted(baseline.steps.items()):
-        for gpu, step in sorted(steps.items()):
-            yield from _step_lines(f"steps.{_key(target)}.{_key(gpu)}", kept(step))
-
-
-def _step_lines(title: str, step: StepSummary) -> Iterator[str]:
-    figures: dict[str, Any] = {
+def _step_table(step: StepSummary) -> dict[str, Any]:
+    parts = {"types": step.types, "ops": step.ops, "modules": step.modules}
+    return {
         "step_ms": _ms(step.seconds),
         "gpu_ms": _ms(step.gpu_s),
         "host_ms": _ms(step.host_s),
@@ -146,36 +145,18 @@ def _step_lines(title: str, step: StepSummary) -> Iterator[str]:
         "unit": step.unit if step.samples is not None else None,
         "unpredicted": step.unpredicted_share or None,
         "ops_hash": step.fingerprint,
+        "memory": {kind: nbytes // _MIB for kind, nbytes in step.memory.items()} or None,
+        **{
+            name: {part.name: {"calls": part.calls, "gpu_ms": _ms(part.gpu_s)} for part in some}
+            for name, some in parts.items()
+            if some
+        },
     }
-    yield f"\n[{title}]"
-    yield from (f"{name} = {_value(v)}" for name, v in figures.items() if v is not None)
-    if step.memory:
-        yield f"\n[{title}.memory]"
-        yield from (f"{_key(kind)} = {nbytes // _MIB}" for kind, nbytes in step.memory.items())
-    for name, parts in (("types", step.types), ("ops", step.ops), ("modules", step.modules)):
-        if parts:
-            yield f"\n[{title}.{name}]"
-            yield from (
-                f"{_key(part.name)} = {{ calls = {part.calls}, gpu_ms = {_ms(part.gpu_s)!r} }}"
-                for part in parts
-            )
 
 
 def _ms(seconds: float) -> float:
     """A time in milliseconds, without digits that only the conversion adds."""
     return float(f"{seconds * 1e3:.{_DIGITS + 3}g}")
-
-
-def _key(name: str) -> str:
-    """A key of TOML: bare where that is allowed."""
-    is_bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if is_bare else quoted(name)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, str):
-        return quoted(value)
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def read_baseline(path: Path) -> Baseline:

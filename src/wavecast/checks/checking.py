@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from typing import Any
@@ -21,21 +21,19 @@ from wavecast.checks.verdicts import (
 )
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
-from wavecast.frameworks.targets import Target, resolve
-from wavecast.frameworks.tracing import trace
+from wavecast.frameworks.step_source import Tracing, target_source
+from wavecast.frameworks.strategies import strategy_of
+from wavecast.frameworks.targets import resolve
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import price
+from wavecast.showing import Shown
 from wavecast.steps.comparison import StepComparison
-from wavecast.steps.predicting import predict
+from wavecast.steps.request import predict
 from wavecast.steps.summary import StepSummary, summary_of
-from wavecast.traces.step import Trace
 
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "torchvision")
 """The libraries whose versions shape the ops of a step. They are named if a step imported them."""
 WAVECAST = "wavecast"
-
-Tracing = Callable[[Target], Any]
-"""Called before a step is traced; the context that it returns lasts as long as the tracing."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class CheckResult(Shown):
     """The verdicts on all steps, and what else a reader should know."""
 
     steps: tuple[StepVerdict, ...]
@@ -103,20 +101,24 @@ def predict_all(config: CheckConfig, version: str, tracing: Tracing) -> Predicte
 def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[str, StepSummary]:
     wanted = resolve(target.target, target.batch, target.precision, _options(target))
     gpus = [device(gpu) for gpu in target.gpus]
-    if wanted.trace is not None or wanted.make_step is None:
-        traces: Any = wanted.trace or Trace(())
-    else:
-        with tracing(replace(wanted, name=target.name)):
-            traces = trace(
-                wanted.make_step,
-                gpus=gpus,
-                samples=wanted.samples,
-                unit=wanted.unit,
-                assume=target.assume or None,
-            )
-    is_measured = wanted.trace is not None and wanted.trace.measurement is not None
-    issued_by = None if is_measured else host  # a measured step keeps its own host
-    return {gpu.id: kept(summary_of(predict(traces, gpu, host=issued_by))) for gpu in gpus}
+    traced: dict[str, Any] = {
+        "assume": target.assume or None,
+        "ranks": target.ranks,
+        "compiled": target.compile,
+    }
+    if wanted.make_step is None and any(traced.values()):
+        raise InvalidInput(
+            f"{target.target} is a trace, so assume, ranks and compile would change nothing"
+        )
+    step = replace(wanted, name=target.name, **traced)
+    traces = target_source(step, tracing).families(gpus)
+    issued_by = None if wanted.is_measured else host  # a measured step keeps its own host
+    spread = target.parallel or (f"data={target.ranks}" if target.ranks else "")
+    strategy = strategy_of(spread, target.target, wanted.options) if spread else None
+    return {
+        gpu.id: kept(summary_of(predict(traces, gpu, host=issued_by, parallel=strategy)))
+        for gpu in gpus
+    }
 
 
 def _options(target: CheckedTarget) -> ModelOptions:

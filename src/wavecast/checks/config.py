@@ -26,7 +26,10 @@ BASELINE = "wavecast-baseline.toml"
 
 _PERCENT = re.compile(r"\s*([0-9.]+)\s*%\s*")
 _KEYS = ("gpus", "baseline", "host", "tolerance", "targets")
-_TARGET_KEYS = ("target", "batch", "precision", "gpus", "tolerance", "options", "assume")
+TARGET_KEYS = (
+    *("target", "batch", "precision", "gpus", "tolerance", "options", "assume"),
+    *("ranks", "compile", "parallel"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,12 @@ class CheckedTarget:
     """The options of `hf:` targets and of decoders, as the command line names them."""
     assume: Mapping[str, Any] = field(default_factory=dict)
     """What the step reads from the GPU, by line of code."""
+    ranks: int | None = None
+    """How many ranks the step's own parallel code has."""
+    compile: bool = False
+    """Whether the step is traced as if its modules were compiled."""
+    parallel: str = ""
+    """How the step is spread over several GPUs, as `--parallel` takes it."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,7 @@ def _target(
 ) -> CheckedTarget:
     where = f"targets.{name}"
     table = table_of(steps, name)
-    refuse_unknown(table, _TARGET_KEYS, "a target", f"{where}.")
+    refuse_unknown(table, TARGET_KEYS, "a target", f"{where}.")
     try:
         named = names_of(table, "gpus") or gpus
         if not named:
@@ -166,6 +175,9 @@ def _target(
             tolerances=_tolerances(table, usual),
             options=table_of(table, "options"),
             assume=table_of(table, "assume"),
+            ranks=_checked(table, "ranks", _is_batch, "a whole number of at least 1"),
+            compile=bool(_checked(table, "compile", _is_switch, "true or false")),
+            parallel=text_of(table, "parallel") if "parallel" in table else "",
         )
     except WavecastError as error:
         raise InvalidInput(f"{where}: {error}") from None
@@ -186,6 +198,10 @@ def _checked(
     if key in table and not accepts(value):
         raise InvalidInput(f"{key} must be {expected}, not {value!r}")
     return value
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _is_batch(value: object) -> bool:

@@ -1,30 +1,31 @@
 """The command line: it reads arguments, calls the library, and prints tables or JSON.
 
-A module has the name of its main command.
+A module has the name of its main command: commands about a step in `steps/`, about past runs in
+`runs/`, about hardware and this machine in `facts/`. `options/` and `output/` are shared.
 """
 
-from wavecast.cli import (  # noqa: F401  (importing them registers their commands)
-    check,
-    choose,
+from wavecast.cli.facts import (  # noqa: F401  (importing them registers their commands)
     clusters,
-    compare,
     devices,
     doctor,
-    fit,
-    layers,
-    memory,
-    parallel,
-    predict,
     prices,
-    profile,
-    run,
-    run_models,
-    runs,
     schema,
     serve,
     suite,
+)
+from wavecast.cli.runs import fit, layers, run_models, runs  # noqa: F401
+from wavecast.cli.steps import (  # noqa: F401
+    check,
+    choose,
+    compare,
+    memory,
+    parallel,
+    predict,
+    profile,
+    run,
     trace,
 )
-from wavecast.cli.app import app, main
+
+from wavecast.cli.app import app, main  # isort: skip
 
 __all__ = ["app", "main"]

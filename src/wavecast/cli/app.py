@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,10 +14,9 @@ import typer
 import typer.core
 
 import wavecast
-from wavecast import suite
-from wavecast.cli import help_pages, standard_output
-from wavecast.cli.pages import refuse_bad_places
-from wavecast.cli.screen import (
+from wavecast.cli.output import help_pages, standard_output
+from wavecast.cli.output.pages import refuse_bad_places
+from wavecast.cli.output.screen import (
     name_command,
     print_error,
     print_text,
@@ -27,7 +25,6 @@ from wavecast.cli.screen import (
     tell,
 )
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.frameworks.targets import FORMS
 from wavecast.traces.file import SUFFIXES
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -184,34 +181,6 @@ app = Commands(
 )
 
 
-class SetupName(StrEnum):
-    """The setups as published in a paper."""
-
-    HABITAT = "habitat"
-
-
-def gpu_names(incomplete: str) -> list[str]:
-    """The GPUs whose names begin so, for the completion of a shell."""
-    return [gpu.id for gpu in wavecast.devices() if gpu.id.startswith(incomplete)]
-
-
-def target_names(incomplete: str) -> list[str]:
-    """The models of the suite whose names begin so, for the completion of a shell."""
-    return [model.name for model in suite.benchmarks() if model.name.startswith(incomplete)]
-
-
-TargetArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET", help=f"The training step: {FORMS}.", autocompletion=target_names
-    ),
-]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", "-b", help="The number of samples in a batch.")
-]
-PrecisionOption = Annotated[
-    str | None, typer.Option("--precision", "-p", help="The precision: fp32, tf32, bf16 or fp16.")
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 OutOption = Annotated[
     Path | None,

@@ -7,13 +7,14 @@ made it in another layout than its weight's; the second is added as it is.
 
 from __future__ import annotations
 
-import bisect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast import ops
 from wavecast.ops.reading import has_possible_tensors
-from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
+from wavecast.traces.editing import Edit, Inserted, with_op
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace, Value
 
 _SUMS = ("aten.add", "aten.add_")
 _CLEARING = ("aten.zero_", "aten._foreach_zero_")
@@ -31,15 +32,9 @@ def accumulate_twice(trace: Trace) -> Trace | None:
     if any(_is_update(call) for call in trace.calls[:end]):
         return None
     sums = sorted(_sums(trace, end), key=lambda added: added.after)
-    skipped = sorted(i for added in sums if added.is_copy for i in (added.after - 1, added.after))
-    places = _Places(end, tuple(added.after for added in sums), skipped)
+    batch = _SecondBatch(trace, end, sums)
     samples = None if trace.samples is None else 2 * trace.samples
-    return replace(
-        trace,
-        calls=_calls(trace, places, sums),
-        allocations=tuple(_allocations(trace, places, sums)),
-        samples=samples,
-    )
+    return replace(batch.trace(), samples=samples)
 
 
 def _is_update(call: Call) -> bool:
@@ -51,112 +46,155 @@ def _is_update(call: Call) -> bool:
 class _Sum:
     """The addition of a gradient of the second batch to that of the first."""
 
-    gradient: Allocation
+    gradient: int
+    """The allocation of the gradient."""
     after: int
     """The traced call after which it runs."""
-    call: Call
+    op: Op
     is_copy: bool
     """Whether the gradient of the first batch is a copy in another layout, made by two calls."""
+    value: int | None = None
+    """The value of the gradient, if values were recorded."""
 
 
-@dataclass(frozen=True)
-class _Places:
-    """The positions of the traced calls in the longer step."""
+class _SecondBatch:
+    """The traced step with the calls, memory and values of a second batch before its update."""
 
-    end: int
-    """How many calls run twice."""
-    sums: Sequence[int]
-    """The traced calls after which gradients are added, in order."""
-    skipped: Sequence[int]
-    """The traced calls that do not run again, in order."""
+    def __init__(self, trace: Trace, end: int, sums: Sequence[_Sum]) -> None:
+        self._trace = trace
+        self._end = end
+        self._sums = {added.gradient: added for added in sums}
+        self._after: dict[int, list[_Sum]] = defaultdict(list)
+        for added in sums:
+            self._after[added.after].append(added)
+        self._skipped = {i for s in sums if s.is_copy for i in (s.after - 1, s.after)}
+        self._edit = Edit(trace)
+        self._begins: list[int] = []
+        self._ends: list[int] = [0]
+        self._added: dict[int, int] = {}
+        self._memory: dict[int, int] = {}
+        self._values: dict[int, int] = {}
 
-    def later(self, time: int) -> int:
-        """The position of a call or a release that comes once, after both batches."""
-        return time + self.end + len(self.sums) - len(self.skipped)
+    def trace(self) -> Trace:
+        """The step with both batches."""
+        count = self._lay_out()
+        for number, allocation in enumerate(self._trace.allocations):
+            if allocation.born is not None and allocation.born < self._end:
+                self._allocate_again(number, allocation)
+        calls: list[Call] = []
+        for position, call in enumerate(self._trace.calls[: self._end]):
+            if position not in self._skipped:
+                reads, writes = map(self._again, call.reads), map(self._again, call.writes)
+                calls.append(with_op(call, call.op, tuple(reads), tuple(writes)))
+            calls += [self._sum(added) for added in self._after[position]]
+        assert len(calls) == count
+        self._edit.insert(self._end, calls, after_frees=True)
+        return self._edit.trace()
 
-    def again(self, born: int) -> int:
-        """The position of a call when it runs for the second batch."""
-        return self._kept(born) + bisect.bisect_left(self.sums, born)
+    def _lay_out(self) -> int:
+        """Find where the calls of the second batch run: at which of them, and before which."""
+        count = 0
+        for position in range(self._end):
+            self._begins.append(count)
+            count += position not in self._skipped
+            # What an op leaves is freed before the gradients that it computed are added.
+            self._ends.append(count)
+            for added in self._after[position]:
+                self._added[added.gradient] = count
+                count += 1
+        return count
 
-    def freed_again(self, freed: int) -> int:
-        """The call before which memory of the second batch is freed.
-
-        What an op leaves is freed before the gradients that it made are added.
-        """
-        if freed > self.end:
-            return self.later(freed)
-        return self._kept(freed) + bisect.bisect_left(self.sums, freed - 1)
-
-    def added(self, order: int) -> int:
-        """The position of an addition, by its order."""
-        return self._kept(self.sums[order] + 1) + order
-
-    def _kept(self, time: int) -> int:
-        return self.end + time - bisect.bisect_left(self.skipped, time)
-
-
-def _calls(trace: Trace, places: _Places, sums: Sequence[_Sum]) -> tuple[Call, ...]:
-    end = places.end
-    second: list[Call] = []
-    waiting = list(reversed(sums))
-    skipped = set(places.skipped)
-    for position, call in enumerate(trace.calls[:end]):
-        second += [] if position in skipped else [call]
-        while waiting and waiting[-1].after == position:
-            second.append(waiting.pop().call)
-    return (*trace.calls[:end], *second, *trace.calls[end:])
-
-
-def _allocations(trace: Trace, places: _Places, sums: Sequence[_Sum]) -> list[Allocation]:
-    """The allocations of both batches and of the update."""
-    first: list[Allocation] = []
-    second: list[Allocation] = []
-    later: list[Allocation] = []
-    orders = {id(added.gradient): order for order, added in enumerate(sums)}
-    for allocation in trace.allocations:
-        born, freed = allocation.born, allocation.freed
-        stays = freed is None or freed > places.end
-        last = None if freed is None else places.later(freed)
-        if born is None:
-            first.append(replace(allocation, freed=last) if stays else allocation)
-        elif born >= places.end:
-            later.append(replace(allocation, born=places.later(born), freed=last))
-        elif id(allocation) in orders:
-            first.append(replace(allocation, freed=last))
-            order = orders[id(allocation)]
-            if not sums[order].is_copy:
-                again, gone = places.again(born), places.added(order) + 1
-                second.append(Allocation(allocation.nbytes, again, gone, Role.INTERMEDIATE))
-        else:
-            again = places.again(born)
+    def _allocate_again(self, number: int, old: Allocation) -> None:
+        """Allocate for the second batch what the first has allocated."""
+        born, freed = Inserted(self._end, self._begins[old.born or 0]), old.freed
+        added = self._sums.get(number)
+        if added is not None:
+            if not added.is_copy:
+                gone = Inserted(self._end, self._added[number] + 1)
+                self._memory[number] = self._edit.allocate(
+                    old.nbytes, Role.INTERMEDIATE, born, gone
+                )
+            return
+        if freed is None or freed > self._end:
             # A result that outlives the backward pass, such as the loss, is replaced by the next.
-            first.append(replace(allocation, freed=again + 1) if stays else allocation)
-            end = None if freed is None else places.freed_again(freed)
-            second.append(replace(allocation, born=again, freed=end))
-    return [*first, *second, *later]
+            self._edit.set_lifetime(number, old.born, Inserted(born.position, born.order + 1))
+        until = freed if freed is None or freed > self._end else self._ends[freed]
+        is_inside = freed is not None and freed <= self._end
+        self._memory[number] = self._edit.allocate(
+            old.nbytes,
+            old.role,
+            born,
+            Inserted(self._end, until or 0) if is_inside else freed,
+            old.module,
+        )
+
+    def _again(self, value: int) -> int:
+        """The value that the second batch has instead of one of the first."""
+        old = self._trace.values[value]
+        if old.allocation not in self._memory:
+            return value
+        if value not in self._values:
+            base = None if old.view_of is None else self._again(old.view_of)
+            place = self._memory[old.allocation]
+            self._values[value] = self._edit.add_value(Value(old.spec, place, base, old.parameter))
+        return self._values[value]
+
+    def _sum(self, added: _Sum) -> Call:
+        call = self._trace.calls[added.after]
+        values: tuple[int, ...] = ()
+        if added.value is not None:
+            second = call.reads[-1] if added.is_copy else added.value
+            values = added.value, self._again(second)
+        return replace(
+            call,
+            op=added.op,
+            phase=Phase.BACKWARD,
+            syncs=False,
+            reads=values,
+            writes=values[:1],
+        )
 
 
 def _sums(trace: Trace, end: int) -> list[_Sum]:
     """The additions of the second batch: one for each gradient that the traced step allocates."""
-    made = {a.born for a in trace.allocations if a.born is not None}
+    allocating = {a.born for a in trace.allocations if a.born is not None}
     gradients = {
         a.born for a in trace.allocations if a.role is Role.GRADIENT and a.born is not None
     }
+    written = _written_last(trace, end)
     sums = []
-    for allocation in trace.allocations:
+    for number, allocation in enumerate(trace.allocations):
         born = allocation.born
         if allocation.role is not Role.GRADIENT or born is None or born >= end:
             continue
         if allocation.freed is not None and allocation.freed <= end:
             continue
-        spec = _spec(allocation, trace.calls[born].op)
+        value, last = written.get(number, (None, born))
+        if value is None:
+            spec = _spec(allocation, trace.calls[born].op)
+            last = _last_use(trace, born, end, spec, allocating)
+        else:
+            spec = trace.values[value].spec
         is_copy = _is_copy(trace, born, end)
         node_end = born + 1 if is_copy else _end_of_node(trace, born, end, gradients)
-        after = node_end if is_copy else max(node_end, _last_use(trace, born, end, spec, made))
+        after = node_end if is_copy else max(node_end, last)
         op = Op("aten.add_.Tensor", (spec, spec), (spec,))
-        call = replace(trace.calls[after], op=op, phase=Phase.BACKWARD, syncs=False)
-        sums.append(_Sum(allocation, after, call, is_copy))
+        sums.append(_Sum(number, after, op, is_copy, value))
     return sums
+
+
+def _written_last(trace: Trace, end: int) -> dict[int, tuple[int, int]]:
+    """The value that each gradient's memory holds at the end, and the call that writes it last.
+
+    Empty if no values were recorded.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    for position, call in enumerate(trace.calls[:end]):
+        for value in call.writes:
+            place = trace.values[value].allocation
+            if place is not None and trace.allocations[place].role is Role.GRADIENT:
+                found[place] = value, position
+    return found
 
 
 def _is_copy(trace: Trace, born: int, end: int) -> bool:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from wavecast import ops
 from wavecast.traces.blocks import blocks_of
+from wavecast.traces.editing import Edit
 from wavecast.traces.step import Allocation, Phase, Role, Trace
+from wavecast.traces.values import without_values
 
 _QUANTIZED_FROM_BYTES = 4096 * 4
 """bitsandbytes keeps the optimizer state of smaller tensors in float32."""
@@ -44,24 +46,21 @@ def checkpoint_blocks(trace: Trace, fewest: int = 2) -> Checkpointed:
     spans = _spans(trace, blocks)
     if len(spans) < fewest:
         return Checkpointed(trace, 0, 0.0)
-    edited: list[Allocation] = []
-    kept: dict[str, list[Allocation]] = defaultdict(list)
-    for allocation in trace.allocations:
+    kept: dict[str, dict[int, Allocation]] = defaultdict(dict)
+    for number, allocation in enumerate(trace.allocations):
         block = _maker(allocation, trace, blocks)
         if block in spans and _crosses(allocation, spans[block]):
-            kept[block].append(allocation)
-        else:
-            edited.append(allocation)
+            kept[block][number] = allocation
+    edit = Edit(without_values(trace))
     for block, activations in kept.items():
         forward_end, backward_begin = spans[block]
-        output = max(activations, key=lambda activation: activation.born or 0)
-        edited.append(output)
-        for activation in activations:
-            if activation is not output:
-                edited.append(replace(activation, freed=forward_end))
-                edited.append(replace(activation, born=backward_begin))
+        output = max(activations, key=lambda number: activations[number].born or 0)
+        for number, old in activations.items():
+            if number != output:
+                edit.set_lifetime(number, old.born, forward_end)
+                edit.allocate(old.nbytes, old.role, backward_begin, old.freed, old.module)
     share = _forward_share(trace, blocks, set(kept))
-    return Checkpointed(replace(trace, allocations=tuple(edited)), len(kept), share)
+    return Checkpointed(edit.trace(), len(kept), share)
 
 
 def _forward_share(trace: Trace, blocks: Sequence[str], chosen: set[str]) -> float:
@@ -113,7 +112,9 @@ def quantize_state(trace: Trace) -> Trace:
         values = allocation.nbytes // 4
         return replace(allocation, nbytes=values + 4 * -(-values // _VALUES_PER_SCALE))
 
-    return replace(trace, allocations=tuple(map(smaller, trace.allocations)))
+    edit = Edit(trace)
+    edit.change_memory(smaller)
+    return edit.trace()
 
 
 def fuse_optimizer(trace: Trace) -> Trace:
@@ -125,5 +126,6 @@ def fuse_optimizer(trace: Trace) -> Trace:
             return False
         return trace.calls[born].phase is Phase.OPTIMIZER and allocation.freed is not None
 
-    kept = tuple(allocation for allocation in trace.allocations if not is_temporary(allocation))
-    return replace(trace, allocations=kept)
+    edit = Edit(trace)
+    edit.free(number for number, a in enumerate(trace.allocations) if is_temporary(a))
+    return edit.trace()

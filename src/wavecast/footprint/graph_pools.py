@@ -7,11 +7,10 @@ allocated; but it stays reserved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from wavecast.footprint.workspaces.libraries import first_uses
-from wavecast.ops.fused import GRAPH_LAUNCH
+from wavecast.traces.graphs import graphs_of
 from wavecast.traces.step import Allocation, Role, Trace
 
 
@@ -51,12 +50,5 @@ def pools(trace: Trace) -> Pools:
 
 def _ends(trace: Trace) -> dict[int | None, int]:
     """For each call that a CUDA graph replays, the position after the graph's last call."""
-    return {position: span.stop for span in _graphs(trace) for position in span}
-
-
-def _graphs(trace: Trace) -> Iterator[range]:
-    """The positions of the calls of each CUDA graph: as many follow its launch as that says."""
-    for position, call in enumerate(trace):
-        if call.op.name == GRAPH_LAUNCH:
-            count = call.op.attr("calls")
-            yield range(position + 1, position + 1 + (count if isinstance(count, int) else 0))
+    replayed = (graph for graph in graphs_of(trace) if graph.is_replayed)
+    return {position: graph.end for graph in replayed for position in graph.members}

@@ -19,10 +19,10 @@ from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.hardware.family_traces import FamilyTraces, trace_on
-from wavecast.hardware.retargeting import Retargeted, retarget
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.retargeting.family_traces import FamilyTraces, trace_on
+from wavecast.retargeting.rewriting import Retargeted, retarget
 from wavecast.showing import Shown
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Allocation, Call, Role, Trace

@@ -13,10 +13,10 @@ from wavecast.footprint.advice import SEGMENTS, Advice, best_first, edited
 from wavecast.footprint.memory import Memory, unlimited_memory
 from wavecast.footprint.parallel_memory import fullest_trace
 from wavecast.hardware.device import Device
-from wavecast.hardware.retargeting import retarget
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import exchanging_ranks, spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.retargeting.rewriting import retarget
 from wavecast.traces.step import Trace
 
 Retraced = Mapping[str, tuple[Callable[[], Trace | None], int]]

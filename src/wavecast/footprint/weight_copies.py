@@ -18,7 +18,7 @@ def weight_copy_calls(trace: Trace) -> frozenset[int]:
     has no such gradient, but the lookup shows its shape. cuDNN's recurrent layers get one flat copy
     that has half of the bytes of their flat weights.
     """
-    if any(allocation.role is Role.WEIGHT_COPY for allocation in trace.allocations):
+    if trace.values or any(a.role is Role.WEIGHT_COPY for a in trace.allocations):
         return frozenset()
     flat = {a.nbytes for a in trace.allocations if a.role is Role.PARAMETER}
     shapes = set(_gradient_shapes(trace))

@@ -8,6 +8,7 @@ from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.frameworks.pytorch.huggingface.options import (
+    DECODER_WAYS,
     MIXTURE_SIZES,
     SIZES,
     WEIGHTS,
@@ -17,8 +18,13 @@ from wavecast.frameworks.pytorch.huggingface.options import (
 
 DEFAULT_SEQ = 2048
 DECODERS = ("gpt", "llama", "mixtral")
-"""The names of decoders of any size, in `wavecast.suite.decoders`."""
-_TRAINING = ("seq", "weights", "checkpointing", "lora", "targets")
+"""The decoders of any size: functions of `wavecast.suite.decoders`."""
+_TRAINING = (
+    *("seq", "weights", "checkpointing", "lora", "targets"),
+    *DECODER_WAYS,
+)
+_DROPOUT = 0.1
+"""The share of scores that unfused attention drops: Megatron's default."""
 
 
 def sizes_of(name: str) -> tuple[str, ...]:
@@ -67,15 +73,22 @@ def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> 
     if adapters := lora_of(options):
         _refuse_dropout(adapters.dropout)
         chosen["lora"] = adapters.rank
+    if options.unfused_attention:
+        chosen |= {"fused_attention": False, "dropout": _DROPOUT}
+    if options.untied:
+        chosen["tied"] = False
     if options.targets is not None:
         chosen["adapted"] = tuple(options.targets.split(","))
 
     def make_step() -> Callable[[], Any]:
         with needing_extra("tracing"):
             from wavecast.suite import decoders
-        recompute = "full" if options.checkpointing else "none"
-        make = decoders.DECODERS[text]
-        return make(batch, precision, seq=seq, weights=weights, recompute=recompute, **chosen)
+        recompute = options.recompute or ("full" if options.checkpointing else "none")
+        make = getattr(decoders, text)
+        step: Callable[[], Any] = make(
+            batch, precision, seq=seq, weights=weights, recompute=recompute, **chosen
+        )
+        return step
 
     shown = ", ".join(f"{name} {value}" for name, value in chosen.items() if name != "adapted")
     name = f"{text} ({shown})" if shown else text

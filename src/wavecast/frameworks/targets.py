@@ -62,6 +62,22 @@ class Target:
     compiled: bool = False
     """Whether to trace the step as if it were compiled, for `wavecast.trace`."""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is a measured trace, whose times are scaled rather than predicted."""
+        return self.trace is not None and self.trace.measurement is not None
+
+    def changed(self, batch: int | None = None, precision: str | None = None) -> Target:
+        """The same step at another batch or in another precision.
+
+        Raises:
+            InvalidInput: it is a saved trace, or a function that takes no batch or precision.
+        """
+        if self.make_step is None:
+            raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
+        step = resolve(self.text, batch or self.batch, precision or self.precision, self.options)
+        return replace(step, assume=self.assume, ranks=self.ranks, compiled=self.compiled)
+
 
 def resolve(
     text: str,
@@ -127,19 +143,12 @@ def smaller_variants(target: Target) -> dict[str, SmallerStep]:
         return {}
     variants: dict[str, SmallerStep] = {}
     if target.precision in (None, "fp32", "tf32"):
-        autocast = resolve(target.text, target.batch, "bf16", target.options)
-        variants["bfloat16 autocast"] = SmallerStep(autocast)
+        variants["bfloat16 autocast"] = SmallerStep(target.changed(precision="bf16"))
     if target.batch is not None and target.batch > 1:
         half = target.batch // 2
-        smaller = resolve(target.text, half, target.precision, target.options)
-        variants[f"batch {half}, accumulated twice"] = SmallerStep(smaller, accumulated=True)
-    return {
-        change: replace(
-            variant,
-            target=replace(variant.target, assume=target.assume, ranks=target.ranks),
-        )
-        for change, variant in variants.items()
-    }
+        smaller = SmallerStep(target.changed(batch=half), accumulated=True)
+        variants[f"batch {half}, accumulated twice"] = smaller
+    return variants
 
 
 def _saved(path: str, batch: int | None, precision: str | None) -> Target:

@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, overload
 
-from wavecast.errors import InvalidInput, needing_extra
+from wavecast.errors import InvalidInput
 from wavecast.footprint.largest_batch import LargestBatch, largest_batch
 from wavecast.footprint.parallel_memory import fullest_trace
+from wavecast.frameworks.step_source import StepSource, captured
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.hardware.families import Family, family
-from wavecast.hardware.family_traces import FamilyTraces
-from wavecast.hardware.retargeting import depends_on_family
 from wavecast.parallel.rank_memory import communicator_bytes
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.traces.step import Trace
 
 
@@ -80,8 +79,8 @@ def trace(
             runs one training step.
         gpu: the GPU for which to trace; a recent data-centre GPU if None. It matters for attention,
             which has other kernels on older GPUs, and for code that asks for the capability.
-        gpus: several GPUs instead. A step that depends on their families is traced for each, and
-            `FamilyTraces` comes back, which `predict` and `memory` take.
+        gpus: several GPUs instead. `FamilyTraces` comes back, which `predict` and `memory` take.
+            The step is traced again for each family for which no other trace is exact.
         capability: the compute capability of the GPU, instead of `gpu`.
         samples: how many samples (or other `unit`) one step consumes, for throughput.
         unit: what `samples` counts.
@@ -101,33 +100,14 @@ def trace(
         InvalidInput: `assume` names a line that reads nothing, more than one of `gpu`, `gpus` and
             `capability` was given, or there is no such rank.
     """
-    with needing_extra("tracing"):
-        from wavecast.frameworks.pytorch.compiled.tracing import capture
     if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
         raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
     counted: dict[str, Any] = {"samples": samples, "unit": unit, "progress": progress}
     named: dict[str, Any] = {"assume": assume, "ranks": ranks, "rank": rank}
-    traced = partial(capture, make_step, compiled=compiled, **named, **counted)
+    traced = partial(captured, make_step, compiled=compiled, **named, **counted)
     if gpus is not None:
-        return of_families(lambda wanted: traced(gpu=wanted), gpus)
+        return StepSource(lambda wanted, _: traced(gpu=wanted)).families(gpus)
     return traced(gpu=None if gpu is None else _device(gpu), capability=capability)
-
-
-def of_families(trace_for: Callable[[Device], Trace], gpus: Sequence[Device | str]) -> FamilyTraces:
-    """The traces for the families of these GPUs; one if the step does not depend on the family.
-
-    The first GPU of each family stands for all of them.
-    """
-    if isinstance(gpus, str) or not gpus:
-        raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
-    named: dict[Family, Device] = {}
-    for gpu in map(_device, gpus):
-        named.setdefault(family(gpu), gpu)
-    first, *others = named.values()
-    trace = trace_for(first)
-    if not depends_on_family(trace):
-        return FamilyTraces((trace,))
-    return FamilyTraces((trace, *map(trace_for, others)))
 
 
 def _device(gpu: Device | str) -> Device:
@@ -167,10 +147,10 @@ def max_batch(
     """
     target = _device(gpu)
 
-    @cache
-    def traced(batch: int) -> Trace:
-        return trace(lambda: make_step_of_batch(batch), gpu=target, assume=assume)
+    def trace_at(gpu: Device | None, batch: int | None) -> Trace:
+        return captured(lambda: make_step_of_batch(batch or start), gpu=gpu, assume=assume)
 
+    traced = partial(StepSource(trace_at).on, target)
     return largest_traced_batch(
         traced, target, limit_bytes, start=start, expandable=expandable_segments, parallel=parallel
     )

@@ -1,9 +1,8 @@
-"""A host's costs from a benchmark: how many times as long as the reference host it takes.
+"""Calibration of a host: its costs are those of the reference host times one measured factor.
 
 `wavecast calibrate` times a few small patterns of ops (`frameworks.pytorch.measurement.issuing`).
-The costs of the reference host were fitted on whole steps. A calibrated host has those costs times
-one factor: the median, over the patterns that launch something, of its time divided by the
-reference host's time.
+The factor is the median, over the patterns that launch kernels, of this host's time divided by the
+reference host's time. The costs of the reference host were fitted on whole steps.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def calibrated(
     machine: MeasuredMachine | None = None,
     reference: Mapping[str, Mapping[str, float]] | None = None,
 ) -> HostFile:
-    """The host on which the benchmark took these times.
+    """The calibrated host, from the times of the benchmark.
 
     All costs get the same factor. On six machines this predicted steps better than a factor for
     each cost (docs/adr/0017).
@@ -77,7 +76,7 @@ def reference_times() -> dict[str, dict[str, float]]:
 
 
 def factor_of(times: Mapping[str, float], reference: Mapping[str, float]) -> float:
-    """How many times as long as the reference host a host takes, by its benchmark times."""
+    """The slowdown of a host relative to the reference host, from its benchmark times."""
     ratios = [
         times[name] / reference[name]
         for name in times

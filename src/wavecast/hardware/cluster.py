@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.links import NodeLinks, NodeNetwork
-from wavecast.showing import Brief
+from wavecast.showing import Shown
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """How the ranks of one group lie on machines."""
+    """How the ranks of one group are spread over machines."""
 
     ranks: int
     nodes: int
     """Machines with at least one of the ranks."""
     per_node: int
-    """Ranks on one of these machines, the most that any has."""
+    """The largest number of ranks on one machine."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Cluster(Brief):
+class Cluster(Shown):
     """Equal machines with several GPUs each. Units are SI; speeds are for one direction.
 
     >>> from wavecast.hardware.clusters import cluster
@@ -62,13 +62,13 @@ class Cluster(Brief):
         """
         if not 1 <= gpus <= self.node.gpus:
             raise InvalidInput(
-                f"{gpus} GPUs per machine were asked for; a machine of {self.id} has "
+                f"{gpus} GPUs per machine are too many or too few; a machine of {self.id} has "
                 f"{self.node.gpus}, so 1 to {self.node.gpus} can be used"
             )
         return replace(self, node=replace(self.node, gpus=gpus))
 
     def placement(self, ranks: int, stride: int = 1) -> RankPlacement:
-        """On how many machines a group of ranks lies: `ranks` of them, `stride` apart.
+        """How a group of `ranks` ranks, `stride` apart, is spread over machines.
 
         An NVLink domain of several machines counts as one, since no message in it uses the network.
         """

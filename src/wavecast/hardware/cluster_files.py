@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import config_folder, read_toml
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.fact_files import (
@@ -72,7 +72,7 @@ _NEEDED = {
 
 
 def _read(path: Path, *, need_sources: bool) -> Cluster:
-    try:
+    with prefixed(f"{path}: "):
         table = read_toml(path)
         refuse_unknown(table, _KEYS, _WHAT)
         sources: dict[str, str] = {}
@@ -90,8 +90,6 @@ def _read(path: Path, *, need_sources: bool) -> Cluster:
             usual_for=names_of(table, "usual_for"),
             sources=sources,
         )
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
 
 
 def _facts(
@@ -126,9 +124,7 @@ def _checked(value: object, where: str) -> object:
             raise InvalidInput(f"{where} is {value!r}; it is one of {', '.join(kinds)}")
         return _KINDS[where](str(value))
     if where == "node.processor":
-        if not isinstance(value, str) or not value.strip():
-            raise InvalidInput(f"{where} must be a text in quotes, not {value!r}")
-        return value
+        return text_of({where: value}, where)
     if not isinstance(value, bool):
         raise InvalidInput(f"{where} must be true or false, not {value!r}")
     return value
@@ -143,5 +139,5 @@ def _checked_node(node: NodeLinks) -> NodeLinks:
     if node.link is not LinkKind.BRIDGES and node.bridged_gpus != 1:
         raise InvalidInput(f"node.bridged_gpus is only for bridges, not for {node.link}")
     if node.nvls and node.link is not LinkKind.NVSWITCH:
-        raise InvalidInput("node.nvls is true, but only NVSwitches add up what GPUs send")
+        raise InvalidInput("node.nvls is true, but only NVSwitches can reduce (NVLink SHARP)")
     return node

@@ -7,10 +7,7 @@ machines. ``data/clusters/*.toml`` ships with wavecast; the user's files are rea
 
 from __future__ import annotations
 
-import difflib
 import functools
-import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +20,9 @@ from wavecast.hardware.cluster_files import (
     read_shipped_cluster,
 )
 from wavecast.hardware.device import Device
-from wavecast.hardware.device_names import words_of
+from wavecast.hardware.fact_files import user_files
 from wavecast.hardware.links import LinkKind
+from wavecast.hardware.names import the_one
 
 
 def clusters() -> tuple[Cluster, ...]:
@@ -32,7 +30,7 @@ def clusters() -> tuple[Cluster, ...]:
 
     Files are read once per process and search path.
     """
-    return _load(_user_files())
+    return _load(user_files(own_clusters_folder(), "WAVECAST_CLUSTERS"))
 
 
 def cluster(name: str) -> Cluster:
@@ -52,14 +50,8 @@ def cluster(name: str) -> Cluster:
         if not path.is_file():
             raise UnknownName(f'no cluster file "{name}"; give a path to a .toml file that exists')
         return read_cluster(path)
-    candidates = _fitting(name)
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        raise UnknownName(f'"{name}" fits several clusters: {_quoted(candidates)}; say which')
-    near = _nearest(name)
-    hint = f"did you mean {_quoted(near, ' or ')}? " if near else ""
-    raise UnknownName(f'unknown cluster "{name}"; {hint}list them with "wavecast clusters"')
+    by_id = next((one for one in clusters() if one.id == name), None)
+    return by_id or the_one(name, clusters(), "cluster")
 
 
 def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
@@ -133,24 +125,6 @@ def _lacks_peer_to_peer(device: Device) -> bool:
     return (consumer and words[-1] != "ada") or device.id == "titan-rtx"
 
 
-def _user_files() -> tuple[Path, ...]:
-    """The user's cluster files. A later file replaces an earlier one with the same id."""
-    folder = own_clusters_folder()
-    files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
-    # As in $PATH, the first entry wins.
-    for entry in reversed(os.environ.get("WAVECAST_CLUSTERS", "").split(os.pathsep)):
-        if not entry:
-            continue
-        path = Path(entry).expanduser()
-        if not path.exists():
-            raise InvalidInput(
-                f"WAVECAST_CLUSTERS names {path}, which does not exist; it takes folders and "
-                ".toml files"
-            )
-        files.extend(sorted(path.glob("*.toml")) if path.is_dir() else [path])
-    return tuple(files)
-
-
 @functools.lru_cache(maxsize=16)
 def _load(user_files: tuple[Path, ...]) -> tuple[Cluster, ...]:
     by_id = {path.stem: read_shipped_cluster(path) for path in _SHIPPED.glob("*.toml")}
@@ -158,32 +132,3 @@ def _load(user_files: tuple[Path, ...]) -> tuple[Cluster, ...]:
         own = read_cluster(path)
         by_id[own.id] = own
     return tuple(sorted(by_id.values(), key=lambda one: one.id))
-
-
-def _fitting(name: str) -> list[Cluster]:
-    """The clusters with exactly the words of the name, else those with these words and others."""
-    by_id = [one for one in clusters() if one.id == name]
-    words = words_of(name)
-    if by_id or not words:
-        return by_id
-    exact = [one for one in clusters() if words in _keys(one)]
-    return exact or [one for one in clusters() if any(words <= key for key in _keys(one))]
-
-
-def _keys(one: Cluster) -> list[frozenset[str]]:
-    return [words_of(name) for name in (one.id, one.name, *one.aliases)]
-
-
-def _nearest(name: str) -> list[Cluster]:
-    """Up to three clusters with similar names, the most similar first."""
-
-    def likeness(one: Cluster) -> float:
-        names = (one.id, one.name.lower(), *map(str.lower, one.aliases))
-        return max(difflib.SequenceMatcher(None, name.lower(), other).ratio() for other in names)
-
-    scored = sorted(((likeness(one), one) for one in clusters()), key=lambda pair: -pair[0])
-    return [one for score, one in scored[:3] if score >= 0.6]
-
-
-def _quoted(some: Iterable[Cluster], separator: str = ", ") -> str:
-    return separator.join(f'"{one.id}"' for one in some)

@@ -1,4 +1,4 @@
-"""The GPU memory of a process outside of its allocator: CUDA's context and loaded libraries.
+"""The GPU memory of a process outside of its allocator: the CUDA context and libraries.
 
 The sizes were measured; data/contexts.toml has them with their source. Kernels are loaded at their
 first use, so each library adds to the context when a step uses it.
@@ -19,7 +19,7 @@ LIBRARIES = {
     "cuBLAS": (Kind.MATMUL,),
     "cuDNN": (Kind.CONVOLUTION, Kind.RNN, Kind.ATTENTION),
 }
-"""The libraries, and the kinds of ops that make a process load them."""
+"""The libraries, and the kinds of ops that load them."""
 
 
 @dataclass(frozen=True)

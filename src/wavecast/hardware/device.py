@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wavecast.errors import UnknownName
-from wavecast.showing import Brief
+from wavecast.showing import Shown
 
 RATE_UNITS = (
     "fp64",
@@ -61,7 +61,7 @@ the V100 in its device table, 14,028 GFLOP/s, is that of the PCIe board."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Device(Brief, metaclass=_Named):
+class Device(Shown, metaclass=_Named):
     """One accelerator as a framework sees it. ``None`` means that a number is unknown.
 
     Units are SI: bytes, bytes/s, FLOP/s, Hz, W. ``fp32_tensor_flops`` is fp32 on matrix cores,

@@ -10,14 +10,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput
-from wavecast.files import config_folder, read_toml, write_checked
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.files import config_folder, read_toml, toml_text, write_checked
 from wavecast.hardware.device import RATE_UNITS, Device, Fact
 from wavecast.hardware.fact_files import (
     NumberRange,
     names_of,
     number_of,
-    quoted,
     refuse_unknown,
     slug,
     table_of,
@@ -44,9 +43,6 @@ def read_device(path: str | os.PathLike[str]) -> Device:
         InvalidInput: the file cannot be read or is not a device file; says which key and why.
     """
     return _read(Path(path), need_sources=False)
-
-
-# The keys of a device file.
 
 
 # The ranges catch values in a wrong unit (MHz, GB, TFLOPS), the most common mistake.
@@ -78,7 +74,7 @@ _MEASURED = ("memory_bytes", "memory_bytes_per_s", *(f"{unit}_flops" for unit in
 
 
 def _read(path: Path, *, need_sources: bool) -> Device:
-    try:
+    with prefixed(f"{path}: "):
         table = read_toml(path)
         refuse_unknown(table, (*_TEXTS, "aliases", "nominal", "measured"), _WHAT)
         nominal = table_of(table, "nominal")
@@ -100,8 +96,6 @@ def _read(path: Path, *, need_sources: bool) -> Device:
             measured=dict(_facts(measured, need_sources)),
             **values,
         )
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
 
 
 def _checked(key: str, value: object, where: str) -> float | tuple[int, int]:
@@ -141,19 +135,18 @@ def save(device: Device, folder: Path | None = None) -> Path:
 
 def to_toml(device: Device) -> str:
     """The text of a device's file, in the format of `data/devices/*.toml`."""
-    lines = [f"{name} = {quoted(getattr(device, name))}" for name in _TEXTS]
-    lines.append(f"aliases = [{', '.join(map(quoted, device.aliases))}]")
-    lines += ["", "[nominal]"]
-    for field in fields(device):
-        value = getattr(device, field.name)
-        if field.name not in _NOT_NOMINAL and value is not None:
-            lines.append(f"{field.name} = {_fact(value, device.sources.get(field.name, ''))}")
-    if device.measured:
-        lines += ["", "[measured]"]
-        lines += [f"{name} = {_fact(f.value, f.source)}" for name, f in device.measured.items()]
-    return "\n".join(lines) + "\n"
+    nominal = {
+        field.name: _fact(value, device.sources.get(field.name, ""))
+        for field in fields(device)
+        if field.name not in _NOT_NOMINAL and (value := getattr(device, field.name)) is not None
+    }
+    measured = {name: _fact(fact.value, fact.source) for name, fact in device.measured.items()}
+    return toml_text(
+        {name: getattr(device, name) for name in _TEXTS}
+        | {"aliases": list(device.aliases), "nominal": nominal, "measured": measured or None}
+    )
 
 
-def _fact(value: object, source: str) -> str:
-    shown = quoted(".".join(map(str, value))) if isinstance(value, tuple) else repr(value)
-    return f"{{ value = {shown}, source = {quoted(source)} }}" if source else shown
+def _fact(value: object, source: str) -> object:
+    shown = ".".join(map(str, value)) if isinstance(value, tuple) else value
+    return {"value": shown, "source": source} if source else shown

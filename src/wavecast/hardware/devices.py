@@ -8,17 +8,15 @@ bytes/s, FLOP/s, W. A number without a source is left out (``None``), never gues
 from __future__ import annotations
 
 import functools
-import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
-from wavecast.errors import InvalidInput, UnknownName
+from wavecast.errors import UnknownName
 from wavecast.files import shipped
 from wavecast.hardware.device import Device
 from wavecast.hardware.device_files import own_devices_folder, read_device, read_shipped
-from wavecast.hardware.device_names import fitting, nearest
-from wavecast.hardware.fact_files import slug
+from wavecast.hardware.fact_files import slug, user_files
+from wavecast.hardware.names import keys_of, the_one
 from wavecast.reading import kind_of
 
 
@@ -51,7 +49,7 @@ def device(name: str) -> Device:
 
 
 def known_device(name: str) -> Device:
-    """The device of a name that stands in a file: never a path, so that no file can open another.
+    """The device of a name that was read from a file. Paths are refused: no file opens another.
 
     Raises:
         UnknownName: the name fits no device or several; the message names the candidates.
@@ -60,40 +58,24 @@ def known_device(name: str) -> Device:
         raise UnknownName(f'"{name}" is not the name of a device; files cannot name others')
     if (exact := _device_of_id(name)) is not None:
         return exact
-    candidates = fitting(name, devices())
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        more = f" and {len(candidates) - 12} more" if len(candidates) > 12 else ""
-        listed = _quoted(candidates[:12])
-        raise UnknownName(f'"{name}" fits several devices: {listed}{more}; say which')
-    near = nearest(name, devices())
-    hint = f"did you mean {_quoted(near, ' or ')}? " if near else ""
-    raise UnknownName(f'unknown device "{name}"; {hint}list them with "wavecast devices"')
+    return the_one(name, devices(), "device", _keys)
 
 
 _SHIPPED = shipped("devices")
 
 
 def _user_files() -> tuple[Path, ...]:
-    """The user's device files. A later file replaces an earlier one with the same id."""
-    folder = own_devices_folder()
-    files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
-    # As in $PATH, the first entry wins.
-    for entry in reversed(os.environ.get("WAVECAST_DEVICES", "").split(os.pathsep)):
-        if entry:
-            files.extend(_files_at(Path(entry).expanduser()))
-    return tuple(files)
+    return user_files(own_devices_folder(), "WAVECAST_DEVICES")
 
 
-def _files_at(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(path.glob("*.toml"))
-    if path.is_file():
-        return [path]
-    raise InvalidInput(
-        f"WAVECAST_DEVICES names {path}, which does not exist; it takes folders and .toml files"
-    )
+@functools.lru_cache(maxsize=4096)
+def _keys(device: Device) -> tuple[frozenset[str], ...]:
+    """All sets of words that are full names of the device."""
+    keys = keys_of(device)
+    # "3090" alone is the RTX 3090, and "rtx 3090 24gb" is too.
+    keys += [key - {"rtx", "gtx", "rx"} for key in keys if any(word.isdigit() for word in key)]
+    keys += [key | {f"{round(device.memory_bytes / 2**30)}gb"} for key in keys]
+    return tuple(dict.fromkeys(key for key in keys if key))
 
 
 @functools.lru_cache(maxsize=16)
@@ -138,7 +120,3 @@ def _order(device: Device) -> tuple[object, ...]:
     parts = re.split(r"(\d+)", device.name.lower())
     natural = [(int(part), "") if part.isdigit() else (0, part) for part in parts]
     return rank(_VENDORS, device.vendor), rank(_BY_AGE, device.architecture), natural, device.id
-
-
-def _quoted(devices: Iterable[Device], separator: str = ", ") -> str:
-    return separator.join(f'"{device.id}"' for device in devices)

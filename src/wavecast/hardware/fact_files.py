@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.device_names import words_of
+from wavecast.hardware.names import words_of
 
 
 class NumberRange(NamedTuple):
@@ -23,6 +24,23 @@ class NumberRange(NamedTuple):
     low: float
     high: float
     whole: bool = False
+
+
+def user_files(folder: Path, variable: str) -> tuple[Path, ...]:
+    """The user's files of facts: those in a folder, then those that an environment variable names.
+
+    A later file replaces an earlier one with the same id.
+    """
+    files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
+    # As in $PATH, the first entry wins.
+    for entry in filter(None, reversed(os.environ.get(variable, "").split(os.pathsep))):
+        path = Path(entry).expanduser()
+        if not path.is_dir() and not path.is_file():
+            raise InvalidInput(
+                f"{variable} names {path}, which does not exist; it takes folders and .toml files"
+            )
+        files.extend(sorted(path.glob("*.toml")) if path.is_dir() else [path])
+    return tuple(files)
 
 
 def refuse_unknown(
@@ -101,8 +119,3 @@ def slug(stem: str, what: str = "device") -> str:
     if not slug:
         raise InvalidInput(f"the file's name is the {what}'s id and needs a letter or a digit")
     return slug
-
-
-def quoted(value: str) -> str:
-    """A text as TOML writes it."""
-    return json.dumps(value, ensure_ascii=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,13 +9,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput
-from wavecast.files import read_toml, write_checked
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.files import read_toml, toml_text, write_checked
+from wavecast.hardware.fact_files import refuse_unknown, table_of, text_of
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, Host
 
 MEASURED_ON_GPU = ("launch_s", "sync_s", "graph_s", "node_s")
-"""Costs that can be measured directly, but only on a GPU. Without one, those of the reference
-host are used."""
+"""Costs that are measured directly, on a GPU. Without a GPU they are the reference host's."""
 BENCHMARKS = ("cpu", "cuda")
 """The devices on which the host benchmark runs."""
 _LONGEST_S = 1.0
@@ -69,7 +68,7 @@ class HostFile:
 
     @property
     def factor(self) -> float:
-        """How many times as long as the reference host it takes: the geometric mean over costs."""
+        """The slowdown relative to the reference host: the geometric mean over costs."""
         pairs = [
             (self.costs[cost], getattr(REFERENCE_HOST, cost))
             for cost in COSTS
@@ -89,11 +88,9 @@ def read_host(path: Path) -> HostFile:
     Raises:
         InvalidInput: the file cannot be read or is not a host file; says which key and why.
     """
-    try:
+    with prefixed(f"{path}: "):
         table = read_toml(path)
-        for key in table:
-            if key not in _KEYS:
-                raise InvalidInput(f"{key} is not a key of a host; known are {', '.join(_KEYS)}")
+        refuse_unknown(table, _KEYS, "a host")
         day = table.get("date")
         if not isinstance(day, date):
             raise InvalidInput("date must be a day, written 2026-01-31")
@@ -101,21 +98,19 @@ def read_host(path: Path) -> HostFile:
         if missing := [cost for cost in COSTS if cost not in costs]:
             raise InvalidInput(f"costs has no {', '.join(missing)}")
         return HostFile(
-            name=_text(table, "name"),
+            name=text_of(table, "name"),
             date=day,
-            software=_text(table, "software"),
-            source=_text(table, "source"),
+            software=text_of(table, "software"),
+            source=text_of(table, "source"),
             costs=costs,
             times={title: read_times(table, title) for title in BENCHMARKS if title in table},
             **_optional(table),
         )
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
 
 
 def _optional(table: Mapping[str, Any]) -> dict[str, Any]:
     """The values of keys that files of earlier versions do not have."""
-    values: dict[str, Any] = {key: _text(table, key) for key in _TEXTS if key in table}
+    values: dict[str, Any] = {key: text_of(table, key) for key in _TEXTS if key in table}
     source = str(table.get("source", ""))
     if "gpu" not in table and source.startswith(_WITH_GPU):
         values["gpu"] = source.removeprefix(_WITH_GPU)
@@ -138,31 +133,26 @@ def to_toml(host: HostFile) -> str:
     """The text of a host's file."""
     texts = {"name": host.name, "software": host.software, "source": host.source}
     texts |= {key: text for key in _TEXTS if (text := getattr(host, key))}
-    lines = [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in texts.items()]
-    lines.append(f"date = {host.date.isoformat()}")
     shares = {key: share for key in _SHARES if (share := getattr(host, key)) is not None}
-    lines += [f"{key} = {share:.3f}" for key, share in shares.items()]
-    for title, times in {"costs": host.costs, **host.times}.items():
-        lines += ["", f"[{title}]", *(f"{key} = {value:.4g}" for key, value in times.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _text(table: Mapping[str, Any], key: str) -> str:
-    text = table.get(key)
-    if not isinstance(text, str) or not text.strip():
-        raise InvalidInput(f"{key} must be a text in quotes, not {text!r}")
-    return text
+    costs = {
+        title: {key: float(f"{seconds:.4g}") for key, seconds in times.items()}
+        for title, times in {"costs": host.costs, **host.times}.items()
+    }
+    return toml_text(
+        texts
+        | {"date": host.date}
+        | {key: round(share, 3) for key, share in shares.items()}
+        | costs
+    )
 
 
 def read_times(table: Mapping[str, Any], title: str) -> dict[str, float]:
     """The seconds by cost in one table of a host file.
 
     Raises:
-        InvalidInput: the table is missing, or a key or value in it is wrong.
+        InvalidInput: it is not a table, or a key or value in it is wrong.
     """
-    times = table.get(title)
-    if not isinstance(times, dict):
-        raise InvalidInput(f"{title} must be a table, written [{title}], not {times!r}")
+    times = table_of(table, title)
     for key, value in times.items():
         if key not in COSTS:
             raise InvalidInput(f"{title}.{key} is not a cost; known are {', '.join(COSTS)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from wavecast.errors import InvalidInput
 from wavecast.files import shipped_toml
 from wavecast.ops import Kind, fused
 from wavecast.ops.registry import integer
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, CompiledGraph, graphs_of
+from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Call, Op, Phase
 
 Seconds = NDArray[np.float64]
@@ -72,7 +75,7 @@ class Host:
     module_s: float
     """Entering another module in the forward pass."""
     convolution_s: float
-    """cuDNN's search for its execution plan, for one product of a convolution."""
+    """cuDNN's search for its execution plan, for one matmul of a convolution."""
     kernel_s: float
     """Issuing each further kernel of an op. Recurrent layers and sorts launch many."""
     tensor_s: float
@@ -130,66 +133,72 @@ COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
 
 
 def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
-    """How often each call incurs each of `COSTS`: one row per call, one column per cost.
+    """The number of times that each call incurs each cost: a row per call, a column per cost.
 
-    Synchronisations are not in it; `timeline.play` adds them.
+    Activations that are computed again in the backward pass (activation checkpointing) are issued
+    by Python and recorded by autograd, as in the forward pass. Synchronisations are not in it; the
+    player adds them.
     """
     column = {name: index for index, name in enumerate(COSTS)}
-    issuers = _issuers(calls)
+    graphs = graphs_of(calls)
+    issuers, again = _issuers(calls, graphs), recomputed(calls)
+    phases = [Phase.FORWARD if at in again else call.phase for at, call in enumerate(calls)]
     kinds: dict[tuple[Op, Phase, str], int] = {}
     kind_of = [
-        kinds.setdefault((call.op, call.phase, issuer), len(kinds))
-        for call, issuer in zip(calls, issuers, strict=True)
+        kinds.setdefault((call.op, phase, issuer), len(kinds))
+        for call, phase, issuer in zip(calls, phases, issuers, strict=True)
     ]
     rows = np.zeros((len(kinds), len(COSTS)))
     for row, kind in enumerate(kinds):
         for name, times in _costs_of_call(*kind):
             rows[row, column[name]] = times
     counts: NDArray[np.float64] = rows[np.array(kind_of, dtype=int)]
+    for graph in graphs:
+        if graph.is_replayed:
+            counts[graph.marks[-1], column["node_s"]] = len(graph.members)
     modules = [None, *(call.module for call in calls)]
     entered = [
         row
         for row, call in enumerate(calls)
-        if call.phase is Phase.FORWARD and call.module != modules[row] and not issuers[row]
+        if phases[row] is Phase.FORWARD and call.module != modules[row] and not issuers[row]
     ]
     counts[entered, column["module_s"]] = 1
     if any(call.phase is Phase.BACKWARD for call in calls):
         forward = np.array(
-            [c.phase is Phase.FORWARD and not i for c, i in zip(calls, issuers, strict=True)]
+            [phase is Phase.FORWARD and not i for phase, i in zip(phases, issuers, strict=True)]
         )
         counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]
         counts[0, column["step_s"]] = 1
-        trained = [c.op.name == fused.CALL and c.phase in _BY_PHASE for c in calls]
+        trained = [c.op.name == CALL and c.phase in _BY_PHASE for c in calls]
         # What weights cost that are trained, compiled or not, is in the optimizer's tensor_s.
-        counts[trained, column["forward_s"]] = COMPILED[fused.CALL]
+        counts[trained, column["forward_s"]] = COMPILED[CALL]
     return counts
 
 
-def _issuers(calls: Sequence[Call]) -> list[str]:
+def _issuers(calls: Sequence[Call], graphs: Sequence[CompiledGraph]) -> list[str]:
     """For each call, the compiled code that issues it: empty if Python or autograd does.
 
-    A call of a compiled graph says how many of the following calls belong to it.
+    Compiled code issues the calls of its graph, and the launch of a CUDA graph replays them.
     """
-    issuers, issuer, left = [], "", 0
-    for call in calls:
-        if call.op.name in (fused.CALL, fused.GRAPH_LAUNCH):
-            issuer, left = call.op.name, integer(call.op, "calls")
-            issuers.append(call.op.name)
-            continue
-        guards = call.op.name == fused.GUARDS
-        issuers.append(fused.GUARDS if guards else issuer if left else "")
-        left -= bool(left) and not guards
+    issuers = [call.op.name if call.op.name in fused.HOST_CALLS else "" for call in calls]
+    for graph in graphs:
+        for position in graph.members:
+            issuers[position] = GRAPH_LAUNCH if graph.is_replayed else CALL
     return issuers
 
 
-def _costs_of_call(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, float]]:
+@lru_cache(maxsize=1 << 14)  # the parts of a model have equal ops, whatever the strategy
+def _costs_of_call(op: Op, phase: Phase, issuer: str) -> tuple[tuple[str, float], ...]:
+    return tuple(_costs_of_issued(op, phase, issuer))
+
+
+def _costs_of_issued(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, float]]:
     """The costs of one call, by who issues it."""
-    if op.name == fused.GRAPH_LAUNCH:
+    if op.name == GRAPH_LAUNCH:
         yield "graph_s", 1
-        yield "node_s", integer(op, "calls")
     elif op.name in fused.HOST_CALLS:
         yield "forward_s", COMPILED[op.name] + COMPILED["input"] * integer(op, "inputs")
-    elif issuer == fused.CALL and ops.launches(op):
+    elif issuer == CALL and ops.launches(op):
         kind = ops.kind(op)
         yield "forward_s", COMPILED["attention" if kind is Kind.ATTENTION else "launch"]
         if kind is not Kind.ATTENTION:
@@ -209,7 +218,7 @@ def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
 
 
 def _costs_of_kernels(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
-    """What an op costs beyond one that launches one kernel."""
+    """The costs of an op beyond those of an op with one kernel."""
     match ops.kind(op):
         case Kind.CONVOLUTION:
             yield "convolution_s", 2 if phase is Phase.BACKWARD else 1
@@ -228,8 +237,8 @@ REFERENCE_HOST = Host(name="reference (a cloud VM)", **_REFERENCE["costs"])
 """The host that predictions assume by default; its file says how its costs were fitted."""
 
 COMPILED: dict[str, float] = shipped_toml("hosts/compiled.toml")["forward_ops"]
-"""What the work of compiled code costs the host, as a number of ops that Python issues in the
-forward pass. It is Python as well, so that it takes longer on a slower host."""
+"""The host's cost of compiled code, as a number of forward ops issued from Python. It is Python
+code as well, so it scales with the host."""
 
 GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
 """Seconds that the GPU idles between two kernels of a CUDA graph."""
@@ -310,6 +319,6 @@ class RecordedHost:
 def _check_factor(factor: float) -> None:
     if not 0 <= factor < math.inf:
         raise InvalidInput(
-            f"the host factor must be a number from 0 on, not {factor}: 2 is a host half as "
+            f"the host factor must be 0 or above, not {factor}: 2 is a host half as "
             "fast as the reference, 0 one that costs nothing"
         )

@@ -1,4 +1,4 @@
-"""The hosts that were calibrated, kept under names, and which of them a prediction uses."""
+"""The calibrated hosts by name, and which of them a prediction uses."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def find_host(
             path to a .toml file; a Host is returned as it is. None takes the host that
             $WAVECAST_HOST names, else a host that was calibrated with this GPU, else "reference".
         gpu: the GPU that the host issues work to.
-        cluster: the machines. Without a host that was asked for or calibrated, the reference host
-            is scaled to their processor, where that is known.
+        cluster: the machines. If no host is named or calibrated, the reference host is scaled to
+            their processor, where that is known.
 
     Raises:
         UnknownName: there is no such host.
@@ -139,7 +139,7 @@ def _own_host() -> KeptHost:
 
 
 def _host_with(gpu: Device) -> KeptHost | None:
-    """The host that was calibrated with a GPU; of several, this machine's, then the last one."""
+    """The host calibrated with this GPU. This machine's comes first, then the newest."""
     hosts = [kept for kept in kept_hosts() if _has(kept.file, gpu)]
     return max(hosts, key=lambda kept: (_is_here(kept), _age(kept)), default=None)
 
@@ -149,7 +149,7 @@ def _is_here(kept: KeptHost) -> bool:
 
 
 def _age(kept: KeptHost) -> tuple[bool, int, int]:
-    """A larger number for a later calibration; a file of an earlier version comes first."""
+    """Sort key: the newest calibration last, files of earlier versions first."""
     file = kept.file
     return file.machine != "", file.date.toordinal(), kept.path.stat().st_mtime_ns
 

@@ -42,23 +42,23 @@ class NodeLinks:
     """GPUs in one machine."""
     link: LinkKind
     link_bytes_per_s: float
-    """What one GPU can send over its links."""
+    """The bandwidth of one GPU over all its links."""
     peer_bytes_per_s: float | None = None
-    """What one GPU can send to one neighbour, where `link` is NVLINK. None if all of it."""
+    """The bandwidth to one neighbour, where `link` is NVLINK. None if it is all of it."""
     bridged_gpus: int = 1
     """Cards that NVLink bridges join, where `link` is BRIDGES."""
     pcie_bytes_per_s: float | None = None
-    """What one GPU can send over PCIe, where it has NVLink too."""
+    """The bandwidth of one GPU over PCIe, where it also has NVLink."""
     peer_to_peer: bool = True
     """Whether GPUs on PCIe read each other's memory. If not, data pass through the host's."""
     host_bytes_per_s: float | None = None
-    """What all GPUs together send to each other through the host's memory. None if unknown."""
+    """The bandwidth that all GPUs share through the host's memory. None if unknown."""
     processor: str | None = None
     """The processor that issues the work. None if unknown."""
     sockets: int = 1
-    """Processors to which the GPUs are attached. Data for the other half cross between them."""
+    """CPU sockets. Data between GPUs of different sockets cross from one to the other."""
     nvls: bool = False
-    """Whether the switches add up what GPUs send (NVLink SHARP)."""
+    """Whether the switches reduce in the network (NVLink SHARP)."""
     domain_nodes: int = 1
     """Machines that one NVLink network joins (18 in an NVL72)."""
 
@@ -69,10 +69,10 @@ class NodeNetwork:
 
     kind: NetworkKind
     bytes_per_s: float
-    """What one machine can send over all its adapters."""
+    """The bandwidth of one machine over all its adapters."""
     nics: int = 1
     """Adapters in one machine."""
     latency_s: float | None = None
-    """The time that a short message needs from one machine to another, without NCCL."""
+    """The latency of a short message between machines, without NCCL."""
     sharp: bool = False
-    """Whether the switches add up what machines send (InfiniBand SHARP)."""
+    """Whether the switches reduce in the network (InfiniBand SHARP)."""

@@ -1,7 +1,7 @@
-"""Processors of machines, and how fast their hosts issue work, relative to the reference host.
+"""Processors, and how fast they issue work, relative to the reference host.
 
-The reference host was measured on one processor. On another one a thread takes longer or shorter,
-as clock and generation tell (`data/processors.toml`).
+The reference host was measured on one processor. The speed of one thread on another processor
+follows from its clock and its generation (`data/processors.toml`).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def reference_processor() -> Processor:
 
 
 def host_of(cluster: Cluster) -> Host:
-    """The reference host, as slow or fast as the processor of a cluster makes it.
+    """The reference host, scaled to the processor of a cluster.
 
-    It is the reference host itself where the processor is not stated, or not a known one.
+    It is not scaled if the cluster names no processor, or an unknown one.
 
     >>> from wavecast.hardware.clusters import cluster
     >>> host_of(cluster("dgx-a100")).name

@@ -7,7 +7,7 @@ from wavecast.ops import Unit, fallbacks
 
 
 def available(unit: Unit, device: Device) -> Unit | None:
-    """The unit on which this GPU runs ops that ask for `unit`: that unit, else a fallback.
+    """The unit on which this GPU runs ops meant for `unit`: that unit, else a fallback.
 
     None when the GPU has neither.
     """

@@ -18,7 +18,21 @@ from wavecast.integrations.training_watch import TrainingWatch
 from wavecast.runs.readers.facts import Facts
 
 
-class TrainerRunRecorder(TrainerCallback):
+class _TimedTrainerCallback(TrainerCallback):
+    """A callback whose `timer` leaves out evaluations and checkpoints."""
+
+    timer: TrainingRecorder | TrainingWatch
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Exclude the time of the evaluation."""
+        self.timer.interrupt()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Exclude the time of the checkpoint."""
+        self.timer.interrupt()
+
+
+class TrainerRunRecorder(_TimedTrainerCallback):
     """Records each training of a Trainer, without its warm-up, evaluations and checkpoints.
 
     Args:
@@ -28,7 +42,7 @@ class TrainerRunRecorder(TrainerCallback):
     """
 
     def __init__(self, store: str | os.PathLike[str] | None = None, **given: Any) -> None:
-        self.recorder = TrainingRecorder(store, "transformers.Trainer", **given)
+        self.timer = self.recorder = TrainingRecorder(store, "transformers.Trainer", **given)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a new record."""
@@ -38,14 +52,6 @@ class TrainerRunRecorder(TrainerCallback):
         """Record the time at which a step ended."""
         if state.is_world_process_zero:
             self.recorder.step(state.global_step)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the evaluation."""
-        self.recorder.interrupt()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the checkpoint."""
-        self.recorder.interrupt()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Store the training, in the first process only."""
@@ -67,7 +73,7 @@ def _facts(args: Any, model: Any) -> Facts:
     )
 
 
-class TrainerStepPredictor(TrainerCallback):
+class TrainerStepPredictor(_TimedTrainerCallback):
     """Predicts the step of a Trainer before it runs, and compares it with the steps that run.
 
     The first batch is traced on a copy of the model without weights. The training, its random
@@ -85,7 +91,7 @@ class TrainerStepPredictor(TrainerCallback):
     """
 
     def __init__(self, gpu: str | None = None, **options: Any) -> None:
-        self.watch = TrainingWatch(gpu, **options)
+        self.timer = self.watch = TrainingWatch(gpu, **options)
         self._hook: Any = None
 
     def attach(self, trainer: Any) -> None:
@@ -123,14 +129,6 @@ class TrainerStepPredictor(TrainerCallback):
         """Time the step."""
         if state.is_world_process_zero:
             self.watch.step()
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the evaluation."""
-        self.watch.interrupt()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the checkpoint."""
-        self.watch.interrupt()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add predicted and measured times to what the Trainer logs."""

@@ -33,7 +33,32 @@ def _callback() -> Any:
     raise MissingExtra("callbacks for Lightning need it: pip install lightning")
 
 
-class LightningRunRecorder(_callback()):  # type: ignore[misc]
+class _TimedLightningCallback(_callback()):  # type: ignore[misc]
+    """A callback whose `timer` counts steps, and leaves out validations and checkpoints."""
+
+    timer: TrainingRecorder | TrainingWatch
+    _step = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start a new training."""
+        self.timer.begin()
+        self._step = trainer.global_step
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Exclude the time of the validation."""
+        self.timer.interrupt()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Exclude the time of the checkpoint."""
+        self.timer.interrupt()
+
+    def _ended(self, trainer: Any) -> bool:
+        """Whether a step has ended. Batches of an accumulation are not steps."""
+        before, self._step = self._step, max(self._step, trainer.global_step)
+        return bool(trainer.is_global_zero and trainer.global_step > before)
+
+
+class LightningRunRecorder(_TimedLightningCallback):
     """Records each training of a Trainer, without its warm-up, validations and checkpoints.
 
     Args:
@@ -43,27 +68,12 @@ class LightningRunRecorder(_callback()):  # type: ignore[misc]
     """
 
     def __init__(self, store: str | os.PathLike[str] | None = None, **given: Any) -> None:
-        self.recorder = TrainingRecorder(store, "lightning.Trainer", **given)
-        self._step = 0
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start a new record."""
-        self.recorder.begin()
-        self._step = trainer.global_step
+        self.timer = self.recorder = TrainingRecorder(store, "lightning.Trainer", **given)
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Record the time at which a step ended. Batches of an accumulation are not steps."""
-        if trainer.is_global_zero and trainer.global_step > self._step:
-            self._step = trainer.global_step
-            self.recorder.step(self._step)
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Exclude the time of the validation."""
-        self.recorder.interrupt()
-
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Exclude the time of the checkpoint."""
-        self.recorder.interrupt()
+        """Record the time at which a step ended."""
+        if self._ended(trainer):
+            self.recorder.step(trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Store the training, in the first process only."""
@@ -84,7 +94,7 @@ def _facts(trainer: Any, module: Any) -> Facts:
     )
 
 
-class LightningStepPredictor(_callback()):  # type: ignore[misc]
+class LightningStepPredictor(_TimedLightningCallback):
     """Predicts the step of a Trainer before it runs, and compares it with the steps that run.
 
     The first batch is traced on a copy of the module without weights. The training, its random
@@ -102,13 +112,7 @@ class LightningStepPredictor(_callback()):  # type: ignore[misc]
     """
 
     def __init__(self, gpu: str | None = None, **options: Any) -> None:
-        self.watch = TrainingWatch(gpu, **options)
-        self._step = 0
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start a new training."""
-        self.watch.begin()
-        self._step = trainer.global_step
+        self.timer = self.watch = TrainingWatch(gpu, **options)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -131,19 +135,9 @@ class LightningStepPredictor(_callback()):  # type: ignore[misc]
         self.watch.predict(make_step, trainer.strategy.root_device, samples)
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Time the step. Batches of an accumulation are not steps."""
-        if trainer.is_global_zero and trainer.global_step > self._step:
-            self._step = trainer.global_step
-            if self.watch.step():
-                self._log(trainer)
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Exclude the time of the validation."""
-        self.watch.interrupt()
-
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Exclude the time of the checkpoint."""
-        self.watch.interrupt()
+        """Time the step."""
+        if self._ended(trainer) and self.watch.step():
+            self._log(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Compare for the last time."""
@@ -179,7 +173,7 @@ def _training_loss(module: Any, batch: Any) -> Any:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What a copy logs."""
+    """Log nothing: stands in for the logging methods of a copy."""
 
 
 def _refused(trainer: Any, module: Any) -> Any:

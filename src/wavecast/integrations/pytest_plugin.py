@@ -86,8 +86,8 @@ class StepAssertions:
         step = self.predict(make_step, gpu)
         if not step.seconds < seconds:
             _fail(
-                f"the step takes {step.seconds * 1e3:.4g} ms on {step.device.id}, and less than "
-                f"{seconds * 1e3:.4g} ms is asked for"
+                f"the step takes {step.seconds * 1e3:.4g} ms on {step.device.id}; the limit is "
+                f"{seconds * 1e3:.4g} ms"
             )
 
     def assert_no_slower(

@@ -1,7 +1,7 @@
 """A training's own step, copied so that it can be traced without touching the training.
 
-The copy has no weights: its parameters and buffers are new tensors of the same shape, which the
-trace makes without memory. The model, its optimizer, its data and the random numbers of the
+The copy has no weights: its parameters and buffers are new tensors of the same shape, which take
+no memory in the trace. The model, its optimizer, its data and the random numbers of the
 training stay as they are.
 """
 
@@ -21,12 +21,12 @@ import torch
 from wavecast.errors import CaptureError
 
 _PATCHED = ("forward", "_original_forward")
-"""What accelerate writes over a model: a forward pass that is bound to the original."""
+"""Attributes that accelerate overwrites: a forward pass that is bound to the original model."""
 
 
 @dataclass(frozen=True)
 class StepRecipe:
-    """How a trainer makes one update of the weights, beside the model and the loss."""
+    """How a trainer updates the weights once, apart from the model and the loss."""
 
     accumulate: int = 1
     """How many batches there are in a step."""
@@ -167,7 +167,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """A block after which all random numbers of the process come as if it had not been there."""
+    """A block that leaves the random number generators of the process as they were."""
     numpy = sys.modules.get("numpy")
     drawn = random.getstate(), torch.get_rng_state()
     of_numpy = numpy.random.get_state() if numpy is not None else None
@@ -183,7 +183,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _outside_autocast() -> Iterator[None]:
-    """A block that is in no autocast, although the training may be in its own.
+    """A block outside of autocast, although the training may be within its own.
 
     Torch keeps weights in half precision until the outermost autocast ends. A step that is traced
     within another would find those of the step before.

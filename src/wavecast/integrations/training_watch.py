@@ -1,6 +1,6 @@
-"""The watch over a training: predicted before its first step, compared while it runs.
+"""The watch over a training: it predicts the step, and compares it with the steps as they run.
 
-A watch never stops a training: what it cannot predict or compare, it says.
+A watch never stops a training. It logs what it cannot predict or compare.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TrainingWatch:
             self._told(self.problem, logging.INFO)
 
     def step(self) -> bool:
-        """Take note that a step has ended now; says whether it was time to compare."""
+        """Note that a step has ended; returns whether the times were compared."""
         now_s = self._clock()
         self._done += 1
         if self._last_s is not None and self._done > self._warm_up + 1:
@@ -123,7 +123,7 @@ class TrainingWatch:
         return True
 
     def interrupt(self) -> None:
-        """Take note that something else takes time now: an evaluation, a checkpoint."""
+        """Note that something else takes time now: an evaluation, a checkpoint."""
         self._last_s = None
 
     def end(self) -> None:

@@ -28,7 +28,7 @@ _FORWARD = (
 
 
 def depthwise(op: Op) -> bool:
-    """Whether each channel is convolved separately, so that there is no matrix product."""
+    """Whether each channel is convolved separately, so that there is no matmul."""
     groups = integer(op, "groups", 1)
     weight = op.inputs[2 if "backward" in op.base else 1]
     return groups > 1 and weight.shape[1] == 1

@@ -74,7 +74,7 @@ def _deformed(op: Op) -> Cost:
 
 @cost("torchvision._deform_conv2d_backward", kind=Kind.RESAMPLING)
 def _deformed_backward(op: Op) -> Cost:
-    """Two products and two passes over the columns, for the image and for the weights."""
+    """Two matmuls and two passes over the columns, for the image and for the weights."""
     gradient, image, weight = op.inputs[:3]
     points = (
         gradient.numel // max(weight.shape[0], 1) * math.prod(weight.shape[2:]) * image.shape[1]

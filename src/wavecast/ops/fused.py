@@ -1,13 +1,14 @@
-"""The cost of what torch.compile runs: fused kernels of Inductor, and the host's work around them.
+"""The cost of compiled code: the fused kernels of Inductor, and the host's work around them.
 
-What a fused kernel reads, writes and computes cannot be told from its tensors alone. Attributes of
-the op say it: `points`, `reduction` (the length of its sums), `read_bytes`, `write_bytes` and
-`arithmetic` (operations for each point and each term of a sum).
+The work of a fused kernel does not follow from its tensors alone. Attributes of the op describe it:
+`points`, `reduction` (the length of its sums), `read_bytes`, `write_bytes` and `arithmetic`
+(operations for each point and each term of a sum).
 """
 
 from __future__ import annotations
 
 from wavecast.ops.registry import Cost, Kind, cost, integer
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, GUARDS
 from wavecast.traces.step import Op, Scalar
 
 FUSED = (
@@ -18,12 +19,9 @@ FUSED = (
 )
 """Kernels that Inductor writes in Triton."""
 TEMPLATE = "inductor.template"
-"""A product or convolution in Triton, which `mode="max-autotune"` may choose."""
-GUARDS, CALL, GRAPH_LAUNCH = "dynamo.guards", "inductor.call", "cuda.graph_launch"
+"""A matmul or convolution in Triton, which `mode="max-autotune"` may choose."""
 HOST_CALLS = (GUARDS, CALL, GRAPH_LAUNCH)
-"""The host's work: checking whether compiled code may run, calling it, launching a CUDA graph. The
-attribute `calls` of the last two says how many of the following calls the graph contains, and
-`inputs` of a call how many tensors it is given."""
+"""The host's work around compiled code."""
 
 
 _AMOUNTS = (

@@ -1,4 +1,4 @@
-"""The cost of matrix products. FLOPs are as torch counts them: without bias and activation."""
+"""The cost of matmuls. FLOPs are as torch counts them: without bias and activation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _grouped_mm(op: Op) -> Cost:
     """Each row (or column, or inner element) belongs to one group, so groups add no FLOPs.
 
     2-D @ 3-D is (m, k) @ (g, k, n), where groups split the rows. In 3-D @ 2-D they split the
-    columns, in 2-D @ 2-D the inner dimension. 3-D @ 3-D is a batched product.
+    columns, in 2-D @ 2-D the inner dimension. 3-D @ 3-D is a batched matmul.
     """
     a, b = op.inputs[:2]
     groups = a.shape[0] if len(a.shape) == len(b.shape) == 3 else 1
@@ -52,7 +52,7 @@ def _grouped_mm(op: Op) -> Cost:
 
 
 def groups(op: Op) -> tuple[int, float, float, float]:
-    """The number of groups of a grouped product, and m, n and k of each.
+    """The number of groups of a grouped matmul, and m, n and k of each.
 
     The sizes of groups are data, which a trace does not have, so all groups count as equally large.
     """
@@ -75,13 +75,13 @@ def _foreach_mm(op: Op) -> Cost:
     return _one_pass(op, sum(_product(a, b) for a, b in pairs))
 
 
-# Products with a vector read their matrix once and use no tensor core, so they are reductions.
+# Matmuls with a vector read their matrix once and use no tensor core, so they are reductions.
 streaming(Kind.REDUCTION, "mv addmv dot vdot", flops=2)
 
 
 @cost("aten._cdist_forward", "aten._euclidean_dist", kind=Kind.REDUCTION)
 def _cdist(op: Op) -> Cost:
-    """A subtraction, a product and an addition for each pair of points and each coordinate."""
+    """A subtraction, a multiplication and an addition for each pair of points and coordinate."""
     return _one_pass(op, 3 * op.outputs[0].numel * op.inputs[0].shape[-1])
 
 
@@ -93,7 +93,7 @@ def _cdist_backward(op: Op) -> Cost:
 
 @cost("aten._trilinear", kind=Kind.REDUCTION)
 def _trilinear(op: Op) -> Cost:
-    """Sums of products of three tensors, as in nn.Bilinear: a multiply-add for each combination."""
+    """Sums over three tensors, as in nn.Bilinear: a multiply-add for each combination."""
     shapes = []
     for number, tensor in enumerate(op.inputs, start=1):
         shape = list(tensor.shape)

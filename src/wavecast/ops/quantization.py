@@ -10,23 +10,23 @@ from wavecast.ops.registry import Cost, Kind, cost, integers, read, written
 from wavecast.traces.step import Op, TensorSpec
 
 FUSED = "bitsandbytes.gemm_4bit"
-"""A product with a weight that stays packed."""
+"""A matmul with a weight that stays packed."""
 INT8 = "bitsandbytes.int8_linear_matmul"
-"""A product of int8 matrices, (m, k) and (n, k)."""
+"""A matmul of int8 matrices, (m, k) and (n, k)."""
 
 _HALF_BYTES = 2
 _HALF = "float16"
 
 
 def unpacked_weight(op: Op) -> TensorSpec:
-    """The weight of a product with a packed one, (k, n), as it is computed with."""
+    """The weight of a matmul with a packed one, (k, n), as it is computed with."""
     rows, columns = integers(op, "shapeB")
     return TensorSpec((columns, rows), op.inputs[0].dtype, (1, columns))
 
 
 @cost("bitsandbytes.dequantize_4bit", kind=Kind.ELEMENTWISE)
 def _dequantize_4bit(op: Op) -> Cost:
-    """A value from a table and a product for each element; a scale for each block."""
+    """A value from a table and a multiplication for each element; a scale for each block."""
     return Cost(2 * op.outputs[0].numel, read(op.inputs[:2]), written(op.outputs))
 
 
@@ -55,7 +55,7 @@ def _gemm_4bit(op: Op) -> Cost:
 
 @cost("bitsandbytes.gemv_4bit", kind=Kind.REDUCTION)
 def _gemv_4bit(op: Op) -> Cost:
-    """A product with a vector, which uses no tensor core."""
+    """A matmul with a vector, which uses no tensor core."""
     flops = 2 * op.inputs[0].numel * unpacked_weight(op).shape[-1]
     return Cost(flops, read(op.inputs[:4]), written(op.outputs))
 

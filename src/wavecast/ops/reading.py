@@ -1,7 +1,7 @@
 """Ops that a formula cannot read: tensors are missing, of another rank, or larger than any memory.
 
 Formulas are written for ops as a framework records them. A hand-made trace, or a file, may hold an
-op of the same name with anything else. Whoever asks a formula about an op of a trace asks through
+op of the same name with anything else. Every formula is applied to the ops of a trace through
 `reading`, and treats an op that cannot be read like one without a formula: it is unpredicted, by
 name. The formulas themselves raise, so that their tests see every mistake.
 """

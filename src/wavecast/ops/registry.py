@@ -33,7 +33,7 @@ class Kind(StrEnum):
     RANDOM = "random"
     OPTIMIZER = "optimizer"
     FUSED = "fused"
-    """A kernel that a compiler made of several ops."""
+    """A kernel in which a compiler fused several ops."""
     FFT = "fft"
     LINEAR_ALGEBRA = "linear_algebra"
     VIEW = "view"

@@ -41,8 +41,7 @@ _FALLBACKS = {
 def unit(op: Op) -> Unit:
     """The unit that an op's FLOPs are meant for, by its kind, data type and float32 precision.
 
-    Ops without a matrix product, depthwise convolutions included, compute half precision in
-    float32.
+    Ops that are no matmul, depthwise convolutions included, compute half precision in float32.
     """
     dtypes = [t.dtype for t in op.inputs or op.outputs]
     dtype = dtypes[0] if dtypes else "float32"

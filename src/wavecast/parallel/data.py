@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wavecast.ops.fused import HOST_CALLS
-from wavecast.parallel.compiled_graphs import is_compiled, marks_at
-from wavecast.parallel.editing import COMPUTE, REDUCTIONS, Edit, flat, kernel, wait
+from wavecast.parallel.compiled_graphs import cut_graphs
+from wavecast.parallel.editing import COMPUTE, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_reduce
 from wavecast.parallel.expert_ranks import Holders
 from wavecast.parallel.gradients import Gradient, buckets, gradients
 from wavecast.parallel.strategy import Parallel, RankAxis
+from wavecast.traces.editing import Edit
+from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Phase, Role, Trace
 
 
@@ -37,11 +39,11 @@ def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
         for bucket in buckets(members, strategy.bucket_bytes):
             _reduce(edit, bucket, axis)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
-    reduced = [gradient for gradient in ready if holders.axis(gradient.module).size > 1]
+    reduced = [gradient for gradient in ready if holders.axis(gradient.parameter).size > 1]
     for gradient in reduced:
         tensor = flat(gradient.nbytes, "float32")
         edit.insert(end, [kernel("aten.copy_", tensor, tensor, Phase.BACKWARD, gradient.module)])
-    return edit.made()
+    return edit.trace()
 
 
 def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
@@ -51,7 +53,7 @@ def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
     gradient completes a bucket.
     """
     holders = Holders.of(trace, strategy, "data")
-    if holders.alone or not is_compiled(trace):
+    if holders.alone or not has_graphs(trace):
         return trace
     first_use: dict[str, int] = {}
     for position, call in enumerate(trace):
@@ -62,10 +64,7 @@ def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
         for bucket in buckets(members, strategy.bucket_bytes):
             last = bucket[-1]
             cuts += [last.ready + 1, first_use.get(last.module, 0)]
-    edit = Edit(trace)
-    for position, marks in marks_at(trace, cuts).items():
-        edit.insert(position, marks)
-    return edit.made()
+    return cut_graphs(trace, cuts)
 
 
 def _reduce(edit: Edit, bucket: Sequence[Gradient], axis: RankAxis) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.parallel.compiled_graphs import ends_of_graphs
-from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
+from wavecast.traces.step import Allocation, Phase, Role, Trace
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient that the backward pass makes."""
+    """A gradient that the backward pass computes."""
 
     nbytes: int
     ready: int
     """The position of the call after which it is final."""
     module: str
     dtype: str = "float32"
+    parameter: str = ""
+    """The parameter; empty if the trace has no values."""
 
 
 def parameters(trace: Trace) -> list[Allocation]:
@@ -32,76 +33,44 @@ def gradients(trace: Trace, *, inside_graphs: bool = False) -> list[Gradient]:
     Those that a compiled graph makes are handed over when it ends. `inside_graphs` says when they
     are computed instead.
 
-    A step that keeps the memory of its gradients (`zero_grad(set_to_none=False)`, or Megatron's
-    `main_grad`) makes none. Each of its gradients is then taken to be ready when the backward pass
-    of its module ends. Copies that the optimizer makes, in float32 for master weights, are no
-    gradients of the backward pass, and are not exchanged.
+    Values say which call writes a gradient last: the sum of both uses of a tied weight, a cast, or
+    the sum in memory that is kept from step to step (Megatron's `main_grad`). Copies that the
+    optimizer makes, in float32 for master weights, are not exchanged.
     """
-    sums = _sums_in_place(trace)
-    made = []
-    for a in trace.allocations:
-        if a.role is Role.GRADIENT and a.born is not None and _is_backward(trace, a.born):
-            summed = sums.get((a.module, a.nbytes), -1)
-            ready = summed if summed > a.born else _ready(trace, a.born)
-            maker = _maker(trace, ready)
-            dtype = maker.op.outputs[0].dtype if maker.op.outputs else "float32"
-            made.append(Gradient(a.nbytes, ready, maker.module, dtype))
-    if not made:
-        made = _by_module(trace)
+    made = _written(trace) or _by_module(trace)
     if not inside_graphs and (ends := ends_of_graphs(trace)):
         made.sort(key=lambda gradient: gradient.ready)
         made = [replace(g, ready=ends.get(g.ready, g.ready)) for g in made]
     return sorted(made, key=lambda gradient: gradient.ready)
 
 
-def _maker(trace: Trace, born: int) -> Call:
-    """The call that makes what is born at a position."""
-    return trace.calls[min(born, len(trace) - 1)]
-
-
-def _is_backward(trace: Trace, born: int) -> bool:
-    return _maker(trace, born).phase is Phase.BACKWARD
-
-
-def _sums_in_place(trace: Trace) -> dict[tuple[str, int], int]:
-    """The last sum of each module and size that autograd makes in the memory of a gradient.
-
-    A weight that is used twice, such as a word table that also gives the logits, has a gradient
-    from each use. It is complete when these were added.
-    """
-    allocating = {a.born for a in trace.allocations if a.born is not None}
-    return {
-        (call.module, call.op.outputs[0].nbytes): position
-        for position, call in enumerate(trace)
-        if call.phase is Phase.BACKWARD
-        and call.op.base in ("aten.add", "aten.add_")
-        and position not in allocating
-        and call.op.outputs
-    }
-
-
-_FEW_CALLS = 8
-
-
-def _ready(trace: Trace, born: int) -> int:
-    """The position at which autograd hands a new gradient to its parameter.
-
-    The gradient of a linear layer's weight is transposed first, after that of the bias is ready.
-    """
-    first = _maker(trace, born)
-    if first.op.base != "aten.mm":
-        return born
-    ready = born
-    for position in range(born + 1, min(born + 1 + _FEW_CALLS, len(trace))):
-        call = trace.calls[position]
-        if call.module != first.module or call.op.base == "aten.mm":
-            break
-        if call.op.base == "aten.t":
-            ready = position
-    return ready
+def _written(trace: Trace) -> list[Gradient]:
+    """The gradients in memory that the backward pass writes."""
+    last: dict[int, tuple[int, int]] = {}
+    for position, call in enumerate(trace):
+        if call.phase is Phase.BACKWARD:
+            for value in call.writes:
+                known = trace.values[value]
+                if known.gradient_of and known.allocation is not None:
+                    last[known.allocation] = position, value
+    made = []
+    for number, memory in enumerate(trace.allocations):
+        if memory.role is not Role.GRADIENT:
+            continue
+        if number in last:
+            ready, value = last[number]
+            spec, name = trace.values[value].spec, trace.values[value].gradient_of
+            made.append(Gradient(memory.nbytes, ready, trace.calls[ready].module, spec.dtype, name))
+        elif memory.born is not None and memory.born < len(trace):
+            maker = trace.calls[memory.born]
+            if maker.phase is Phase.BACKWARD:  # a compiled kernel, of which no values are known
+                dtype = maker.op.outputs[0].dtype if maker.op.outputs else "float32"
+                made.append(Gradient(memory.nbytes, memory.born, maker.module, dtype))
+    return made
 
 
 def _by_module(trace: Trace) -> list[Gradient]:
+    """Gradients in memory that is kept, where no values are known: ready as their module ends."""
     last: dict[str, int] = {}
     for position, call in enumerate(trace):
         if call.phase is Phase.BACKWARD:
@@ -133,11 +102,3 @@ def buckets(
             filled.append(current)
             current = []
     return [*filled, current] if current else filled
-
-
-def by_unit(items: Sequence[Gradient], unit_of: dict[str, str]) -> dict[str, list[Gradient]]:
-    """Gradients by the unit that their module belongs to."""
-    grouped: dict[str, list[Gradient]] = defaultdict(list)
-    for gradient in items:
-        grouped[unit_of.get(gradient.module, "")].append(gradient)
-    return grouped

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
 from wavecast.ops.fused import FUSED, shared_attrs
-from wavecast.parallel.editing import Edit, cut
+from wavecast.parallel.compiled_graphs import with_parts_of_graphs
 from wavecast.parallel.gradients import parameters
 from wavecast.traces.blocks import block_finder
-from wavecast.traces.step import Allocation, Call, Op, Phase, TensorSpec, Trace
+from wavecast.traces.editing import Edit, cut
+from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,13 @@ def part_traces(trace: Trace, cut_at: Cut, parts: int, end: int) -> list[Trace]:
         positions += range(end, len(trace))
         mine = [index for index, owner in enumerate(owned) if owner == part]
         share = sum(weights[i].nbytes for i in mine) / max(sum(w.nbytes for w in weights), 1)
-        whole = cut(trace, positions, memory[part])
+        whole = with_parts_of_graphs(cut(trace, positions, memory[part]), trace)
         first = len(positions) - (len(trace) - end)
         edit = Edit(whole)
         for position in range(first, len(positions)):
             op = whole.calls[position].op
             edit.replace_op(position, _owned(op, len(weights), mine, share))
-        made.append(edit.made())
+        made.append(edit.trace())
     return made
 
 
@@ -175,25 +176,25 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
 
 def _memory_by_part(
     trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int
-) -> list[list[Allocation]]:
-    """The memory of each part. Gradients of the step before go where equal new ones are."""
-    memory: list[list[Allocation]] = [[] for _ in range(parts)]
-    before: list[Allocation] = []
+) -> list[list[int]]:
+    """The allocations of each part. Gradients of the step before go where equal new ones are."""
+    memory: list[list[int]] = [[] for _ in range(parts)]
+    before: list[int] = []
     homes: dict[int, list[int]] = defaultdict(list)
-    for allocation in trace.allocations:
+    for number, allocation in enumerate(trace.allocations):
         if allocation.module:
             part = cut_at.parts.get(allocation.module, 0)
         elif allocation.born is not None and allocation.born < len(owners):
             part = owners[allocation.born]
         elif allocation.born is None and allocation.freed is not None:
-            before.append(allocation)
+            before.append(number)
             continue
         else:
             part = 0
-        memory[part].append(allocation)
+        memory[part].append(number)
         if allocation.born is not None and allocation.freed is None:
             homes[allocation.nbytes].append(part)
-    for allocation in before:
-        equal = homes[allocation.nbytes]
-        memory[equal.pop(0) if equal else 0].append(allocation)
+    for number in before:
+        equal = homes[trace.allocations[number].nbytes]
+        memory[equal.pop(0) if equal else 0].append(number)
     return memory

@@ -1,308 +1,310 @@
-"""Which products of a model are divided among tensor ranks, and how.
+"""Which weights are sharded among tensor ranks, and along which dimension.
 
-A plan names modules and styles, in the words of DTensor and of Hugging Face's `base_model_tp_plan`.
-Without a plan, a rule finds the pairs that Megatron divides (Shoeybi et al. 2019, section 3): in
-each block, products that read the hidden state are divided by columns, and products that return to
-it by rows.
+A plan names modules or parameters and styles, in the words of DTensor and of Hugging Face's
+`base_model_tp_plan`. Without one, the units of the weights tell (Shoeybi et al. 2019, section 3):
+where some matmuls of a repeated block give units and others sum over them, the first are sharded by
+columns and the others by rows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.mixtures import routers
-from wavecast.parallel.products import Layer, layers_of
+from wavecast.parallel.sharding.placements import Shard, ShardLayout, even, layout_of
+from wavecast.parallel.sharding.units import Numbers, Source, Units
 from wavecast.traces.blocks import block_finder
-from wavecast.traces.step import Phase, Trace
+from wavecast.traces.step import Trace
 
-Style = Literal["columns", "gathered columns", "rows"]
-
-_STYLES: dict[str, Style] = {
-    "colwise": "columns",
-    "packed_colwise": "columns",
-    "local_colwise": "columns",
-    "colwise_rep": "gathered columns",
-    "colwise_gather_output": "gathered columns",
-    "rowwise": "rows",
-    "packed_rowwise": "rows",
-    "local_rowwise": "rows",
-    "rowwise_rep": "rows",
-    "rowwise_split_input": "rows",
-    "embedding_rowwise": "rows",
-}
-_NOT_DIVIDED = (
+_COLUMNS = ("colwise", "packed_colwise", "local_colwise", "embedding_colwise")
+_GATHERED = ("colwise_rep", "colwise_gather_output")
+_ROWS = (
+    *("rowwise", "packed_rowwise", "local_rowwise", "rowwise_rep", "rowwise_split_input"),
+    "embedding_rowwise",
+)
+_REPLICATED = (
     *("sequence_parallel", "replicate", "replicated", "replicated_with_grad_allreduce"),
-    *("embedding_colwise", "mla_kv_a_proj", "all_reduce", "moe_identity_expert", "ep_router"),
+    *("mla_kv_a_proj", "all_reduce", "moe_identity_expert", "ep_router"),
 )
 _OF_EXPERTS = ("moe_tp_experts", "grouped_gemm", "ep_dispatch_experts")
-"""Experts that are grouped products are always divided: see `mixtures`."""
-_MIXES = ("attention", "softmax")
-_ACTIVATIONS = ("gelu", "silu", "relu", "tanh", "sigmoid", "hardswish", "leaky_relu")
-
-
-@dataclass(frozen=True)
-class Group:
-    """Products that read the same hidden state, and the products that return to it."""
-
-    columns: tuple[Layer, ...]
-    rows: tuple[Layer, ...]
-
-    @property
-    def reads_one(self) -> bool:
-        """Whether all its first products read the same hidden state, by its width."""
-        return len({layer.wide_in for layer in self.columns}) == 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the layers of a step are divided."""
+    """How the weights of a step are sharded."""
 
-    styles: dict[int, Style]
-    """The style of a layer, by the position of its product in the forward pass."""
-    groups: tuple[Group, ...]
-    lookups: frozenset[str]
-    """The modules of embeddings that are divided by vocabulary."""
-    joint: bool
-    """Whether the layers of a group reduce the gradient of their input together."""
-    notes: tuple[str, ...]
-    whole: frozenset[int] = frozenset()
-    """The positions of small products that each rank computes whole, beside divided ones."""
+    shards: dict[str, Shard]
+    """The placement of parameters, by name. All others are replicated."""
+    gathered: frozenset[str] = frozenset()
+    """The parameters of layers whose output is gathered at once."""
+    joint: bool = True
+    """Whether layers that read the same tensor reduce its gradient together."""
+    notes: tuple[str, ...] = ()
 
 
-def plan_of(trace: Trace, given: Mapping[str, str] | None, ranks: int) -> Plan:
-    """The plan for a step: the given one, or one that the rule finds.
+@dataclass
+class _UnitGroup:
+    """Dimensions of weights that have units in common."""
+
+    sources: list[Source]
+    units: Numbers
+    """The classes of its elements, in order."""
+    elements: int = 0
+    names: set[str] = field(default_factory=set)
+
+    def has(self, role: str) -> bool:
+        return any(role in source.roles for source in self.sources)
+
+
+def plan_of(
+    trace: Trace,
+    units: Units,
+    given: Mapping[str, str] | None,
+    ranks: int,
+    experts_too: bool = True,
+) -> Plan:
+    """The plan for a step: the given one, or one that the units give.
+
+    Args:
+        trace: forward pass, backward pass and optimizer of one micro-batch.
+        units: the units of its weights.
+        given: styles of modules or parameters. None to find them.
+        ranks: the number of tensor ranks.
+        experts_too: whether each rank has a part of every expert, not whole ones.
 
     Raises:
-        InvalidInput: a given plan fits no module, or the rule finds no pairs.
+        InvalidInput: a given plan fits no weight, nothing can be sharded, or sizes do not divide.
     """
-    layers = layers_of(trace)
-    plan = _given(trace, layers, given) if given is not None else _ruled(trace, layers, ranks)
-    _check_widths(plan, layers, ranks)
-    return plan
+    weights = _Weights(trace, units, ranks, experts_too)
+    return weights.given(given) if given is not None else weights.found()
 
 
-def _given(trace: Trace, layers: Sequence[Layer], given: Mapping[str, str]) -> Plan:
-    known = (*_STYLES, *_NOT_DIVIDED, *_OF_EXPERTS)
-    unknown = sorted({word for word in given.values() if word not in known})
-    if unknown:
-        raise InvalidInput(
-            f"the tensor plan has the style {unknown[0]!r}; known styles: {', '.join(known)}"
-        )
-    tables = _tables(trace)
-    styles: dict[int, Style] = {}
-    lookups: set[str] = set()
-    unused = []
-    for pattern, word in given.items():
-        style = _STYLES.get(word)
-        if style is None:
-            continue
-        fits = _matcher(pattern)
-        matched = [layer for layer in layers if fits(layer.module)]
-        of_tables = {module for module in tables if fits(module)}
-        styles.update({layer.position: style for layer in matched})
-        lookups.update(of_tables if style == "rows" else ())
-        if not matched and not of_tables:
-            unused.append(pattern)
-    if not styles and not lookups:
-        some = ", ".join(sorted({layer.module for layer in layers})[:5])
-        raise InvalidInput(
-            f"the tensor plan ({', '.join(given)}) fits no product or embedding of the trace; its "
-            f"modules are such as {some}"
-        )
-    notes = [f"tensor parallel as in the given plan: {len(styles)} products are divided"]
-    if unused:
-        notes.append(f"the tensor plan's {', '.join(unused)} fit no product of the trace")
-    groups = _groups([layer for layer in layers if layer.position in styles], styles)
-    return Plan(styles, groups, frozenset(lookups), False, tuple(notes))
+class _Weights:
+    """The weights of a trace and the units of their dimensions."""
 
+    def __init__(self, trace: Trace, units: Units, ranks: int, experts_too: bool) -> None:
+        self.trace, self.units, self.ranks = trace, units, ranks
+        self.by_name: dict[str, list[Source]] = {}
+        stacked = {s.value for s in units.sources.values() if "expert" in s.roles}
+        for source in units.sources.values():
+            if experts_too or source.value not in stacked:
+                name = trace.values[source.value].parameter
+                self.by_name.setdefault(name, []).append(source)
+        self.groups = self._grouped()
 
-def _matcher(pattern: str) -> _Fits:
-    parts = [re.escape(part) for part in pattern.split("*")]
-    return _Fits(re.compile(r"(.*\.)?" + r"[^.]+".join(parts)))
+    def name(self, source: Source) -> str:
+        return self.trace.values[source.value].parameter
 
-
-@dataclass(frozen=True)
-class _Fits:
-    """Tells whether a module's path ends as a pattern says."""
-
-    expression: re.Pattern[str]
-
-    def __call__(self, module: str) -> bool:
-        return self.expression.fullmatch(module) is not None
-
-
-def _groups(layers: Sequence[Layer], styles: Mapping[int, Style]) -> tuple[Group, ...]:
-    """Layers divided by columns with the layers by rows that follow them."""
-    groups: list[Group] = []
-    columns: list[Layer] = []
-    for layer in layers:
-        if styles[layer.position] == "rows":
-            groups.append(Group(tuple(columns), (layer,)))
-            columns = []
-        else:
-            columns.append(layer)
-    if columns:
-        groups.append(Group(tuple(columns), ()))
-    return tuple(groups)
-
-
-def _ruled(trace: Trace, layers: Sequence[Layer], ranks: int) -> Plan:
-    """The pairs of a plain transformer."""
-    block_of = block_finder(trace)
-    styles: dict[int, Style] = {}
-    groups: list[Group] = []
-    blocks: dict[str, list[Layer]] = {}
-    routed = routers(trace)
-    for layer in layers:
-        is_router = not routed.isdisjoint(
-            (module, layer.wide_out) for module in (layer.module, _parent(layer))
-        )
-        if (block := block_of(layer.module)) and not is_router:
-            blocks.setdefault(block, []).append(layer)
-    whole: set[int] = set()
-    for members in blocks.values():
-        adapters = _adapters(members)
-        narrow = {layer.position for pair in adapters.values() for layer in pair}
-        for group in _pairs(trace, [m for m in members if m.position not in narrow]):
-            groups.append(group)
-            styles.update({layer.position: "columns" for layer in group.columns})
-            styles.update({layer.position: "rows" for layer in group.rows})
-        for position, (first, second) in adapters.items():
-            if styles.get(position) == "columns":
-                styles[second.position] = "columns"
-            whole |= {first.position, second.position} - styles.keys()
-    if not groups:
-        raise InvalidInput(
-            "tensor parallelism found no pairs of products in repeated blocks (one that widens or "
-            "projects the hidden state, one that returns to it); give tensor_plan, such as "
-            '{"layers.*.up": "colwise", "layers.*.down": "rowwise"}'
-        )
-    head = _head(trace, layers, set(styles), groups)
-    lookups: frozenset[str] = frozenset()
-    notes = [_note(groups)]
-    if head is not None:
-        styles[head.position] = "columns"
-        groups.append(Group((head,), ()))
-        lookups = frozenset(
-            module for module, rows in _tables(trace).items() if rows == head.wide_out
-        )
-        notes.append(
-            f"assumed that the output layer{' and the embedding' if lookups else ''} of "
-            f"{head.wide_out:,} words is divided by vocabulary, with the loss computed on the parts"
-        )
-    return Plan(styles, tuple(groups), lookups, True, tuple(notes), frozenset(whole))
-
-
-def _pairs(trace: Trace, members: Sequence[Layer]) -> list[Group]:
-    """The groups of one block."""
-    groups: list[Group] = []
-    columns: list[Layer] = []
-    for layer in members:
-        if columns and _returns(trace, columns, layer, members):
-            groups.append(Group(_expanding(columns), (layer,)))
-            columns = []
-        else:
-            columns.append(layer)
-    return groups
-
-
-def _adapters(members: Sequence[Layer]) -> dict[int, tuple[Layer, Layer]]:
-    """The two narrow products beside a layer, from its inputs to its outputs (LoRA), by layer."""
-    adapters: dict[int, tuple[Layer, Layer]] = {}
-    for layer, first, second in zip(members, members[1:], members[2:], strict=False):
-        beside = first.wide_in == layer.wide_in and second.wide_out == layer.wide_out
-        rank = first.wide_out
-        if beside and rank == second.wide_in and 2 * rank < min(layer.wide_in, layer.wide_out):
-            adapters[layer.position] = first, second
-    return adapters
-
-
-def _expanding(columns: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Without the layers that compress the hidden state for others, as in DeepSeek's attention."""
-    width = columns[0].wide_in
-    if all(layer.wide_in == width for layer in columns):
-        return tuple(columns)
-    return tuple(
-        layer for layer in columns if layer.wide_in != width or layer.wide_out >= layer.wide_in
-    )
-
-
-def _returns(
-    trace: Trace, columns: Sequence[Layer], layer: Layer, members: Sequence[Layer]
-) -> bool:
-    """Whether a product leads back to the hidden width after attention or an activation."""
-    if layer.wide_out != columns[0].wide_in:
-        return False
-    if layer.wide_in != columns[0].wide_in:
-        return True
-    between = trace.calls[columns[0].position : layer.position]
-    if any(_has(call.op.base, _MIXES) for call in between):
-        return True
-    # As wide inside as outside. Where values are gated, two products read the hidden state.
-    beside = [other for other in members if _parent(other) == _parent(layer)]
-    return layer is beside[-1] and any(_has(call.op.base, _ACTIVATIONS) for call in between)
-
-
-def _parent(layer: Layer) -> str:
-    return layer.module.rpartition(".")[0]
-
-
-def _has(name: str, marks: Sequence[str]) -> bool:
-    return any(mark in name for mark in marks)
-
-
-def _head(
-    trace: Trace, layers: Sequence[Layer], taken: set[int], groups: Sequence[Group]
-) -> Layer | None:
-    """The layer that gives the logits of a vocabulary: one that follows the blocks."""
-    last = max(layer.position for group in groups for layer in (*group.columns, *group.rows))
-    width = groups[-1].columns[0].wide_in
-    tables = set(_tables(trace).values())
-    for layer in reversed(layers):
-        after = layer.position > last and layer.position not in taken
-        if after and layer.wide_in == width and layer.wide_out in tables:
-            return layer
-    return None
-
-
-def _tables(trace: Trace) -> dict[str, int]:
-    """The modules that look up rows of a table, with the number of rows."""
-    return {
-        call.module: call.op.inputs[0].shape[0]
-        for call in trace
-        if call.phase is Phase.FORWARD and call.op.base == "aten.embedding"
-    }
-
-
-def _note(groups: Sequence[Group]) -> str:
-    first = groups[0]
-    names = [layer.module.rsplit(".", 1)[-1] for layer in (*first.columns, *first.rows)]
-    return (
-        f"assumed Megatron's tensor parallelism: {len(groups)} groups of products found by their "
-        f"widths, the first divides {', '.join(names[: len(first.columns)])} by columns and "
-        f"{names[-1]} by rows"
-    )
-
-
-def _check_widths(plan: Plan, layers: Sequence[Layer], ranks: int) -> None:
-    heads = {
-        group.columns[-1].position for group in plan.groups if group.columns and not group.rows
-    }
-    for layer in layers:
-        style = plan.styles.get(layer.position)
-        if style is None or layer.position in heads:  # a vocabulary may be divided unevenly
-            continue
-        width = layer.wide_in if style == "rows" else layer.wide_out
-        if width % ranks:
-            raise InvalidInput(
-                f"tensor={ranks} does not divide the {width} "
-                f"{'inputs' if style == 'rows' else 'outputs'} of {layer.module}; possible sizes "
-                f"are {fitting(width)}"
+    def _grouped(self) -> list[_UnitGroup]:
+        """The dimensions by common units."""
+        sources = [s for own in self.by_name.values() for s in own]
+        roots = [np.unique(self.units.classes.find(s.numbers)) for s in sources]
+        size = 1 + max((int(r[-1]) for r in roots), default=0)
+        group_of = np.full(size, -1)
+        members: dict[int, list[int]] = {}
+        for index, own in enumerate(roots):
+            known = [int(g) for g in np.unique(group_of[own]) if g >= 0]
+            merged = [index, *(i for g in known for i in members.pop(g))]
+            members[index] = merged
+            for i in merged:
+                group_of[roots[i]] = index
+        groups = []
+        for own_members in members.values():
+            units = np.unique(np.concatenate([roots[i] for i in own_members]))
+            group = _UnitGroup([sources[i] for i in sorted(own_members)], units)
+            group.names = {self.name(source) for source in group.sources}
+            group.elements = sum(
+                self.trace.values[source.value].spec.numel for source in group.sources
             )
+            groups.append(group)
+        return groups
+
+    def group_of(self, source: Source) -> _UnitGroup:
+        return next(group for group in self.groups if any(s is source for s in group.sources))
+
+    def layout(self, source: Source, units: Numbers) -> ShardLayout:
+        """The ranks of a dimension's elements: units in order, in pieces of equal size."""
+        place = np.searchsorted(units, self.units.classes.find(source.numbers))
+        return layout_of(place // -(-len(units) // self.ranks), "features")
+
+    def is_even(self, group: _UnitGroup) -> bool:
+        """Whether all units of a dimension have as many elements of it."""
+        for source in group.sources:
+            counts = np.unique(self.units.classes.find(source.numbers), return_counts=True)[1]
+            if counts.min() != counts.max():
+                return False
+        return len(group.units) > 1
+
+    def found(self) -> Plan:
+        """The plan that the units give."""
+        block_of = block_finder(self.trace)
+        shards: dict[str, Shard] = {}
+        pairs: list[_UnitGroup] = []
+        in_order = sorted(self.groups, key=lambda group: -group.elements)
+        for group in in_order:
+            inside = [s for s in group.sources if block_of(self.name(s).rpartition(".")[0])]
+            roles = {role for source in inside for role in source.roles}
+            is_pair = {"in", "out"} <= roles and not group.has("channel")
+            if not is_pair or not self.is_even(group):
+                continue
+            if group.names & shards.keys():
+                continue  # a larger group has one of its weights, as of an adapter
+            self._check(group)
+            pairs.append(group)
+            shards |= self._shards(group)
+        if not pairs:
+            raise InvalidInput(
+                "tensor parallelism found no pairs of matmuls in repeated blocks (one that gives "
+                "units such as heads, one that sums over them); give tensor_plan, such as "
+                '{"layers.*.up": "colwise", "layers.*.down": "rowwise"}'
+            )
+        pairs.sort(key=lambda group: group.sources[0].value)
+        notes = [self._note(pairs)]
+        vocabulary = self._vocabulary(shards)
+        if vocabulary is not None:
+            size, own = vocabulary
+            shards |= own
+            also = " and the embedding" if len(own) > 1 or self._is_tied(own) else ""
+            notes.append(
+                f"assumed that the output layer{also} of {size:,} tokens is sharded by vocabulary, "
+                "with the loss computed on the shards"
+            )
+        return Plan(shards, notes=tuple(notes))
+
+    def _shards(self, group: _UnitGroup) -> dict[str, Shard]:
+        return {
+            self.name(source): Shard(source.dim, self.layout(source, group.units))
+            for source in group.sources
+        }
+
+    def _check(self, group: _UnitGroup) -> None:
+        count = len(group.units)
+        if count % self.ranks:
+            first = next(s for s in group.sources if "out" in s.roles)
+            raise InvalidInput(
+                f"tensor={self.ranks} does not divide the {count} units (heads, groups of heads or "
+                f"features) of {self.name(first)}; possible sizes are {fitting(count)}"
+            )
+
+    def _vocabulary(self, taken: Mapping[str, Shard]) -> tuple[int, dict[str, Shard]] | None:
+        """The output layer whose classes a loss normalises over, and tables with as many rows."""
+        tables = [
+            source
+            for own in self.by_name.values()
+            for source in own
+            if "lookup" in source.roles and self.name(source) not in taken
+        ]
+        rows = {len(source.numbers) for source in tables}
+        normalized = self.units.normalized
+        losses = {int(n) for own in normalized for n in self.units.classes.find(own)[:1]}
+        for group in sorted(self.groups, key=lambda group: -len(group.units)):
+            heads = [s for s in group.sources if "out" in s.roles]
+            size = len(heads[0].numbers) if heads else 0
+            if size not in rows or group.names & taken.keys() or losses.isdisjoint(group.units):
+                continue
+            shards = self._shards(group)
+            for table in tables:
+                if len(table.numbers) == size:
+                    whole = even(size, self.ranks, "features")
+                    shards.setdefault(self.name(table), Shard(table.dim, whole))
+            return size, shards
+        return None
+
+    def _is_tied(self, shards: Mapping[str, Shard]) -> bool:
+        return any("lookup" in s.roles for name in shards for s in self.by_name[name])
+
+    def _note(self, groups: Sequence[_UnitGroup]) -> str:
+        def layers(role: str) -> str:
+            names = [self.name(s) for s in groups[0].sources if role in s.roles]
+            paths = (name.removesuffix(".weight").rpartition(".")[2] for name in names)
+            return ", ".join(dict.fromkeys(paths))
+
+        return (
+            f"assumed Megatron's tensor parallelism: {len(groups)} groups of matmuls found by data "
+            f"flow, the first shards {layers('out')} by columns and {layers('in')} by rows"
+        )
+
+    def given(self, plan: Mapping[str, str]) -> Plan:
+        """The plan that a user gave."""
+        known = (*_COLUMNS, *_GATHERED, *_ROWS, *_REPLICATED, *_OF_EXPERTS)
+        unknown = sorted({word for word in plan.values() if word not in known})
+        if unknown:
+            raise InvalidInput(
+                f"the tensor plan has the style {unknown[0]!r}; known styles: {', '.join(known)}"
+            )
+        shards: dict[str, Shard] = {}
+        gathered: set[str] = set()
+        unused = []
+        for pattern, style in plan.items():
+            if style in _REPLICATED:
+                continue
+            names = [name for name in self.by_name if _fits(pattern, name)]
+            own = {n: s for name in names for n, s in self._styled(name, style).items()}
+            shards |= own
+            gathered |= own.keys() if style in _GATHERED else set()
+            if not own and style not in _OF_EXPERTS:
+                unused.append(pattern)
+        if not shards:
+            some = ", ".join(sorted(name.rpartition(".")[0] for name in self.by_name)[:5])
+            raise InvalidInput(
+                f"the tensor plan ({', '.join(plan)}) fits no matmul or embedding of the trace; "
+                f"its modules are such as {some}"
+            )
+        layers = sum(self._is_matmul(name) for name in shards)
+        notes = [f"tensor parallel as in the given plan: {layers} matmuls are sharded"]
+        if unused:
+            notes.append(f"the tensor plan's {', '.join(unused)} fit no weight of the trace")
+        return Plan(shards, frozenset(gathered), False, tuple(notes))
+
+    def _is_matmul(self, name: str) -> bool:
+        return any({"in", "out"} & s.roles for s in self.by_name[name]) and not any(
+            "lookup" in s.roles for s in self.by_name[name] if "in" not in s.roles
+        )
+
+    def _styled(self, name: str, style: str) -> dict[str, Shard]:
+        """The placement of a parameter by its style; none if it stays whole, as a row's bias."""
+        if style in _OF_EXPERTS:
+            return self._of_experts(name)
+        wanted = {"in", "lookup"} if style in _ROWS else {"out", "each"}
+        tied = any("lookup" in s.roles for s in self.by_name[name])
+        for source in self.by_name[name]:
+            if wanted & source.roles and not (tied and style in _ROWS and source.dim):
+                return {name: self._shard(source)}
+        return {}
+
+    def _of_experts(self, name: str) -> dict[str, Shard]:
+        """Stacked weights of experts: the first matmul by columns, the last by rows."""
+        if not any("expert" in source.roles for source in self.by_name[name]):
+            return {}
+        for source in self.by_name[name]:
+            group = self.group_of(source)
+            is_pair = {"in", "out"} & source.roles and group.has("in") and group.has("out")
+            if is_pair and self.is_even(group):
+                return {name: self._shard(source)}
+        return {}
+
+    def _shard(self, source: Source) -> Shard:
+        group = self.group_of(source)
+        if not self.is_even(group):  # gathered before what needs all of it
+            return Shard(source.dim, even(len(source.numbers), self.ranks, "features"))
+        if not group.has("lookup") and not self._ends_in_loss(group):
+            self._check(group)
+        return Shard(source.dim, self.layout(source, group.units))
+
+    def _ends_in_loss(self, group: _UnitGroup) -> bool:
+        roots = {int(n) for own in self.units.normalized for n in self.units.classes.find(own)[:1]}
+        return not roots.isdisjoint(group.units)
+
+
+def _fits(pattern: str, parameter: str) -> bool:
+    """Whether a pattern names a parameter, or the module that has it."""
+    parts = [re.escape(part) for part in pattern.split("*")]
+    expression = r"(.*\.)?" + r"[^.]+".join(parts) + r"(\.[^.]+)?"
+    return re.fullmatch(expression, parameter) is not None
 
 
 def fitting(count: int) -> str:

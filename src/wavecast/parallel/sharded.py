@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
+from itertools import count
 
 from wavecast.ops.fused import shared_attrs
-from wavecast.parallel.compiled_graphs import is_compiled
-from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, Edit, flat, kernel, wait
+from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import buckets, gradients, parameters
+from wavecast.parallel.gradients import buckets, gradients
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
+from wavecast.traces.editing import Edit
+from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _LIST_OPS = ("aten._foreach_", "aten._fused_")
@@ -48,18 +50,19 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
         edit.insert(len(trace), [all_gather(share, shard, GATHERS, Phase.OPTIMIZER)])
     edit.insert(len(trace), [wait(COMPUTE, GATHERS, Phase.OPTIMIZER)])
     stage = strategy.shard
+    numbers = count()
     edit.change_memory(
-        lambda a: _sharded_memory(a, holders.shards_of(a, trace), gradients_too=stage >= 2)
+        lambda a: _sharded_memory(a, holders.axis_of(next(numbers)).size, gradients_too=stage >= 2)
     )
-    return edit.made()
+    return edit.trace()
 
 
 def _weights_by_axis(trace: Trace, holders: Holders) -> dict[RankAxis, int]:
     """The bytes of the weights by the ranks that share them."""
     nbytes: dict[RankAxis, int] = defaultdict(int)
-    for allocation in parameters(trace):
-        axis = holders.axis(allocation.module)
-        if axis.size > 1:
+    for number, allocation in enumerate(trace.allocations):
+        axis = holders.axis_of(number)
+        if allocation.role is Role.PARAMETER and axis.size > 1:
             nbytes[axis] += allocation.nbytes
     return nbytes
 
@@ -122,14 +125,15 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
             if unit.name:  # the root's weights stay gathered
                 _gather(edit, unit, previous, dtype, Phase.BACKWARD)
     _share_optimizer(edit, holders)
+    numbers = count()
     edit.change_memory(
         lambda a: _sharded_memory(
-            a, holders.shards_of(a, trace), gradients_too=True, weights_too=True
+            a, holders.axis_of(next(numbers)).size, gradients_too=True, weights_too=True
         )
     )
     for unit in units:
         _allocate_gathered(edit, unit, dtype, strategy.reshard, end)
-    return edit.made()
+    return edit.trace()
 
 
 def _in(nbytes: int, dtype: str) -> int:
@@ -170,9 +174,9 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     block_of = block_finder(trace)
     nbytes: dict[tuple[str, RankAxis], int] = defaultdict(int)
     wider = 2 if _stored_narrow(trace) else 1
-    for allocation in parameters(trace):
-        axis = holders.axis(allocation.module)
-        if axis.size > 1:
+    for number, allocation in enumerate(trace.allocations):
+        axis = holders.axis_of(number)
+        if allocation.role is Role.PARAMETER and axis.size > 1:
             nbytes[block_of(allocation.module), axis] += allocation.nbytes * wider
     spans: dict[tuple[str, Phase], list[int]] = defaultdict(list)
     for position, call in enumerate(trace.calls[:end]):
@@ -217,9 +221,20 @@ def _sharded_memory(
 
 def _share_optimizer(edit: Edit, holders: Holders) -> None:
     """Let the optimizer's ops work on one rank's share of each tensor."""
-    for position, call in enumerate(edit.trace):
-        if call.phase is Phase.OPTIMIZER or _clips(call):
-            edit.replace_op(position, _shared(call.op, holders))
+    values = edit.before.values
+    owners = {number: value.parameter or value.gradient_of for number, value in enumerate(values)}
+    for position, call in enumerate(edit.before):
+        if call.phase is not Phase.OPTIMIZER and not _clips(call):
+            continue
+        for written, read in zip(call.writes, call.reads, strict=False):
+            owners[written] = owners[written] or owners[read]
+        every = (holders.dense.size,)
+        inputs = tuple(holders.axis(owners[value]).size for value in call.reads) or every
+        outputs = tuple(holders.axis(owners[value]).size for value in call.writes) or every
+        same = set(inputs + outputs) == set(every)
+        edit.replace_op(
+            position, _shared(call.op, every, every) if same else _shared(call.op, inputs, outputs)
+        )
 
 
 def _clips(call: Call) -> bool:
@@ -228,21 +243,27 @@ def _clips(call: Call) -> bool:
 
 
 @lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once
-def _shared(op: Op, holders: Holders) -> Op:
-    @cache
-    def share(tensor: TensorSpec) -> TensorSpec:
-        shards = holders.shards(tensor)
-        if tensor.numel < shards:
-            return tensor
-        rows = tensor.shape[0]
-        if rows >= shards and tensor.strides is None:
-            shape = (-(-rows // shards), *tensor.shape[1:])
-            return TensorSpec(shape, tensor.dtype, None, tensor.device)
-        return TensorSpec((-(-tensor.numel // shards),), tensor.dtype, None, tensor.device)
+def _shared(op: Op, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
+    """An op on one rank's share of tensors, each of which so many ranks share."""
+    taken = tuple(map(_share, op.inputs, _each(inputs, len(op.inputs))))
+    made = tuple(map(_share, op.outputs, _each(outputs, len(op.outputs))))
+    whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, made))
+    return Op(op.name, taken, made, shared_attrs(op, own / max(whole, 1)))
 
-    inputs, outputs = tuple(map(share, op.inputs)), tuple(map(share, op.outputs))
-    whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, outputs))
-    return Op(op.name, inputs, outputs, shared_attrs(op, own / max(whole, 1)))
+
+def _each(shards: tuple[int, ...], tensors: int) -> tuple[int, ...]:
+    return shards * tensors if len(shards) == 1 else shards
+
+
+@lru_cache(maxsize=65536)
+def _share(tensor: TensorSpec, shards: int) -> TensorSpec:
+    if shards == 1 or tensor.numel < shards:
+        return tensor
+    rows = tensor.shape[0]
+    if rows >= shards and tensor.strides is None:
+        shape = (-(-rows // shards), *tensor.shape[1:])
+        return TensorSpec(shape, tensor.dtype, None, tensor.device)
+    return TensorSpec((-(-tensor.numel // shards),), tensor.dtype, None, tensor.device)
 
 
 def _weight_dtype(trace: Trace) -> str:
@@ -262,7 +283,7 @@ def _stored_narrow(trace: Trace) -> bool:
     the optimizer updates then tells.
     """
     copies = any(a.role is Role.WEIGHT_COPY for a in trace.allocations)
-    if is_compiled(trace):
+    if has_graphs(trace):
         copies = _weight_dtype(trace) == "float32"
     return _used_dtype(trace) != "float32" and not copies
 

@@ -9,20 +9,19 @@ from typing import Generic, TypeVar
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
-from wavecast.parallel.compiled_graphs import (
-    cuts_at_blocks,
-    is_compiled,
-    marks_at,
-)
+from wavecast.parallel.compiled_graphs import cut_graphs, cuts_at_blocks
 from wavecast.parallel.data import cut_at_buckets, with_reduction
-from wavecast.parallel.editing import Edit, flat
+from wavecast.parallel.editing import flat
 from wavecast.parallel.gradients import gradients
-from wavecast.parallel.layers import with_layers_divided
+from wavecast.parallel.habits.applying import with_attention, with_habits
+from wavecast.parallel.layers import Layers
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.blocks import block_finder
+from wavecast.traces.editing import Edit
+from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Call, Op, Phase, Role, Trace
 
 T = TypeVar("T")
@@ -58,9 +57,15 @@ class Spreader:
     Args:
         trace: one micro-batch on one GPU, as for `spread`.
         seconds: the time of a call, as for `spread`.
+        domain_gpus: the GPUs of one machine. None if all ranks are in one.
     """
 
-    def __init__(self, trace: Trace, seconds: Callable[[Call], float] | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        seconds: Callable[[Call], float] | None = None,
+        domain_gpus: int | None = None,
+    ) -> None:
         if trace.measurement is not None:
             raise InvalidInput(
                 "the trace was measured on one GPU; several GPUs are predicted from a traced step "
@@ -68,6 +73,8 @@ class Spreader:
             )
         self._trace = trace
         self._seconds = seconds or (lambda _: 1.0)
+        self._domain_gpus = domain_gpus
+        self._layers: dict[bool, Layers] = {}
         self._exchanges = bool(exchanging_ranks(trace))
         self._divided: _Kept[tuple[Trace, tuple[str, ...]]] = _Kept()
         self._cut: _Kept[tuple[Cut, list[Trace]]] = _Kept()
@@ -82,7 +89,7 @@ class Spreader:
             return _as_traced(self._trace, strategy)
         _refuse_fused(self._trace, strategy)
         layers = _layers_key(strategy)
-        trace, notes = self._divided.get(layers, lambda: with_layers_divided(self._trace, strategy))
+        trace, notes = self._divided.get(layers, lambda: self._sharded(strategy))
         parts = strategy.pipeline * strategy.virtual
         notes += _compiled_notes(trace, strategy)
         if parts == 1:
@@ -90,6 +97,13 @@ class Spreader:
             return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
         cut_at, pieces = self._cut.get((layers, parts), lambda: self._pieces(trace, parts))
         return _staged(strategy, [_part(piece, strategy) for piece in pieces], cut_at, notes)
+
+    def _sharded(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
+        kind = strategy.flash_attention
+        if kind not in self._layers:
+            self._layers[kind] = Layers(with_attention(self._trace, strategy))
+        trace, notes = self._layers[kind].sharded(strategy)
+        return with_habits(trace, strategy, self._domain_gpus), notes
 
     def _pieces(self, trace: Trace, parts: int) -> tuple[Cut, list[Trace]]:
         trace = _cut_at_blocks(trace)
@@ -127,7 +141,8 @@ def _layers_key(strategy: Parallel) -> tuple[object, ...]:
     axes = strategy.axes
     words = strategy.data * strategy.context if strategy.expert > 1 else 0
     names = ("tensor", "context", "expert")
-    return (*(axes[name] for name in names), strategy.sequence, strategy.tensor_plan, words)
+    chosen = strategy.sequence, strategy.tensor_plan, words, strategy.habits
+    return (*(axes[name] for name in names), *chosen)
 
 
 def exchanging_ranks(trace: Trace) -> int:
@@ -151,6 +166,11 @@ def _as_traced(trace: Trace, strategy: Parallel) -> ParallelStep:
             f"the traced step exchanges tensors among {ranks} ranks itself, so parallel= only says "
             f"how many GPUs there are and in which cluster; give Parallel(data={ranks}), or more "
             "ranks, and no pipeline, unless the code itself is one"
+        )
+    if strategy.habits:
+        raise InvalidInput(
+            f"the traced step is parallel itself and runs as it is; {', '.join(strategy.habits)} "
+            "cannot change it, so leave it out of parallel="
         )
     end = backward_end(trace) if _trains(trace) else len(trace)
     passes = replace(trace, calls=trace.calls[:end], allocations=())
@@ -204,23 +224,20 @@ def _accumulating(trace: Trace, end: int) -> Trace:
             tensor = flat(gradient.nbytes, gradient.dtype)
             op = Op("aten.add_.Tensor", (tensor, tensor), (tensor,))
             edit.insert(gradient.ready + 1, [Call(op, Phase.BACKWARD, gradient.module)])
-    edit.leave_out(range(end, len(trace)))
-    return edit.made()
+    edit.remove(range(end, len(trace)))
+    return edit.trace()
 
 
 def _cut_at_blocks(trace: Trace) -> Trace:
     """The step with a compiled graph for each repeated block."""
-    if not is_compiled(trace):
+    if not has_graphs(trace):
         return trace
-    edit = Edit(trace)
-    for position, marks in marks_at(trace, cuts_at_blocks(trace, block_finder(trace))).items():
-        edit.insert(position, marks)
-    return edit.made()
+    return cut_graphs(trace, cuts_at_blocks(trace, block_finder(trace)))
 
 
 def _compiled_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
     """What is assumed of the compiled graphs of a step."""
-    if not is_compiled(trace):
+    if not has_graphs(trace):
         return ()
     if strategy.shard == 3 or strategy.pipeline > 1:
         return (

@@ -7,9 +7,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wavecast.errors import InvalidInput
+from wavecast.showing import Shown
 
 Schedule = Literal["1f1b", "gpipe", "zero-bubble"]
 SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zero-bubble")
+HABITS = (
+    "fp8",
+    "overlap_tensor",
+    "fused_rotary",
+    "fused_gates",
+    "fused_experts",
+    "dispatch_once",
+    "sequence_first",
+    "flash_attention",
+)
+"""The options that say how a framework runs a step, where it differs from plain PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +33,19 @@ class RankAxis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallel:
+class Parallel(Shown):
     """How a training step is spread over GPUs.
 
     ```python
     wavecast.Parallel(data=8)                                # DDP on eight GPUs
     wavecast.Parallel(data=16, shard=3)                      # FSDP on 16 GPUs
     wavecast.Parallel(data=4, tensor=8, pipeline=2, microbatches=8, cluster="dgx-h100")
+    wavecast.Parallel(data=8, tensor=8, sequence=True, fp8=True, overlap_tensor=True)
     ```
 
     The product of `data`, `tensor`, `pipeline` and `context` is the number of GPUs. Ranks are
-    numbered as in Megatron: tensor first, then context, data and pipeline.
+    numbered as in Megatron: tensor first, then context, data and pipeline. The options from `fp8`
+    on say how the framework runs the step, where it differs from plain PyTorch.
     """
 
     data: int = 1
@@ -66,6 +80,25 @@ class Parallel:
     """The size of the buckets in which DDP reduces gradients."""
     tensor_plan: Mapping[str, str] | None = None
     """How modules are split, as in `{"layers.*.attention.q": "colwise"}`. None to find it."""
+    fp8: bool = False
+    """Whether blocks compute their matmuls in 8 bits, as with Transformer Engine."""
+    overlap_tensor: bool = False
+    """Whether the all-gathers and reduce-scatters of `sequence` run beside the matmuls next to
+    them (`tp_comm_overlap` in Megatron and NeMo)."""
+    fused_rotary: bool = False
+    """Whether rotary positions are one kernel for queries and one for keys (Megatron, nanotron)."""
+    fused_gates: bool = False
+    """Whether an activation and its gate are one kernel (Megatron-Core, Transformer Engine)."""
+    fused_experts: bool = False
+    """Whether the weighted sum of the experts' results is one kernel (Megatron-Core)."""
+    dispatch_once: bool = False
+    """Whether a token is sent once to each rank, or machine, that has several of its experts
+    (DeepEP, HybridEP)."""
+    sequence_first: bool = False
+    """Whether the position comes before the batch in memory (Megatron), so that attention that is
+    not fused needs no copies."""
+    flash_attention: bool = False
+    """Whether attention is FlashAttention 2 where PyTorch chooses cuDNN's (Hopper, Blackwell)."""
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "virtual", "context", "expert", "microbatches"):
@@ -88,6 +121,16 @@ class Parallel:
             raise InvalidInput(f"schedule is {self.schedule!r}; the schedules are {known}")
         if self.sequence and self.tensor == 1:
             raise InvalidInput("sequence=True splits among tensor ranks; it needs tensor above 1")
+        if self.overlap_tensor and not self.sequence:
+            raise InvalidInput(
+                "overlap_tensor=True runs the all-gathers and reduce-scatters of sequence "
+                "parallelism beside matmuls; it needs sequence=True"
+            )
+        if self.dispatch_once and self.expert == 1:
+            raise InvalidInput(
+                "dispatch_once=True says how tokens are sent to experts on other ranks; it needs "
+                "expert above 1"
+            )
         if self.virtual > 1 and self.pipeline == 1:
             raise InvalidInput(
                 f"virtual={self.virtual} gives each pipeline stage several parts; it needs "
@@ -121,6 +164,11 @@ class Parallel:
                 f"the interleaved schedule needs microbatches that are a multiple of pipeline="
                 f"{self.pipeline}, not {self.microbatches}"
             )
+
+    @property
+    def habits(self) -> tuple[str, ...]:
+        """The options of `HABITS` that are on."""
+        return tuple(name for name in HABITS if getattr(self, name))
 
     @property
     def gpus(self) -> int:

@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import Memory, memory
-from wavecast.footprint.parallel_memory import fullest_rank
 from wavecast.hardware.device import Device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.choice import comparable
-from wavecast.planning.choosing import Candidate
 from wavecast.planning.cost import TrainingPlan, training_cost
+from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import PriceBook
+from wavecast.planning.selection import Candidate
 from wavecast.predictors.base import Predictor, Scaler
-from wavecast.steps.parallel_prediction import ParallelSteps
-from wavecast.steps.predicting import on_cluster, predict
+from wavecast.steps.parallel_steps import ParallelSteps
+from wavecast.steps.request import on_cluster, predict
 from wavecast.traces.step import Trace
 
 LARGEST_TRIED = 1 << 16
 """No larger batch is tried."""
-_SHARDS = (0, 3)
-"""The stages of ZeRO that are tried on several GPUs, in this order."""
+_FAR = 1.25
+"""A batch is not traced if it needs this many times the memory of the GPU, by a straight line."""
+_UNPREDICTED = "too many of its ops cannot be predicted"
 
 TraceFor = Callable[[Device, int | None], Trace]
 """Gives the trace of the step at a batch, for a GPU. None asks for the step as the user gave it."""
@@ -36,6 +36,8 @@ class TrainingQuestion:
     plan: TrainingPlan
     counts: tuple[int, ...] = (1,)
     """The numbers of GPUs to try."""
+    shards: tuple[int, ...] = (0, 3)
+    """The stages of ZeRO that are tried on several GPUs, in this order."""
     batch: int | None = None
     """The batch of the step as given. None if it has no other batch, as a saved trace."""
     each: int = 1
@@ -116,10 +118,9 @@ class _CandidateFinder:
         device = self._device
         step = predict(trace, device, predictor=self._wanted.predictor, host=self._wanted.host)
         if not comparable(step):
-            reason = "too many of its ops cannot be predicted"
-            return Candidate(device, 1, batch, memory=needed, reason=reason)
+            return Candidate(device, 1, batch, memory=needed, reason=_UNPREDICTED)
         cost = training_cost(step, self._plan(trace, 1), self._book.cheapest(device.id))
-        largest = None if needed is None else self._largest(batch)
+        largest = None if needed is None else self._largest(batch, needed)
         return Candidate(device, 1, batch, largest_batch=largest, memory=needed, cost=cost)
 
     def _on_several(self, count: int) -> Candidate:
@@ -132,13 +133,16 @@ class _CandidateFinder:
             plan = self._plan(trace, count)
             micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
             steps = ParallelSteps(trace, predictor, host)
-            for shard in _SHARDS:
+            for shard in self._wanted.shards:
                 strategy = Parallel(data=count, shard=shard, microbatches=micro)
-                spread = steps.spread(strategy)
-                needed = fullest_rank(spread, device) if trace.allocations else None
-                if needed is None or needed.fits:
-                    cost = training_cost(steps.predict(spread), plan, offer)
-                    return Candidate(device, count, batch, strategy, None, needed, cost)
+                step = steps.predict(steps.spread(strategy))
+                needed = step.memory
+                if step.fits is False:
+                    continue
+                if not comparable(step):
+                    return Candidate(device, count, batch, memory=needed, reason=_UNPREDICTED)
+                cost = training_cost(step, plan, offer)
+                return Candidate(device, count, batch, strategy, None, needed, cost)
         return Candidate(device, count, batch, memory=needed, reason=_too_large(needed))
 
     def _plan(self, trace: Trace, count: int) -> TrainingPlan:
@@ -177,15 +181,25 @@ class _CandidateFinder:
             raise InvalidInput(f"a global batch of {shown} cannot be divided among {count} GPUs")
         return share
 
-    def _largest(self, batch: int | None) -> int | None:
+    def _largest(self, batch: int | None, needed: Memory) -> int | None:
         """The largest batch that fits, among the doubles of one that does."""
         if not self._wanted.find_largest or batch is None or self._wanted.batch is None:
             return None
-        while batch * 2 <= LARGEST_TRIED:
-            if not memory(self._trace_for(self._device, batch * 2), self._device).fits:
+        needs = [needed.needed_bytes]
+        while batch * 2 <= LARGEST_TRIED and not _far_too_large(needs, self._device):
+            doubled = memory(self._trace_for(self._device, batch * 2), self._device)
+            if not doubled.fits:
                 break
+            needs.append(doubled.needed_bytes)
             batch *= 2
         return batch
+
+
+def _far_too_large(needs: list[int], device: Device) -> bool:
+    """Whether the next double needs far more than there is, by the line through the last two."""
+    if len(needs) < 2:
+        return False
+    return needs[-1] + 2 * (needs[-1] - needs[-2]) > _FAR * device.memory_bytes
 
 
 def _too_large(needed: Memory | None) -> str:

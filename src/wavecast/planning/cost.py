@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from wavecast.errors import InvalidInput
+from wavecast.parallel.strategy import Parallel
 from wavecast.planning.prices import Price
 from wavecast.showing import Shown
-from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Phase
 
@@ -48,7 +48,7 @@ def exactly(value: float) -> Ranged:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingPlan:
+class TrainingPlan(Shown):
     """What a whole training does, as its user states it. Its length is one of the first four.
 
     ```python
@@ -143,7 +143,7 @@ class TrainingCost(Shown):
 
 
 def training_cost(
-    prediction: Prediction | ParallelPrediction, plan: TrainingPlan, offer: Price | None = None
+    prediction: Prediction, plan: TrainingPlan, offer: Price | None = None
 ) -> TrainingCost:
     """The time, energy and, with an offer, the money of a whole training.
 
@@ -162,7 +162,7 @@ def training_cost(
     """
     accumulated = _accumulated(prediction, plan)
     step = _step(prediction, accumulated)
-    alone = _samples(prediction)
+    alone = prediction.samples
     samples = None if alone is None else alone * accumulated
     steps = _steps(plan, samples, prediction.trace.unit)
     training = step.times(steps)
@@ -177,13 +177,13 @@ def training_cost(
         else 0
     )
     seconds = training.plus(validation).plus(checkpoint).plus(exactly(plan.startup_s))
-    gpus = prediction.gpus if isinstance(prediction, ParallelPrediction) else 1
+    gpus = prediction.gpus
     power_w = prediction.device.tdp_w
     return TrainingCost(
         device_id=prediction.device.id,
         gpus=gpus,
         steps=steps,
-        accumulated=_micro_batches(prediction) * accumulated,
+        accumulated=prediction.microbatches * accumulated,
         step_samples=samples,
         step=step,
         seconds=seconds,
@@ -198,23 +198,30 @@ def training_cost(
     )
 
 
-def _samples(prediction: Prediction | ParallelPrediction) -> int | None:
-    """Samples of the predicted step."""
-    if isinstance(prediction, ParallelPrediction):
-        return prediction.samples
-    return prediction.trace.samples
+def accumulating(strategy: Parallel, plan: TrainingPlan | None, samples: int | None) -> Parallel:
+    """The strategy with as many micro-batches as the plan's global batch asks for.
+
+    Raises:
+        InvalidInput: the global batch is no multiple of what all replicas take at once.
+    """
+    batch = None if plan is None else plan.global_batch
+    if batch is None or samples is None or strategy.microbatches > 1:
+        return strategy
+    count, rest = divmod(batch, samples * strategy.data)
+    if rest or not count:
+        raise InvalidInput(
+            f"a global batch of {batch} cannot be divided among {strategy.data} replicas with "
+            f"micro-batches of {samples}; use a multiple of {samples * strategy.data}, or another "
+            "--batch"
+        )
+    return replace(strategy, microbatches=count)
 
 
-def _micro_batches(prediction: Prediction | ParallelPrediction) -> int:
-    parallel = isinstance(prediction, ParallelPrediction)
-    return prediction.strategy.microbatches if parallel else 1  # type: ignore[union-attr]
-
-
-def _accumulated(prediction: Prediction | ParallelPrediction, plan: TrainingPlan) -> int:
+def _accumulated(prediction: Prediction, plan: TrainingPlan) -> int:
     """How many predicted steps make one optimizer step with the plan's global batch."""
     if plan.global_batch is None:
         return 1
-    samples = _samples(prediction)
+    samples = prediction.samples
     if samples is None:
         raise InvalidInput(
             "a global batch needs a step that says how many samples it takes; give --batch, or "
@@ -226,8 +233,8 @@ def _accumulated(prediction: Prediction | ParallelPrediction, plan: TrainingPlan
             f"a global batch of {plan.global_batch} is no multiple of the {samples} "
             f"{prediction.trace.unit} of a step; use another batch"
         )
-    if count > 1 and isinstance(prediction, ParallelPrediction):
-        micro = prediction.strategy.microbatches * count
+    if count > 1 and prediction.parallel is not None:
+        micro = prediction.microbatches * count
         raise InvalidInput(
             f"{prediction.gpus} GPUs take {samples} {prediction.trace.unit} in a step, not "
             f"{plan.global_batch}; accumulate gradients with microbatches={micro}"
@@ -235,10 +242,10 @@ def _accumulated(prediction: Prediction | ParallelPrediction, plan: TrainingPlan
     return count
 
 
-def _step(prediction: Prediction | ParallelPrediction, accumulated: int) -> Ranged:
+def _step(prediction: Prediction, accumulated: int) -> Ranged:
     """The time of an optimizer step; the optimizer itself runs only once in it."""
     step = Ranged(prediction.seconds, prediction.low_s, prediction.high_s)
-    if accumulated == 1 or isinstance(prediction, ParallelPrediction):
+    if accumulated == 1:
         return step
     optimizer = _share(prediction, Phase.OPTIMIZER)
     return step.times(accumulated - (accumulated - 1) * optimizer)
@@ -249,18 +256,18 @@ def _share(prediction: Prediction, phase: Phase) -> float:
     return prediction.by_phase()[phase] / prediction.gpu_s if prediction.gpu_s else 0.0
 
 
-def _validation(prediction: Prediction | ParallelPrediction, plan: TrainingPlan) -> Ranged:
+def _validation(prediction: Prediction, plan: TrainingPlan) -> Ranged:
     """The time of one validation."""
     stated = exactly(plan.validation_s)
     if not plan.validation_samples:
         return stated
-    samples = _samples(prediction)
+    samples = prediction.samples
     if samples is None:
         raise InvalidInput("validation samples need a step that says how many samples it takes")
     step = Ranged(prediction.seconds, prediction.low_s, prediction.high_s)
-    if isinstance(prediction, ParallelPrediction):
+    if prediction.parallel is not None:
         forward = sum(stage.forward_s for stage in prediction.stages)
-        forward *= prediction.strategy.microbatches
+        forward *= prediction.microbatches
         share = min(forward / prediction.seconds, 1.0)
     else:
         share = _share(prediction, Phase.FORWARD)

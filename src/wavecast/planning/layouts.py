@@ -9,22 +9,20 @@ from dataclasses import dataclass, replace
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.memory import Memory
-from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel
-from wavecast.parallel.mixtures import expert_counts, grouped_products
+from wavecast.parallel.mixtures import expert_weights
 from wavecast.parallel.strategy import Parallel
-from wavecast.steps.parallel_prediction import (
-    ParallelPrediction,
-    ParallelSteps,
-)
-from wavecast.steps.rank_player import ClusterPredictor
+from wavecast.showing import Shown
+from wavecast.steps.op_times import ClusterPredictor
+from wavecast.steps.parallel_steps import ParallelSteps
+from wavecast.steps.prediction import Prediction
 from wavecast.traces.blocks import blocks_of
 from wavecast.traces.step import Role, Trace
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Shown):
     """One way to spread the step, and what became of it."""
 
     strategy: Parallel
@@ -32,7 +30,7 @@ class Layout:
     """Samples of one micro-batch on one replica."""
     memory: Memory | None = None
     """The memory of the fullest rank. None when it was clear before that it cannot fit."""
-    prediction: ParallelPrediction | None = None
+    prediction: Prediction | None = None
     """None when it does not fit or cannot be done."""
     reason: str = ""
     """Why it cannot be used, or what it loses time with."""
@@ -123,7 +121,7 @@ def search_layouts(
     """
     smallest = trace_of(min(search.micro_batches))
     blocks = len({block for block in blocks_of(smallest) if block})
-    experts = math.gcd(*expert_counts(smallest)) or 1
+    experts = math.gcd(*expert_weights(smallest).values()) or 1
     todo = list(candidates(search, predictor.cluster.domain_gpus, blocks, experts))
     if not todo:
         raise InvalidInput(
@@ -162,25 +160,22 @@ def _tried(strategy: Parallel, micro: int, steps: ParallelSteps, device: Device)
         needed = f"weights, gradients and optimizer alone need {least / 1e9:.0f} GB"
         return Layout(strategy, micro, reason=f"does not fit: {needed}")
     try:
-        step = steps.spread(strategy)
-        fullest = fullest_trace(step)
-        least = peak_bytes(fullest.allocations)
+        step = steps.predict(steps.spread(strategy))
+        least = peak_bytes(step.fullest.allocations)
         if least > device.memory_bytes:
             needed = f"it needs at least {least / 1e9:.0f} GB"
             return Layout(strategy, micro, reason=f"does not fit: {needed}")
-        needed_memory = memory_of_rank(fullest, strategy, device)
-        if not needed_memory.fits:
-            needed = f"it needs {needed_memory.needed_bytes / 1e9:.0f} GB"
-            return Layout(strategy, micro, needed_memory, reason=f"does not fit: {needed}")
-        prediction = steps.predict(step)
+        if step.memory is not None and not step.memory.fits:
+            needed = f"it needs {step.memory.needed_bytes / 1e9:.0f} GB"
+            return Layout(strategy, micro, step.memory, reason=f"does not fit: {needed}")
+        return Layout(strategy, micro, step.memory, step, _losses(step))
     except InvalidInput as error:
         return Layout(strategy, micro, reason=str(error))
-    return Layout(strategy, micro, needed_memory, prediction, _losses(prediction))
 
 
 def _least_bytes(trace: Trace, strategy: Parallel) -> float:
     """The memory of weights, gradients and optimizer states of one rank."""
-    experts = set(grouped_products(trace))
+    experts = {name.rpartition(".")[0] for name in expert_weights(trace)}
     axes = strategy.axes
     # With sequence parallelism each tensor rank has whole experts.
     whole = strategy.expert if strategy.sequence else strategy.tensor * strategy.expert
@@ -196,7 +191,7 @@ def _least_bytes(trace: Trace, strategy: Parallel) -> float:
     return least / strategy.pipeline
 
 
-def _losses(prediction: ParallelPrediction) -> str:
+def _losses(prediction: Prediction) -> str:
     """What a strategy loses time with."""
     parts = {
         "waiting for other stages": prediction.idle_s,

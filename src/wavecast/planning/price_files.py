@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
-from wavecast.files import read_toml, write_whole
+from wavecast.files import read_toml, toml_text, write_whole
 from wavecast.planning.prices import Price, PriceBook
 
 
@@ -96,49 +95,34 @@ def write_prices(path: Path, book: PriceBook, comment: Iterable[str] = ()) -> No
 
 
 def prices_toml(book: PriceBook, comment: Iterable[str] = ()) -> str:
-    """A table of prices as TOML, one offer in each line."""
+    """A table of prices as TOML."""
     order = sorted(
         book.offers,
         key=lambda o: (o.device_id, o.provider, o.is_spot, o.gpus, o.usd_per_hour, o.region),
     )
-    return "\n".join(
-        [
-            *(f"# {line}".rstrip() for line in comment),
-            f"source = {_text(book.source)}",
-            f"snapshot = {book.date.isoformat()}",
-            'currency = "USD"',
-            "offers = [",
-            *(f"  {{ {_line(offer)} }}," for offer in order),
-            "]",
-            "",
-        ]
+    return toml_text(
+        {
+            "source": book.source,
+            "snapshot": book.date,
+            "currency": "USD",
+            "offers": [_offer(offer) for offer in order],
+        },
+        comment,
     )
 
 
-def _line(offer: Price) -> str:
-    values = {
-        "gpu": _text(offer.device_id),
-        "usd_per_hour": repr(offer.usd_per_hour),
-        "gpus": str(offer.gpus),
-        "provider": _text(offer.provider),
-        "instance": _text(offer.instance),
-        "region": _text(offer.region),
-        "date": offer.date.isoformat(),
-        "spot": "true" if offer.is_spot else "",
-        "includes_host": "" if offer.includes_host else "false",
+def _offer(offer: Price) -> dict[str, Any]:
+    return {
+        "gpu": offer.device_id,
+        "usd_per_hour": offer.usd_per_hour,
+        **({} if offer.gpus == 1 else {"gpus": offer.gpus}),
+        "provider": offer.provider,
+        "instance": offer.instance,
+        **({"region": offer.region} if offer.region else {}),
+        "date": offer.date,
+        **({"spot": True} if offer.is_spot else {}),
+        **({} if offer.includes_host else {"includes_host": False}),
     }
-    needed = ("gpu", *_CHECKS)
-    usual = {"gpus": "1", "region": '""'}
-    return ", ".join(
-        f"{name} = {value}"
-        for name, value in values.items()
-        if name in needed or (value and value != usual.get(name))
-    )
-
-
-def _text(value: str) -> str:
-    """A text as TOML writes it; what JSON escapes, TOML escapes in the same way."""
-    return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def _refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:

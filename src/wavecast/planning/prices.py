@@ -12,40 +12,39 @@ from pathlib import Path
 from wavecast.files import config_folder, shipped
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device as device_of_name
+from wavecast.showing import Shown
 
 STALE_DAYS = 180
 """A price that is older than this is marked as old, and is not taken for the cheapest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class Price(Shown):
     """One offer, in USD per GPU and hour, on a date.
 
     >>> offer = price("h100-sxm-80gb")
     >>> offer is not None and offer.per_usd(1000.0) > 0  # samples per dollar at 1000 samples/s
     True
-
-    Attributes:
-        device_id: The id of the GPU.
-        usd_per_hour: The price of the machine divided by its number of GPUs.
-        provider: Who sells it: a cloud, "yours" for a price of your own, "bought".
-        instance: The provider's name for the machine; empty if GPUs are rented singly.
-        date: The date on which the price was first seen; prices change.
-        region: The provider's region; empty if the price does not depend on it.
-        gpus: The number of GPUs of the machine. Fewer cannot be rented at this price.
-        includes_host: False if the machine around the GPU costs extra.
-        is_spot: Whether the provider may take the machine away at any time.
     """
 
     device_id: str
+    """The id of the GPU."""
     usd_per_hour: float
+    """The price of the machine divided by its number of GPUs."""
     provider: str
+    """Who sells it: a cloud, "yours" for a price of your own, "bought"."""
     instance: str
+    """The provider's name for the machine; empty if GPUs are rented singly."""
     date: datetime.date
+    """The date on which the price was first seen; prices change."""
     region: str = ""
+    """The provider's region; empty if the price does not depend on it."""
     gpus: int = 1
+    """The number of GPUs of the machine. Fewer cannot be rented at this price."""
     includes_host: bool = True
+    """False if the machine around the GPU costs extra."""
     is_spot: bool = False
+    """Whether the provider may take the machine away at any time."""
 
     @property
     def machine_usd_per_hour(self) -> float:

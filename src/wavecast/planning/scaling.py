@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.strategy import Parallel
 from wavecast.showing import Shown
-from wavecast.steps.parallel_prediction import (
-    ParallelPrediction,
-    predict_parallel,
-)
-from wavecast.steps.rank_player import ClusterPredictor
+from wavecast.steps.op_times import ClusterPredictor
+from wavecast.steps.parallel_steps import predict_parallel
+from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Trace
 
 KNEE = 0.8
@@ -25,7 +24,7 @@ class ScalePoint:
     """One number of GPUs."""
 
     gpus: int
-    prediction: ParallelPrediction
+    prediction: Prediction
     relative: float
     """The speed per GPU, divided by that of the fewest GPUs."""
 
@@ -87,11 +86,34 @@ def scale(
     return Scaling(tuple(_relative(points)), strong)
 
 
+def doubled_counts(strategy: Parallel, up_to: int) -> list[int]:
+    """The numbers of GPUs: one replica, or as many as share the experts, and its doubles.
+
+    Raises:
+        InvalidInput: even the first is too large.
+    """
+    sharing = strategy.expert // math.gcd(strategy.expert, strategy.tensor * strategy.sequence or 1)
+    smallest = strategy.gpus // strategy.data * sharing
+    if up_to < smallest:
+        one = "the replicas that share the experts, which have" if sharing > 1 else ""
+        raise InvalidInput(
+            f"--up-to {up_to} is less than {one or 'one replica, which has'} {smallest} GPUs"
+        )
+    return list(doubles(smallest, up_to))
+
+
+def doubles(first: int, up_to: int) -> Iterator[int]:
+    """A number and its doubles, up to the largest."""
+    while first <= up_to:
+        yield first
+        first *= 2
+
+
 def _relative(points: Sequence[ScalePoint]) -> list[ScalePoint]:
     def speed(point: ScalePoint) -> float:
-        strategy = point.prediction.strategy
-        samples = strategy.microbatches * strategy.data
-        return samples / point.prediction.seconds / point.gpus
+        step = point.prediction
+        replicas = 1 if step.parallel is None else step.parallel.data
+        return step.microbatches * replicas / step.seconds / point.gpus
 
     first = speed(points[0])
     return [replace(point, relative=speed(point) / first) for point in points]

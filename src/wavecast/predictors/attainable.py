@@ -48,9 +48,11 @@ class Attainable(Predictor):
     memory. "other" is for kinds that were not measured."""
 
     @classmethod
+    @cache
     def shipped(cls) -> Attainable:
         """The fit that comes with the package."""
-        return _shipped()
+        shares = shipped_toml("models/attainable.toml")["shares"]
+        return cls({name: Attained(**values) for name, values in shares.items()})
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
         """The time of the slower limit, each at the share that its kind attains."""
@@ -91,10 +93,3 @@ def _group(depthwise: bool, limit: Bound) -> str:
     if limit.unit is None:
         return f"{kind}/memory"
     return f"{kind}/tensor" if limit.unit.endswith("_tensor") else f"{kind}/cores"
-
-
-@cache
-def _shipped() -> Attainable:
-    card = shipped_toml("models/attainable.toml")
-    shares = {name: Attained(**values) for name, values in card["shares"].items()}
-    return Attainable(shares)

@@ -11,11 +11,12 @@ from typing import Protocol, runtime_checkable
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
+from wavecast.showing import Shown
 from wavecast.traces.step import Call, Op
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Shown):
     """A predicted time, its range, and where it comes from.
 
     Example:
@@ -28,7 +29,7 @@ class Estimate:
     high_s: float
     """The high end of that range."""
     source: str
-    """The name of the predictor or scaler, in words for a reader."""
+    """The name of the predictor or scaler, for reports."""
 
 
 def refuse_impossible(
@@ -36,7 +37,7 @@ def refuse_impossible(
 ) -> None:
     """Raise InvalidInput unless a time is positive, finite and inside its own range.
 
-    Every result of the package passes here once, when it is made.
+    Every result of the package passes this check once.
 
     Args:
         what: the time and where it comes from, for the message: "the step on l4, by its ops".
@@ -55,7 +56,7 @@ def refuse_impossible(
 
 
 class Familiarity(StrEnum):
-    """How well the fit of a predictor knows a GPU. The ranges of steps depend on it."""
+    """How well a predictor was fitted for a GPU. The ranges of steps depend on it."""
 
     MEASURED = "measured"
     """Ops of every kind were measured on the GPU's chip."""

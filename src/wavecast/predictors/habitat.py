@@ -1,7 +1,7 @@
 """A measured step, scaled to another GPU (Habitat, Yu et al., ATC 2021, section 3).
 
 Ops whose kernels are the same on every GPU are scaled by their waves. Ops whose kernels vary
-(matrix products, convolutions, recurrent layers, attention) take the measured time times the ratio
+(matmuls, convolutions, recurrent layers, attention) take the measured time times the ratio
 of two predictions. The predictor's error cancels as far as it is the same on both GPUs.
 """
 
@@ -21,7 +21,7 @@ from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.traces.step import Call
 
 VARYING = CONTRACTIONS | {Kind.FUSED}
-"""Ops whose kernels vary from GPU to GPU: a compiler writes its kernels for the GPU it finds."""
+"""Ops whose kernels vary from GPU to GPU. A compiler generates kernels for the GPU at hand."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Habitat(Scaler):
     wave: WaveScaling = field(default_factory=WaveScaling)
     spread: float = 1.0
     """The range of a ratio is the ratio divided and multiplied by 1 + spread. Of the ratios between
-    five public GPUs, nine in ten were within such a factor (convolutions 1.55, products 2.1)."""
+    five public GPUs, nine in ten were within such a factor (convolutions 1.55, matmuls 2.1)."""
 
     @classmethod
+    @cache
     def shipped(cls) -> Habitat:
         """The scaler with the predictor that is the default without a measurement."""
-        return _shipped()
+        return cls(Learned.shipped())
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         """The time of a measured call on the target; None for collectives, which do not scale."""
@@ -86,8 +87,3 @@ def _measured_s(call: Call) -> float:
 def _as_measured(call: Call) -> Estimate | None:
     measured_s = _measured_s(call)
     return Estimate(measured_s, measured_s, measured_s, "measured") if measured_s else None
-
-
-@cache
-def _shipped() -> Habitat:
-    return Habitat(Learned.shipped())

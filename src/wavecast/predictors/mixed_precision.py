@@ -1,10 +1,10 @@
 """A float32 measurement, scaled to mixed precision (Daydream, Zhu et al., ATC 2020).
 
-Daydream's rule: kernels of matrix products and convolutions run three times as fast in half
+Daydream's rule: kernels of matmuls and convolutions run three times as fast in half
 precision, and all others, which move bytes, twice as fast. Weight updates stay in float32. The rule
 is used where only kernels are known. It is far off on today's GPUs.
 
-Where shapes are known, a product is scaled by the ratio of two predictions of the op, in half and
+Where shapes are known, a matmul is scaled by the ratio of two predictions of the op, in half and
 in full precision, which depend on the target's units. Autocast leaves norms, losses, reductions and
 similar ops in float32. Elementwise ops have some operands in half precision and some not: on an
 H200 they took 0.53 to 0.92 of their float32 time (six steps, measurements/h200), hence
@@ -29,7 +29,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 """The element type of each precision."""
 
 CONTRACTION_SPEEDUP = 3.0
-"""Speed-up of matrix products and convolutions (Daydream, section 5.1)."""
+"""Speed-up of matmuls and convolutions (Daydream, section 5.1)."""
 OTHER_SPEEDUP = 2.0
 """Speed-up of other kernels (Daydream, section 5.1)."""
 ELEMENTWISE_SHARE = 0.75

@@ -1,4 +1,4 @@
-"""Setups as published: a paper's own numbers of its GPUs, its networks and how it measured.
+"""Setups of papers: the numbers of their GPUs, their networks and how they measured.
 
 A published setup serves to compare with its paper. The default knows more GPUs, and does better on
 those that the paper's networks have not seen.

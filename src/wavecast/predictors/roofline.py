@@ -19,7 +19,7 @@ class Demand:
 
     kind: Kind
     unit: Unit
-    """The arithmetic unit that the op asks for."""
+    """The arithmetic unit that the op is meant for."""
     flops: int
     """FLOPs that are executed; a multiply-add counts two."""
     nbytes: int

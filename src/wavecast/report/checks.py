@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 
 from wavecast.checks.checking import CheckResult
-from wavecast.checks.verdicts import FAILING, Figure, Outcome, StepVerdict
-from wavecast.report.characters import one_line
+from wavecast.checks.verdicts import FAILING, ChoiceVerdict, Figure, Outcome, StepVerdict
 from wavecast.report.comparisons import (
     PARTS_SHOWN,
     change,
     changes,
-    comparison_record,
     part_columns,
     renamed_modules,
     tables_of,
 )
-from wavecast.report.tables import Column, fitting, line, listed, remarks, table
-from wavecast.report.units import UNKNOWN, duration, memory, or_unknown
+from wavecast.report.fields import Field, columns, describe, output
+from wavecast.report.tables import (
+    from_rows,
+    line,
+    listed,
+    markdown_text,
+    remarks,
+    shown,
+    table,
+)
+from wavecast.report.tables import markdown as markdown_table
+from wavecast.report.units import duration, memory, or_unknown
 from wavecast.steps.summary import StepSummary
 
 _STYLES = {
@@ -33,49 +39,16 @@ _STYLES = {
 }
 
 
-def check_result(result: CheckResult, width: int) -> RenderableType:
-    """The verdicts as tables: one row for each step and GPU, then what changed and where."""
-    rows = list(result.steps)
-    columns = [
-        Column(name, [cells[i] for cells in map(_cells, rows)], rank, left=left)
-        for i, (name, rank, left) in enumerate(_HEADINGS)
-    ]
-    styles = [_STYLES.get(row.outcome, "") for row in rows]
-    parts: list[RenderableType] = [table(fitting(columns, width), styles), ""]
-    for row in _worth_details(rows):
-        parts += _details(row, width)
-    parts += [line(text, "red") for text in choice_lines(result)]
-    parts += remarks(result.remarks)
-    parts.append(line(verdict_line(result), _STYLES.get(result.outcome, "green")))
-    return Group(*parts)
+def _change(name: str) -> Field:
+    """The relative change of a figure of a checked step."""
 
+    def said(row: StepVerdict) -> str:
+        if row.comparison is None:
+            return ""
+        old, new = (getattr(step, name) for step in (row.comparison.before, row.comparison.after))
+        return "" if new is None else change(old, new)
 
-_HEADINGS = (
-    ("target", 0, True),
-    ("GPU", 0, True),
-    ("step", 0, False),
-    ("", 0, False),
-    ("memory", 2, False),
-    ("", 2, False),
-    ("verdict", 0, True),
-)
-
-
-def _cells(row: StepVerdict) -> tuple[str, ...]:
-    """The cells of a step in the overview."""
-    both = row.comparison
-    if both is None:
-        return row.target, row.gpu, UNKNOWN, "", UNKNOWN, "", _verdict(row)
-    old, new = both.before, both.after
-    return (
-        row.target,
-        row.gpu,
-        duration(new.seconds),
-        change(old.seconds, new.seconds),
-        or_unknown(new.peak_bytes, memory),
-        "" if new.peak_bytes is None else change(old.peak_bytes, new.peak_bytes),
-        _verdict(row),
-    )
+    return Field("", said, title="", rank=0 if name == "seconds" else 2, left=False)
 
 
 def _verdict(row: StepVerdict) -> str:
@@ -88,6 +61,106 @@ def _verdict(row: StepVerdict) -> str:
         if (names := row.named(outcome))
     ]
     return "; ".join(said) or str(Outcome.WITHIN)
+
+
+def _shown(value: str) -> Field:
+    """A value of a figure, in the unit of the figure."""
+    return Field(
+        "",
+        lambda figure: or_unknown(getattr(figure, value), _SHOWN[figure.name]),
+        title={"before": "baseline", "after": "now"}[value],
+        left=False,
+    )
+
+
+def _changed(figure: Figure) -> str:
+    return "" if figure.name in ("fits", "waits") else change(figure.before, figure.after)
+
+
+def _allowed(figure: Figure) -> str:
+    if figure.tolerance is None:
+        return ""
+    return f"{figure.tolerance:g}" if figure.name == "waits" else f"{100 * figure.tolerance:g}%"
+
+
+_SHOWN: Mapping[str, Callable[[float], str]] = {
+    "time": duration,
+    "GPU time": duration,
+    "host time": duration,
+    "memory": memory,
+    "waits": "{:g}".format,
+    "fits": lambda value: "yes" if value else "no",
+}
+describe(
+    StepVerdict,
+    Field("target", title="target"),
+    Field("gpu", title="GPU"),
+    Field("", "comparison.after.seconds", title="step", text=duration),
+    _change("seconds"),
+    Field("", "comparison.after.peak_bytes", title="memory", rank=2, text=memory),
+    _change("peak_bytes"),
+    Field("", _verdict, title="verdict"),
+    *map(Field, ("outcome", "figures")),
+    *(Field(name, blank=True) for name in ("problem", "cause")),
+    "comparison",
+)
+FIGURES = describe(
+    Figure,
+    Field("name", title=""),
+    _shown("before"),
+    _shown("after"),
+    Field("", _changed, title="change", left=False),
+    Field("", _allowed, title="allowed", rank=1, left=False),
+    Field("", lambda f: "" if f.outcome is Outcome.WITHIN else str(f.outcome), title="", left=True),
+    Field("before", meaning="What it was: seconds, bytes, waits, or 1 where it fits."),
+    Field("after", meaning="What it is."),
+    *map(Field, ("tolerance", "outcome")),
+)
+describe(
+    ChoiceVerdict,
+    *map(Field, ("target", "by", "before")),
+    Field("after", meaning="The id of the GPU that is the best now; empty if none is."),
+    "outcome",
+)
+
+
+describe(
+    CheckResult,
+    Field("", lambda result: verdict_line(result), title="verdict"),
+    Field("outcome", title="outcome"),
+    *map(Field, ("exit_code", "steps", "choices", "remarks")),
+    parts="steps",
+)
+_BASELINE = Field("baseline", kind=str, meaning="The file with the baseline.")
+_SOFTWARE = output(
+    "The versions of libraries with which steps were traced.",
+    Field("baseline", kind=Mapping[str, str], meaning="Those of the baseline."),
+    Field("now", kind=Mapping[str, str], meaning="Those of today."),
+)
+CHECKED = output(
+    "The verdict on checked steps.",
+    Field("", "result", kind=CheckResult, inline=True),
+    _BASELINE,
+    Field("software", kind=_SOFTWARE, meaning="The versions of libraries."),
+)
+UPDATED = output(
+    "What an update of a baseline wrote.",
+    _BASELINE,
+    Field("targets", kind=Sequence[str], meaning="The names of the steps in it."),
+)
+
+
+def check_result(result: CheckResult, width: int) -> RenderableType:
+    """The verdicts as tables: one row for each step and GPU, then what changed and where."""
+    rows = list(result.steps)
+    styles = [_STYLES.get(row.outcome, "") for row in rows]
+    parts: list[RenderableType] = [*shown(columns(rows), width, styles=styles), ""]
+    for row in _worth_details(rows):
+        parts += _details(row, width)
+    parts += [line(text, "red") for text in choice_lines(result)]
+    parts += remarks(result.remarks)
+    parts.append(line(verdict_line(result), _STYLES.get(result.outcome, "green")))
+    return Group(*parts)
 
 
 def _worth_details(rows: Sequence[StepVerdict]) -> list[StepVerdict]:
@@ -110,52 +183,10 @@ def _details(row: StepVerdict, width: int) -> list[RenderableType]:
     """The figures of a changed step, and the tables of what changed."""
     if row.comparison is None:
         return []
-    lines = list(map(_figure_cells, row.figures))
-    columns = [
-        Column("", [cells[0] for cells in lines], left=True),
-        Column("baseline", [cells[1] for cells in lines]),
-        Column("now", [cells[2] for cells in lines]),
-        Column("change", [cells[3] for cells in lines]),
-        Column("allowed", [cells[4] for cells in lines], 1),
-        Column("", [cells[5] for cells in lines], left=True),
-    ]
     heading = line(f"{row.target} on {row.gpu}", "bold")
     said = remarks([row.cause]) if row.cause else []
-    shown = [heading, "", table(fitting(columns, width)), *changes(row.comparison, width)]
-    return [*shown, *said, ""]
-
-
-def _figure_cells(figure: Figure) -> tuple[str, ...]:
-    show = _SHOWN[figure.name]
-    word = "" if figure.outcome is Outcome.WITHIN else str(figure.outcome)
-    return (
-        figure.name,
-        or_unknown(figure.before, show),
-        or_unknown(figure.after, show),
-        "" if figure.name in ("fits", "waits") else change(figure.before, figure.after),
-        _allowed(figure),
-        word,
-    )
-
-
-def _allowed(figure: Figure) -> str:
-    if figure.tolerance is None:
-        return ""
-    return f"{figure.tolerance:g}" if figure.name == "waits" else f"{100 * figure.tolerance:g}%"
-
-
-def _yes_or_no(value: float) -> str:
-    return "yes" if value else "no"
-
-
-_SHOWN = {
-    "time": duration,
-    "GPU time": duration,
-    "host time": duration,
-    "memory": memory,
-    "waits": "{:g}".format,
-    "fits": _yes_or_no,
-}
+    figures = shown(FIGURES.columns(row.figures), width)
+    return [heading, "", *figures, *changes(row.comparison, width), *said, ""]
 
 
 def choice_lines(result: CheckResult) -> list[str]:
@@ -191,12 +222,12 @@ def verdict_line(result: CheckResult) -> str:
 
 def markdown(result: CheckResult, baseline: Path) -> str:
     """The verdicts as Markdown, for the summary of a CI job or a comment on a change."""
-    parts = [f"### Wavecast: {_escaped(verdict_line(result))}", ""]
-    parts += _markdown_table([name for name, *_ in _HEADINGS], map(_cells, result.steps))
+    parts = [f"### Wavecast: {markdown_text(verdict_line(result))}", ""]
+    parts += markdown_table(columns(result.steps))
     for row in _worth_details(result.steps):
         parts += ["", *_markdown_details(row)]
     lines = [*choice_lines(result), *result.remarks]
-    parts += ["", *(f"- {_escaped(text)}" for text in lines)] if lines else []
+    parts += ["", *(f"- {markdown_text(text)}" for text in lines)] if lines else []
     parts += ["", f"Baseline: `{baseline.name}`. `wavecast check --update` accepts the changes."]
     return "\n".join(parts) + "\n"
 
@@ -204,76 +235,29 @@ def markdown(result: CheckResult, baseline: Path) -> str:
 def _markdown_details(row: StepVerdict) -> Iterator[str]:
     if row.comparison is None:
         return
-    yield f"<details><summary>{_escaped(row.target)} on {row.gpu}: what changed</summary>"
+    yield f"<details><summary>{markdown_text(row.target)} on {row.gpu}: what changed</summary>"
     yield ""
     headings = ("figure", "baseline", "now", "change", "allowed", "verdict")
-    yield from _markdown_table(headings, map(_figure_cells, row.figures))
+    yield from markdown_table(FIGURES.columns(row.figures), headings)
     for heading, parts in tables_of(row.comparison):
-        columns = part_columns(parts)
-        names = [heading, *(column.name for column in columns[1:])]
+        changed = part_columns(parts)
         yield ""
-        yield from _markdown_table(names, zip(*(c.cells for c in columns), strict=True))
+        yield from markdown_table(changed, [heading, *(column.name for column in changed[1:])])
         if len(parts) > PARTS_SHOWN:
             yield f"\nand {len(parts) - PARTS_SHOWN} more"
     yield ""
     said = [*renamed_modules(row.comparison), *row.comparison.remarks, row.cause]
-    yield from (f"- {_escaped(text)}" for text in said if text)
+    yield from (f"- {markdown_text(text)}" for text in said if text)
     yield ""
     yield "</details>"
 
 
-def _markdown_table(headings: Sequence[str], rows: Iterator[Sequence[str]] | Any) -> Iterator[str]:
-    yield f"| {' | '.join(map(_escaped, headings))} |"
-    yield f"|{'---|' * len(headings)}"
-    for row in rows:
-        yield f"| {' | '.join(map(_escaped, row))} |"
-
-
-_SPECIAL = str.maketrans(
-    {c: f"\\{c}" for c in "\\`*_[]|"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-)
-
-
-def _escaped(text: str) -> str:
-    """A text that Markdown shows as it is: names of modules may hold anything."""
-    return one_line(text).translate(_SPECIAL)
-
-
-def check_record(
-    result: CheckResult, baseline: Path, before: Mapping[str, str], now: Mapping[str, str]
-) -> dict[str, Any]:
-    """The verdicts as plain data for JSON."""
-    return {
-        "outcome": str(result.outcome),
-        "exit_code": result.exit_code,
-        "baseline": str(baseline),
-        "software": {"baseline": dict(before), "now": dict(now)},
-        "steps": [_step_record(row) for row in result.steps],
-        "choices": [{**asdict(row), "outcome": str(row.outcome)} for row in result.choices],
-        "remarks": list(result.remarks),
-    }
-
-
-def _step_record(row: StepVerdict) -> dict[str, Any]:
-    return {
-        "target": row.target,
-        "gpu": row.gpu,
-        "outcome": str(row.outcome),
-        "figures": [{**asdict(each), "outcome": str(each.outcome)} for each in row.figures],
-        "problem": row.problem or None,
-        "cause": row.cause or None,
-        "comparison": None if row.comparison is None else comparison_record(row.comparison),
-    }
-
-
 def written(path: Path, steps: Mapping[str, Mapping[str, StepSummary]]) -> RenderableType:
     """What an update wrote: the steps with their times."""
-    rows = [(target, gpu, step) for target, gpus in steps.items() for gpu, step in gpus.items()]
-    columns = [
-        Column("target", [target for target, *_ in rows], left=True),
-        Column("GPU", [gpu for _, gpu, _ in rows], left=True),
-        Column("step", [duration(step.seconds) for *_, step in rows]),
-        Column("memory", [or_unknown(step.peak_bytes, memory) for *_, step in rows]),
+    rows = [
+        (target, gpu, duration(step.seconds), or_unknown(step.peak_bytes, memory))
+        for target, gpus in steps.items()
+        for gpu, step in gpus.items()
     ]
     said = line(f"wrote {path}: {listed(list(steps))}")
-    return Group(table(columns), "", said)
+    return Group(table(from_rows(rows, "<target", "<GPU", "step", "memory")), "", said)

@@ -1,20 +1,30 @@
-"""Two steps side by side, as tables in a terminal and as data."""
+"""Two steps side by side: their figures, and what changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import Group, RenderableType
 
-from wavecast.report.tables import Column, fitting, line, listed, notes, remarks, table, titled
+from wavecast.report.fields import Field, describe, output
+from wavecast.report.tables import (
+    Column,
+    from_rows,
+    line,
+    listed,
+    notes,
+    remarks,
+    shown,
+    table,
+    titled,
+)
 from wavecast.report.units import (
     UNKNOWN,
     count,
     duration,
     memory,
     or_unknown,
+    text,
     time_range,
 )
 from wavecast.steps.comparison import PartChange, StepComparison
@@ -22,6 +32,81 @@ from wavecast.steps.summary import StepSummary
 
 PARTS_SHOWN = 8
 """How many ops or modules a table lists."""
+
+
+def _calls(part: PartChange) -> str:
+    if part.calls_before == part.calls_after:
+        return count(part.calls_after)
+    return f"{count(part.calls_before)} -> {count(part.calls_after)}"
+
+
+def signed_duration(seconds: float) -> str:
+    """A change of a time, with its sign: `+1.20 ms`; empty if there is none."""
+    if not seconds:
+        return ""
+    return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds else ""
+
+
+def _word(part: PartChange) -> str:
+    return "new" if part.is_added else "gone" if part.is_gone else ""
+
+
+def renamed_modules(row: StepComparison) -> list[str]:
+    """One remark about the modules that only got another name, if there are any."""
+    names = [f"{part.name} -> {part.renamed_to}" for part in row.modules if part.renamed_to]
+    return [f"renamed modules: {listed(names)}"] if names else []
+
+
+def _remarks(row: StepComparison) -> Sequence[str]:
+    """What a reader should know, in whole sentences."""
+    return (*renamed_modules(row), *row.remarks)
+
+
+PARTS = describe(
+    PartChange,
+    Field("name", title="", folds=True),
+    Field("", _word, title=""),
+    Field("", _calls, title="calls", left=False),
+    Field("before_s", title="GPU time", rank=1, text=_time),
+    Field("after_s", title="now", rank=1, text=_time, meaning="Its GPU time now, in seconds."),
+    Field("delta_s", title="change", text=signed_duration),
+    Field("calls_before", meaning="How many calls it had."),
+    Field("calls_after", meaning="How many calls it has."),
+    Field("renamed_to", blank=True),
+)
+describe(
+    StepSummary,
+    *map(Field, ("gpu", "seconds", "gpu_s", "host_s", "bound_by", "kernels", "syncs")),
+    *map(Field, ("needed_bytes", "peak_bytes", "fits", "low_s", "high_s", "samples", "unit")),
+    *map(Field, ("unpredicted_share", "fingerprint", "framework")),
+    Field("throughput_per_s", "throughput"),
+    Field("memory_bytes", "memory"),
+    "notes",
+)
+describe(
+    StepComparison,
+    Field("gpu", "after.gpu", title="GPU"),
+    Field("", "before.seconds", title="before", text=duration),
+    Field("", "after.seconds", title="now", text=duration),
+    Field("time_ratio", title="time ratio", text="{:.2f} x".format),
+    Field("memory_ratio", title="memory ratio", text="{:.2f} x".format),
+    Field("same_step", "is_same_step"),
+    *map(Field, ("before", "after", "kinds", "ops", "types", "modules")),
+    Field("remarks", _remarks, title="remarks", text="; ".join),
+    parts="ops",
+)
+
+
+COMPARED = output(
+    "Two steps, compared on each GPU.",
+    Field("a", kind=str, meaning="The step before."),
+    Field("b", kind=str, meaning="The step after."),
+    Field("comparisons", kind=Sequence[StepComparison], meaning="One for each GPU."),
+)
 
 
 def comparisons(
@@ -37,22 +122,13 @@ def comparisons(
     """
     parts: list[RenderableType] = [line(f"A: {before}"), line(f"B: {after}")]
     for row in rows:
-        parts += ["", titled(row.after.gpu, figures(row, width, ("A", "B"))), *changes(row, width)]
+        parts += ["", titled(row.after.gpu, figures(row, ("A", "B"))), *changes(row, width)]
     return Group(*parts)
 
 
-def figures(
-    row: StepComparison, width: int, headings: tuple[str, str] = ("before", "now")
-) -> RenderableType:
+def figures(row: StepComparison, headings: tuple[str, str] = ("before", "now")) -> RenderableType:
     """The figures of two steps, one below the other."""
-    lines = list(figure_lines(row))
-    columns = [
-        Column("", [name for name, *_ in lines], left=True),
-        Column(headings[0], [cells[0] for _, *cells in lines]),
-        Column(headings[1], [cells[1] for _, *cells in lines]),
-        Column("change", [cells[2] for _, *cells in lines]),
-    ]
-    return table(fitting(columns, width))
+    return table(from_rows(figure_lines(row), "<", *headings, "change"))
 
 
 def figure_lines(row: StepComparison) -> Iterator[tuple[str, str, str, str]]:
@@ -78,7 +154,7 @@ def figure_lines(row: StepComparison) -> Iterator[tuple[str, str, str, str]]:
     yield measured("waits of the host", lambda step: step.syncs, count)
     yield measured("memory at the peak", lambda step: step.peak_bytes, memory)
     yield measured("memory needed", lambda step: step.needed_bytes, memory)
-    yield "fits", yes_or_no(old.fits), yes_or_no(new.fits), ""
+    yield "fits", text("", old.fits), text("", new.fits), ""
     for kind in dict.fromkeys((*old.memory, *new.memory)):
         sizes = old.memory.get(kind, 0), new.memory.get(kind, 0)
         if change(*sizes):
@@ -99,14 +175,14 @@ def change(before: float | None, after: float | None) -> str:
 
 def changes(row: StepComparison, width: int) -> list[RenderableType]:
     """The tables of what changed: kinds of ops, ops, modules; then the remarks."""
-    shown: list[RenderableType] = []
-    for heading, parts in tables_of(row):
-        shown += ["", line(heading, "bold"), "", table(fitting(part_columns(parts), width))]
-        if len(parts) > PARTS_SHOWN:
-            shown += remarks([f"and {len(parts) - PARTS_SHOWN} more (--json lists all)"])
-    shown.append("")
-    shown += remarks([*renamed_modules(row), *row.remarks])
-    return [*shown, *notes(new_notes(row))]
+    parts: list[RenderableType] = []
+    for heading, changed in tables_of(row):
+        more = len(changed) - PARTS_SHOWN
+        parts += ["", line(heading, "bold"), "", *shown(part_columns(changed), width)]
+        parts += remarks([f"and {more} more (--json lists all)"]) if more > 0 else []
+    parts.append("")
+    parts += remarks(_remarks(row))
+    return [*parts, *notes(new_notes(row))]
 
 
 def tables_of(row: StepComparison) -> list[tuple[str, Sequence[PartChange]]]:
@@ -123,83 +199,9 @@ def _is_worth_a_line(part: PartChange) -> bool:
 
 def part_columns(parts: Sequence[PartChange]) -> list[Column]:
     """The columns of a table of changed parts, with the largest changes only."""
-    rows = parts[:PARTS_SHOWN]
-    return [
-        Column("", [part.name for part in rows], left=True, folds=True),
-        Column("", [_word(part) for part in rows], left=True),
-        Column("calls", [_calls(part) for part in rows]),
-        Column("GPU time", [_time(part.before_s) for part in rows], 1),
-        Column("now", [_time(part.after_s) for part in rows], 1),
-        Column("change", [signed_duration(part.delta_s) for part in rows]),
-    ]
-
-
-def signed_duration(seconds: float) -> str:
-    """A change of a time, with its sign: `+1.20 ms`; empty if there is none."""
-    if not seconds:
-        return ""
-    return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
-
-
-def renamed_modules(row: StepComparison) -> list[str]:
-    """One remark about the modules that only got another name, if there are any."""
-    names = [f"{part.name} -> {part.renamed_to}" for part in row.modules if part.renamed_to]
-    return [f"renamed modules: {listed(names)}"] if names else []
+    return PARTS.columns(parts[:PARTS_SHOWN])
 
 
 def new_notes(row: StepComparison) -> list[str]:
     """The caveats of the step after that the one before did not have."""
     return [note for note in row.after.notes if note not in row.before.notes]
-
-
-def yes_or_no(answer: bool | None) -> str:
-    """`yes`, `no`, or `?` when it is not known."""
-    return UNKNOWN if answer is None else "yes" if answer else "no"
-
-
-def _time(seconds: float) -> str:
-    return duration(seconds) if seconds else ""
-
-
-def _word(part: PartChange) -> str:
-    return "new" if part.is_added else "gone" if part.is_gone else ""
-
-
-def _calls(part: PartChange) -> str:
-    if part.calls_before == part.calls_after:
-        return count(part.calls_after)
-    return f"{count(part.calls_before)} -> {count(part.calls_after)}"
-
-
-def comparison_record(row: StepComparison) -> dict[str, Any]:
-    """A comparison as plain data for JSON: times in seconds, sizes in bytes."""
-    return {
-        "gpu": row.after.gpu,
-        "time_ratio": row.time_ratio,
-        "memory_ratio": row.memory_ratio,
-        "same_step": row.is_same_step,
-        "before": summary_record(row.before),
-        "after": summary_record(row.after),
-        "kinds": [part_record(part) for part in row.kinds],
-        "ops": [part_record(part) for part in row.ops],
-        "types": [part_record(part) for part in row.types],
-        "modules": [part_record(part) for part in row.modules],
-        "remarks": [*renamed_modules(row), *row.remarks],
-    }
-
-
-def summary_record(step: StepSummary) -> dict[str, Any]:
-    """The figures of a step as plain data, without the parts of its GPU time."""
-    left_out = ("kinds", "types", "ops", "modules", "notes", "memory")
-    record = {name: value for name, value in asdict(step).items() if name not in left_out}
-    return {
-        **record,
-        "throughput_per_s": step.throughput,
-        "memory_bytes": dict(step.memory),
-        "notes": list(step.notes),
-    }
-
-
-def part_record(part: PartChange) -> dict[str, Any]:
-    """A changed part as plain data."""
-    return {**asdict(part), "renamed_to": part.renamed_to or None, "delta_s": part.delta_s}

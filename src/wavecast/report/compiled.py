@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from wavecast.report.tables import Column, notes, notes_by_gpu, table, titled
+from wavecast.report.tables import from_rows, notes, notes_by_gpu, table, titled
 from wavecast.report.units import UNKNOWN, duration, memory
 from wavecast.steps.prediction import Prediction
 
@@ -19,16 +19,21 @@ def gains(title: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> Rendera
         pairs: the predictions of the step as written and compiled, on the same GPU.
     """
     rows = sorted(pairs, key=lambda pair: -gain(*pair))
-    columns = [
-        Column("GPU", [eager.device.id for eager, _ in rows], left=True),
-        Column("eager", [duration(eager.seconds) for eager, _ in rows]),
-        Column("compiled", [duration(compiled.seconds) for _, compiled in rows]),
-        Column("gain", [f"{gain(*pair):.2f}x" for pair in rows]),
-        Column("GPU busy", [duration(eager.gpu_s) for eager, _ in rows]),
-        Column("compiled", [duration(compiled.gpu_s) for _, compiled in rows]),
-        Column("memory", [_peak(eager) for eager, _ in rows]),
-        Column("compiled", [_peak(compiled) for _, compiled in rows]),
+    cells = [
+        (
+            eager.device.id,
+            duration(eager.seconds),
+            duration(compiled.seconds),
+            f"{gain(eager, compiled):.2f}x",
+            duration(eager.gpu_s),
+            duration(compiled.gpu_s),
+            _peak(eager),
+            _peak(compiled),
+        )
+        for eager, compiled in rows
     ]
+    names = ("eager", "compiled", "gain", "GPU busy", "compiled", "memory", "compiled")
+    columns = from_rows(cells, "<GPU", *names)
     named = [(one.device.id, (*one.notes, *one.trace.notes)) for _, one in rows]
     return titled(title, table(columns), "", *notes(notes_by_gpu(named)))
 

@@ -1,9 +1,11 @@
-"""GPUs and hosts as tables in a terminal: known facts, and what a calibration measured."""
+"""GPUs and hosts: known facts, and what a calibration measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,19 +13,18 @@ from rich.text import Text
 from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.host_files import HostFile
 from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.planning.prices import price, price_book
+from wavecast.hardware.kept_hosts import KeptHost
+from wavecast.planning.prices import Price, price
+from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.prices import hourly, offer_text
-from wavecast.report.records import nominal_facts
-from wavecast.report.tables import Column, fitting, line, remarks, table, titled
+from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
 from wavecast.report.units import (
     UNKNOWN,
     count,
     duration,
-    fact,
-    memory,
-    or_unknown,
     percent,
     quantity,
+    text,
     three_digits,
 )
 
@@ -46,93 +47,137 @@ _COSTS = {
 """The costs of a host, as the table of `wavecast calibrate` names them."""
 
 
+FACT = output(
+    "A fact with its source.",
+    Field("value", kind=float | bool | str | tuple[int, int], meaning="In SI units, or a word."),
+    Field("source", kind=str | None, meaning="Where it is from; null when it is not given."),
+)
+
+
+def nominal(gpu: Device) -> dict[str, Any]:
+    """The known numbers of a GPU with their sources, in the order of its file."""
+    names = dict.fromkeys((*gpu.sources, *(field.name for field in fields(gpu))))
+    values = {name: getattr(gpu, name) for name in names if name not in _NOT_FACTS}
+    return {
+        name: {"value": value, "source": gpu.sources.get(name)}
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+_NOT_FACTS = ("id", "name", "vendor", "architecture", "aliases", "sources", "measured")
+
+
+def _price(gpu: Device) -> Price | None:
+    return price(gpu)
+
+
+describe(
+    Device,
+    Field("id", title="name"),
+    "name",
+    "vendor",
+    Field("architecture", title="architecture", rank=2),
+    Field("", "memory_bytes", title="memory", rank=1),
+    Field("", "memory_bytes_per_s", title="bandwidth", rank=1),
+    Field("", "fp32_flops", title="FP32", rank=1, text=quantity),
+    Field("", "tf32_tensor_flops", title="TF32", rank=3, text=quantity),
+    Field("", "fp16_tensor_flops", title="FP16", rank=2, text=quantity),
+    Field("", "bf16_tensor_flops", title="BF16", rank=3, text=quantity),
+    Field("", "sm_count", title="SMs", rank=4, text="{:.0f}".format),
+    Field("", "tdp_w", title="TDP", rank=4, text="{:.0f} W".format),
+    Field("", _price, title="$/h", rank=3, text=hourly),
+    "aliases",
+    Field("nominal", nominal, kind={str: FACT}),
+    "measured",
+)
+
+describe(
+    HostFile,
+    "name",
+    "date",
+    "software",
+    "source",
+    *(Field(name, blank=True) for name in ("processor", "machine", "gpu")),
+    *map(Field, ("busy_before", "busy_during", "factor", "costs", "times")),
+)
+describe(
+    KeptHost,
+    Field("", "file", inline=True),
+    Field("name", title="host"),
+    Field("", lambda kept: kept.file.gpu or "none", title="GPU"),
+    Field("", "file.date", title="date", rank=1),
+    Field("", "file.factor", title="/ reference", rank=1, text=three_digits),
+    Field("", "file.busy_during", title="busy", rank=2, text=percent),
+    Field("", "file.machine", title="machine", rank=3, blank=True),
+    Field("", lambda kept: kept.file.processor or kept.file.name, title="processor", rank=4),
+    Field("file", lambda kept: str(kept.path), kind=str, meaning="The file of the host."),
+)
+
+
 def devices(gpus: Sequence[Device], width: int) -> RenderableType:
     """One row for each GPU with the facts that matter most for training."""
-    book = price_book()
-    columns = [
-        Column("name", [gpu.id for gpu in gpus], left=True),
-        Column("architecture", [gpu.architecture for gpu in gpus], 2, left=True),
-        Column("memory", [memory(gpu.memory_bytes) for gpu in gpus], 1),
-        Column("bandwidth", [quantity(gpu.memory_bytes_per_s, "B/s") for gpu in gpus], 1),
-        Column("FP32", [or_unknown(gpu.fp32_flops, quantity) for gpu in gpus], 1),
-        Column("TF32", [or_unknown(gpu.tf32_tensor_flops, quantity) for gpu in gpus], 3),
-        Column("FP16", [or_unknown(gpu.fp16_tensor_flops, quantity) for gpu in gpus], 2),
-        Column("BF16", [or_unknown(gpu.bf16_tensor_flops, quantity) for gpu in gpus], 3),
-        Column("SMs", [or_unknown(gpu.sm_count, lambda sms: f"{sms:.0f}") for gpu in gpus], 4),
-        Column("TDP", [or_unknown(gpu.tdp_w, lambda watts: f"{watts:.0f} W") for gpu in gpus], 4),
-        Column("$/h", [hourly(book.cheapest(gpu.id)) for gpu in gpus], 3),
-    ]
-    kept = fitting(columns, width)
     lines = [
         f"{count(len(gpus))} GPUs. Rates are dense FLOP/s; TF32, FP16 and BF16 on tensor cores. "
         "? is unknown or absent.",
         'All facts of one GPU, with their sources: "wavecast devices NAME".',
     ]
-    if len(kept) < len(columns):
-        lines.append("A wider terminal shows more columns.")
-    return Group(table(kept), "", *remarks(lines))
+    return Group(*shown(columns(gpus), width, lines))
 
 
 def device_facts(gpu: Device) -> RenderableType:
     """Every number of a GPU with its source."""
     rows = [
-        *((name, fact(name, value), gpu.sources.get(name)) for name, value in _nominal(gpu)),
-        *((f"measured {name}", fact(name, f.value), f.source) for name, f in gpu.measured.items()),
-    ]
-    columns = [
-        Column("fact", [name for name, _, _ in rows], left=True),
-        Column("value", [value for _, value, _ in rows]),
-        Column("source", [source or "not given" for _, _, source in rows], left=True, folds=True),
+        *((name, text(name, f["value"]), f["source"]) for name, f in nominal(gpu).items()),
+        *((f"measured {name}", text(name, f.value), f.source) for name, f in gpu.measured.items()),
     ]
     lines = [f"{gpu.vendor} {gpu.architecture}"]
     if gpu.aliases:
         lines.append("also called " + ", ".join(gpu.aliases))
     if (offer := price(gpu)) is not None:
         lines.append(f"on demand: {offer_text(offer)}")
-    title = line(gpu.name, "bold") + line(f" ({gpu.id})")
-    return Group(title, *remarks(lines), "", table(columns))
+    return facts_with_sources(gpu.name, gpu.id, lines, rows)
 
 
-def _nominal(gpu: Device) -> list[tuple[str, float | tuple[int, int]]]:
-    return list(nominal_facts(gpu).items())
+def facts_with_sources(
+    name: str, identity: str, lines: Sequence[str], rows: Sequence[tuple[str, str, str | None]]
+) -> RenderableType:
+    """Facts of a GPU or a cluster, each with where it is from."""
+    told = [(fact, value, source or "not given") for fact, value, source in rows]
+    three = from_rows(told, "<fact", "value", "<source...")
+    title = line(name, "bold") + line(f" ({identity})")
+    return Group(title, *remarks(lines), "", table(three))
 
 
 def gpu_calibration(gpu: Device, facts: Mapping[str, Fact]) -> RenderableType:
     """The measured facts of a GPU next to its nominal ones."""
     nominal = {name: getattr(gpu, name) for name in facts}
-    columns = [
-        Column("fact", list(facts), left=True),
-        Column(
-            "nominal",
-            [UNKNOWN if value is None else fact(name, value) for name, value in nominal.items()],
-        ),
-        Column("measured", [fact(name, measured.value) for name, measured in facts.items()]),
-        Column(
-            "measured / nominal",
-            [
-                "" if nominal[name] is None else percent(measured.value / nominal[name])
-                for name, measured in facts.items()
-            ],
-        ),
+    rows = [
+        (
+            name,
+            text(name, nominal[name]),
+            text(name, measured.value),
+            "" if nominal[name] is None else percent(measured.value / nominal[name]),
+        )
+        for name, measured in facts.items()
     ]
+    columns = from_rows(rows, "<fact", "nominal", "measured", "measured / nominal")
     return titled(f"{gpu.name} ({gpu.id})", table(columns), "")
 
 
 def host_calibration(host: HostFile) -> RenderableType:
     """The measured costs of a host next to those of the reference host."""
     reference = {cost: getattr(REFERENCE_HOST, cost) for cost in _COSTS}
-    columns = [
-        Column("time of the host for", list(_COSTS.values()), left=True),
-        Column("reference", [duration(seconds) for seconds in reference.values()]),
-        Column("this host", [duration(host.costs[cost]) for cost in _COSTS]),
-        Column(
-            "ratio",
-            [
-                three_digits(host.costs[cost] / seconds) if seconds else UNKNOWN
-                for cost, seconds in reference.items()
-            ],
-        ),
+    rows = [
+        (
+            name,
+            duration(reference[cost]),
+            duration(host.costs[cost]),
+            three_digits(host.costs[cost] / reference[cost]) if reference[cost] else UNKNOWN,
+        )
+        for cost, name in _COSTS.items()
     ]
+    columns = from_rows(rows, "<time of the host for", "reference", "this host", "ratio")
     lines = [
         f"{host.software}; {host.source.removeprefix('wavecast calibrate, ')}",
         f"this host takes {three_digits(host.factor)} times as long as the reference host",
@@ -175,22 +220,12 @@ def saved_host(host: HostFile, path: Path, *, elsewhere: bool) -> Text:
     return line(f"saved as {path}; {use}", "dim")
 
 
-def kept_hosts(hosts: Mapping[str, HostFile], width: int) -> RenderableType:
+def kept_hosts(hosts: Sequence[KeptHost], width: int) -> RenderableType:
     """One row for each calibrated host, by name."""
     if not hosts:
         return line('no host was calibrated yet: run "wavecast calibrate"')
-    rows = list(hosts.values())
-    columns = [
-        Column("host", list(hosts), left=True),
-        Column("GPU", [host.gpu or "none" for host in rows], left=True),
-        Column("date", [host.date.isoformat() for host in rows], 1),
-        Column("/ reference", [three_digits(host.factor) for host in rows], 1),
-        Column("busy", [or_unknown(host.busy_during, percent) for host in rows], 2),
-        Column("machine", [host.machine or UNKNOWN for host in rows], 3, left=True),
-        Column("processor", [host.processor or host.name for host in rows], 4, left=True),
-    ]
     lines = [
         "/ reference: its time for the same work, divided by the reference host's",
         "busy: the share of the CPU that other programs used while it was measured",
     ]
-    return Group(table(fitting(columns, width)), "", *remarks(lines))
+    return Group(*shown(columns(hosts), width, lines))

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import RenderableType
 
 from wavecast.doctor import Finding, State
-from wavecast.report.tables import Column, line, table, titled
+from wavecast.report.fields import Field, columns, describe, output
+from wavecast.report.tables import line, table, titled
 
 _STYLES = {State.BROKEN: "red", State.DOUBTFUL: "yellow", State.ABSENT: "dim"}
+_ORDER = (State.BROKEN, State.DOUBTFUL, State.ABSENT, State.GOOD)
+
+describe(
+    Finding,
+    Field("what", title=""),
+    Field("state", title=""),
+    Field("found", title="", folds=True),
+    Field("advice", blank=True),
+)
+
+
+EXAMINATION = output(
+    "What was found on this machine.",
+    Field("works", kind=bool, meaning="Whether nothing must be repaired before Wavecast works."),
+    Field("findings", kind=Sequence[Finding], meaning="Each thing that was looked at."),
+)
 
 
 def examination(findings: Sequence[Finding], width: int) -> RenderableType:
     """One row for each thing, then what to do, and the verdict."""
-    columns = [
-        Column("", [each.what for each in findings], left=True),
-        Column("", [str(each.state) for each in findings], left=True),
-        Column("", [each.found for each in findings], left=True, folds=True),
-    ]
     styles = [_STYLES.get(each.state, "") for each in findings]
     advice = [
         line(f"{each.what}: {each.advice}", _STYLES.get(each.state, ""))
         for each in sorted(findings, key=lambda each: _ORDER.index(each.state))
         if each.advice
     ]
-    said = verdict(findings)
-    return titled("wavecast doctor", table(columns, styles), "", *advice, "", line(said, "bold"))
-
-
-_ORDER = (State.BROKEN, State.DOUBTFUL, State.ABSENT, State.GOOD)
+    rows, said = table(columns(findings), styles), verdict(findings)
+    return titled("wavecast doctor", rows, "", *advice, "", line(said, "bold"))
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -42,10 +49,3 @@ def verdict(findings: Sequence[Finding]) -> str:
     if counted[State.DOUBTFUL]:
         return f"Wavecast works here; {counted[State.DOUBTFUL]} to look at"
     return "Wavecast works here"
-
-
-def examination_record(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The findings as plain data for JSON."""
-    rows = [{**asdict(each), "state": str(each.state)} for each in findings]
-    works = all(each.state is not State.BROKEN for each in findings)
-    return {"works": works, "findings": [{**r, "advice": r["advice"] or None} for r in rows]}

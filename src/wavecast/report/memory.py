@@ -1,8 +1,9 @@
-"""The memory of a step as tables in a terminal."""
+"""The memory of a step: by kind, at its peak, whether it fits, and the largest batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.console import RenderableType
 
@@ -10,27 +11,161 @@ from wavecast.footprint.advice import Advice
 from wavecast.footprint.kinds import KINDS
 from wavecast.footprint.largest_batch import LargestBatch
 from wavecast.footprint.limits import RESERVE
-from wavecast.footprint.memory import Memory
+from wavecast.footprint.memory import Held, Memory
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.device import Device
-from wavecast.report.records import MODULE_DEPTH
+from wavecast.report.fields import Described, Field, columns, describe, some
 from wavecast.report.tables import (
-    Column,
-    fitting,
+    from_rows,
     labelled,
     notes,
     notes_by_gpu,
     remarks,
+    shown,
     table,
     titled,
 )
-from wavecast.report.units import memory, or_unknown, percent
+from wavecast.report.units import memory, or_unknown, percent, text
+from wavecast.traces.step import Phase
+
+MODULE_DEPTH = 3
+"""How many levels of module names memory is grouped by."""
 
 BEFORE_THE_STEP = "before the step"
 """The entry under "made by" for a tensor that was made before the step."""
 KEPT_FREE = f"fits: {percent(RESERVE, 1)} of what is left to PyTorch's allocator is kept free"
 """How close to its limit a GPU may be filled."""
 _ROWS = 8
+
+
+@dataclass(frozen=True)
+class PeakCall:
+    """The call during which most memory is allocated."""
+
+    phase: Phase
+    """The phase of the step."""
+    op: str
+    """The name of the op."""
+    module: str
+    """The module that calls it."""
+
+
+def peak(needed: Memory) -> PeakCall:
+    """The call during which most memory is allocated."""
+    call = needed.trace.calls[needed.peak_call]
+    return PeakCall(call.phase, call.op.base, call.module)
+
+
+def by_module(needed: Memory) -> Mapping[str, int]:
+    """The bytes at the peak by module, largest first."""
+    return needed.by_module(MODULE_DEPTH)
+
+
+def _all_notes(needed: Memory) -> Sequence[str]:
+    """What a reader should know, in whole sentences."""
+    return (*needed.trace.notes, *needed.notes)
+
+
+def _share(needed: Memory) -> float | None:
+    return needed.needed_bytes / needed.device.memory_bytes if needed.device else None
+
+
+describe(
+    Held,
+    Field("nbytes", title="memory"),
+    Field("kind", title="kind"),
+    Field("count", title="tensors", rank=2, text=str),
+    Field("", lambda group: group.op or BEFORE_THE_STEP, title="made by", rank=1),
+    Field("", lambda group: group.module or "-", title="module", folds=True),
+    *map(Field, ("module", "op")),
+)
+MEMORY = describe(
+    Memory,
+    Field("gpu", "device.id", title="GPU", absent="any"),
+    Field("fits", title="fits", absent="name a GPU"),
+    Field("peak_bytes", title="allocated at the peak"),
+    Field("reserved_bytes", title="reserved"),
+    Field("needed_bytes", title="needed"),
+    Field("by_kind", title="by kind", rank=1, text=lambda kinds: _largest(kinds)),
+    *map(Field, ("context_bytes", "process_bytes")),
+    Field("by_module", by_module),
+    Field("peak", peak),
+    "held",
+    Field("notes", _all_notes),
+    parts="held",
+)
+FITS = Described(
+    Memory,
+    some(
+        Field("gpu", "device.id", title="GPU", absent=""),
+        Field("fits", title="fits", absent=""),
+        Field("memory_bytes", "device.memory_bytes", title="GPU memory", absent=""),
+        Field("needed_bytes", title="needed"),
+        Field("", _share, title="share", rank=1, text=percent, absent=""),
+        Field("", lambda m: m.by_kind["workspace"], title="workspace", rank=2, text=memory),
+        *("process_bytes", "reserved_bytes", "peak_bytes", "notes"),
+    ),
+)
+"""Whether a step fits on a GPU, with the sizes that decide it."""
+
+
+def _largest(kinds: Mapping[str, int | None]) -> str:
+    """The kinds of memory that there are, with their sizes."""
+    return text("_bytes", {kind: nbytes for kind, nbytes in kinds.items() if nbytes})
+
+
+describe(
+    Advice,
+    Field("name", title="change"),
+    Field("saved_bytes", title="saves"),
+    Field("", "after.reserved_bytes", title="then reserved", rank=1),
+    Field("how", title="how", folds=True),
+    Field("peak_bytes", "after.peak_bytes", meaning="The peak of allocated memory then."),
+    Field("reserved_bytes", "after.reserved_bytes", meaning="What the allocator reserves then."),
+)
+
+
+@dataclass(frozen=True)
+class AdvisedMemory:
+    """The memory of a step on one GPU, and changes that would make it smaller."""
+
+    memory: Memory
+    advice: Sequence[Advice] = ()
+    """Changes that would save memory, the largest saving first."""
+
+
+describe(AdvisedMemory, Field("", "memory", inline=True), "advice")
+
+
+@dataclass(frozen=True)
+class GpuLargestBatch:
+    """The largest batch that fits on one GPU."""
+
+    gpu: str
+    largest: LargestBatch
+
+
+def _listed(batches: Sequence[int]) -> str:
+    return ", ".join(map(str, batches))
+
+
+describe(
+    LargestBatch,
+    Field("batch", title="largest batch"),
+    Field("too_large", title="too large"),
+    Field("peak_bytes", title="allocated at the peak"),
+    Field("limit_bytes", title="available"),
+    Field("traced", title="batches tried", text=_listed),
+)
+LARGEST = describe(
+    GpuLargestBatch,
+    Field("gpu", title="GPU"),
+    Field("", "largest.batch", title="largest batch", text=lambda batch: str(batch or "none")),
+    Field("", "largest.peak_bytes", title="allocated at the peak"),
+    Field("", "largest.limit_bytes", title="available", rank=1),
+    Field("", "largest.traced", title="batches tried", rank=2, text=_listed, left=True),
+    Field("", "largest", inline=True),
+)
 
 
 def memories(
@@ -85,17 +220,10 @@ def _rows(columns: Sequence[Memory]) -> list[tuple[str, list[str]]]:
         contexts = [or_unknown(m.context_bytes, memory) for m in columns]
         rows.append(("CUDA context and libraries", contexts))
         rows.append(("whole process", [or_unknown(m.process_bytes, memory) for m in columns]))
-        rows.append(("memory of the GPU", [_capacity(m) for m in columns]))
-        rows.append(("fits", [_fits(m) for m in columns]))
+        capacities = [m.device.memory_bytes if m.device else None for m in columns]
+        rows.append(("memory of the GPU", ["" if c is None else memory(c) for c in capacities]))
+        rows.append(("fits", [text("", m.fits) if m.device else "" for m in columns]))
     return rows
-
-
-def _capacity(step_memory: Memory) -> str:
-    return memory(step_memory.device.memory_bytes) if step_memory.device else ""
-
-
-def _fits(step_memory: Memory) -> str:
-    return {True: "yes", False: "no", None: ""}[step_memory.fits]
 
 
 def _explanations(step_memory: Memory) -> Iterable[str]:
@@ -116,83 +244,46 @@ def _explanations(step_memory: Memory) -> Iterable[str]:
 
 def _peak(step_memory: Memory, width: int) -> Iterable[RenderableType]:
     """The largest groups of tensors, and the largest modules, at the peak."""
-    groups = step_memory.held()[:_ROWS]
-    modules = list(step_memory.by_module(MODULE_DEPTH).items())[:_ROWS]
-    columns = [
-        Column("memory", [memory(group.nbytes) for group in groups]),
-        Column("kind", [group.kind for group in groups], left=True),
-        Column("tensors", [str(group.count) for group in groups], 2),
-        Column("made by", [group.op or BEFORE_THE_STEP for group in groups], 1, left=True),
-        Column("module", [group.module or "-" for group in groups], left=True, folds=True),
-    ]
-    yield titled("largest tensors at the peak", table(fitting(columns, width)))
+    modules = list(by_module(step_memory).items())[:_ROWS]
+    cells = [(memory(nbytes), name) for name, nbytes in modules]
+    held = columns(step_memory.held()[:_ROWS]) if step_memory.held() else []
+    yield titled("largest tensors at the peak", *shown(held, width))
     yield ""
-    yield titled(
-        "largest modules at the peak",
-        table(
-            [
-                Column("memory", [memory(nbytes) for _, nbytes in modules]),
-                Column("module", [name for name, _ in modules], left=True, folds=True),
-            ]
-        ),
-    )
+    largest = table(from_rows(cells, "memory", "<module..."))
+    yield titled("largest modules at the peak", largest)
 
 
 def _advised(advice: Sequence[Advice], width: int) -> Iterable[RenderableType]:
-    if not advice:
-        return
-    columns = [
-        Column("change", [change.name for change in advice], left=True),
-        Column("saves", [memory(change.saved_bytes) for change in advice]),
-        Column("then reserved", [memory(change.after.reserved_bytes) for change in advice], 1),
-        Column("how", [change.how for change in advice], left=True, folds=True),
-    ]
-    yield ""
-    yield titled("changes that would save memory", table(fitting(columns, width)))
+    if advice:
+        yield ""
+        yield titled("changes that would save memory", *shown(columns(advice), width))
 
 
 def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> RenderableType:
     """One row for each GPU: whether the step fits, and how much of the GPU it needs."""
     rows = sorted(memories, key=lambda m: (not m.fits, m.device.memory_bytes if m.device else 0))
-    columns = [
-        Column("GPU", [m.device.id if m.device else "" for m in rows], left=True),
-        Column("fits", [_fits(m) for m in rows], left=True),
-        Column("GPU memory", [_capacity(m) for m in rows]),
-        Column("needed", [memory(m.needed_bytes) for m in rows]),
-        Column("share", [_share(m) for m in rows], 1),
-        Column("workspace", [or_unknown(m.by_kind["workspace"], memory) for m in rows], 2),
-    ]
     styles = ["" if m.fits else "dim" for m in rows]
     lines = [
         "needed: memory of the whole training process, with CUDA's context and libraries",
         KEPT_FREE,
     ]
-    return titled(
-        title,
-        table(fitting(columns, width), styles),
-        "",
-        *remarks(lines),
-        *notes(_gpu_notes(rows)),
-    )
+    under = shown(FITS.columns(rows), width, lines, styles)
+    return titled(title, *under, *notes(_gpu_notes(rows)))
 
 
-def _share(step_memory: Memory) -> str:
-    if step_memory.device is None:
-        return ""
-    return percent(step_memory.needed_bytes / step_memory.device.memory_bytes)
+def batches_by_gpu(answers: Iterable[tuple[Device, LargestBatch]]) -> list[GpuLargestBatch]:
+    """The largest batch of each GPU, under its id."""
+    return [GpuLargestBatch(gpu.id, largest) for gpu, largest in answers]
 
 
 def largest_batches(
     title: str, answers: Sequence[tuple[Device, LargestBatch]], width: int
 ) -> RenderableType:
     """One row for each GPU: the largest batch that fits."""
-    largest = [answer for _, answer in answers]
-    columns = [
-        Column("GPU", [gpu.id for gpu, _ in answers], left=True),
-        Column("largest batch", [str(a.batch) if a.batch else "none" for a in largest]),
-        Column("allocated at the peak", [memory(a.peak_bytes) for a in largest]),
-        Column("available", [memory(a.limit_bytes) for a in largest], 1),
-        Column("batches tried", [", ".join(map(str, a.traced)) for a in largest], 2, left=True),
-    ]
     lines = ["available: memory that CUDA's context and libraries leave to PyTorch's allocator"]
-    return titled(title, table(fitting(columns, width)), "", *remarks(lines))
+    return titled(title, *shown(columns(batches_by_gpu(answers)), width, lines))
+
+
+def advised(memories: Sequence[Memory], advice: Sequence[Advice] = ()) -> list[AdvisedMemory]:
+    """The memory of a step on each GPU; the advice is about the first."""
+    return [AdvisedMemory(one, () if index else advice) for index, one in enumerate(memories)]

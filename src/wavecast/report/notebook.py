@@ -2,68 +2,127 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from wavecast import ops
 from wavecast.errors import InvalidInput, MissingExtra
-from wavecast.footprint.memory import Memory
-from wavecast.hardware.family_traces import FamilyTraces
-from wavecast.planning.scaling import Scaling
-from wavecast.report import comparisons, parallel, records
-from wavecast.report.characters import one_line
+from wavecast.report import declared
+from wavecast.report.fields import Described, columns, described, presented, record
 from wavecast.report.html.documents import Report, document
-from wavecast.report.html.memory_reports import memory_report
-from wavecast.report.html.reports import parallel_report, prediction_report, scaling_report
-from wavecast.report.units import count, duration, memory, or_unknown, percent, time_range
-from wavecast.steps.comparison import StepComparison
-from wavecast.steps.parallel_prediction import ParallelPrediction
-from wavecast.steps.prediction import Prediction
-from wavecast.steps.profile import Profile
-from wavecast.traces.script import ScriptRun
-from wavecast.traces.step import Trace
+from wavecast.report.html.markup import Html, element, joined
+from wavecast.report.tables import Column
+from wavecast.report.units import UNKNOWN
+from wavecast.traces.step import Call, Trace
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Facts = list[tuple[str, str]]
-Rows = list[dict[str, Any]]
-
-
-class Form(NamedTuple):
-    """The forms in which results of one type are shown."""
-
-    facts: Callable[[Any], Facts]
-    """The few lines that a notebook shows, each with a name."""
-    record: Callable[[Any], Any]
-    """All of it as plain data."""
-    rows: Callable[[Any], Rows]
-    """Its parts, one row each."""
-    report: Callable[[Any], Report] | None = None
-    """The page about it. None if there is none."""
+_PARTS_SHOWN = 8
+_LISTED = 100
+_LONGEST = 300
+"""Characters of a fact; a longer one is cut."""
+_CELL = "padding:2px 10px;text-align:"
+"""The style of a cell. There are no colors, so that it is read on light and on dark pages."""
 
 
 def fragment(result: object) -> str:
-    """A small table of HTML with the main figures of a result; nothing in it is loaded."""
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{_safe(name)}</th>"
-        f"<td style='text-align:left'>{_safe(text)}</td></tr>"
-        for name, text in _form(result).facts(result)
-    )
-    caption = f"<caption style='text-align:left'><b>{_safe(type(result).__name__)}</b></caption>"
-    return f"<table>{caption}<tbody>{rows}</tbody></table>"
+    """The main figures of a result as a small table of HTML, and its largest parts."""
+    shown = presented(result)
+    own = described(type(shown))
+    rows = [
+        element("tr", _head(name, meaning), element("td", text, style=f"{_CELL}left"))
+        for name, meaning, text in _facts(own, shown)
+    ]
+    name = type(result).__name__
+    facts = _table(name, element("tbody", *rows))
+    return joined([facts, _parts(result)])
 
 
-def record(result: object) -> dict[str, Any]:
-    """A result as plain data."""
-    data: dict[str, Any] = _form(result).record(result)
-    return data
+def listing(results: Sequence[object]) -> str:
+    """Several results of one type as a table of HTML, one row each."""
+    kept = _known(columns(results[:_LISTED]))
+    more = len(results) - _LISTED
+    name = type(results[0]).__name__
+    under = element("p", f"and {more} more") if more > 0 else Html()
+    return joined([_grid(f"{len(results)} x {name}", kept, _meanings(results[0])), under])
+
+
+def _known(every: Sequence[Column]) -> list[Column]:
+    """The columns that say something; all, if none does."""
+    kept = [c for c in every if any(cell not in ("", UNKNOWN) for cell in c.cells)]
+    return kept or list(every)
+
+
+def _facts(own: Described, shown: Any) -> Iterable[tuple[str, str, str]]:
+    """The titled fields of a result that are known, with their meanings; then its notes."""
+    meanings = _meanings(shown)
+    for column in _known(own.columns([shown])):
+        [text] = column.cells
+        cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        yield column.name, meanings.get(column.name, ""), cut
+    step = getattr(shown, "step", shown)
+    if missing := getattr(step, "unpredicted", ()):
+        yield "counted as 0 s", "Ops without a prediction.", ", ".join(missing)
+    notes = (*getattr(step, "notes", ()), *getattr(getattr(step, "trace", None), "notes", ()))
+    yield from (("note", "", note) for note in dict.fromkeys(notes))
+
+
+def _meanings(result: Any) -> dict[str, str]:
+    """What the columns of a result mean, by their headings."""
+    own = described(type(presented(result)))
+    titled = [field for field in own.fields if field.title]
+    return {
+        field.title or "": declared.described(field.name, field.declared(own.kind))
+        for field in titled
+    }
+
+
+def _parts(result: Any) -> Html:
+    """The first parts of a result, such as its longest kernels."""
+    parts = parts_of(result)
+    if not parts:
+        return Html()
+    kept = _known(columns(parts[:_PARTS_SHOWN]))
+    name = described(type(result)).parts.replace("_", " ")
+    return _grid(f"{name}: {len(parts)}", kept, _meanings(parts[0]))
+
+
+def parts_of(result: Any) -> list[Any]:
+    """The parts of a result that `describe` names; none if it names none."""
+    name = described(type(result)).parts
+    shown = presented(result)
+    parts = getattr(result if hasattr(result, name) else shown, name) if name else ()
+    return list(parts() if callable(parts) else parts)
+
+
+def _grid(caption: str, shown: Sequence[Column], meanings: dict[str, str]) -> Html:
+    heads = [_head(column.name, meanings.get(column.name, ""), column.left) for column in shown]
+    rows = [
+        element("tr", *(_cell(column, row) for column in shown))
+        for row in range(len(shown[0].cells))
+    ]
+    body = element("thead", element("tr", *heads)), element("tbody", *rows)
+    return _table(caption, *body)
+
+
+def _table(caption: str, *content: Html) -> Html:
+    name = element("caption", element("b", caption), style="text-align:left;caption-side:top")
+    return element("table", name, *content, style="border-collapse:collapse")
+
+
+def _head(name: str, meaning: str, left: bool = True) -> Html:
+    side = f"{_CELL}{'left' if left else 'right'}"
+    return element("th", name, style=side, title=meaning or None)
+
+
+def _cell(column: Column, row: int) -> Html:
+    side = f"{_CELL}{'left' if column.left else 'right'}"
+    return element("td", column.cells[row], style=side)
 
 
 def frame(result: object) -> DataFrame:
-    """The parts of a result as a table of pandas.
+    """The parts of a result as a table of pandas; the calls of a trace or a prediction.
 
     Raises:
         MissingExtra: pandas is not installed.
@@ -74,66 +133,29 @@ def frame(result: object) -> DataFrame:
         if error.name != "pandas":
             raise
         raise MissingExtra("to_pandas needs pandas: pip install pandas") from error
-    return pandas.DataFrame(_form(result).rows(result))
+    rows = _ROWS.get(type(result).__name__)
+    if rows is not None:
+        return pandas.DataFrame(rows(result))
+    return pandas.DataFrame(list(map(record, parts_of(result))) or [record(result)])
 
 
-def page(result: object) -> str:
-    """The page about a result.
-
-    Raises:
-        InvalidInput: there is none.
-    """
-    make = _form(result).report
-    if make is None:
-        known = [kind.__name__ for kind, form in _FORMS.items() if form.report is not None]
-        raise InvalidInput(
-            f"there is no page for a {type(result).__name__}; there is one for {', '.join(known)}"
-        )
-    return document(make(result))
+def _call(call: Call) -> dict[str, Any]:
+    return {
+        "op": call.op.name,
+        "kind": str(ops.kind(call.op) or ""),
+        "phase": str(call.phase),
+        "module": call.module,
+        "source": call.line,
+    }
 
 
-def _form(result: object) -> Form:
-    forms = (form for kind, form in _FORMS.items() if isinstance(result, kind))
-    return next(forms, _PLAIN)
-
-
-def _plain_facts(result: Any) -> Facts:
-    return [(name.replace("_", " "), str(value)) for name, value in asdict(result).items()]
-
-
-_PLAIN = Form(_plain_facts, asdict, lambda result: [asdict(result)])
-"""The form of small results, field by field."""
-
-
-def _safe(text: str) -> str:
-    return html.escape(one_line(text))
-
-
-def _trace_facts(trace: Trace) -> Facts:
-    totals = ops.totals(trace)
-    work = f"{totals.cost.flops / 1e12:.3g} TFLOP, {memory(totals.cost.bytes)} of traffic"
-    measured = [("measured on", trace.measurement.gpu)] if trace.measurement else []
-    return [
-        ("calls", f"{count(len(trace))}, {count(totals.kernels)} of them launch kernels"),
-        ("work", work),
-        ("samples", "?" if trace.samples is None else f"{count(trace.samples)} {trace.unit}"),
-        ("made by", trace.framework),
-        *measured,
-        *_notes(trace.notes),
-    ]
-
-
-def _trace_rows(trace: Trace) -> Rows:
+def _trace_rows(trace: Trace) -> list[dict[str, Any]]:
     rows = []
     for call in trace:
         cost = ops.cost_of(call.op)
         rows.append(
-            {
-                "op": call.op.name,
-                "kind": str(ops.kind(call.op) or ""),
-                "phase": str(call.phase),
-                "module": call.module,
-                "source": call.line,
+            _call(call)
+            | {
                 "stream": call.stream,
                 "syncs": call.syncs,
                 "flops": None if cost is None else cost.flops,
@@ -144,170 +166,60 @@ def _trace_rows(trace: Trace) -> Rows:
     return rows
 
 
-def _family_facts(traces: FamilyTraces) -> Facts:
-    return [("traces", str(len(traces.traces))), *_trace_facts(traces.traces[0])]
-
-
-def _prediction_facts(step: Prediction) -> Facts:
-    fits = {True: "fits", False: "does not fit", None: "memory unknown"}[step.fits]
-    needed = "" if step.memory is None else f": {memory(step.memory.needed_bytes)}"
-    missing = [("not predicted", ", ".join(step.unpredicted))] if step.unpredicted else []
-    return [
-        ("GPU", step.device.id),
-        ("step", duration(step.seconds)),
-        ("range", time_range(step.low_s, step.high_s)),
-        (f"{step.trace.unit}/s", or_unknown(step.throughput, count)),
-        ("bound by", step.bound_by),
-        ("memory", f"{fits}{needed}"),
-        *((f"{percent(s.gpu_s / (step.gpu_s or 1.0))} of GPU time", s.name) for s in _top(step)),
-        *missing,
-        *_notes((*step.notes, *step.trace.notes)),
-    ]
-
-
-def _top(step: Prediction) -> Sequence[Any]:
-    return step.by_op()[:3]
-
-
-def _prediction_rows(step: Prediction) -> Rows:
+def _prediction_rows(step: Any) -> list[dict[str, Any]]:
+    """The calls with their times; on several GPUs, the pipeline stages."""
+    if step.parallel is not None:
+        return list(map(record, step.stages))
     table = step.timetable
-    columns = (table.issued_s, table.issue_s, table.begin_s, table.gpu_s)
-    rows = zip(step.trace, *(column.tolist() for column in columns), strict=True)
+    times = {name: getattr(table, name).tolist() for name in _TIMES}
     return [
-        {
-            "op": call.op.name,
-            "kind": str(ops.kind(call.op) or ""),
-            "phase": str(call.phase),
-            "module": call.module,
-            "source": call.line,
-            "issued_s": issued_s,
-            "issue_s": issue_s,
-            "begin_s": begin_s,
-            "gpu_s": gpu_s,
-        }
-        for call, issued_s, issue_s, begin_s, gpu_s in rows
+        _call(call) | {name: times[name][index] for name in _TIMES}
+        for index, call in enumerate(step.trace)
     ]
 
 
-def _parallel_facts(step: ParallelPrediction) -> Facts:
-    return [
-        ("GPUs", f"{step.gpus} x {step.device.id}"),
-        ("strategy", parallel.strategy_text(step.strategy)),
-        ("step", duration(step.seconds)),
-        ("range", time_range(step.low_s, step.high_s)),
-        (f"{step.trace.unit}/s", or_unknown(step.throughput, count)),
-        ("efficiency", percent(step.efficiency)),
-        *_notes(step.notes),
-    ]
+_TIMES = ("issued_s", "issue_s", "begin_s", "gpu_s")
+_ROWS: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
+    "Trace": _trace_rows,
+    "FamilyTraces": lambda traces: _trace_rows(traces.traces[0]),
+    "ScriptRun": lambda run: _trace_rows(run.trace),
+    "Prediction": _prediction_rows,
+}
+"""The rows of results whose rows in pandas are not the parts that a notebook shows."""
 
 
-def _memory_facts(needed: Memory) -> Facts:
-    fits = {True: "yes", False: "no", None: "name a GPU"}[needed.fits]
-    kinds = {kind: nbytes for kind, nbytes in needed.by_kind.items() if nbytes}
-    return [
-        ("GPU", needed.device.id if needed.device else "any"),
-        ("fits", fits),
-        ("allocated at the peak", memory(needed.peak_bytes)),
-        ("reserved", memory(needed.reserved_bytes)),
-        ("needed", memory(needed.needed_bytes)),
-        *((kind, memory(nbytes)) for kind, nbytes in kinds.items()),
-        *_notes(needed.notes),
-    ]
+def page(result: object) -> str:
+    """The page about a result.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    name = type(result).__name__
+    if name not in _PAGES:
+        raise InvalidInput(f"there is no page for a {name}; there is one for {', '.join(_PAGES)}")
+    return document(_PAGES[name](result))
 
 
-def _profile_facts(step: Profile) -> Facts:
-    return [
-        ("GPU", step.device.id),
-        ("step", duration(step.seconds)),
-        ("GPU utilisation", percent(step.gpu_utilisation)),
-        *((f"{name} utilisation", percent(share)) for name, share in step.utilisation.items()),
-        *((f"{percent(one.share)} of GPU time", one.name) for one in step.kernels[:3]),
-    ]
+def _prediction_page(step: Any) -> Report:
+    from wavecast.report.html.reports import prediction_report
+
+    return prediction_report(f"step on {step.name}", [step])
 
 
-def _scaling_facts(curve: Scaling) -> Facts:
-    return [
-        (f"{point.gpus} GPUs", f"{duration(point.prediction.seconds)}, {percent(point.relative)}")
-        for point in curve.points
-    ]
+def _memory_page(needed: Any) -> Report:
+    from wavecast.report.html.memory_reports import memory_report
+
+    return memory_report("memory of the step", [needed])
 
 
-def _scaling_rows(curve: Scaling) -> Rows:
-    return [
-        {
-            "gpus": point.gpus,
-            "seconds": point.prediction.seconds,
-            "low_s": point.prediction.low_s,
-            "high_s": point.prediction.high_s,
-            "throughput": point.prediction.throughput,
-            "relative": point.relative,
-        }
-        for point in curve.points
-    ]
+def _scaling_page(curve: Any) -> Report:
+    from wavecast.report.html.reports import scaling_report
+
+    return scaling_report("scaling", curve)
 
 
-def _comparison_facts(change: StepComparison) -> Facts:
-    before, after = change.before, change.after
-    ratio = f"{duration(before.seconds)} to {duration(after.seconds)} ({change.time_ratio:.2f} x)"
-    parts = [
-        (part.name, f"{duration(part.before_s)} to {duration(part.after_s)}")
-        for part in change.ops[:5]
-    ]
-    return [("step", ratio), *parts, *(("remark", text) for text in change.remarks)]
-
-
-def _comparison_rows(change: StepComparison) -> Rows:
-    return [asdict(part) for part in change.ops]
-
-
-def _script_facts(run: ScriptRun) -> Facts:
-    return [("script", run.script), ("step", run.summary), *_trace_facts(run.trace)]
-
-
-def _notes(notes: Sequence[str]) -> Facts:
-    return [("note", note) for note in dict.fromkeys(notes)]
-
-
-_FORMS: dict[type, Form] = {
-    Prediction: Form(
-        _prediction_facts,
-        records.prediction,
-        _prediction_rows,
-        lambda step: prediction_report(f"step on {step.device.id}", [step]),
-    ),
-    ParallelPrediction: Form(
-        _parallel_facts,
-        lambda step: parallel.record(step, None),
-        lambda step: [asdict(stage) for stage in step.stages],
-        lambda step: parallel_report(f"step on {step.gpus} x {step.device.id}", [(step, None)]),
-    ),
-    Memory: Form(
-        _memory_facts,
-        records.memory,
-        lambda needed: [asdict(group) for group in needed.held()],
-        lambda needed: memory_report("memory of the step", [needed]),
-    ),
-    Scaling: Form(
-        _scaling_facts,
-        parallel.scaling_record,
-        _scaling_rows,
-        lambda curve: scaling_report("scaling", curve),
-    ),
-    Profile: Form(
-        _profile_facts,
-        records.profile,
-        lambda step: [asdict(kernel) for kernel in step.kernels],
-    ),
-    StepComparison: Form(_comparison_facts, comparisons.comparison_record, _comparison_rows),
-    Trace: Form(_trace_facts, records.trace, _trace_rows),
-    FamilyTraces: Form(
-        _family_facts,
-        lambda traces: {"traces": [records.trace(trace) for trace in traces.traces]},
-        lambda traces: _trace_rows(traces.traces[0]),
-    ),
-    ScriptRun: Form(
-        _script_facts,
-        lambda run: {**records.script_run(run), "trace": records.trace(run.trace)},
-        lambda run: _trace_rows(run.trace),
-    ),
+_PAGES: dict[str, Callable[[Any], Report]] = {
+    "Prediction": _prediction_page,
+    "Memory": _memory_page,
+    "Scaling": _scaling_page,
 }

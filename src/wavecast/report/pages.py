@@ -46,7 +46,7 @@ def _table(
     head = "".join(f'<th class="{_side(c)}">{html.escape(c.name)}</th>' for c in columns)
     body = "\n".join(
         f"<tr>{''.join(cell(column, row) for column in columns)}</tr>"
-        for row in range(len(columns[0].cells))
+        for row in range(len(columns[0].cells) if columns else 0)
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
 

@@ -1,107 +1,114 @@
-"""Steps on several GPUs: predictions, searches and scaling, as tables and as data for JSON."""
+"""Steps on several GPUs: predictions, searches and scaling."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.console import RenderableType
 
-from wavecast.footprint.memory import Memory
 from wavecast.parallel.strategy import Parallel
+from wavecast.planning.cost import TrainingCost
 from wavecast.planning.layouts import Layout
+from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import PriceBook, price_book
-from wavecast.planning.scaling import KNEE, Scaling
-from wavecast.report.tables import Column, by_gpu, fitting, notes, remarks, table, titled
+from wavecast.planning.scaling import KNEE, ScalePoint, Scaling
+from wavecast.report.fields import ABSENT, Field, columns, describe, output
+from wavecast.report.priced_steps import (
+    SEVERAL,
+    PricedStep,
+    memory_text,
+    offer_for,
+    priced,
+    range_of,
+)
+from wavecast.report.tables import Column, by_gpu, notes, remarks, shown, titled
 from wavecast.report.units import (
     count,
     duration,
-    memory,
-    or_unknown,
     percent,
     quantity,
-    time_range,
 )
-from wavecast.steps.parallel_prediction import ParallelPrediction
-
-Row = tuple[ParallelPrediction, Memory | None]
-"""A prediction, and the memory of its fullest rank."""
+from wavecast.steps.prediction import Prediction
+from wavecast.steps.unpredicted import TOO_MUCH
 
 _LOST_SHOWN = 8
 
 
-def strategy_text(strategy: Parallel) -> str:
+def strategy_text(strategy: Parallel | None) -> str:
     """A strategy in a few words: "data 8, shard 3, tensor 4"."""
-    shown = []
-    for field in fields(strategy):
+    words = []
+    for field in fields(strategy) if strategy is not None else ():
         value = getattr(strategy, field.name)
         if value != field.default and field.name not in ("tensor_plan", "cluster", "nodes"):
             name = field.name.replace("_", " ")
-            shown.append(name if value is True else f"{name} {value}")
-    return ", ".join(shown) or "one GPU"
+            words.append(name if value is True else f"{name} {value}")
+    return ", ".join(words) or "one GPU"
 
 
-def predictions(title: str, rows: Sequence[Row], width: int) -> RenderableType:
+def predictions(title: str, steps: Sequence[Prediction], width: int) -> RenderableType:
     """One row for each GPU model, all with the same strategy."""
-    first = rows[0][0]
-    steps = [prediction for prediction, _ in rows]
-    unit = first.trace.unit
-    columns = [
-        Column("GPUs", [f"{step.gpus} x {step.device.id}" for step in steps], left=True),
-        Column("step", [duration(step.seconds) for step in steps]),
-        Column("range", [time_range(step.low_s, step.high_s) for step in steps], 4),
-        Column(f"{unit}/s", [or_unknown(step.throughput, count) for step in steps], 1),
-        Column("efficiency", [percent(step.efficiency) for step in steps]),
-        Column("exposed communication", [_share(step, step.exposed_s) for step in steps], 3),
-        Column("bubble", [_share(step, step.idle_s) for step in steps], 5),
-        Column("memory", [_memory(needed) for _, needed in rows], 2, left=True),
-        Column("cluster", [step.cluster.id for step in steps], 6, left=True),
-    ]
+    first = steps[0]
+    every = SEVERAL.columns([priced(step) for step in steps])
     told = [
-        f"one optimizer step: {strategy_text(first.strategy)}",
+        f"one optimizer step: {strategy_text(first.parallel)}",
         "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches alone",
         f"host: {by_gpu((step.device.id, step.host.name) for step in steps)}",
     ]
-    missing = sorted({share.name for step in steps for share in step.unpredicted})
-    if missing:
-        told.append(f"not predicted, counted as 0: {', '.join(missing[:4])}")
+    told += unpredicted(steps)
     return titled(
         title,
-        table(fitting(columns, width)),
-        "",
-        *remarks(told),
+        *shown(every, width, told),
         *notes([*dict.fromkeys(note for step in steps for note in step.notes), *first.trace.notes]),
     )
 
 
-def _share(step: ParallelPrediction, seconds: float) -> str:
-    return percent(seconds / step.seconds)
+def unpredicted(steps: Sequence[Prediction]) -> list[str]:
+    """The ops that nobody could predict, and the steps that therefore cannot be compared."""
+    missing = sorted({name for step in steps for name in step.unpredicted})
+    if not missing:
+        return []
+    told = [f"not predicted, counted as 0: {', '.join(missing[:4])}"]
+    left_out = [step.name for step in steps if not comparable(step)]
+    if left_out:
+        told.append(
+            f"on {', '.join(left_out)} that is more than {percent(TOO_MUCH)} of the step, so its "
+            "time is a lower bound"
+        )
+    return told
 
 
-def _memory(needed: Memory | None) -> str:
-    if needed is None:
-        return "unknown"
-    return memory(needed.needed_bytes) + ("" if needed.fits else ", does not fit")
+def _cluster(step: Prediction) -> str:
+    return "" if step.cluster is None else step.cluster.id
 
 
-def layouts(title: str, found: Sequence[Layout], width: int, shown: int = 10) -> RenderableType:
+def layouts(title: str, found: Sequence[Layout], width: int, most: int = 10) -> RenderableType:
     """The best strategies of a search, and why some of the others lost."""
-    working = [layout for layout in found if layout.prediction is not None][:shown]
-    body = [table(fitting(layout_columns(working), width))] if working else ["no strategy fits"]
-    return titled(title, *body, "", *remarks(lost_layouts(found)))
+    working = [layout for layout in found if layout.prediction is not None][:most]
+    if not working:
+        return titled(title, "no strategy fits", "", *remarks(lost_layouts(found)))
+    return titled(title, *shown(columns(working), width, lost_layouts(found)))
 
 
-def layout_columns(working: Sequence[Layout]) -> list[Column]:
-    """The columns of a table of strategies that can be used."""
-    return [
-        Column("strategy", [strategy_text(layout.strategy) for layout in working], left=True),
-        Column("micro-batch", [str(layout.micro_batch) for layout in working], 4),
-        Column("step", [duration(layout.seconds or 0.0) for layout in working]),
-        Column("range", [_layout_range(layout) for layout in working], 5),
-        Column("memory", [_memory(layout.memory) for layout in working], 2),
-        Column("loses time with", [layout.reason for layout in working], 3, left=True),
-    ]
+def _step(layout: Layout) -> PricedStep | None:
+    """The step; null when it does not fit or cannot be done."""
+    step = layout.prediction
+    return None if step is None else PricedStep(step, offer_for(step, price_book()), "none")
+
+
+describe(
+    Layout,
+    Field("", "strategy", title="strategy", text=strategy_text, left=True),
+    Field("micro_batch", title="micro-batch", rank=4, text=str),
+    Field("", "seconds", title="step"),
+    Field("", "prediction", title="range", rank=5, text=range_of, absent=""),
+    Field("", lambda layout: memory_text(layout.memory), title="memory", rank=2, left=False),
+    Field("reason", title="loses time with", rank=3),
+    "strategy",
+    Field("memory_bytes", "memory.needed_bytes", meaning="The memory of the fullest GPU."),
+    Field("prediction", _step),
+)
 
 
 def lost_layouts(found: Sequence[Layout]) -> list[str]:
@@ -118,120 +125,120 @@ def lost_layouts(found: Sequence[Layout]) -> list[str]:
     return [*told, *(f"host: {host}" for host in hosts)]
 
 
-def _layout_range(layout: Layout) -> str:
-    step = layout.prediction
-    return "" if step is None else time_range(step.low_s, step.high_s)
+@dataclass(frozen=True)
+class PricedPoint:
+    """A number of GPUs, with its price."""
+
+    step: PricedStep
+    relative: float
+    """The speed per GPU, divided by that of the fewest GPUs."""
+    is_knee: bool
+    """Whether more GPUs no longer pay."""
+
+    @property
+    def speed(self) -> str:
+        """The speed per GPU, and whether more GPUs no longer pay."""
+        return percent(self.relative) + (" <- knee" if self.is_knee else "")
+
+    @property
+    def exposed(self) -> float | None:
+        """The share of the step in which a rank only communicates."""
+        return self.step.share("exposed_s")
+
+    @property
+    def machines(self) -> int:
+        """The machines that hold the GPUs."""
+        step = self.step.step
+        return -(-step.gpus // (1 if step.cluster is None else step.cluster.gpus_per_node))
+
+
+describe(
+    PricedPoint,
+    Field("", "step.step.gpus", title="GPUs", text=str),
+    Field("", "step.step.seconds", title="step", text=duration),
+    Field("", "step.step.throughput", title="{unit}/s", text=count),
+    Field("", "speed", title="speed per GPU"),
+    Field("", "exposed", title="exposed communication", rank=3, text=percent),
+    Field("", "machines", title="machines", rank=4, text=str),
+    Field("", "step.throughput_per_usd", title="{unit}/$", rank=2, text=quantity),
+    "relative",
+    Field("", "step", inline=True),
+    unit="step.step.trace.unit",
+)
+
+
+_CURVE = output(
+    "The speed of a training over the number of GPUs.",
+    Field("scaling", kind=str, meaning="strong if the samples of a step stay the same, else weak."),
+    Field("knee", kind=int | None, meaning="The most GPUs that still pay. None if all do."),
+    Field("points", kind=[PricedPoint], meaning="One for each number of GPUs."),
+)
+SCALING = output(
+    "How the speed of a training grows with the number of GPUs.",
+    Field("target", kind=str, meaning="What is trained."),
+    Field("", "curve", kind=_CURVE, inline=True),
+)
+
+
+def priced_points(
+    curve: Scaling,
+    book: PriceBook | None = None,
+    trainings: Iterable[TrainingCost | None] | None = None,
+) -> list[PricedPoint]:
+    """The points of a curve with prices, today's if none are given, and the training at each."""
+    prices = book or price_book()
+    costs = [ABSENT for _ in curve.points] if trainings is None else list(trainings)
+    return [
+        PricedPoint(
+            PricedStep(p.prediction, offer_for(p.prediction, prices), "none", training=cost),
+            p.relative,
+            p.gpus == curve.knee,
+        )
+        for p, cost in zip(curve.points, costs, strict=True)
+    ]
+
+
+def scaling_record(curve: Scaling, **more: Any) -> dict[str, Any]:
+    """A curve as plain data, with prices and trainings as `priced_points` takes them."""
+    kind = "strong" if curve.is_strong else "weak"
+    points = priced_points(curve, **more)
+    return _CURVE.record({"scaling": kind, "knee": curve.knee, "points": points})
+
+
+describe(
+    Scaling,
+    Field("", lambda curve: "strong" if curve.is_strong else "weak", title="scaling"),
+    Field("", "knee", title="knee", absent=""),
+    Field("", scaling_record, kind=_CURVE, inline=True),
+    parts="points",
+)
+describe(
+    ScalePoint,
+    Field("gpus", title="GPUs", text=str),
+    Field("", "prediction.seconds", title="step", text=duration),
+    Field("relative", title="speed per GPU"),
+    Field("", "prediction", inline=True),
+)
 
 
 def scaling(
     title: str, curve: Scaling, width: int, book: PriceBook | None = None
 ) -> RenderableType:
     """Speed, efficiency and price over the number of GPUs."""
-    columns = fitting(scaling_columns(curve, book), width)
-    return titled(title, table(columns), "", *remarks(scaling_remarks(curve)))
+    return titled(title, *shown(scaling_columns(curve, book), width, scaling_remarks(curve)))
 
 
 def scaling_columns(curve: Scaling, book: PriceBook | None = None) -> list[Column]:
     """The columns of a table of speeds by number of GPUs; with today's prices if none are given."""
-    book = book or price_book()
-    points = curve.points
-    unit = points[0].prediction.trace.unit
-    steps = [point.prediction for point in points]
-    marks = [" <- knee" if point.gpus == curve.knee else "" for point in points]
-    return [
-        Column("GPUs", [str(point.gpus) for point in points]),
-        Column("step", [duration(step.seconds) for step in steps]),
-        Column(f"{unit}/s", [or_unknown(step.throughput, count) for step in steps]),
-        Column(
-            "speed per GPU",
-            [percent(p.relative) + mark for p, mark in zip(points, marks, strict=True)],
-            left=True,
-        ),
-        Column("exposed communication", [_share(step, step.exposed_s) for step in steps], 3),
-        Column("machines", [_machines(step) for step in steps], 4),
-        Column(f"{unit}/$", [or_unknown(_per_dollar(step, book), quantity) for step in steps], 2),
-    ]
+    return columns(priced_points(curve, book))
 
 
 def scaling_remarks(curve: Scaling) -> list[str]:
     """What a curve of speeds is about, and where more GPUs no longer pay."""
     step = curve.points[0].prediction
     kind = "strong" if curve.is_strong else "weak"
-    told = [f"{kind} scaling of {strategy_text(step.strategy)} on {step.cluster.id}"]
+    told = [f"{kind} scaling of {strategy_text(step.parallel)} on {_cluster(step)}"]
     told.append(f"host: {step.host.name}")
     if curve.knee is not None:
         told.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")
     return told
-
-
-def _machines(step: ParallelPrediction) -> str:
-    return str(-(-step.gpus // step.cluster.gpus_per_node))
-
-
-def _per_dollar(step: ParallelPrediction, book: PriceBook) -> float | None:
-    """Samples per dollar, with machines that hold as many GPUs as the cluster's do."""
-    together = min(step.gpus, step.cluster.gpus_per_node)
-    offer = book.cheapest(step.device.id, step.gpus, together=together)
-    if offer is None or step.throughput is None:
-        return None
-    return step.throughput * 3600 / offer.usd_per_hour_of(step.gpus)
-
-
-def record(step: ParallelPrediction, needed: Memory | None) -> dict[str, Any]:
-    """A prediction as plain data."""
-    return {
-        "gpu": step.device.id,
-        "gpus": step.gpus,
-        "cluster": step.cluster.id,
-        "host": step.host.name,
-        "strategy": strategy_record(step.strategy),
-        "seconds": step.seconds,
-        "low_s": step.low_s,
-        "high_s": step.high_s,
-        "throughput": step.throughput,
-        "unit": step.trace.unit,
-        "efficiency": step.efficiency,
-        "exposed_s": step.exposed_s,
-        "idle_s": step.idle_s,
-        "waiting_s": step.waiting_s,
-        "stages": [asdict(stage) for stage in step.stages],
-        "memory_bytes": None if needed is None else needed.needed_bytes,
-        "fits": None if needed is None else needed.fits,
-        "unpredicted": {share.name: share.calls for share in step.unpredicted},
-        "notes": [*step.notes, *step.trace.notes],
-    }
-
-
-def strategy_record(strategy: Parallel) -> dict[str, Any]:
-    """A strategy as plain data."""
-    record = {field.name: getattr(strategy, field.name) for field in fields(strategy)}
-    return record | {"tensor_plan": dict(strategy.tensor_plan or {}) or None}
-
-
-def layout_record(layout: Layout) -> dict[str, Any]:
-    """One strategy of a search as plain data."""
-    step = layout.prediction
-    return {
-        "strategy": strategy_record(layout.strategy),
-        "micro_batch": layout.micro_batch,
-        "reason": layout.reason,
-        "memory_bytes": None if layout.memory is None else layout.memory.needed_bytes,
-        "prediction": None if step is None else record(step, layout.memory),
-    }
-
-
-def scaling_record(curve: Scaling, book: PriceBook | None = None) -> dict[str, Any]:
-    """A scaling curve as plain data; with today's prices if none are given."""
-    prices = book or price_book()
-    return {
-        "scaling": "strong" if curve.is_strong else "weak",
-        "knee": curve.knee,
-        "points": [
-            {
-                "relative": point.relative,
-                "throughput_per_usd": _per_dollar(point.prediction, prices),
-                **record(point.prediction, None),
-            }
-            for point in curve.points
-        ],
-    }

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from wavecast.planning.prices import STALE_DAYS, Price, PriceBook, today
-from wavecast.report.tables import Column, fitting, remarks, table
+from wavecast.report.fields import Field, columns, describe, output
+from wavecast.report.tables import shown
 from wavecast.report.units import UNKNOWN
 
 
@@ -28,10 +29,15 @@ def seen(offer: Price | None, on: datetime.date | None = None) -> str:
     return f"{offer.date}{' (old)' if offer.is_stale(on or today()) else ''}"
 
 
+def seller(offer: Price) -> str:
+    """Who sells what: `lambda gpu_1x_a10, europe-central-1`; `spot` where it is so."""
+    who = " ".join(filter(None, (offer.provider, offer.instance)))
+    return ", ".join(filter(None, (who, offer.region, "spot" if offer.is_spot else "")))
+
+
 def offer_text(offer: Price) -> str:
     """An offer in one line: `1.29 $/h (lambda gpu_1x_a10, europe-central-1, 2026-07-23)`."""
-    seller = " ".join(filter(None, (offer.provider, offer.instance)))
-    where = ", ".join(filter(None, (seller, offer.region, seen(offer))))
+    where = f"{seller(offer).removesuffix(', spot')}, {seen(offer)}"
     host = "" if offer.includes_host else ", the machine around it not included"
     spot = " spot" if offer.is_spot else ""
     return f"{hourly(offer)} $/h{spot}{host} ({where})"
@@ -52,9 +58,12 @@ def price_lines(offers: Sequence[Price | None], setup: str | None = None) -> lis
     if any(not offer.includes_host for offer in known):
         bare = [offer.device_id for offer in known if not offer.includes_host]
         lines.append(f"the machine around it costs extra: {', '.join(dict.fromkeys(bare))}")
-    if any(offer.is_stale(today()) for offer in known):
-        lines.append(f"(old): the price is older than {STALE_DAYS} days")
-    return lines
+    return [*lines, *_old(known)]
+
+
+def _old(offers: Sequence[Price]) -> list[str]:
+    is_old = any(offer.is_stale(today()) for offer in offers)
+    return [f"(old): the price is older than {STALE_DAYS} days"] if is_old else []
 
 
 ORDERS: dict[str, Callable[[Price], tuple[Any, ...]]] = {
@@ -74,29 +83,34 @@ def cheapest_of_each(given: Sequence[Price]) -> list[Price]:
     return list(best.values())
 
 
+describe(
+    Price,
+    Field("device_id", title="GPU"),
+    Field("gpus", title="GPUs", text=str),
+    Field("usd_per_hour", title="$/h per GPU", text="{:.3f}".format),
+    Field("", "machine_usd_per_hour", title="$/h", rank=2, text="{:.2f}".format),
+    Field("", lambda offer: "spot" if offer.is_spot else "on demand", title="", rank=3),
+    Field("provider", title="provider"),
+    Field("", lambda o: o.instance if o.includes_host else "costs extra", title="machine", rank=5),
+    Field("region", title="region", rank=6),
+    Field("", seen, title="price of", rank=1, left=False),
+    *map(Field, ("instance", "date", "includes_host", "is_spot")),
+)
+
+
+OFFERS = output(
+    "The offers of a table of prices.",
+    Field("date", kind=datetime.date, meaning="The date of the newest price."),
+    Field("source", kind=str, meaning="Where the prices are from."),
+    Field("offers", kind=Sequence[Price], meaning="The offers, in USD for an hour of one GPU."),
+)
+
+
 def offers(
     given: Sequence[Price], book: PriceBook, width: int, *, is_summary: bool
 ) -> RenderableType:
     """One row for each offer."""
-    columns = [
-        Column("GPU", [offer.device_id for offer in given], left=True),
-        Column("GPUs", [str(offer.gpus) for offer in given]),
-        Column("$/h per GPU", [f"{offer.usd_per_hour:.3f}" for offer in given]),
-        Column("$/h", [f"{offer.machine_usd_per_hour:.2f}" for offer in given], 2),
-        Column("", ["spot" if offer.is_spot else "on demand" for offer in given], 3, left=True),
-        Column("provider", [offer.provider for offer in given], left=True),
-        Column("machine", [_machine(offer) for offer in given], 5, left=True),
-        Column("region", [offer.region for offer in given], 6, left=True),
-        Column("price of", [seen(offer) for offer in given], 1),
-    ]
-    kept = fitting(columns, width)
     lines = [f"prices of {book.date} or older, from {book.source or 'your table'}"]
     if is_summary:
         lines.append('all offers of a GPU: "wavecast prices --gpu NAME"')
-    if any(offer.is_stale(today()) for offer in given):
-        lines.append(f"(old): the price is older than {STALE_DAYS} days")
-    return Group(table(kept), "", *remarks(lines))
-
-
-def _machine(offer: Price) -> str:
-    return offer.instance if offer.includes_host else "costs extra"
+    return Group(*shown(columns(given), width, [*lines, *_old(given)]))

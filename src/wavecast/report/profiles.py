@@ -1,14 +1,16 @@
-"""Profiles of a step as tables in a terminal: one GPU, or several side by side."""
+"""Profiles of a step: one GPU, or several side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 
 from wavecast.footprint.kinds import TBD_KINDS
-from wavecast.report.predictions import counted_ops
-from wavecast.report.tables import Column, by_gpu, fitting, labelled, notes, remarks, table, titled
+from wavecast.report.fields import Field, columns, describe, plain, record
+from wavecast.report.shares import counted_ops
+from wavecast.report.tables import Column, by_gpu, labelled, notes, remarks, shown, table, titled
 from wavecast.report.units import (
     UNKNOWN,
     count,
@@ -26,6 +28,58 @@ KERNELS = 5
 _LONGEST_NAME = 60
 _ALL = 0.995
 """From this share of the GPU's time on, FLOPs count as known for all of it."""
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def _tenths(share: float | None) -> str:
+    return or_unknown(share, lambda value: percent(value, 1))
+
+
+describe(
+    KernelShare,
+    Field("name", title="", text=_short, folds=True),
+    Field("runs", title="runs", rank=4),
+    Field("seconds", title="time"),
+    Field("share", title="share", rank=1, text=_tenths),
+    Field("utilisation", title="utilisation", rank=2, text=_tenths),
+    Field("intensity", title="FLOP/B", rank=5, text=three_digits),
+    Field("attained", title="of roofline", rank=3, text=_tenths),
+    Field("bound_by", title="bound by", rank=2, left=False),
+)
+
+
+def _units(profile: Profile) -> Mapping[str, float] | None:
+    """The utilisation of FP32 and tensor cores, from 0 to 1. None when no FLOPs are known."""
+    return profile.utilisation if profile.known_share else None
+
+
+describe(
+    Profile,
+    "name",
+    Field("gpu", "device.id", title="GPU"),
+    "measured",
+    Field("seconds", title="step"),
+    *map(Field, ("gpu_s", "host_s")),
+    Field("host", "issued_by", blank=True),
+    Field("throughput_per_s", "throughput", title="throughput"),
+    "unit",
+    Field("gpu_utilisation", title="GPU utilisation"),
+    Field("utilisation", _units, title="FP32 and tensor-core utilisation"),
+    *map(Field, ("cpu_utilisation", "idle_s", "memory_bytes", "known_share", "counted_share")),
+    *map(Field, ("kernels", "wasteful", "unpredicted_share", "notes")),
+    parts="kernels",
+)
+
+
+def profile_record(profile: Profile, kernels: int | None = None) -> dict[str, Any]:
+    """A profile as plain data; `kernels` is how many to list, None for all."""
+    if kernels is None:
+        return record(profile)
+    few = {"kernels": profile.kernels[:kernels], "wasteful": profile.wasteful(kernels)}
+    return record(profile) | {name: plain(rows) for name, rows in few.items()}
 
 
 def profiles(
@@ -88,10 +142,10 @@ def _rows(columns: Sequence[Profile]) -> Iterable[tuple[str, list[str]]]:
     for name, unit in (("FP32", "fp32"), ("tensor-core", "tensor")):
         yield f"{name} utilisation", _spaced([_utilisation(p, unit) for p in columns])
     if any(p.cpu_utilisation is not None for p in columns):
-        yield "CPU utilisation", _spaced([_share(p.cpu_utilisation) for p in columns])
+        yield "CPU utilisation", _spaced([_tenths(p.cpu_utilisation) for p in columns])
     for cause in dict.fromkeys(cause for p in columns for cause, s in p.idle_s.items() if s):
         idle = [p.idle_s.get(cause, 0.0) / p.seconds for p in columns]
-        yield f"GPU idle: {cause}", _spaced([_share(share) for share in idle])
+        yield f"GPU idle: {cause}", _spaced([_tenths(share) for share in idle])
     for kind in TBD_KINDS:
         if any(p.memory_bytes.get(kind) for p in columns):
             yield kind, _spaced([or_unknown(p.memory_bytes.get(kind), memory) for p in columns])
@@ -117,11 +171,7 @@ def _utilisation(profile: Profile, unit: str) -> str:
     if not profile.known_share:
         return UNKNOWN
     at_least = "at least " if profile.known_share < _ALL else ""
-    return f"{at_least}{_share(profile.utilisation[unit])}"
-
-
-def _share(share: float | None) -> str:
-    return or_unknown(share, lambda value: percent(value, 1))
+    return f"{at_least}{_tenths(profile.utilisation[unit])}"
 
 
 def explanations(columns: Sequence[Profile]) -> Iterable[str]:
@@ -150,27 +200,5 @@ def _kernel_tables(profile: Profile, limit: int, width: int) -> RenderableType:
         (f"long {what} with a utilisation below average", profile.wasteful(limit)),
     ):
         if rows:
-            parts += ["", titled(f"{profile.device.id}: {title}", _kernel_table(rows, width))]
+            parts += ["", titled(f"{profile.device.id}: {title}", *shown(columns(rows), width))]
     return Group(*parts)
-
-
-def _kernel_table(rows: Sequence[KernelShare], width: int) -> RenderableType:
-    return table(fitting(kernel_columns(rows), width))
-
-
-def kernel_columns(rows: Sequence[KernelShare]) -> list[Column]:
-    """The columns of a table of kernels or ops."""
-    return [
-        Column("", [_short(row.name) for row in rows], left=True, folds=True),
-        Column("runs", [count(row.runs) for row in rows], 4),
-        Column("time", [duration(row.seconds) for row in rows]),
-        Column("share", [_share(row.share) for row in rows], 1),
-        Column("utilisation", [_share(row.utilisation) for row in rows], 2),
-        Column("FLOP/B", [or_unknown(row.intensity, three_digits) for row in rows], 5),
-        Column("of roofline", [_share(row.attained) for row in rows], 3),
-        Column("bound by", [row.bound_by or UNKNOWN for row in rows], 2),
-    ]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

@@ -1,26 +1,116 @@
-"""Models fitted to past runs, forecasts and designs: tables in a terminal, and a plot."""
+"""Models fitted to past runs, forecasts and designs, and a plot."""
 
 from __future__ import annotations
 
 import html
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
 
 from wavecast.predictors.base import Estimate
-from wavecast.regression.design import Design
-from wavecast.regression.end_to_end import RunModel
-from wavecast.regression.run_table import RunTime
+from wavecast.regression.runs.design import Configuration, Design
+from wavecast.regression.runs.end_to_end import RunModel
+from wavecast.regression.runs.extrapolation import ScalingModel, Trial
+from wavecast.regression.runs.run_table import RunTime
 from wavecast.report.characters import one_line
-from wavecast.report.tables import Column, table, titled
+from wavecast.report.fields import Field, describe, output
+from wavecast.report.tables import Column, from_rows, table, titled
 from wavecast.report.units import long_duration, percent
 
 _SIDE, _MARGIN = 480, 56
 _MOST_POINTS = 2000
 ITERATIONS = RunTime.ITERATIONS.words
 """The time that laws of other GPUs, GPU counts, depths and batches predict."""
+
+
+def _errors(model: RunModel) -> Sequence[float]:
+    """(predicted - actual) / actual of each run of the fit; negative if too short."""
+    return list(map(float, model.errors))
+
+
+def _count(model: RunModel) -> int:
+    """The number of runs of the fit."""
+    return len(model.table)
+
+
+describe(
+    RunModel,
+    Field("features", title="features", meaning="What the time depends on."),
+    Field("method", "fit.method", title="method", meaning="What the fit minimises."),
+    Field("phase", "table.phase", title="phase", meaning="training or testing."),
+    Field("time", "table.time", title="time", meaning="Which time of a run was learned."),
+    Field("runs", _count, title="runs"),
+    Field("mape", title="mean error"),
+    "coefficients",
+    Field("errors", _errors),
+    Field("longest_mape", title="mean error on the longest fifth, left out"),
+    parts="coefficients",
+)
+
+
+describe(
+    ScalingModel,
+    Field("axes", title="along"),
+    Field("law", "law.name", title="law", meaning="The name of the law."),
+    Field("features", title="features"),
+    Field("reason", title="why"),
+    "trials",
+    parts="trials",
+)
+describe(
+    Configuration,
+    Field("gpus", title="GPUs", text=str),
+    Field("batch", title="batch", text=str),
+    Field("iterations", title="iterations", text=str),
+    Field("seconds", title="takes about", text=long_duration),
+)
+describe(
+    Design,
+    Field("criterion", title="criterion"),
+    "runs",
+    Field("cost_s", title="GPU time", text=long_duration),
+    Field("budget_s", title="budget", text=long_duration),
+    Field("efficiency", title="efficiency"),
+    Field("spread", title="spread", text="{:.2g}%".format),
+    parts="runs",
+)
+
+
+FITTED = output(
+    "A model of past runs, fitted by several methods.",
+    Field("", "model", kind=RunModel, inline=True),
+    Field("other_fits", kind=Sequence[RunModel], meaning="The fits of the same by other methods."),
+)
+describe(
+    Trial,
+    Field("law", "law.name", title="law", meaning="The name of the law."),
+    Field("error", title="error", text=percent),
+    Field("left_out", title="runs left out"),
+)
+
+
+FORECAST = output(
+    "The predicted time of a run, and the model that it comes from.",
+    Field("", "estimate", kind=Estimate, inline=True),
+    Field("time", kind=RunTime, meaning="Which time of a run is predicted."),
+    Field("mape", kind=float, optional=True, meaning="The mean error on the runs of the fit."),
+    Field("axes", kind=Sequence[str], optional=True, meaning="What the law extrapolates along."),
+    Field("law", kind=str, optional=True, meaning="The name of the law."),
+    Field("reason", kind=str, optional=True, meaning="Why the law was chosen."),
+    Field("laws", kind=Sequence[Trial], optional=True, meaning="All laws that were tried."),
+)
+
+
+def forecast_record(estimate: Estimate, model: RunModel | ScalingModel) -> dict[str, Any]:
+    """The predicted time of a run as plain data, with what is known of its model."""
+    about: dict[str, Any] = {"estimate": estimate, "time": RunTime.ITERATIONS}
+    if isinstance(model, ScalingModel):
+        about |= {"axes": model.axes, "law": model.law.name}
+        return FORECAST.record(about | {"reason": model.reason, "laws": model.trials})
+    return FORECAST.record(about | {"time": model.table.time, "mape": model.mape})
 
 
 def run_model(title: str, models: Sequence[RunModel]) -> RenderableType:
@@ -38,15 +128,17 @@ def run_model(title: str, models: Sequence[RunModel]) -> RenderableType:
     worst = [model.errors[np.argmax(np.abs(model.errors))] for model in models]
     unseen = [model.longest_mape for model in models]
     count = len(models[0].table)
-    errors = [
-        Column("fit", [str(model.fit.method) for model in models], left=True),
-        Column("mean error", [percent(model.mape, 1) for model in models]),
-        Column("largest", [f"{error:+.1%}" for error in worst]),
-        Column(
-            "mean error on the longest fifth, left out",
-            ["unknown" if error is None else percent(error, 1) for error in unseen],
-        ),
+    rows = [
+        (
+            str(model.fit.method),
+            percent(model.mape, 1),
+            f"{error:+.1%}",
+            "unknown" if left_out is None else percent(left_out, 1),
+        )
+        for model, error, left_out in zip(models, worst, unseen, strict=True)
     ]
+    longest = "mean error on the longest fifth, left out"
+    errors = from_rows(rows, "<fit", "mean error", "largest", longest)
     return titled(
         title,
         table(columns),
@@ -82,13 +174,12 @@ def design(chosen: Design) -> RenderableType:
     """The runs that a design asks for, and how much they tell."""
     runs = sorted(set(chosen.runs), key=lambda run: (run.gpus, run.batch, run.iterations))
     several = any(run.gpus > 1 for run in runs)
-    columns = [
-        *([Column("GPUs", [str(run.gpus) for run in runs])] if several else []),
-        Column("batch", [str(run.batch) for run in runs]),
-        Column("iterations", [str(run.iterations) for run in runs]),
-        Column("repeats", [str(chosen.runs.count(run)) for run in runs]),
-        Column("takes about", [long_duration(run.seconds) for run in runs]),
+    rows = [
+        (run.gpus, run.batch, run.iterations, chosen.runs.count(run), long_duration(run.seconds))
+        for run in runs
     ]
+    headings = ("GPUs", "batch", "iterations", "repeats", "takes about")
+    columns = from_rows([tuple(map(str, row)) for row in rows], *headings)[0 if several else 1 :]
     return Group(
         table(columns),
         "",

@@ -1,33 +1,72 @@
 """The JSON schemas of what commands print with `--json`, and the mark that names them.
 
-A schema has the name of its command. Its version grows when a key goes away or means something
-else; new keys may come at any time.
+A schema is made from the declared fields of what a command prints, and has the command's name. Its
+version grows when a key goes away or means something else; new keys may come at any time.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
+import inspect
 import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from wavecast.errors import UnknownName
-from wavecast.files import shipped
+from wavecast.report.fields import Described, plain, schema_of
 
 MARK = "schema"
 """The key that names the schema, in an object or in each object of a list."""
-_SUFFIX = ".schema.json"
+
+_OUTPUTS = {
+    "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
+    "check": "checks:CHECKED checks:UPDATED",
+    "choose": "selections:CHOSEN",
+    "clusters": "[clusters:Cluster]",
+    "collect": "outputs:LAYERS",
+    "compare": "comparisons:COMPARED",
+    "design": "run_models:Design",
+    "devices": "[devices:Device]",
+    "doctor": "doctor:EXAMINATION",
+    "extrapolate": "[larger_batches:GpuLargerBatch]",
+    "fit": "run_models:FITTED outputs:NETWORK_CARD",
+    "fits": "[memory:FITS]",
+    "import": "outputs:TRACE",
+    "layers-fit": "layers:LayerModel",
+    "layers-predict": "layers:PREDICTED",
+    "max-batch": "[memory:GpuLargestBatch]",
+    "measure": "outputs:TRACE",
+    "memory": "[memory:AdvisedMemory]",
+    "parallelize": "[parallel:Layout]",
+    "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
+    "prices": "prices:OFFERS",
+    "profile": "[profiles:Profile]",
+    "run": "scripts:RESULT",
+    "runs-add": "outputs:STORED_RUNS outputs:READ_RUNS",
+    "runs-export": "outputs:EXPORTED_RUNS",
+    "runs-list": "[runs:Run]",
+    "runs-predict": "run_models:FORECAST",
+    "scale": "parallel:SCALING",
+    "suite-list": "[suites:Benchmark]",
+    "suite-predict": "[suites:SuiteResult]",
+    "suite-run": "[suites:SuiteResult]",
+    "suite-show": "[suites:SuiteResult]",
+    "suite-train": "[suites:small_trainings]",
+    "trace": "outputs:TRACE",
+}
+"""What each command prints: results by the module that describes them, lists in brackets."""
+_VERSIONS = {"calibrate": 2, "parallelize": 2, "predict": 2, "run": 2, "scale": 2}
+"""The versions of schemas that are not the first."""
 
 
 def schema_names() -> tuple[str, ...]:
     """The names of all schemas: those of commands, with `-` for blanks."""
-    files = shipped("schemas").glob(f"*{_SUFFIX}")
-    return tuple(sorted(path.name.removesuffix(_SUFFIX) for path in files))
+    return tuple(sorted(_OUTPUTS))
 
 
-def schema_text(name: str) -> str:
-    """The schema of a command, as it ships.
+def schema(name: str) -> dict[str, Any]:
+    """The schema of what a command prints.
 
     Raises:
         UnknownName: no command of this name prints JSON.
@@ -38,20 +77,49 @@ def schema_text(name: str) -> str:
         near = difflib.get_close_matches(wanted, names, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
         raise UnknownName(f"there is no schema {name!r}; {hint}")
-    return shipped(f"schemas/{wanted}{_SUFFIX}").read_text(encoding="utf-8")
+    mark = mark_of(wanted)
+    forms = [_form(output, mark) for output in _OUTPUTS[wanted].split()]
+    about = dict.fromkeys(form.pop("description") for form in forms)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": mark,
+        "description": " Or: ".join(about),
+        **(forms[0] if len(forms) == 1 else {"oneOf": forms}),
+    }
 
 
-@cache
+def schema_text(name: str) -> str:
+    """The schema of what a command prints, as JSON."""
+    return json.dumps(schema(name), indent=1) + "\n"
+
+
+def _form(output: str, mark: str | None) -> dict[str, Any]:
+    module, name = output.strip("[]").split(":")
+    named = getattr(importlib.import_module(f"wavecast.report.{module}"), name)
+    kind = named() if inspect.isfunction(named) else named
+    made = schema_of(kind)
+    made["required"] = [MARK, *made["required"]]
+    made["properties"] = {
+        MARK: {"description": "The name and version of this schema.", "const": mark},
+        **made["properties"],
+    }
+    about = kind.about if isinstance(kind, Described) else ""
+    if not about:
+        about = inspect.getdoc(kind.kind if isinstance(kind, Described) else kind) or ""
+        about = about.split("\n\n")[0].replace("\n", " ")
+    if output.startswith("["):
+        return {"description": about, "type": "array", "items": made}
+    return {"description": about, **made}
+
+
 def mark_of(name: str) -> str | None:
     """What the output of a command says about its schema: "wavecast/predict/1"."""
-    if name not in schema_names():
-        return None
-    return str(json.loads(schema_text(name))["title"])
+    return f"wavecast/{name}/{_VERSIONS.get(name, 1)}" if name in schema_names() else None
 
 
 def marked(value: Any, name: str) -> Any:
-    """The output of a command, with the name and version of its schema."""
-    mark = mark_of(name)
+    """The output of a command as JSON takes it, with the name and version of its schema."""
+    value, mark = plain(value), mark_of(name)
     if mark is None:
         return value
     if isinstance(value, Mapping):

@@ -1,22 +1,52 @@
-"""The run of a training script as lines and a table in a terminal."""
+"""The run of a training script: which step was traced, and what ran outside of it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Group, RenderableType
 
-from wavecast.report.tables import Column, line, table
-from wavecast.report.units import count, quantity
-from wavecast.traces.script import ScriptRun
+from wavecast.report.fields import Described, Field, columns, describe, output, some
+from wavecast.report.memory import AdvisedMemory
+from wavecast.report.priced_steps import PREDICTED
+from wavecast.report.tables import line, table
+from wavecast.traces.script import ScriptPart, ScriptRun
+from wavecast.traces.step import Trace
+
+describe(
+    ScriptPart,
+    Field("name", title="outside of the step"),
+    Field("calls", title="calls"),
+    Field("flops", title="FLOPs"),
+)
+_NAMES = ("line", "step", "steps", "equal", "choice", "once")
+_SCRIPT = Described(ScriptRun, some(Field("name", "script"), *_NAMES))
+"""The fields of a script's run without those of its trace."""
+describe(
+    ScriptRun,
+    Field("name", "script", title="script"),
+    Field("", "summary", title="step"),
+    *_NAMES,
+    "trace",
+    parts="once",
+)
+
+
+RESULT = output(
+    "The step of a script, and its prediction, its memory (--memory) or its work.",
+    Field("script", kind=_SCRIPT, meaning="The script, and which of its steps was traced."),
+    Field("", "predicted", kind=PREDICTED, inline=True, optional=True),
+    Field("memory", kind=[AdvisedMemory], optional=True, meaning="The memory on each GPU."),
+    Field("", "trace", kind=Trace, inline=True, optional=True),
+)
+
+
+def result_record(run: ScriptRun, **result: Any) -> dict[str, Any]:
+    """The run of a script as plain data, with what was predicted of its step."""
+    return RESULT.record({"script": _SCRIPT.record(run), **result})
 
 
 def script_run(run: ScriptRun) -> RenderableType:
     """Which step was traced and why, and what ran outside of it."""
     step = line(f"{run.script}: {run.summary}", "bold")
-    if not run.once:
-        return Group(step, "")
-    columns = [
-        Column("outside of the step", [part.name for part in run.once], left=True),
-        Column("calls", [count(part.calls) for part in run.once]),
-        Column("FLOPs", [quantity(part.flops, "FLOP") for part in run.once]),
-    ]
-    return Group(step, "", table(columns), "")
+    return Group(step, "", table(columns(run.once)), "") if run.once else Group(step, "")

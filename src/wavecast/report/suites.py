@@ -1,35 +1,93 @@
-"""The benchmark suite and its results as tables in a terminal."""
+"""The benchmark suite and its results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
-from wavecast.report.tables import Column, fitting, remarks, table, titled
-from wavecast.report.units import UNKNOWN, count, duration, memory, or_unknown, percent, quantity
+from wavecast.report.fields import Described, Field, columns, describe, some
+from wavecast.report.tables import Column, shown, titled
+from wavecast.report.units import count, duration, quantity
 from wavecast.runs.suite_results import SuiteResult
 from wavecast.suite import Benchmark
 
 if TYPE_CHECKING:
     from wavecast.suite.demonstrations import SmallTraining
 
+describe(
+    Benchmark,
+    Field("name", title="name"),
+    Field("domain", title="domain", rank=1),
+    Field("published_parameters", title="parameters", rank=2, text=quantity),
+    Field("default_batch", title="default batch", rank=3, text=str),
+    Field("unit", title="throughput unit", rank=4),
+    Field("", "tags.tbd", title="TBD's name", rank=6),
+    Field("", "tags.dataset", title="data set", rank=7),
+    Field("", "tags.layers", title="layers", rank=8, left=False),
+    Field("reference", title="reference", rank=5),
+    *map(Field, ("title", "module", "units_per_sample", "smallest_batch")),
+    Field("", "tags", inline=True),
+)
+
+
+def _step(row: SuiteResult) -> str:
+    """The step's time, or why there is none."""
+    if row.seconds is not None:
+        return duration(row.seconds) + ("*" if row.settled is False else "")
+    return "out of memory" if row.status == "oom" else row.status
+
+
+def _throughput(row: SuiteResult) -> str | None:
+    rate = row.throughput_per_s
+    return None if rate is None else f"{count(rate)} {row.unit}/s"
+
+
+describe(
+    SuiteResult,
+    Field("model", title="model"),
+    Field("batch", title="batch", text=str),
+    Field("precision", title="precision"),
+    Field("", _step, title="step", left=False),
+    Field("", _throughput, title="throughput", rank=1, left=False),
+    Field("tokens_per_s", title="tokens/s", rank=6, absent=""),
+    Field("gpu_utilisation", title="GPU use", rank=2),
+    Field("fp32_utilisation", title="FP32 use", rank=3),
+    Field("tensor_utilisation", title="tensor-core use", rank=3),
+    Field("cpu_utilisation", title="CPU use", rank=7),
+    Field("weights_bytes", title="weights", rank=5),
+    Field("weight_gradients_bytes", title="gradients", rank=6),
+    Field("feature_maps_bytes", title="feature maps", rank=4),
+    Field("workspace_bytes", title="workspace", rank=6),
+    Field("dynamic_bytes", title="dynamic", rank=6),
+    Field("peak_bytes", title="peak memory", rank=4),
+    *map(Field, ("gpu", "status", "unit", "seconds", "throughput_per_s", "gpu_s", "host_s")),
+    *map(Field, ("reserved_bytes", "warm_up", "iterations", "software", "settled")),
+)
+_TRAINING = some(
+    Field("domain", title="domain"),
+    Field("model", title="model"),
+    Field("task", title="task", rank=3),
+    Field("steps", title="steps", rank=2, text=str),
+    Field("measure", title="quality", rank=1),
+    Field("before", title="before", text="{:.2f}".format),
+    Field("reached", title="after", text="{:.2f}".format),
+    Field("needed", title="needed", text="{:.2f}".format),
+    Field("learned", title="learned"),
+)
+
+
+def small_trainings() -> Described:
+    """The fields of a small training; its class is imported late, as it needs torch."""
+    from wavecast.suite.demonstrations import SmallTraining
+
+    return Described(SmallTraining, _TRAINING)
+
 
 def suite(models: Sequence[Benchmark], width: int) -> RenderableType:
     """The models of the suite, by domain."""
-    columns = [
-        Column("name", [model.name for model in models], left=True),
-        Column("domain", [model.domain for model in models], 1, left=True),
-        Column("parameters", [quantity(model.published_parameters) for model in models], 2),
-        Column("default batch", [str(model.default_batch) for model in models], 3),
-        Column("throughput unit", [model.unit for model in models], 4, left=True),
-        Column("TBD's name", [model.tags.tbd for model in models], 6, left=True),
-        Column("data set", [model.tags.dataset for model in models], 7, left=True),
-        Column("layers", [model.tags.layers for model in models], 8),
-        Column("reference", [model.reference for model in models], 5, left=True),
-    ]
-    return table(fitting(columns, width))
+    return Group(*shown(columns(models), width))
 
 
 def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> RenderableType:
@@ -44,72 +102,19 @@ def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> Ren
             f"* not settled: no end of warm-up was found in {', '.join(restless)}, so the time is "
             "the median of the last two thirds; measure longer (--again, --iterations)"
         )
-    return titled(title, table(fitting(result_columns(results), width)), "", *remarks(lines))
+    return titled(title, *shown(result_columns(results), width, lines))
+
+
+def result_columns(rows: Sequence[SuiteResult]) -> list[Column]:
+    """The columns of suite results; tokens only if some model counts them beside another unit."""
+    tokens = any(row.tokens_per_s is not None and row.unit != "tokens" for row in rows)
+    return [column for column in columns(rows) if tokens or column.name != "tokens/s"]
 
 
 def trainings(rows: Sequence[SmallTraining], width: int) -> RenderableType:
     """One row for each small training: what it learned, and how well."""
-    columns = [
-        Column("domain", [row.domain for row in rows], left=True),
-        Column("model", [row.model for row in rows], left=True),
-        Column("task", [row.task for row in rows], 3, left=True),
-        Column("steps", [str(row.steps) for row in rows], 2),
-        Column("quality", [row.measure for row in rows], 1, left=True),
-        Column("before", [f"{row.before:.2f}" for row in rows]),
-        Column("after", [f"{row.reached:.2f}" for row in rows]),
-        Column("needed", [f"{row.needed:.2f}" for row in rows]),
-        Column("learned", ["yes" if row.learned else "no" for row in rows], left=True),
-    ]
     lines = ["quality: measured on data that was not trained on; 1 is the best"]
     return titled(
         "small models of the suite, trained on made-up tasks on the CPU",
-        *(table(fitting(columns, width)), ""),
-        *remarks(lines),
+        *shown(small_trainings().columns(rows), width, lines),
     )
-
-
-def result_columns(rows: Sequence[SuiteResult]) -> list[Column]:
-    """The columns of suite results, in a terminal and on a page."""
-
-    def sizes(name: str) -> list[str]:
-        return [or_unknown(getattr(row, f"{name}_bytes"), memory) for row in rows]
-
-    return [
-        Column("model", [row.model for row in rows], left=True),
-        Column("batch", [str(row.batch) for row in rows]),
-        Column("precision", [row.precision for row in rows], left=True),
-        Column("step", [_step(row) for row in rows]),
-        Column("throughput", [_throughput(row) for row in rows], 1),
-        *([Column("tokens/s", [_tokens(row) for row in rows], 6)] if _any_tokens(rows) else []),
-        Column("GPU use", [or_unknown(row.gpu_utilisation, percent) for row in rows], 2),
-        Column("FP32 use", [or_unknown(row.fp32_utilisation, percent) for row in rows], 3),
-        Column("tensor-core use", [or_unknown(row.tensor_utilisation, percent) for row in rows], 3),
-        Column("CPU use", [or_unknown(row.cpu_utilisation, percent) for row in rows], 7),
-        Column("weights", sizes("weights"), 5),
-        Column("gradients", sizes("weight_gradients"), 6),
-        Column("feature maps", sizes("feature_maps"), 4),
-        Column("workspace", sizes("workspace"), 6),
-        Column("dynamic", sizes("dynamic"), 6),
-        Column("peak memory", sizes("peak"), 4),
-    ]
-
-
-def _step(row: SuiteResult) -> str:
-    """The step's time, or why there is none."""
-    if row.seconds is not None:
-        return duration(row.seconds) + ("*" if row.settled is False else "")
-    return "out of memory" if row.status == "oom" else row.status
-
-
-def _any_tokens(rows: Sequence[SuiteResult]) -> bool:
-    """Whether some model counts tokens beside another unit."""
-    return any(row.tokens_per_s is not None and row.unit != "tokens" for row in rows)
-
-
-def _tokens(row: SuiteResult) -> str:
-    return "" if row.tokens_per_s is None else count(row.tokens_per_s)
-
-
-def _throughput(row: SuiteResult) -> str:
-    rate = row.throughput_per_s
-    return UNKNOWN if rate is None else f"{count(rate)} {row.unit}/s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -42,23 +42,60 @@ class Column:
         object.__setattr__(self, "cells", [one_line(cell) for cell in self.cells])
 
 
-def labelled(rows: Sequence[tuple[str, Sequence[str]]], headings: Sequence[str]) -> list[Column]:
-    """The columns of a table whose rows have a label each: the labels, then one per heading."""
+def from_rows(rows: Iterable[Sequence[str]], *headings: str) -> list[Column]:
+    """The columns of a table that is given by rows of cells.
+
+    A heading that begins with `<` is aligned to the left; one that ends with `...` may continue on
+    a second line.
+    """
+    cells = list(zip(*rows, strict=True)) or [()] * len(headings)
     return [
-        Column("", [label for label, _ in rows], left=True),
-        *(Column(name, [cells[i] for _, cells in rows]) for i, name in enumerate(headings)),
+        Column(
+            heading.removeprefix("<").removesuffix("..."),
+            column,
+            left=heading.startswith("<"),
+            folds=heading.endswith("..."),
+        )
+        for heading, column in zip(headings, cells, strict=True)
     ]
 
 
+def labelled(rows: Sequence[tuple[str, Sequence[str]]], headings: Sequence[str]) -> list[Column]:
+    """The columns of a table whose rows have a label each: the labels, then one per heading."""
+    return from_rows([(label, *cells) for label, cells in rows], "<", *headings)
+
+
 def fitting(columns: Iterable[Column], width: int) -> list[Column]:
-    """The columns that fit a width, in their order.
+    """The columns that fit a width, in their order; texts fold where those that stay do not fit.
 
     Columns with a rank whose cells are all unknown are left out as well.
     """
     kept = [c for c in columns if c.rank == 0 or any(cell not in ("", UNKNOWN) for cell in c.cells)]
     while width_of(kept) > width and any(column.rank for column in kept):
         kept.remove(max(kept, key=lambda column: column.rank))
-    return kept
+    if width_of(kept) <= width:
+        return kept
+    return [replace(column, folds=True) if column.left else column for column in kept]
+
+
+def shown(
+    columns: Sequence[Column], width: int, lines: Iterable[str] = (), styles: Sequence[str] = ()
+) -> list[RenderableType]:
+    """The table of the columns that fit a width, and lines under it.
+
+    The first line names the columns that were left out for want of width.
+    """
+    kept = fitting(columns, width)
+    under = remarks([*left_out(columns, kept), *lines])
+    rows: RenderableType = table(kept, styles)
+    return [rows, "", *under] if under else [rows]
+
+
+def left_out(columns: Sequence[Column], kept: Sequence[Column]) -> list[str]:
+    """The line that names the columns that a narrow terminal does not show; none if it has all."""
+    there = {column.name for column in kept}
+    names = [c.name for c in fitting(columns, ANY_WIDTH) if c.name and c.name not in there]
+    return [f"left out, the terminal is too narrow: {', '.join(names)}"] if names else []
 
 
 def width_of(columns: Sequence[Column]) -> int:
@@ -88,6 +125,25 @@ def table(columns: Sequence[Column], styles: Sequence[str] = ()) -> Table:
     return rendered
 
 
+def markdown(columns: Sequence[Column], headings: Sequence[str] = ()) -> list[str]:
+    """The lines of a Markdown table; `headings` replace those of the columns."""
+    names = list(headings) or [column.name for column in columns]
+    rows = zip(*(column.cells for column in columns), strict=True)
+    lines = [names, *rows]
+    written = [f"| {' | '.join(map(markdown_text, line))} |" for line in lines]
+    return [written[0], f"|{'---|' * len(names)}", *written[1:]]
+
+
+_SPECIAL = str.maketrans(
+    {c: f"\\{c}" for c in "\\`*_[]|"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+)
+
+
+def markdown_text(text: str) -> str:
+    """A text that Markdown shows as it is: names of modules may hold anything."""
+    return one_line(text).translate(_SPECIAL)
+
+
 def titled(title: str, *parts: RenderableType) -> Group:
     """A bold title, an empty line, and what follows."""
     return Group(line(title, "bold"), "", *parts)
@@ -96,6 +152,11 @@ def titled(title: str, *parts: RenderableType) -> Group:
 def remarks(lines: Iterable[str]) -> list[Text]:
     """Lines under a table, in a dim style."""
     return [line(text, "dim") for text in lines]
+
+
+def warnings(lines: Iterable[str]) -> list[Text]:
+    """Lines under a table that a reader should not overlook."""
+    return [line(text, "yellow") for text in lines]
 
 
 def line(text: str, style: str = "") -> Text:

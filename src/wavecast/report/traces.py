@@ -1,4 +1,4 @@
-"""Traced and measured steps as tables in a terminal."""
+"""Traced and measured steps: their calls, FLOPs, memory traffic and times."""
 
 from __future__ import annotations
 
@@ -6,37 +6,88 @@ from rich.console import RenderableType
 
 from wavecast import ops
 from wavecast.ops import Kind
-from wavecast.report.predictions import counted_ops, shares
-from wavecast.report.tables import Column, line, notes, remarks, table, titled
+from wavecast.report.fields import Field, describe
+from wavecast.report.shares import counted_ops, shares
+from wavecast.report.tables import from_rows, line, notes, remarks, table, titled
 from wavecast.report.units import count, duration, memory, percent, quantity
+from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.steps.shares import Share
 from wavecast.traces import overlap
 from wavecast.traces.step import Measurement, Phase, Role, Trace
 
+describe(
+    ops.Totals,
+    "kernels",
+    Field("flops", "cost.flops", meaning="FLOPs as torch counts them; a multiply-add counts two."),
+    "executed_flops",
+    Field("bytes", "cost.bytes"),
+    *map(Field, ("by_phase", "by_kind")),
+    Field("unknown_ops", "unknown"),
+)
+
+
+def _calls(trace: Trace) -> str:
+    return f"{count(len(trace))}, {count(ops.totals(trace).kernels)} of them launch kernels"
+
+
+def _work(trace: Trace) -> str:
+    cost = ops.totals(trace).cost
+    return f"{quantity(cost.flops, 'FLOP')}, {memory(cost.bytes)} of traffic"
+
+
+def _samples(trace: Trace) -> str | None:
+    return None if trace.samples is None else f"{count(trace.samples)} {trace.unit}"
+
+
+def _distinct(trace: Trace) -> int:
+    """Ops with different names, shapes or arguments."""
+    return len(trace.counts)
+
+
+describe(
+    Trace,
+    Field("", _calls, title="calls"),
+    Field("", _work, title="work"),
+    Field("", _samples, title="samples"),
+    Field("calls", len, kind=int),
+    Field("distinct_ops", _distinct),
+    Field("", ops.totals, inline=True),
+    *map(Field, ("samples", "unit")),
+    Field("framework", title="made by"),
+    Field("", "measurement.gpu", title="measured on", absent=""),
+    *map(Field, ("capability", "notes", "measurement")),
+)
+describe(
+    FamilyTraces,
+    Field("", lambda family: len(family.traces), title="families of GPUs"),
+    Field("", lambda family: _work(family.traces[0]), title="work"),
+    "traces",
+    parts="traces",
+)
+
 
 def traced_step(title: str, trace: Trace) -> RenderableType:
     """The calls, FLOPs and memory traffic of a step by phase, and the ops without a formula."""
-    totals = ops.totals(trace)
+    work = ops.totals(trace)
     calls = {phase: sum(call.phase is phase for call in trace) for phase in Phase}
     rows = [
-        (str(phase), number, totals.by_phase.get(phase, ops.Cost()))
+        (str(phase), number, work.by_phase.get(phase, ops.Cost()))
         for phase, number in calls.items()
         if number
     ]
-    rows.append(("all", len(trace), totals.cost))
-    columns = [
-        Column("phase", [name for name, _, _ in rows], left=True),
-        Column("calls", [count(number) for _, number, _ in rows]),
-        Column("FLOPs", [quantity(cost.flops, "FLOP") for _, _, cost in rows]),
-        Column("memory traffic", [memory(cost.bytes) for _, _, cost in rows]),
+    rows.append(("all", len(trace), work.cost))
+    cells = [
+        (name, count(number), quantity(cost.flops, "FLOP"), memory(cost.bytes))
+        for name, number, cost in rows
     ]
+    columns = from_rows(cells, "<phase", "calls", "FLOPs", "memory traffic")
     weights = sum(a.nbytes for a in trace.allocations if a.role is Role.PARAMETER)
     lines = [
-        f"{len(trace.counts)} distinct ops; {count(totals.kernels)} calls launch kernels; "
+        f"{len(trace.counts)} distinct ops; {count(work.kernels)} calls launch kernels; "
         f"weights {memory(weights)}; {trace.framework or 'framework unknown'}"
     ]
-    if totals.unknown:
-        lines.append(f"ops without a formula for FLOPs and bytes: {counted_ops(totals.unknown)}")
+    if work.unknown:
+        lines.append(f"ops without a formula for FLOPs and bytes: {counted_ops(work.unknown)}")
     return titled(title, table(columns), "", *map(line, lines), *notes(trace.notes))
 
 
@@ -45,11 +96,7 @@ def measured_step(title: str, trace: Trace) -> RenderableType:
     kernels = [kernel for call in trace for kernel in call.kernels]
     measured = trace.measurement or Measurement("")
     rows = _times(measured, overlap.busy_s(kernels))
-    columns = [
-        Column("", [name for name, _, _ in rows], left=True),
-        Column("time", [time for _, time, _ in rows]),
-        Column("", [remark for _, _, remark in rows], left=True),
-    ]
+    columns = from_rows(rows, "<", "time", "<")
     lines = [
         f"{measured.gpu or 'GPU unknown'}; {trace.framework or 'framework unknown'}; "
         f"{measured.software or 'software unknown'}",

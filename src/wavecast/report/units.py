@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 UNKNOWN = "?"
 """The cell of a table whose value is not known."""
@@ -26,9 +28,7 @@ def long_duration(seconds: float) -> str:
 
 def time_range(low_s: float | None, high_s: float | None) -> str:
     """A range of times: `268 ms - 425 ms`; `?` when it is not known."""
-    if low_s is None or high_s is None:
-        return UNKNOWN
-    return f"{duration(low_s)} - {duration(high_s)}"
+    return span(low_s, high_s, duration)
 
 
 def quantity(value: float, unit: str = "") -> str:
@@ -45,6 +45,11 @@ def memory(nbytes: float) -> str:
         if _rounded(nbytes / size) >= 1:
             return f"{three_digits(nbytes / size)} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def of_capacity(nbytes: float, capacity: float) -> str:
+    """A size beside that of what holds it: `20.4 of 24 GiB`."""
+    return f"{three_digits(nbytes / (1 << 30))} of {capacity / (1 << 30):.0f} GiB"
 
 
 def bytes_of_gib(gib: float) -> int:
@@ -76,16 +81,77 @@ def three_digits(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def fact(name: str, value: float | tuple[int, int]) -> str:
-    """The value of a device's fact, in the unit that the fact's name ends with."""
-    if isinstance(value, tuple):
-        return ".".join(map(str, value))
-    for ending, unit in (("_bytes_per_s", "B/s"), ("_hz", "Hz"), ("_flops", "FLOP/s")):
+def money(usd: float) -> str:
+    """An amount in USD: `$0.0123`, `$12.30`, `$1,230`."""
+    if usd >= 1000:
+        return f"${usd:,.0f}"
+    return f"${usd:.2f}" if usd >= 0.1 else f"${usd:.3g}"
+
+
+def energy(kwh: float) -> str:
+    """An amount of energy: `12.3 kWh`."""
+    return f"{count(kwh) if kwh >= 1000 else three_digits(kwh)} kWh"
+
+
+def span(low: float | None, high: float | None, show: Callable[[float], str]) -> str:
+    """A range of values as `show` writes them, `$1.00 - $2.00`; `?` when it is not known."""
+    return UNKNOWN if low is None or high is None else f"{show(low)} - {show(high)}"
+
+
+_ENDINGS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "bytes_per_s": ("", partial(quantity, unit="B/s")),
+    "_per_s": ("/s", count),
+    "_bytes": ("", memory),
+    "nbytes": ("", memory),
+    "_hz": ("", partial(quantity, unit="Hz")),
+    "_flops": ("", partial(quantity, unit="FLOP/s")),
+    "flops": ("", partial(quantity, unit="FLOP")),
+    "_w": ("", "{:g} W".format),
+    "seconds": ("", duration),
+    "_s": ("", duration),
+    "_kwh": ("", energy),
+    "usd": ("", money),
+    "usd_per_hour": ("$/h", "{:.2f}".format),
+    "share": ("", percent),
+    "utilisation": ("", percent),
+    "efficiency": ("", percent),
+    "relative": ("", percent),
+    "mape": ("", partial(percent, digits=1)),
+}
+"""How numbers are written, and what their headings end with, by the end of a name."""
+
+
+def _unit(name: str) -> tuple[str, str, Callable[[float], str]]:
+    """The end of a name that states a unit, and what `_ENDINGS` says about it."""
+    for ending, (word, show) in _ENDINGS.items():
         if name.endswith(ending):
-            return quantity(value, unit)
-    if "_bytes" in name:
-        return memory(value)
-    return f"{value:g} W" if name.endswith("_w") else count(value)
+            return ending, word, show
+    return "", "", memory if "_bytes" in name else count
+
+
+def text(name: str, value: object) -> str:
+    """A value in the unit that ends its name; `?` when it is not known."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _unit(name)[2](value)
+    if isinstance(value, str | datetime.date):
+        return str(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {text(name, one)}" for key, one in value.items())
+    if isinstance(value, Iterable):
+        parts = [text("", one) for one in value]
+        return (".".join if name.endswith("capability") else ", ".join)(parts)
+    return str(getattr(value, "id", "") or getattr(value, "name", "") or value)
+
+
+def heading(name: str) -> str:
+    """The heading of a field by its name, without the unit: `peak` for `peak_bytes`."""
+    ending, word, _ = _unit(name)
+    bare = name.removesuffix(ending) if "_" in ending else name
+    return f"{bare.strip('_').replace('_', ' ')}{word}" or name
 
 
 def or_unknown(value: float | None, show: Callable[[float], str]) -> str:

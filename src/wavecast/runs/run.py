@@ -3,9 +3,9 @@
 Runs come from logs (`readers/`) and the run store (`store/`), and regression models are fitted to
 them. Two runs with the same values are the same run.
 
-A log tells of two times. `seconds` and `iterations` are those of the iterations that were timed:
-after warm-up, without tests, checkpoints and pauses. `total_s` and `total_iterations` are those of
-the whole run, from its first to its last stamp, with all of these (Gianniti et al., section 4.1).
+A run has two times. `seconds` is the time of its `iterations` timed iterations: after warm-up,
+without tests, checkpoints and pauses. `total_s` and `total_iterations` belong to the whole run,
+from its first to its last time stamp, with all of these (Gianniti et al., section 4.1).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from wavecast.errors import InvalidInput
+from wavecast.showing import Shown
 
 PHASES = ("training", "testing")
 _LARGEST = 2**63 - 1  # the largest integer of a database column
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Shown):
     """One past training or test of a model: its settings, and how long it took.
 
     >>> Run("alexnet", batch=64, iterations=1000, seconds=87.5, gpu="v100-sxm-32gb").batch
@@ -62,8 +63,8 @@ COLUMNS = tuple(field.name for field in fields(Run))
 DEFAULTS = {field.name: field.default for field in fields(Run) if field.default is not MISSING}
 WHOLE = ("batch", "iterations", "gpus", "inner_modules", "total_iterations")
 TOTALS = ("total_iterations", "total_s", "training_s", "testing_s")
-"""The fields about the whole run. They add to a run and do not tell it from others, so that a log
-that an older version read without them is still the same run."""
+"""The fields about the whole run. They are not part of its identity: a log that an older version
+read without them is still the same run."""
 _IDENTIFYING = tuple((n, DEFAULTS.get(n, MISSING)) for n in COLUMNS if n not in ("source", *TOTALS))
 TEXTS = ("model", "phase", "gpu", "precision", "framework", "source")
 

@@ -69,21 +69,20 @@ def settled_from(seconds: Sequence[float]) -> int:
     The window shrinks with the run, so this is less reliable than `stable_from`. If the end of
     warm-up cannot be found, the first third of the run counts as warm-up.
     """
-    window = max(5, min(WINDOW, len(seconds) // 6))
-    try:
-        return stable_from(seconds, window)
-    except InvalidInput:
-        return len(seconds) // 3
+    start = _found(seconds)
+    return len(seconds) // 3 if start is None else start
 
 
 def settles(seconds: Sequence[float]) -> bool:
     """Whether the end of warm-up can be found, so that `settled_from` does not assume it."""
-    window = max(5, min(WINDOW, len(seconds) // 6))
+    return _found(seconds) is not None
+
+
+def _found(seconds: Sequence[float]) -> int | None:
     try:
-        stable_from(seconds, window)
+        return stable_from(seconds, max(5, min(WINDOW, len(seconds) // 6)))
     except InvalidInput:
-        return False
-    return True
+        return None
 
 
 def is_enough(seconds: Sequence[float]) -> bool:

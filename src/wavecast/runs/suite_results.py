@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.files import GrowingTable
+from wavecast.showing import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class SuiteStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SuiteResult:
+class SuiteResult(Shown):
     """The measured or predicted values of one step.
 
     A value is None when it is unknown, or when the step did not run.

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from importlib import resources
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path, Request
+from fastapi import Depends, FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import MAX_BODY_SIZE_SCOPE_KEY
+from starlette.staticfiles import StaticFiles
 
 import wavecast
 from wavecast.errors import StoreUnavailable, UnknownName, WavecastError
-from wavecast.report.html.documents import script_text, style_sheet
-from wavecast.server.guard import Guard, Refused
+from wavecast.server.guard import UPLOAD_PATH, bounded_bodies, same_origin, trusted_hosts
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import ServerBusy, Unanswerable
 from wavecast.server.questions import PredictionQuestion
 from wavecast.server.service import PredictionService, UnknownResult, tidy
 
 _T = TypeVar("_T")
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _UPLOADED = (
     *("application/octet-stream", "application/gzip", "application/x-gzip"),
     "application/json",
@@ -51,7 +49,7 @@ Gpu = Annotated[str, Path(pattern="^[a-z0-9.-]{1,60}$")]
 
 def make_app(
     service: PredictionService, limits: ServerLimits, names: frozenset[str] = frozenset()
-) -> Guard:
+) -> FastAPI:
     """The application that a server runs.
 
     Args:
@@ -74,12 +72,15 @@ def make_app(
         openapi_url="/api/openapi.json",
         docs_url=None,  # its scripts would come from other machines
         redoc_url=None,
+        dependencies=[Depends(same_origin)],
     )
+    app.add_middleware(bounded_bodies, limits=limits)
+    app.add_middleware(trusted_hosts, names=names)
     _add_errors(app)
     _add_pages(app)
     _add_questions(app, service)
     _add_results(app, service)
-    return Guard(app, limits, names)
+    return app
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -98,8 +99,14 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(_error("InvalidInput", tidy("; ".join(told))), status_code=422)
 
     @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(_error("Refused", str(error.detail)), status_code=error.status_code)
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        told, status = str(error.detail), error.status_code
+        if status == 413:
+            most = request.scope[MAX_BODY_SIZE_SCOPE_KEY]
+            told = f"a request like this may have at most {most >> 10} KiB"
+        # The rest of a request that is too large or too slow is not read.
+        headers = {"connection": "close"} if status in (408, 413) else error.headers
+        return JSONResponse(_error("Refused", told), status_code=status, headers=headers)
 
 
 def _error(kind: str, message: str) -> dict[str, Any]:
@@ -113,34 +120,25 @@ def _place(location: tuple[int | str, ...]) -> str:
     return ".".join(named) or "the question"
 
 
-def _add_pages(app: FastAPI) -> None:
-    own = resources.files("wavecast.server").joinpath("static").iterdir()
-    files = {file.name: file.read_bytes() for file in own if file.is_file()}
-    # The parts of an answer look and behave as in a report.
-    files |= {"report.css": style_sheet().encode(), "report.js": script_text().encode()}
-    tags = {
-        name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, content in files.items()
-    }
+class _Pages(StaticFiles):
+    """Files for which a browser asks each time, and which it gets only after a change."""
 
-    def sent(name: str, request: Request) -> Response:
-        if name not in files:
-            raise HTTPException(404, "there is no such page")
-        headers = {"etag": tags[name], "cache-control": "no-cache"}
-        if request.headers.get("if-none-match") == tags[name]:
-            return Response(status_code=304, headers=headers)
-        return Response(files[name], media_type=_TYPES[name.rsplit(".", 1)[-1]], headers=headers)
+    def file_response(self, *place: Any, **options: Any) -> Response:
+        """A file, or 304 if the browser has it."""
+        response = super().file_response(*place, **options)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+def _add_pages(app: FastAPI) -> None:
+    # The parts of an answer look and behave as in a report.
+    pages = _Pages(packages=[("wavecast.server", "static"), ("wavecast.report", "templates")])
+    app.mount("/static", pages)
 
     @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return sent("index.html", request)
-
     @app.get("/r/{name}", include_in_schema=False)
-    async def saved_page(name: str, request: Request) -> Response:
-        return sent("index.html", request)
-
-    @app.get("/static/{name}", include_in_schema=False)
-    async def static(name: str, request: Request) -> Response:
-        return sent(name, request)
+    async def page(request: Request) -> Response:
+        return await pages.get_response("index.html", request.scope)
 
 
 def _add_questions(app: FastAPI, service: PredictionService) -> None:
@@ -154,7 +152,7 @@ def _add_questions(app: FastAPI, service: PredictionService) -> None:
         """The models with their sizes, the GPUs, the precisions and the clusters to choose from."""
         return _json(await service.catalogue())
 
-    @app.post("/api/traces", openapi_extra=_upload_body())
+    @app.post(UPLOAD_PATH, openapi_extra=_upload_body())
     async def upload(request: Request) -> Response:
         """Keep a trace (`FILE.json.gz`, `FILE.trace`) or a torch.profiler file, sent as the body.
 
@@ -217,7 +215,7 @@ async def _unless_gone(request: Request, answer: Awaitable[_T]) -> _T:
     try:
         await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
-            raise Refused(499, "the client went away")
+            raise HTTPException(499, "the client went away")
         return answering.result()
     finally:
         for task in (answering, watching):

@@ -6,9 +6,10 @@ from typing import Any
 
 import wavecast
 from wavecast.errors import MissingExtra
+from wavecast.frameworks.decoders import DECODERS
 from wavecast.hardware.clusters import clusters
 from wavecast.planning.prices import price
-from wavecast.server.questions import DECODERS, MOST_GPUS
+from wavecast.server.questions import MOST_GPUS
 from wavecast.server.traced import decoder_sizes
 from wavecast.suite import PRECISIONS, Benchmark, benchmarks
 

@@ -14,8 +14,8 @@ class ServerLimits:
     """The largest file that can be uploaded, as it is sent."""
     body_bytes: int = 32 << 10
     """The largest other request."""
-    requests: int = 512
-    """Requests that are answered at the same time. Others are told to come again (503)."""
+    connections: int = 512
+    """Connections at the same time, idle ones included. Others are told to come again (503)."""
     queue: int = 128
     """Questions that wait for a worker. Others are told to come again (503)."""
     workers: int = max(1, min(4, os.cpu_count() or 1))
@@ -28,8 +28,8 @@ class ServerLimits:
     """Questions after which a worker is replaced by a new one."""
     receive_s: float = 60.0
     """The longest that a request takes to arrive."""
-    request_s: float = 300.0
-    """The longest that a request takes, waiting for a worker included."""
+    answer_s: float = 300.0
+    """The longest that a question waits for its answer, the work of a worker included."""
     uploads_bytes: int = 1 << 30
     """All uploaded files together. The longest unused ones are forgotten."""
     traces_bytes: int = 256 << 20

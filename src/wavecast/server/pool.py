@@ -106,7 +106,7 @@ class WorkerPool:
         for a question go away before it has begun, it is forgotten.
 
         Raises:
-            ServerBusy: too many questions wait.
+            ServerBusy: too many questions wait, or this one has waited too long.
             Unanswerable: it took too long, or too much memory.
             WavecastError: the worker refused; says why.
         """
@@ -119,7 +119,10 @@ class WorkerPool:
             self._dispatch()
         waiting.waiters += 1
         try:
-            reply = await asyncio.shield(waiting.answer)
+            async with asyncio.timeout(self.limits.answer_s):
+                reply = await asyncio.shield(waiting.answer)
+        except TimeoutError:
+            raise ServerBusy("the answer took too long; try again later") from None
         finally:
             waiting.waiters -= 1
             if not waiting.waiters and self._waiting.get(key) is waiting:

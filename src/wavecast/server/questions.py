@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.decoders import DECODERS
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite import benchmark
 
-DECODERS = ("gpt", "llama", "mixtral")
-"""Models of any size, beside those of the suite."""
 MOST_GPUS = 8
 """GPUs that are compared in one question."""
 
@@ -89,7 +88,7 @@ class PredictionQuestion(BaseModel):
     model_config = _STRICT
 
     model: _Name | None = None
-    """A model of the suite, or `gpt` or `llama` of any size. Code is never named here."""
+    """A model of the suite, or a decoder of any size. Code is never named here."""
     trace: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """An uploaded file, by the name that the upload gave."""
     label: Annotated[str, Field(max_length=80)] | None = None

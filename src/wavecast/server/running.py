@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from wavecast.errors import InvalidInput
 from wavecast.server.app import make_app
-from wavecast.server.guard import Guard
+from wavecast.server.guard import HEADERS
 from wavecast.server.limits import ServerLimits
 from wavecast.server.service import PredictionService
 
@@ -77,32 +78,35 @@ def run_server(
         listening: called with the URL of the page once it can be opened.
 
     Raises:
-        InvalidInput: the address cannot be listened on.
+        InvalidInput: the address cannot be listened on, or a name is none.
         StoreUnavailable: the folder cannot be written.
     """
     limits = limits or ServerLimits()
+    if wrong := [name for name in names if "*" in name.removeprefix("*.")]:
+        raise InvalidInput(f"--allow-host is a name or, for all below it, *.NAME, not {wrong[0]}")
     with _bound(host, port) as sock:
         service = PredictionService(folder, limits)
-        config = _config(make_app(service, limits, names), limits)
+        config = server_config(make_app(service, limits, names), limits)
         url = f"http://{_in_url(host)}:{sock.getsockname()[1]}"
         server = TellingServer(config, lambda: listening(url))
         with suppress(KeyboardInterrupt):  # the usual end of a server, after it has shut down
             asyncio.run(server.serve(sockets=[sock]))
 
 
-def _config(app: Guard, limits: ServerLimits) -> uvicorn.Config:
+def server_config(app: FastAPI, limits: ServerLimits) -> uvicorn.Config:
+    """The settings of uvicorn: the headers of all responses, and the bounds of connections."""
     return uvicorn.Config(
         app,
         http=PromptProtocol,
         ws="none",
         lifespan="on",
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        # A backstop behind the limit that answers with a reason.
-        limit_concurrency=2 * limits.requests,
-        timeout_keep_alive=30,
+        headers=HEADERS,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=10,
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=16 << 10,
     )

@@ -1,7 +1,6 @@
 """The trace of a question: read from an uploaded file, or made of a model, and kept for the next.
 
-Only models of the suite are made, so that no code of a user runs. A trace serves all GPUs whose
-attention kernels can be chosen again in it; for the others the model is traced once more.
+Only models of the suite are made, so that no code of a user runs.
 """
 
 from __future__ import annotations
@@ -10,27 +9,28 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import wavecast
 from wavecast.errors import InvalidInput, needing_extra
-from wavecast.frameworks.decoders import DEFAULT_SEQ, sizes_of
+from wavecast.frameworks.decoders import DECODERS, DEFAULT_SEQ, sizes_of
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+from wavecast.frameworks.step_source import StepSource, traced_target
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
-from wavecast.hardware.families import Family, family, family_of
-from wavecast.hardware.family_traces import FamilyTraces
-from wavecast.hardware.retargeting import depends_on_family, retarget
-from wavecast.server.questions import DECODERS, digest
+from wavecast.hardware.devices import device
+from wavecast.hardware.families import family
+from wavecast.retargeting.family_traces import FamilyTraces
+from wavecast.server.questions import digest
 from wavecast.suite import benchmark
 from wavecast.traces.step import Trace, load_trace
 
 _KEPT_CALLS = 200_000
 """The calls of all traces that a worker keeps at hand."""
-_COMMON: Family = (8, 0)
-"""The family for which a model is traced first. Most others are served by the same trace."""
+_COMMON = "a100-sxm-80gb"
+"""The GPU for which a model is traced first. Most others are served by the same trace."""
 
 
 @dataclass(frozen=True)
@@ -88,54 +88,18 @@ def questioned_step(
     """
     if file is not None:
         return _uploaded(step, file, shelf)
-    model = _TracedModel(model_target(step), step, shelf)
-    traces = model.compiled(gpus) if step.get("compile") else model.eager(gpus)
-    return QuestionedStep(model.target.name, FamilyTraces(traces))
+    target = replace(model_target(step), compiled=bool(step.get("compile")))
 
+    def trace_at(gpu: Device | None, _: int | None) -> Trace:
+        gpu = gpu or device(_COMMON)
+        kind = gpu.id if target.compiled else family(gpu)
+        name = digest("trace", wavecast.__version__, step, kind)
+        return shelf.get(name, lambda: traced_target(target, gpu), share=True)
 
-@dataclass(frozen=True)
-class _TracedModel:
-    """A model whose step is traced as often as the GPUs need it."""
-
-    target: Target
-    step: Mapping[str, Any]
-    shelf: TraceShelf
-
-    def eager(self, gpus: list[Device]) -> tuple[Trace, ...]:
-        """One trace for all GPUs, and one for each family that it does not serve."""
-        common = self._traced(_COMMON)
-        if not depends_on_family(common):
-            return (common,)
-        others = dict.fromkeys(family(gpu) for gpu in gpus if not _serves(common, gpu))
-        return common, *map(self._traced, others)
-
-    def compiled(self, gpus: list[Device]) -> tuple[Trace, ...]:
-        """A trace for each family: the compiler chooses its kernels for a GPU."""
-        named: dict[Family, Device] = {}
-        for gpu in gpus:
-            named.setdefault(family(gpu), gpu)
-        return tuple(self._traced(gpu) for gpu in named.values())
-
-    def _traced(self, wanted: Family | Device) -> Trace:
-        """The trace for a family, or, compiled, for a GPU."""
-
-        def make() -> Trace:
-            assert self.target.make_step is not None
-            counted: dict[str, Any] = {"samples": self.target.samples, "unit": self.target.unit}
-            if isinstance(wanted, Device):
-                return wavecast.trace(self.target.make_step, gpu=wanted, compiled=True, **counted)
-            return wavecast.trace(self.target.make_step, capability=wanted, **counted)
-
-        kind = wanted.id if isinstance(wanted, Device) else wanted
-        name = digest("trace", wavecast.__version__, self.step, kind)
-        return self.shelf.get(name, make, share=True)
-
-
-def _serves(trace: Trace, gpu: Device) -> bool:
-    """Whether a trace is exact for a GPU, kernels of attention chosen again where needed."""
-    if trace.capability is not None and family_of(trace.capability) == family(gpu):
-        return True
-    return not trace.asks_capability and not retarget(trace, gpu).notes
+    source = StepSource(trace_at)
+    if not target.compiled:
+        source.on(device(_COMMON))
+    return QuestionedStep(target.name, source.families(gpus))
 
 
 def _uploaded(step: Mapping[str, Any], file: Path, shelf: TraceShelf) -> QuestionedStep:
@@ -196,7 +160,7 @@ def decoder_sizes(name: str) -> dict[str, int | None]:
     """
     with needing_extra("tracing"):
         from wavecast.suite import decoders
-    options = inspect.signature(decoders.DECODERS[name]).parameters
+    options = inspect.signature(getattr(decoders, name)).parameters
     return {"seq": DEFAULT_SEQ} | {size: options[size].default for size in sizes_of(name)}
 
 

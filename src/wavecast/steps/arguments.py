@@ -7,8 +7,8 @@ import math
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device, known_device
-from wavecast.hardware.family_traces import FamilyTraces
 from wavecast.predictors.base import Predictor, Scaler
+from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.traces.step import Measurement, Trace
 
 

@@ -1,13 +1,18 @@
-"""The time of each op of a step, from a predictor or a scaler whose answers are checked."""
+"""The time of each op of a step, from predictors and scalers whose answers are checked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from wavecast import ops
 from wavecast.errors import InvalidInput
+from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
+from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
+from wavecast.predictors.collectives import Collectives
+from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.work import work_of
 from wavecast.traces.step import Op, Trace
 
@@ -18,9 +23,7 @@ Answers = tuple[Estimate | None, ...]
 def predict_ops(trace: Trace, target: Device, predictor: Predictor) -> Answers:
     """A predictor's estimate for each distinct piece of work of a trace."""
     work = work_of(trace)
-    return work.spread(
-        _checked(predictor.predict_all(work.launched_ops, target), work.launched_ops, predictor)
-    )
+    return work.spread(_predicted(work.launched_ops, target, predictor))
 
 
 def scale_ops(trace: Trace, target: Device, scaler: Scaler, origin: Device) -> Answers:
@@ -28,6 +31,60 @@ def scale_ops(trace: Trace, target: Device, scaler: Scaler, origin: Device) -> A
     work = work_of(trace)
     scaled = scaler.scale_all(work.launched_calls, origin, target)
     return work.spread(_checked(scaled, work.launched_ops, scaler))
+
+
+class ClusterPredictor:
+    """The times of ops on one GPU of a cluster: kernels by a predictor, collectives by the links.
+
+    Answers are kept, since the same ops come back with every strategy.
+    """
+
+    def __init__(
+        self, kernels: Predictor, collectives: Collectives, device: Device, cluster: Cluster
+    ) -> None:
+        self.device = device
+        self.cluster = cluster
+        self._kernels = kernels
+        self._collectives = collectives
+        self._answers: dict[Op, Estimate | None] = {}
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer kernels take while a collective runs beside them."""
+        return shipped_overlap().slowdown_on(self.cluster.node.link)
+
+    def answers(self, trace: Trace) -> Answers:
+        """The estimate for each distinct piece of work of a trace."""
+        wanted = [call.op for call in trace.arrays.works]
+        self._learn(wanted)
+        return tuple(self._answers[op] for op in wanted)
+
+    def known_s(self, op: Op) -> float:
+        """The GPU time of an op; 0 where nobody could answer."""
+        if op not in self._answers:
+            self._learn([op])
+        answer = self._answers[op]
+        return 0.0 if answer is None else answer.seconds
+
+    def _learn(self, wanted: Sequence[Op]) -> None:
+        """Ask for all new ops at once, which is much faster than one by one."""
+        computed = []
+        for op in dict.fromkeys(op for op in wanted if op not in self._answers):
+            if ops.kind(op) is Kind.COLLECTIVE:
+                self._answers[op] = self._collectives.predict(op, self.cluster, self.device)
+            elif ops.launches(op):
+                computed.append(op)
+            else:
+                self._answers[op] = None
+        if computed:
+            predicted = _predicted(computed, self.device, self._kernels)
+            self._answers.update(zip(computed, predicted, strict=True))
+
+
+def _predicted(
+    wanted: Sequence[Op], target: Device, predictor: Predictor
+) -> Sequence[Estimate | None]:
+    return _checked(predictor.predict_all(wanted, target), wanted, predictor)
 
 
 def _checked(

@@ -16,7 +16,7 @@ import numpy as np
 from wavecast import ops
 from wavecast.hardware.hosts import Seconds
 from wavecast.ops import Kind
-from wavecast.steps.timeline import play
+from wavecast.steps.player import play_one_stream
 from wavecast.traces import overlap
 from wavecast.traces.step import Call
 
@@ -66,7 +66,7 @@ def pace_of(
 
     def step_s(host: float, gap: float, waits: bool = True) -> float:
         after, cost_s = (syncs, sync_s * host) if waits else ((), 0.0)
-        return play(issue_s * host, exposed + gap * launches, after, cost_s).seconds
+        return play_one_stream(issue_s * host, exposed + gap * launches, after, cost_s).seconds
 
     waits = step_s(_SMALLEST_HOST_FACTOR, 0.0) <= measured_s
     host, gap = _reconcile(partial(step_s, waits=waits), issue_s, exposed, launches, measured_s)

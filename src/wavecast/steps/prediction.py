@@ -1,43 +1,48 @@
-"""The predicted time of a training step on a GPU.
-
-Each op is predicted (or scaled from a measurement), then `timeline.play` puts op times and the
-host's issue times together.
-"""
+"""The predicted time of a training step, on one GPU or spread over several."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wavecast.files import write_whole
 from wavecast.footprint.memory import Memory, memory
+from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
+from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import (
-    GraphedHost,
-    HostModel,
-    Seconds,
-)
-from wavecast.predictors.base import (
-    Estimate,
-    Familiarity,
-    refuse_impossible,
-)
+from wavecast.hardware.hosts import HostModel, Seconds
+from wavecast.parallel.ranks import ParallelStep
+from wavecast.parallel.strategy import Parallel
+from wavecast.predictors.base import Estimate, Familiarity, refuse_impossible
 from wavecast.showing import Shown
 from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers
+from wavecast.steps.optimizer_step import (
+    OptimizerStep,
+    Ranks,
+    StageTime,
+    on_one_gpu,
+    whole_step,
+)
 from wavecast.steps.pace import Pace
-from wavecast.steps.ranges import Coverage, gpu_powers, held, host_factors, least_modelled
-from wavecast.steps.shares import Share, shares_of
-from wavecast.steps.timeline import StepTime, play
-from wavecast.steps.timetable import Timetable, timetable
-from wavecast.steps.unpredicted import unpredicted_shares
-from wavecast.steps.work import StepWork, work_of
-from wavecast.traces.arrays import StepArrays, encode, modules_of
+from wavecast.steps.player import StepTime
+from wavecast.steps.ranges import (
+    Coverage,
+    held,
+    least_modelled,
+    range_on_one_gpu,
+    spread_of,
+    widened,
+)
+from wavecast.steps.shares import Share, shares_by
+from wavecast.steps.timed_trace import TimedTrace
+from wavecast.steps.timetable import Timetable
+from wavecast.steps.unpredicted import unpredicted_calls, unpredicted_shares
+from wavecast.traces.arrays import modules_of
 from wavecast.traces.step import Op, Phase, Trace
 
 MODELLED = "learned"
@@ -47,50 +52,89 @@ roofline that such ops attain ("attainable")."""
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Shown):
-    """The predicted time of one training step on one GPU; `predict` makes it.
+    """The predicted time of one training step; `predict` makes it.
 
     ```python
     prediction = wavecast.predict(trace, "h100-sxm-80gb")
     prediction.seconds, prediction.low_s, prediction.high_s  # one iteration, and its range
     prediction.by_op()[0]  # the op on which the GPU spends most time
+    eight = wavecast.predict(trace, "h100-sxm-80gb", parallel=wavecast.Parallel(data=8))
+    eight.seconds, eight.throughput, eight.efficiency, eight.fits
     ```
+
+    On several GPUs one iteration is one optimizer step of all of them, micro-batches included. Its
+    GPU and host times, by op, module, phase and source, are those of one rank, collectives
+    included: a rank of the pipeline stage that works longest.
     """
 
     trace: Trace
+    """The step; on several GPUs, one micro-batch on one GPU."""
     device: Device
     answers: Answers
     """The predictor's estimate for each distinct piece of work of the trace."""
     host: HostModel
-    """The host that issues the ops."""
+    """The host that issues the ops of each GPU."""
     pace: Pace | None = None
     """The corrections that make a measured step take its measured time. None for a traced step."""
     familiarity: Familiarity | None = None
     """How well the predictor knows the GPU. None if its steps were never compared with measured
-    ones, and for a measured step that is scaled: then there is no range."""
+    ones, for a measured step that is scaled, and on several GPUs."""
     notes: tuple[str, ...] = ()
-    """Caveats of this GPU, beside those of the trace (`Trace.notes`)."""
+    """Caveats and assumptions, beside those of the trace (`Trace.notes`)."""
+    ranks: Ranks | None = field(default=None, repr=False)
+    """What each group of ranks runs. None on one GPU."""
 
     def __repr__(self) -> str:
         ends = "" if self._range is None else ", low_s={:.4g}, high_s={:.4g}".format(*self._range)
         notes = f", notes={self.notes!r}" if self.notes else ""
-        return f"Prediction({self.device.id!r}, seconds={self.seconds:.4g}{ends}{notes})"
+        return f"Prediction({self.name!r}, seconds={self.seconds:.4g}{ends}{notes})"
+
+    @property
+    def name(self) -> str:
+        """The GPUs: "l4", or "8 x l4"."""
+        return self.device.id if self.gpus == 1 else f"{self.gpus} x {self.device.id}"
+
+    @property
+    def spread(self) -> ParallelStep | None:
+        """What each group of ranks runs. None on one GPU."""
+        return None if self.ranks is None else self.ranks.spread
+
+    @property
+    def parallel(self) -> Parallel | None:
+        """How the step is spread over several GPUs. None on one GPU."""
+        return None if self.ranks is None else self.ranks.spread.strategy
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The machines and their links. None on one GPU."""
+        return None if self.ranks is None else self.ranks.predictor.cluster
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return 1 if self.parallel is None else self.parallel.gpus
+
+    @property
+    def microbatches(self) -> int:
+        """The micro-batches that one replica runs in the step."""
+        return 1 if self.parallel is None else self.parallel.microbatches
 
     @cached_property
     def estimates(self) -> Mapping[Op, Estimate | None]:
         """The estimate for each distinct op that runs on the GPU; None if no predictor answered."""
-        rows = zip(self._arrays.works, self.answers, self._work.launches, strict=True)
-        return {call.op: answer for call, answer, launches in rows if launches}
+        return {
+            call.op: answer
+            for timed, _ in self.runs
+            for call, answer, launches in zip(
+                timed.arrays.works, timed.answers, timed.work.launches, strict=True
+            )
+            if launches
+        }
 
     @cached_property
     def step(self) -> StepTime:
-        """The times of one iteration in the steady state of many.
-
-        Raises:
-            InvalidInput: the time is 0 or not finite; the message names the part that made it so.
-        """
-        step = self._play()
-        refuse_impossible(f"the step on {self.device.id} ({self._culprit})", step.seconds)
-        return step
+        """The times of one iteration in the steady state of many."""
+        return whole_step(self.runs, self.seconds)
 
     @property
     def _culprit(self) -> str:
@@ -99,10 +143,16 @@ class Prediction(Shown):
         part = f"longest op: {longest.name}" if longest.gpu_s else f"unpredicted: {missing or '-'}"
         return f"{part}, host: {self.host.name}"
 
-    @property
+    @cached_property
     def seconds(self) -> float:
-        """Wall-clock time of one iteration."""
-        return self.step.seconds
+        """Wall-clock time of one iteration.
+
+        Raises:
+            InvalidInput: the time is 0 or not finite; the message names the part that made it so.
+        """
+        seconds = self._optimizer_step.ranks_s + self._optimizer_step.waiting_s
+        refuse_impossible(f"the step on {self.name} ({self._culprit})", seconds)
+        return seconds
 
     @property
     def run_time_ms(self) -> float:
@@ -111,8 +161,8 @@ class Prediction(Shown):
 
     @property
     def gpu_s(self) -> float:
-        """Time the GPU is busy in one iteration."""
-        return float(self.call_s.sum())
+        """The time of all kernels and collectives of one GPU; streams may overlap."""
+        return sum(times * float(timed.call_s.sum()) for timed, times in self.runs)
 
     @property
     def host_s(self) -> float:
@@ -131,27 +181,82 @@ class Prediction(Shown):
 
     @property
     def held(self) -> Coverage | None:
-        """How many measured steps lay in ranges like this one; None without a range."""
+        """How many measured steps lay in ranges like this one; None where nobody counted them."""
         if self._range is None or self.familiarity is None:
             return None
         return held(self.familiarity, known=self.host.known, bound_by=self.bound_by)
 
     @property
     def bound_by(self) -> str:
-        """What limits the step: "gpu", "host", or "both" where they wait for each other."""
-        return self.step.bound_by
+        """What limits the step: "gpu", "host", or "both" where they wait for each other.
+
+        On several GPUs also "communication" or "pipeline bubble", if it takes half of the step.
+        """
+        if self.ranks is None:
+            return self.step.bound_by
+        lost = {"communication": self.exposed_s, "pipeline bubble": self.idle_s}
+        most = max(lost, key=lost.__getitem__)
+        if lost[most] > self.seconds / 2:
+            return most
+        own_s = self.seconds - self.waiting_s - sum(lost.values())
+        return StepTime(own_s, self.step.gpu_s, self.step.host_s).bound_by
+
+    @property
+    def samples(self) -> int | None:
+        """Samples (the trace's `unit`) of one iteration of all GPUs; None when unknown."""
+        if self.trace.samples is None or self.parallel is None:
+            return self.trace.samples
+        return self.trace.samples * self.parallel.microbatches * self.parallel.data
 
     @property
     def throughput(self) -> float | None:
-        """Samples (the trace's `unit`) per second; None when the trace has no sample count."""
-        if self.trace.samples is None or not self.seconds:
-            return None
-        return self.trace.samples / self.seconds
+        """Samples per second of all GPUs together; None when the trace has no sample count."""
+        return None if self.samples is None else self.samples / self.seconds
+
+    @cached_property
+    def single_s(self) -> float:
+        """The time of one micro-batch with the optimizer on one GPU, as if it fitted there."""
+        return self.seconds if self.ranks is None else self.ranks.alone.step.seconds
+
+    @property
+    def efficiency(self) -> float:
+        """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone."""
+        replicas = 1 if self.parallel is None else self.parallel.data
+        return self.single_s * self.microbatches * replicas / self.gpus / self.seconds
+
+    @property
+    def stages(self) -> tuple[StageTime, ...]:
+        """The times of each pipeline stage, or of all ranks."""
+        return self._optimizer_step.stages
+
+    @property
+    def exposed_s(self) -> float:
+        """The time in which a rank only communicates; of the stage that does so longest."""
+        return max(stage.exposed_s for stage in self.stages)
+
+    @property
+    def idle_s(self) -> float:
+        """The pipeline bubble: the time in which the busiest stage waits for other stages."""
+        return min(stage.idle_s for stage in self.stages)
+
+    @property
+    def waiting_s(self) -> float:
+        """The time in which ranks wait for the slowest of them."""
+        return self._optimizer_step.waiting_s
+
+    @cached_property
+    def fullest(self) -> Trace:
+        """What the rank runs that needs most memory, with all memory that it holds."""
+        return self.trace if self.spread is None else fullest_trace(self.spread)
 
     @cached_property
     def memory(self) -> Memory | None:
-        """The GPU memory that the step needs; None when the trace has no allocations."""
-        return memory(self.trace, self.device) if self.trace.allocations else None
+        """The memory of the fullest GPU; None when the trace has no allocations."""
+        if not self.trace.allocations:
+            return None
+        if self.parallel is None:
+            return memory(self.trace, self.device)
+        return memory_of_rank(self.fullest, self.parallel, self.device)
 
     @property
     def fits(self) -> bool | None:
@@ -162,16 +267,10 @@ class Prediction(Shown):
     def unpredicted(self) -> Mapping[str, int]:
         """The number of calls of each op that no predictor could answer, by op name.
 
-        Their GPU time is counted as 0, so reports always show them.
+        Their GPU time is counted as 0, so reports always show them. On several GPUs they are
+        counted in one micro-batch of one rank of each stage.
         """
-        arrays = self._arrays
-        missing: dict[str, int] = {}
-        for call, count, answer, launches in zip(
-            arrays.works, arrays.counts.tolist(), self.answers, self._work.launches, strict=True
-        ):
-            if launches and answer is None:
-                missing[call.op.name] = missing.get(call.op.name, 0) + count
-        return missing
+        return unpredicted_calls(self._lasts)
 
     @cached_property
     def unpredicted_shares(self) -> Mapping[str, float]:
@@ -180,7 +279,7 @@ class Prediction(Shown):
         A measured step also has the share of its "measured GPU time". Empty if all ops were
         predicted.
         """
-        return unpredicted_shares(self._work, self.answers)
+        return unpredicted_shares(self._lasts)
 
     @property
     def unpredicted_share(self) -> float:
@@ -191,23 +290,27 @@ class Prediction(Shown):
 
     def by_op(self) -> tuple[Share, ...]:
         """The GPU time by op name, longest first."""
-        arrays = self._arrays
-        return shares_of(arrays.names, arrays.name[arrays.work], self.call_s)
+        return shares_by(self.runs, lambda t: (t.arrays.names, t.arrays.name[t.arrays.work]))
 
     def by_module(self, depth: int = 2) -> tuple[Share, ...]:
         """The GPU time by module, longest first; paths are cut after `depth` names."""
-        names, module = modules_of(self._arrays, depth)
-        return shares_of(names, module, self.call_s)
+        return shares_by(self.runs, lambda t: modules_of(t.arrays, depth))
 
     def by_phase(self) -> Mapping[Phase, float]:
         """The GPU time of each phase, in seconds."""
-        seconds = np.bincount(self._arrays.phase, weights=self.call_s, minlength=len(Phase))
-        return dict(zip(Phase, map(float, seconds), strict=True))
+        seconds = sum(
+            times * np.bincount(timed.arrays.phase, weights=timed.call_s, minlength=len(Phase))
+            for timed, times in self.runs
+        )
+        return dict(zip(Phase, map(float, np.asarray(seconds)), strict=True))
+
+    def by_label(self, label: Callable[[Op], str]) -> tuple[Share, ...]:
+        """The GPU time by a label of each op, longest first."""
+        return shares_by(self.runs, lambda t: t.coded([label(c.op) for c in t.arrays.works]))
 
     def sources(self) -> tuple[Share, ...]:
         """The GPU time by the predictor that answered, longest first."""
-        names, source = encode([answer.source if answer else "" for answer in self.answers])
-        shares = shares_of(names, source[self._arrays.work], self.call_s)
+        shares = shares_by(self.runs, lambda t: t.coded([a.source if a else "" for a in t.answers]))
         return tuple(share for share in shares if share.name)
 
     @cached_property
@@ -216,96 +319,76 @@ class Prediction(Shown):
         own_s = sum(share.gpu_s for share in self.sources() if share.name.startswith(MODELLED))
         return own_s / self.gpu_s if self.gpu_s else 0.0
 
+    @cached_property
+    def _optimizer_step(self) -> OptimizerStep:
+        if self.ranks is not None:
+            return self.ranks.optimizer_step()
+        return on_one_gpu(TimedTrace(self.trace, self.answers, self.host, self.pace))
+
+    @cached_property
+    def runs(self) -> Sequence[tuple[TimedTrace, int]]:
+        """What one rank runs in one iteration, and how often."""
+        return self._optimizer_step.slowest.runs(self.microbatches)
+
     @property
-    def _arrays(self) -> StepArrays:
-        return self.trace.arrays
+    def _lasts(self) -> list[TimedTrace]:
+        """The last micro-batch of a rank of each stage."""
+        return [part.last for group in self._optimizer_step.groups for part in group.parts]
 
-    @cached_property
-    def _work(self) -> StepWork:
-        return work_of(self.trace)
-
-    @cached_property
-    def _op_s(self) -> NDArray[np.float64]:
-        """Seconds, low and high end of each distinct piece of work, one row each."""
-        nothing = (0.0, 0.0, 0.0)
-        return np.array([(a.seconds, a.low_s, a.high_s) if a else nothing for a in self.answers])
-
-    @cached_property
+    @property
     def call_s(self) -> Seconds:
-        """The GPU time of each call of the trace, in seconds."""
-        seconds: Seconds = self._op_s[self._arrays.work, 0]
-        return seconds if self.pace is None else seconds * self.pace.exposure
-
-    def _play(self, gpu_factor: float = 1.0, host_factor: float = 1.0) -> StepTime:
-        issue_s = issue_times(self._arrays, self.host) * host_factor
-        gpu_s = self.call_s * gpu_factor + self._gap_s
-        return play(issue_s, gpu_s, self._syncs, self.host.trip_s)
+        """The GPU time of each call of `timetable`, in seconds, when nothing else runs."""
+        return self.runs[-1][0].call_s
 
     @property
-    def _syncs(self) -> tuple[int, ...]:
-        """The positions of the calls after which the host waits and the GPU idles."""
-        return self._arrays.syncs if self.pace is None or self.pace.waits else ()
+    def timetable(self) -> Timetable:
+        """When each call is issued by the host and runs on the GPU.
+
+        On several GPUs it is the last micro-batch of a rank, with reductions and the optimizer.
+        """
+        return self.runs[-1][0].timetable
 
     @cached_property
-    def timetable(self) -> Timetable:
-        """When each call is issued by the host and runs on the GPU."""
-        issue_s = issue_times(self._arrays, self.host)
-        trip_s, gap_s = self.host.trip_s, self._gap_s
-        return timetable(self.trace.calls, issue_s, self.call_s, self._syncs, trip_s, gap_s)
+    def timetables(self) -> Mapping[str, Timetable]:
+        """The timetable of each distinct rank, by what it is called; one GPU has no name.
+
+        Of a stage with several parts of the model, the first part is shown.
+        """
+        groups = self._optimizer_step.groups
+        alone = "" if self.ranks is None else "each GPU"
+        return {
+            alone if len(groups) == 1 else f"stage {group.stage}": group.parts[0].last.timetable
+            for group in groups
+        }
+
+    def named_timetables(self) -> dict[str, Timetable]:
+        """The timetables by GPUs and rank: "8 x l4, stage 0"."""
+        return {
+            ", ".join(filter(None, (self.name, rank))): table
+            for rank, table in self.timetables.items()
+        }
 
     def to_chrome_trace(self, path: str | Path) -> None:
-        """Write the timetable as a file that Perfetto and chrome://tracing show."""
-        write_whole(Path(path), chrome_trace({self.device.id: self.timetable}))
-
-    @property
-    def _gap_s(self) -> Seconds | float:
-        """The GPU's idle time between the kernels of each call, in seconds."""
-        if self.pace is None:
-            return 0.0  # most op times that predictors were trained on include these gaps
-        gaps_s = self.host.kernel_gaps(self._arrays.calls)
-        return self.pace.gap_s if gaps_s is None else gaps_s
+        """Write the timetables as a file that Perfetto and chrome://tracing show."""
+        write_whole(Path(path), chrome_trace(self.named_timetables()))
 
     @cached_property
     def gpu_spread(self) -> tuple[float, float]:
-        """Low and high end of the GPU time, relative to it, from the ranges of the ops alone.
-
-        Errors of ops of one kind are taken as fully correlated, those of different kinds as
-        independent. So the distances to the low and high ends add up within a kind, and their
-        squares add up between kinds.
-        """
-        seconds, low, high = self._op_s.T * self._arrays.counts
-        below, above = (
-            float(np.linalg.norm(np.bincount(self._work.kind, weights=distances)))
-            for distances in (seconds - low, high - seconds)
-        )
-        total = float(seconds.sum()) or 1.0
-        return 1 - below / total, 1 + above / total
+        """Low and high end of the GPU time, relative to it, from the ranges of the ops alone."""
+        return spread_of(self._lasts)
 
     @cached_property
     def _range(self) -> tuple[float, float] | None:
-        """Low and high end of the step's time; None where no measured steps gave a range.
-
-        None of the steps that gave ranges was scaled from a measurement or ran as a CUDA graph, and
-        op models answered for most of their time.
-        """
-        graphed = isinstance(self.host, GraphedHost)
-        if self.familiarity is None or self.pace is not None or graphed:
+        """Low and high end of the step's time; None where no measured steps gave a range."""
+        ends: tuple[float, float] | None
+        if self.ranks is not None:
+            ends = widened(self.seconds, self.gpu_spread)
+        elif self.familiarity is None or self.modelled < least_modelled():
             return None
-        if self.modelled < least_modelled():
-            return None
-        powers = gpu_powers(self.familiarity)
-        factors = host_factors(self.familiarity, known=self.host.known)
-        if powers is None or factors is None:
-            return None
-        least, most = self.gpu_spread
-        low = self._play(least**powers.below, factors.low)
-        high = self._play(most**powers.above, factors.high)
-        what = f"the range of the step on {self.device.id} ({self._culprit})"
-        refuse_impossible(what, self.seconds, low.seconds, high.seconds)
-        return low.seconds, high.seconds
-
-
-@lru_cache(maxsize=16)
-def issue_times(arrays: StepArrays, host: HostModel) -> Seconds:
-    """The host's time for each call of a step, waiting not included."""
-    return host.issue_times(arrays.calls)
+        else:
+            [(timed, _)] = self.runs
+            ends = range_on_one_gpu(timed, self.familiarity, self.gpu_spread)
+        if ends is not None:
+            what = f"the range of the step on {self.name} ({self._culprit})"
+            refuse_impossible(what, self.seconds, *ends)
+        return ends

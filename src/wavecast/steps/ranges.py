@@ -5,17 +5,26 @@ World", 2005): in each class, steps were predicted by models fitted without them
 the class holds nine in ten of them. It is then widened until it also holds nine in ten steps of
 GPUs and sources that had no part in making it. `lab/score/ranges.py` writes the file, with what it
 found. A class that is not in the file has no range.
+
+A step on several GPUs also depends on what no op shows: the framework, the state of the network. So
+the combined range of its ops is widened as much as published steps need
+(`lab/fit/parallel_ranges.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from wavecast.files import shipped_toml
+from wavecast.hardware.hosts import GraphedHost
 from wavecast.predictors.base import Familiarity
+from wavecast.steps.timed_trace import TimedTrace
+from wavecast.traces.arrays import encode
 
 FILE = "models/ranges.toml"
 """The shipped file, below `data/`."""
@@ -52,6 +61,73 @@ class Coverage:
     """The share of the set that did worst."""
     most: float
     """The share of the set that did best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """The exponents of the low and the high end of a range on several GPUs, relative to the time.
+
+    >>> Widening(below=2, above=1).widened(0.5, 1.25)
+    (0.25, 1.25)
+    """
+
+    below: float
+    above: float
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        """The ends of the widened range, relative to the step's time."""
+        return low**self.below, high**self.above
+
+
+@cache
+def shipped_widening() -> Widening:
+    """The exponents that were fitted to published steps."""
+    table = shipped_toml("models/parallel_ranges.toml")
+    return Widening(table["below"], table["above"])
+
+
+def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
+    """Low and high end of the GPU time of some traces, relative to it, from the ranges of ops.
+
+    Errors of ops of one kind are taken as fully correlated, those of different kinds as
+    independent. So the distances to the low and high ends add up within a kind, and their squares
+    add up between kinds.
+    """
+    kind = steps[0].work.kind
+    if len(steps) > 1:
+        kind = encode([name for timed in steps for name in timed.work.kind_names])[1]
+    columns = [timed.op_s.T * timed.arrays.counts for timed in steps]
+    seconds, low, high = np.concatenate(columns, axis=1)
+    below, above = (
+        float(np.linalg.norm(np.bincount(kind, weights=distances)))
+        for distances in (seconds - low, high - seconds)
+    )
+    total = float(seconds.sum()) or 1.0
+    return max(1 - below / total, 0.0), 1 + above / total
+
+
+def widened(seconds: float, spread: tuple[float, float]) -> tuple[float, float]:
+    """The range of a step on several GPUs, from the combined range of its ops."""
+    low, high = shipped_widening().widened(*spread)
+    return seconds * low, seconds * high
+
+
+def range_on_one_gpu(
+    timed: TimedTrace, familiarity: Familiarity, spread: tuple[float, float]
+) -> tuple[float, float] | None:
+    """The range of a step on one GPU.
+
+    None if the step was scaled from a measurement or runs as a CUDA graph, since no step that gave
+    ranges was or did, and for a GPU of an unknown class.
+    """
+    powers = gpu_powers(familiarity)
+    factors = host_factors(familiarity, known=timed.host.known)
+    measured = timed.pace is not None or isinstance(timed.host, GraphedHost)
+    if measured or powers is None or factors is None:
+        return None
+    low = timed.play(gpu_factor=spread[0] ** powers.below, host_factor=factors.low)
+    high = timed.play(gpu_factor=spread[1] ** powers.above, host_factor=factors.high)
+    return low.seconds, high.seconds
 
 
 def least_modelled() -> float:

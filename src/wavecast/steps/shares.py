@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from wavecast.hardware.hosts import Seconds
+from wavecast.steps.timed_trace import Coded, TimedTrace
 from wavecast.traces.arrays import Codes
 
 
@@ -20,6 +21,22 @@ class Share:
     """How many calls of the step belong to it."""
     gpu_s: float
     """The GPU time of these calls together, in seconds."""
+
+
+def shares_by(
+    runs: Sequence[tuple[TimedTrace, int]], coded: Callable[[TimedTrace], Coded]
+) -> tuple[Share, ...]:
+    """The GPU time of traces, each run so many times, by a code of each call, longest first."""
+    shares = [(shares_of(*coded(timed), timed.call_s), times) for timed, times in runs]
+    if len(shares) == 1 and shares[0][1] == 1:
+        return shares[0][0]
+    sums: dict[str, tuple[int, float]] = {}
+    for parts, times in shares:
+        for part in parts:
+            calls, gpu_s = sums.get(part.name, (0, 0.0))
+            sums[part.name] = calls + times * part.calls, gpu_s + times * part.gpu_s
+    added = (Share(name, *sums[name]) for name in sums)
+    return tuple(sorted(added, key=lambda share: -share.gpu_s))
 
 
 def shares_of(names: Sequence[str], codes: Codes, seconds: Seconds) -> tuple[Share, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,7 @@ import numpy as np
 from wavecast import ops
 from wavecast.showing import Brief
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.shares import Share, shares_of
-from wavecast.traces.arrays import encode
+from wavecast.steps.shares import Share
 from wavecast.traces.step import Op, TensorSpec, Trace
 
 MODULE_DEPTH = 3
@@ -94,8 +93,8 @@ def summary_of(prediction: Prediction) -> StepSummary:
         unpredicted_share=prediction.unpredicted_share,
         fingerprint=fingerprint_of(trace),
         framework=trace.framework,
-        kinds=_by(prediction, lambda op: str(ops.kind(op) or NO_KIND)),
-        types=_by(prediction, _type),
+        kinds=prediction.by_label(lambda op: str(ops.kind(op) or NO_KIND)),
+        types=prediction.by_label(_type),
         ops=prediction.by_op(),
         modules=prediction.by_module(MODULE_DEPTH),
         memory={} if memory is None else {k: n for k, n in memory.by_kind.items() if n},
@@ -121,13 +120,6 @@ def _op_text(op: Op) -> str:
 
 def _tensor_text(tensor: TensorSpec) -> str:
     return f"{tensor.dtype}{tensor.shape}{tensor.strides or ''}{tensor.device}"
-
-
-def _by(prediction: Prediction, label: Callable[[Op], str]) -> tuple[Share, ...]:
-    """The GPU time by a label of each op, longest first."""
-    arrays = prediction.trace.arrays
-    names, codes = encode([label(call.op) for call in arrays.works])
-    return shares_of(names, codes[arrays.work], prediction.call_s)
 
 
 def _type(op: Op) -> str:

@@ -1,17 +1,19 @@
-"""When each call of a predicted step is issued by the host, and when it runs on the GPU."""
+"""When each call of a step is issued by the host, and when it runs on the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast.hardware.hosts import Seconds
-from wavecast.steps.streams import COMPUTE, StreamTimes
 from wavecast.traces.step import Call, Op, Phase, Trace
+
+COMPUTE = 0
+"""The stream of the kernels. All others carry collectives and copies."""
 
 
 class Work(NamedTuple):
@@ -82,81 +84,41 @@ class Timetable:
         """When all calls have ended; later than `seconds` if the GPU ends after the host."""
         return float(max(self.seconds, np.max(self.begin_s + self.gpu_s, initial=0.0)))
 
+    @cached_property
+    def compute_s(self) -> float:
+        """The time of an iteration in which the compute stream is busy."""
+        return self._covered_s(self._computing)
 
-def timetable(
-    calls: tuple[Call, ...],
-    issue_s: Seconds,
-    gpu_s: Seconds,
-    sync_after: Sequence[int],
-    sync_s: float = 0.0,
-    gap_s: Seconds | float = 0.0,
-) -> Timetable:
-    """The timetable of a step that runs on one stream, as `timeline.play` adds it up.
+    @cached_property
+    def communication_s(self) -> float:
+        """The time of an iteration in which at least one other stream is busy."""
+        return self._covered_s(~self._computing)
 
-    Args:
-        calls: the calls of the step.
-        issue_s: the host's time for each call.
-        gpu_s: the GPU time of each call.
-        sync_after: positions of the calls after which the host waits for the GPU.
-        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
-        gap_s: the GPU's idle time between the kernels of each call.
-    """
-    busy_s = gpu_s + gap_s
-    if not sync_after and busy_s.sum() >= issue_s.sum():
-        # Nothing holds the host back, so that it is ahead and the GPU never waits.
-        begin_s = np.cumsum(busy_s) - busy_s
-        issued_s = np.cumsum(issue_s) - issue_s
-        seconds = float(busy_s.sum())
-        return Timetable(calls, seconds, issued_s, issue_s, begin_s, gpu_s, host_ahead=True)
-    state, start_s = (0.0, 0.0), 0.0
-    issued_s, begin_s = np.zeros(len(calls)), np.zeros(len(calls))
-    for _ in range(2):  # the second iteration is that of the steady state
-        start_s, last = state[0], 0
-        for end in (*(position + 1 for position in sync_after), len(calls)):
-            part = slice(last, end)
-            issued_s[part], begin_s[part], state = _run(issue_s[part], busy_s[part], state)
-            if end - 1 in sync_after and end > last:
-                state = (max(state) + sync_s, state[1])
-            last = end
-    seconds = state[0] - start_s
-    return Timetable(calls, seconds, issued_s - start_s, issue_s, begin_s - start_s, gpu_s)
+    @property
+    def exposed_s(self) -> float:
+        """The part of `communication_s` in which the compute stream waits."""
+        either_s = self._covered_s(np.ones(len(self.calls), dtype=bool))
+        return max(either_s - self.compute_s, 0.0)
 
+    @cached_property
+    def _computing(self) -> NDArray[np.bool_]:
+        return np.array([call.stream == COMPUTE for call in self.calls], dtype=bool)
 
-def _run(
-    issue_s: Seconds, busy_s: Seconds, state: tuple[float, float]
-) -> tuple[Seconds, Seconds, tuple[float, float]]:
-    """When calls are issued and begin on the GPU; and when host and GPU are done with them.
+    def _covered_s(self, chosen: NDArray[np.bool_]) -> float:
+        """The time of an iteration in which any of the chosen calls runs.
 
-    Args:
-        issue_s: the host's time for each call.
-        busy_s: the GPU's time for each call.
-        state: when the host and the GPU are done with what came before.
-    """
-    host_s, free_s = state
-    if not len(issue_s):
-        return issue_s, busy_s, state
-    issued_s = host_s + np.cumsum(issue_s)
-    before_s = np.cumsum(busy_s) - busy_s
-    # A call begins when the one before has ended and it was issued; so what delayed any earlier
-    # call delays it too.
-    begin_s = before_s + np.maximum.accumulate(np.maximum(issued_s - before_s, free_s))
-    return issued_s - issue_s, begin_s, (float(issued_s[-1]), float(begin_s[-1] + busy_s[-1]))
-
-
-def of_streams(calls: Sequence[Call], issue_s: Seconds, times: StreamTimes) -> Timetable:
-    """The timetable of a step that runs on several streams, as `play_streams` adds it up."""
-    first_s = float(times.issued_s[0]) if len(calls) else 0.0
-    # Drawn beside the GPU's work: what the host issues then belongs to a later iteration.
-    ahead = first_s < -1e-12
-    return Timetable(
-        calls=tuple(calls),
-        seconds=times.seconds,
-        issued_s=times.issued_s - first_s if ahead else times.issued_s,
-        issue_s=issue_s,
-        begin_s=times.begin_s,
-        gpu_s=times.end_s - times.begin_s,
-        host_ahead=ahead,
-    )
+        Calls that run beyond the end of their iteration run at the beginning of the next one.
+        """
+        chosen = chosen & (self.gpu_s > 0)
+        begin_s = np.mod(self.begin_s[chosen], self.seconds)
+        end_s = begin_s + np.minimum(self.gpu_s[chosen], self.seconds)
+        over_s = end_s[end_s > self.seconds] - self.seconds
+        begin_s = np.concatenate((begin_s, np.zeros_like(over_s)))
+        end_s = np.concatenate((np.minimum(end_s, self.seconds), over_s))
+        order = np.argsort(begin_s, kind="stable")
+        reached_s = np.maximum.accumulate(end_s[order])
+        before_s = np.concatenate(([0.0], reached_s))[: len(reached_s)]
+        return float(np.maximum(reached_s - np.maximum(begin_s[order], before_s), 0.0).sum())
 
 
 def of_measured(trace: Trace) -> Timetable:

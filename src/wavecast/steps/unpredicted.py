@@ -7,7 +7,7 @@ a measured step the GPU time of each call is known too, and says it best.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wavecast import ops
 from wavecast.ops.registry import read
-from wavecast.steps.op_times import Answers
+from wavecast.steps.timed_trace import TimedTrace
 from wavecast.steps.work import StepWork
 from wavecast.traces.step import Call, Op
 
@@ -28,25 +28,39 @@ Amounts = Mapping[str, NDArray[np.float64]]
 """How much each piece of work of a step does, by what is counted."""
 
 
-def unpredicted_shares(work: StepWork, answers: Answers) -> dict[str, float]:
-    """The share of ops without an answer in the step's work, by what is counted.
+def unpredicted_calls(steps: Sequence[TimedTrace]) -> dict[str, int]:
+    """The number of calls of each op without an answer, by op name."""
+    calls: dict[str, int] = {}
+    for timed in steps:
+        rows = zip(timed.arrays.works, timed.arrays.counts.tolist(), _missing(timed), strict=True)
+        for call, count, missing in rows:
+            if missing:
+                calls[call.op.name] = calls.get(call.op.name, 0) + count
+    return calls
+
+
+def unpredicted_shares(steps: Sequence[TimedTrace]) -> dict[str, float]:
+    """The share of ops without an answer in the work of some traces, by what is counted.
 
     A share is left out where the step has none of what is counted: a profiler file may record no
     shapes.
     """
-    missing = np.array(
-        [
-            launches and answer is None
-            for launches, answer in zip(work.launches, answers, strict=True)
-        ]
-    )
-    if not missing.any():
+    missing = [np.array(_missing(timed)) for timed in steps]
+    if not any(mask.any() for mask in missing):
         return {}
+    amounts = [_amounts(timed.work) for timed in steps]
     shares = {}
-    for name, amounts in _amounts(work).items():
-        if total := float(amounts.sum()):
-            shares[name] = float(amounts[missing].sum()) / total
+    for name in amounts[0]:
+        if total := sum(float(each[name].sum()) for each in amounts):
+            pairs = zip(amounts, missing, strict=True)
+            shares[name] = sum(float(each[name][mask].sum()) for each, mask in pairs) / total
     return shares
+
+
+def _missing(timed: TimedTrace) -> list[bool]:
+    """Whether each piece of work launches a kernel and has no answer."""
+    pairs = zip(timed.work.launches, timed.answers, strict=True)
+    return [launches and answer is None for launches, answer in pairs]
 
 
 @lru_cache(maxsize=16)

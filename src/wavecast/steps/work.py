@@ -19,8 +19,13 @@ class StepWork:
     arrays: StepArrays
     launches: tuple[bool, ...]
     """Whether each piece of work launches a kernel."""
-    kind: Codes
-    """A number for the op kind of each piece of work."""
+    kind_names: tuple[str, ...]
+    """The op kind of each piece of work."""
+
+    @cached_property
+    def kind(self) -> Codes:
+        """A number for the op kind of each piece of work."""
+        return encode(self.kind_names)[1]
 
     @cached_property
     def launched_calls(self) -> tuple[Call, ...]:
@@ -51,5 +56,5 @@ def _work(arrays: StepArrays, measured: bool) -> StepWork:
         launches=tuple(
             bool(call.kernels) if measured else ops.launches(call.op) for call in arrays.works
         ),
-        kind=encode([str(ops.kind(call.op)) for call in arrays.works])[1],
+        kind_names=tuple(str(ops.kind(call.op)) for call in arrays.works),
     )

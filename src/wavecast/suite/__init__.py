@@ -1,8 +1,8 @@
 """The benchmark suite: published models with their published training, to predict and measure.
 
-Each file has the models of one application domain, or one long model. Each entry of `_BENCHMARKS`
-is one model. To add a model, write a function `name_of_the_model(batch, precision, *,
-device="cuda", ...)` that returns a `TrainingStep` in the file of its domain, and add its entry.
+Each file has the models of one application domain, or one long model. To add a model, write a
+function `name_of_the_model(batch, precision, *, device="cuda", ...)` that returns a `TrainingStep`
+in the file of its domain, and add it to `_BENCHMARKS` and `_REFERENCES`.
 
     step = benchmark("resnet50").make_step(batch=32, precision="bf16")
     loss = step()
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
+from wavecast.showing import Shown
 from wavecast.suite.tags import TAGS, Tags
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["PRECISIONS", "Benchmark", "benchmark", "benchmarks"]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-"""Float32, float32 with TF32 products, autocast to bfloat16, and to float16 with loss scaling."""
+"""Float32, float32 with TF32 matmuls, autocast to bfloat16, and to float16 with loss scaling."""
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Shown):
     """A model of the suite: its name, its source, and how to make its training step."""
 
     name: str
@@ -146,246 +147,130 @@ _ALIASES = {
     "wgan": "wgan-gp",
 }
 
+_DOMAINS = {
+    "vision": "image classification",
+    "inception": "image classification",
+    "language": "language modelling",
+    "translation": "machine translation",
+    "generation": "image generation",
+    "llama": "language modelling",
+    "diffusion": "image generation",
+    "recommendation": "recommendation",
+    "graphs": "graphs",
+    "speech": "speech recognition",
+    "adversarial": "adversarial learning",
+    "reinforcement": "reinforcement learning",
+    "seq2seq": "machine translation",
+    "classics": "image classification",
+    "detection": "object detection",
+}
+"""The application domain of each file."""
+
 _BERT = "Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers ..., NAACL 2019"
 _GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
+_ROMBACH = "Rombach et al., High-Resolution Image Synthesis with Latent ..., CVPR 2022"
 _VGG = "Simonyan and Zisserman, Very Deep Convolutional Networks ..., ICLR 2015"
+_REFERENCES = {
+    "resnet50": "He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
+    "inception-v3": "Szegedy et al., Rethinking the Inception Architecture ..., CVPR 2016",
+    "bert-base": _BERT,
+    "bert-large": _BERT,
+    "gpt2": _GPT2,
+    "gpt2-medium": _GPT2,
+    "gnmt": "Wu et al., Google's Neural Machine Translation System, arXiv:1609.08144, 2016",
+    "transformer": "Vaswani et al., Attention Is All You Need, NeurIPS 2017",
+    "dcgan": "Radford et al., Unsupervised Representation Learning with DCGANs, ICLR 2016",
+    "llama-1b": "Touvron et al., LLaMA, arXiv:2302.13971, 2023; Meta, Llama 3.2 model card, 2024",
+    "latent-diffusion": _ROMBACH,
+    "dlrm": "Naumov et al., Deep Learning Recommendation Model ..., arXiv:1906.00091, 2019",
+    "graphsage": "Hamilton et al., Inductive Representation Learning on Large Graphs, NIPS 2017",
+    "deep-speech-2": "Amodei et al., Deep Speech 2: End-to-End Speech Recognition ..., ICML 2016",
+    "wgan-gp": "Gulrajani et al., Improved Training of Wasserstein GANs, NIPS 2017",
+    "a3c": "Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, ICML 2016",
+    "nmt": "Luong et al., Neural Machine Translation (seq2seq) Tutorial, TensorFlow, 2017",
+    "alexnet": "Krizhevsky et al., ImageNet Classification with Deep CNNs, NeurIPS 2012",
+    "googlenet": "Szegedy et al., Going Deeper with Convolutions, CVPR 2015",
+    "vgg16": _VGG,
+    "vgg19": _VGG,
+    "vit": "Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021",
+    "faster-rcnn": "Ren et al., Faster R-CNN: Towards Real-Time Object Detection ..., NeurIPS 2015",
+}
+
+
+def _model(
+    name: str,
+    title: str,
+    module: str,
+    parameters: int,
+    batch: int,
+    unit: str = "samples",
+    per_sample: float = 1,
+    smallest_batch: int = 1,
+) -> Benchmark:
+    facts = (_DOMAINS[module], module, _REFERENCES[name], parameters)
+    return Benchmark(name, title, *facts, batch, unit, per_sample, smallest_batch)
+
 
 _BENCHMARKS = (
-    Benchmark(
-        name="resnet50",
-        title="ResNet-50",
-        domain="image classification",
-        module="vision",
-        reference="He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
-        published_parameters=25_557_032,
-        default_batch=64,
-        unit="samples",
-    ),
-    Benchmark(
-        name="inception-v3",
-        title="Inception v3, with its auxiliary head",
-        domain="image classification",
-        module="inception",
-        reference="Szegedy et al., Rethinking the Inception Architecture ..., CVPR 2016",
-        published_parameters=27_161_264,
-        default_batch=64,
-        unit="samples",
+    _model("resnet50", "ResNet-50", "vision", 25_557_032, 64),
+    _model(
+        "inception-v3",
+        "Inception v3, with its auxiliary head",
+        "inception",
+        27_161_264,
+        64,
         smallest_batch=2,
     ),
-    Benchmark(
-        name="bert-base",
-        title="BERT base, pre-training",
-        domain="language modelling",
-        module="language",
-        reference=_BERT,
-        published_parameters=110_106_428,
-        default_batch=32,
-        unit="samples",
+    _model("bert-base", "BERT base, pre-training", "language", 110_106_428, 32),
+    _model("bert-large", "BERT large, pre-training", "language", 336_226_108, 16),
+    _model("gpt2", "GPT-2 (124M)", "language", 124_439_808, 8, "tokens", 1024),
+    _model("gpt2-medium", "GPT-2 medium (355M)", "language", 354_823_168, 4, "tokens", 1024),
+    _model("gnmt", "GNMT, LSTM translator with attention", "translation", 160_014_592, 128),
+    _model("transformer", "Transformer base, translator", "translation", 63_045_632, 64),
+    _model("dcgan", "DCGAN, generator and discriminator", "generation", 3_576_704 + 2_765_568, 128),
+    _model("llama-1b", "Llama 3.2 1B", "llama", 1_235_814_400, 4, "tokens", 2048),
+    _model(
+        "latent-diffusion",
+        "Latent diffusion, the network of Stable Diffusion v1",
+        "diffusion",
+        859_520_964,
+        4,
     ),
-    Benchmark(
-        name="bert-large",
-        title="BERT large, pre-training",
-        domain="language modelling",
-        module="language",
-        reference=_BERT,
-        published_parameters=336_226_108,
-        default_batch=16,
-        unit="samples",
+    _model("dlrm", "DLRM, for Criteo Kaggle", "recommendation", 540_677_217, 2048),
+    _model(
+        "graphsage",
+        "GraphSAGE on a graph like ogbn-arxiv, full-batch",
+        "graphs",
+        218_664,
+        169_343,
+        "nodes",
     ),
-    Benchmark(
-        name="gpt2",
-        title="GPT-2 (124M)",
-        domain="language modelling",
-        module="language",
-        reference=_GPT2,
-        published_parameters=124_439_808,
-        default_batch=8,
-        unit="tokens",
-        units_per_sample=1024,
+    _model(
+        "deep-speech-2",
+        "Deep Speech 2, two convolutions and five recurrent layers",
+        "speech",
+        47_625_873,
+        16,
+        "seconds of audio",
+        12.5,
     ),
-    Benchmark(
-        name="gpt2-medium",
-        title="GPT-2 medium (355M)",
-        domain="language modelling",
-        module="language",
-        reference=_GPT2,
-        published_parameters=354_823_168,
-        default_batch=4,
-        unit="tokens",
-        units_per_sample=1024,
+    _model(
+        "wgan-gp",
+        "WGAN with gradient penalty, residual generator and critic",
+        "adversarial",
+        8_540_483 + 7_490_816,
+        64,
+        "images",
+        5,
     ),
-    Benchmark(
-        name="gnmt",
-        title="GNMT, LSTM translator with attention",
-        domain="machine translation",
-        module="translation",
-        reference="Wu et al., Google's Neural Machine Translation System, arXiv:1609.08144, 2016",
-        published_parameters=160_014_592,
-        default_batch=128,
-        unit="samples",
+    _model("a3c", "A3C, actors that play in step", "reinforcement", 677_943, 16, "frames", 5),
+    _model(
+        "nmt", "NMT, Seq2Seq LSTM translator with Luong's attention", "seq2seq", 37_165_057, 128
     ),
-    Benchmark(
-        name="transformer",
-        title="Transformer base, translator",
-        domain="machine translation",
-        module="translation",
-        reference="Vaswani et al., Attention Is All You Need, NeurIPS 2017",
-        published_parameters=63_045_632,
-        default_batch=64,
-        unit="samples",
-    ),
-    Benchmark(
-        name="dcgan",
-        title="DCGAN, generator and discriminator",
-        domain="image generation",
-        module="generation",
-        reference="Radford et al., Unsupervised Representation Learning with DCGANs, ICLR 2016",
-        published_parameters=3_576_704 + 2_765_568,
-        default_batch=128,
-        unit="samples",
-    ),
-    Benchmark(
-        name="llama-1b",
-        title="Llama 3.2 1B",
-        domain="language modelling",
-        module="llama",
-        reference="Touvron et al., LLaMA, arXiv:2302.13971, 2023; Meta, Llama 3.2 model card, 2024",
-        published_parameters=1_235_814_400,
-        default_batch=4,
-        unit="tokens",
-        units_per_sample=2048,
-    ),
-    Benchmark(
-        name="latent-diffusion",
-        title="Latent diffusion, the network of Stable Diffusion v1",
-        domain="image generation",
-        module="diffusion",
-        reference="Rombach et al., High-Resolution Image Synthesis with Latent ..., CVPR 2022",
-        published_parameters=859_520_964,
-        default_batch=4,
-        unit="samples",
-    ),
-    Benchmark(
-        name="dlrm",
-        title="DLRM, for Criteo Kaggle",
-        domain="recommendation",
-        module="recommendation",
-        reference="Naumov et al., Deep Learning Recommendation Model ..., arXiv:1906.00091, 2019",
-        published_parameters=540_677_217,
-        default_batch=2048,
-        unit="samples",
-    ),
-    Benchmark(
-        name="graphsage",
-        title="GraphSAGE on a graph like ogbn-arxiv, full-batch",
-        domain="graphs",
-        module="graphs",
-        reference="Hamilton et al., Inductive Representation Learning on Large Graphs, NIPS 2017",
-        published_parameters=218_664,
-        default_batch=169_343,
-        unit="nodes",
-    ),
-    Benchmark(
-        name="deep-speech-2",
-        title="Deep Speech 2, two convolutions and five recurrent layers",
-        domain="speech recognition",
-        module="speech",
-        reference="Amodei et al., Deep Speech 2: End-to-End Speech Recognition ..., ICML 2016",
-        published_parameters=47_625_873,
-        default_batch=16,
-        unit="seconds of audio",
-        units_per_sample=12.5,
-    ),
-    Benchmark(
-        name="wgan-gp",
-        title="WGAN with gradient penalty, residual generator and critic",
-        domain="adversarial learning",
-        module="adversarial",
-        reference="Gulrajani et al., Improved Training of Wasserstein GANs, NIPS 2017",
-        published_parameters=8_540_483 + 7_490_816,
-        default_batch=64,
-        unit="images",
-        units_per_sample=5,
-    ),
-    Benchmark(
-        name="a3c",
-        title="A3C, actors that play in step",
-        domain="reinforcement learning",
-        module="reinforcement",
-        reference="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, ICML 2016",
-        published_parameters=677_943,
-        default_batch=16,
-        unit="frames",
-        units_per_sample=5,
-    ),
-    Benchmark(
-        name="nmt",
-        title="NMT, Seq2Seq LSTM translator with Luong's attention",
-        domain="machine translation",
-        module="seq2seq",
-        reference="Luong et al., Neural Machine Translation (seq2seq) Tutorial, TensorFlow, 2017",
-        published_parameters=37_165_057,
-        default_batch=128,
-        unit="samples",
-    ),
-    Benchmark(
-        name="alexnet",
-        title="AlexNet, with two groups",
-        domain="image classification",
-        module="classics",
-        reference="Krizhevsky et al., ImageNet Classification with Deep CNNs, NeurIPS 2012",
-        published_parameters=60_965_224,
-        default_batch=128,
-        unit="samples",
-    ),
-    Benchmark(
-        name="googlenet",
-        title="GoogLeNet, with both auxiliary heads",
-        domain="image classification",
-        module="classics",
-        reference="Szegedy et al., Going Deeper with Convolutions, CVPR 2015",
-        published_parameters=13_378_280,
-        default_batch=32,
-        unit="samples",
-    ),
-    Benchmark(
-        name="vgg16",
-        title="VGG-16",
-        domain="image classification",
-        module="classics",
-        reference=_VGG,
-        published_parameters=138_357_544,
-        default_batch=64,
-        unit="samples",
-    ),
-    Benchmark(
-        name="vgg19",
-        title="VGG-19",
-        domain="image classification",
-        module="classics",
-        reference=_VGG,
-        published_parameters=143_667_240,
-        default_batch=64,
-        unit="samples",
-    ),
-    Benchmark(
-        name="vit",
-        title="ViT-Base/16",
-        domain="image classification",
-        module="vision",
-        reference="Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021",
-        published_parameters=86_567_656,
-        default_batch=64,
-        unit="samples",
-    ),
-    Benchmark(
-        name="faster-rcnn",
-        title="Faster R-CNN with ResNet-101",
-        domain="object detection",
-        module="detection",
-        reference="Ren et al., Faster R-CNN: Towards Real-Time Object Detection ..., NeurIPS 2015",
-        published_parameters=47_356_767,
-        default_batch=1,
-        unit="samples",
-    ),
+    _model("alexnet", "AlexNet, with two groups", "classics", 60_965_224, 128),
+    _model("googlenet", "GoogLeNet, with both auxiliary heads", "classics", 13_378_280, 32),
+    _model("vgg16", "VGG-16", "classics", 138_357_544, 64),
+    _model("vgg19", "VGG-19", "classics", 143_667_240, 64),
+    _model("vit", "ViT-Base/16", "vision", 86_567_656, 64),
+    _model("faster-rcnn", "Faster R-CNN with ResNet-101", "detection", 47_356_767, 1),
 )

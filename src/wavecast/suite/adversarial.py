@@ -30,10 +30,8 @@ def wgan_gp(
     The step's input is the real images of all critic steps, between -1 and 1: (critic steps, batch,
     3, image, image). Its throughput counts these images. The loss is that of the last critic step.
     """
-    generator, critic = (
-        WganGenerator(image, width, noise).to(device),
-        Critic(image, width).to(device),
-    )
+    generator = WganGenerator(image, width, noise).to(device)
+    critic = Critic(image, width).to(device)
 
     def critic_loss(real: Tensor, made: Tensor) -> Tensor:
         distance = critic(real).mean() - critic(made).mean()
@@ -58,9 +56,8 @@ def wgan_gp(
             with torch.no_grad():
                 made = make()
             loss = criticize(images, made)
-        critic.requires_grad_(
-            False
-        )  # the generator step needs no gradients of the critic's weights
+        # The generator step needs no gradients of the critic's weights.
+        critic.requires_grad_(False)
         deceive(make())
         critic.requires_grad_(True)
         return loss

@@ -18,9 +18,6 @@ from wavecast.errors import InvalidInput
 from wavecast.suite.training import TrainingStep
 from wavecast.suite.vision import image_step
 
-_VGG16 = (2, 2, 3, 3, 3)
-_VGG19 = (2, 2, 4, 4, 4)
-
 
 def alexnet(
     batch: int,
@@ -87,8 +84,8 @@ def vgg(
     return image_step(model, optimizer, (batch, 3, image, image), precision, device, classes)
 
 
-vgg16 = partial(vgg, layers=_VGG16)
-vgg19 = partial(vgg, layers=_VGG19)
+vgg16 = partial(vgg, layers=(2, 2, 3, 3, 3))
+vgg19 = partial(vgg, layers=(2, 2, 4, 4, 4))
 
 
 class AlexNet(nn.Sequential):
@@ -146,7 +143,7 @@ class VGG(nn.Sequential):
     def __init__(
         self,
         image: int = 224,
-        layers: Sequence[int] = _VGG16,
+        layers: Sequence[int] = (2, 2, 3, 3, 3),
         width: int = 64,
         hidden: int = 4096,
         classes: int = 1000,

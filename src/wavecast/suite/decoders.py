@@ -1,7 +1,7 @@
 """Language modelling: GPT, Llama and mixtures of experts of any size, as large models are built.
 
 Weights can be stored in 16 bits beside float32 copies for the optimizer, as in Megatron and
-nanotron. Attention is fused or not, and activations can be computed again in the backward pass.
+nanotron. Attention is fused or not, and activations can be recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from wavecast.suite.latent_attention import LatentAttention, LatentShape
 from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
 from wavecast.suite.mixtures import MixtureLayers, MixtureShape
 from wavecast.suite.rotary import Rotary, Turn
-from wavecast.suite.training import Minimizer, TrainingStep
+from wavecast.suite.training import Minimizer, TrainingStep, next_tokens
 
 RECOMPUTE = ("none", "selective", "alternate", "full")
-"""Nothing, only the scores of attention, all but fused attention and every second product (as in
-torchtitan), or whole blocks are computed again."""
+"""What is recomputed in the backward pass: nothing, the scores of attention, all but fused
+attention and every second matmul (as in torchtitan), or whole blocks."""
 _STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -102,17 +102,17 @@ def _step(
     adapted: Collection[str] = ADAPTED,
     learning_rate: float = 3e-4,
 ) -> TrainingStep:
-    """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next words.
+    """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next tokens.
 
     Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`, and
     without `head_size` the heads divide `hidden`. If `weights` is not "fp32", weights are stored
     so, and the optimizer has float32 copies. `recompute` is one of `RECOMPUTE`. Without
     `fused_attention`, scores are written to memory, and the share `dropout` of them is dropped.
     `gated` stands for Llama's block in place of GPT's. `experts` of inner width `ffn` make a
-    mixture, `top_k` for each word, beside `shared_experts` for all words; the first `dense_layers`
-    have none. With `kv_rank`, attention is DeepSeek's, with low ranks of keys and values and, if
-    `q_rank` is given, of queries. With `lora`, only adapters of that rank train, of the layers
-    whose names are `adapted`.
+    mixture, `top_k` for each token, beside `shared_experts` for all tokens; the first
+    `dense_layers` have none. With `kv_rank`, attention is DeepSeek's, with low ranks of keys and
+    values and, if `q_rank` is given, of queries. With `lora`, only adapters of that rank train, of
+    the layers whose names are `adapted`.
     """
     _check(recompute, weights, precision)
     kv_heads, ffn = kv_heads or heads, ffn or 4 * hidden
@@ -131,13 +131,7 @@ def _step(
         return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
 
     run = _minimizer(loss, model, precision, device, learning_rate)
-    return TrainingStep(model, _words(vocab, batch, seq, device), run)
-
-
-def _words(vocab: int, batch: int, seq: int, device: str) -> tuple[Tensor, Tensor]:
-    """Words and their successors, drawn at random."""
-    text = torch.randint(vocab, (batch, seq + 1), device=device)
-    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    return TrainingStep(model, next_tokens(vocab, batch, seq, device), run)
 
 
 def _check(recompute: str, weights: str, precision: str) -> None:
@@ -145,7 +139,7 @@ def _check(recompute: str, weights: str, precision: str) -> None:
         raise InvalidInput(f"recompute is {recompute!r}; it is one of {', '.join(RECOMPUTE)}")
     if weights not in ("fp32", precision):
         raise InvalidInput(
-            f"weights in {weights} need products in the same precision, not in {precision}; "
+            f"weights in {weights} need matmuls in the same precision, not in {precision}; "
             "store them as fp32, or compute in their precision"
         )
 
@@ -170,7 +164,7 @@ def _mixture(
 def _minimizer(
     loss: Callable[..., Tensor], model: nn.Module, precision: str, device: str, rate: float
 ) -> Callable[..., Tensor]:
-    """What makes one optimizer step, by the dtype of the weights."""
+    """The function that runs one optimizer step, by the dtype of the weights."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     if weights[0].dtype is not torch.float32:
         return partial(_update_copies, loss, MasterWeights(weights, rate))
@@ -179,29 +173,9 @@ def _minimizer(
 
 
 gpt = partial(_step, gated=False)
-llama = partial(
-    _step,
-    gated=True,
-    layers=16,
-    heads=32,
-    kv_heads=8,
-    ffn=8192,
-    vocab=128_256,
-)
-mixtral = partial(
-    _step,
-    gated=True,
-    tied=False,
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    ffn=14_336,
-    vocab=32_000,
-    experts=8,
-)
-DECODERS: dict[str, Callable[..., TrainingStep]] = {"gpt": gpt, "llama": llama, "mixtral": mixtral}
-"""The decoders of any size, by name. Mixtral's defaults are those of Jiang et al. 2024 (8x7B)."""
+llama = partial(_step, gated=True, layers=16, heads=32, kv_heads=8, ffn=8192, vocab=128_256)
+mixtral = partial(llama, tied=False, layers=32, hidden=4096, ffn=14_336, vocab=32_000, experts=8)
+"""A mixture of experts, by default as Jiang et al. 2024 (8x7B)."""
 
 
 def _update_copies(
@@ -239,7 +213,7 @@ class SizedDecoder(nn.Module):
         self.register_buffer("sin", angles.sin() if sizes.gated else None)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, sequence) -> logits of each next word, (batch, sequence, vocabulary)."""
+        """(batch, sequence) -> logits of each next token, (batch, sequence, vocabulary)."""
         x = self.words(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -256,7 +230,7 @@ class SizedDecoder(nn.Module):
 
 
 class _EverySecond:
-    """torchtitan's policy: keep the results of attention and of every second product."""
+    """torchtitan's policy: keep the results of attention and of every second matmul."""
 
     def __init__(self) -> None:
         self.products = {False: 0, True: 0}
@@ -306,7 +280,7 @@ def _feed_forward(sizes: DecoderShape, layer: int) -> nn.Module:
 
 
 class DecoderAttention(nn.Module):
-    """Causal attention. GPT has one product for queries, keys and values, ordered by heads."""
+    """Causal attention. GPT has one matmul for queries, keys and values, ordered by heads."""
 
     def __init__(self, sizes: DecoderShape, fused: bool, scores_again: bool) -> None:
         super().__init__()

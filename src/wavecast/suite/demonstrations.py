@@ -1,7 +1,7 @@
 """Small trainings that show that the suite's models learn: one for each of TBD's six domains.
 
 TBD compares what its models reach with what was published: 75 to 80% of ImageNet's images, 20 BLEU,
-19 points in Pong (section III). That takes days. Here the same models, made small, learn made-up
+19 points in Pong (section III). That takes days. Here small variants of the models learn synthetic
 tasks that a model cannot solve by chance, on a CPU and in seconds. Each task states the quality
 that counts as solved, which is measured on data that was not trained on.
 """
@@ -26,9 +26,8 @@ Inputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A small model that learns a made-up task, and the quality that counts as learned."""
+    """A small model that learns a synthetic task, and the quality that counts as learned."""
 
-    domain: str
     model: str
     """The model of the suite."""
     task: str
@@ -39,7 +38,12 @@ class Demonstration:
     steps: int
     """How many training steps it gets."""
     make: Callable[[float | None], Learner]
-    """Builds the model, its data and its examination; takes the learning rate, None for its own."""
+    """Builds the model, its data and its test, given the learning rate (None for the default)."""
+
+    @property
+    def domain(self) -> str:
+        """The application domain of the model."""
+        return benchmark(self.model).domain
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Learner:
 
     step: TrainingStep
     refill: Callable[[], Inputs]
-    """Makes a new batch."""
+    """Returns a new batch."""
     quality: Callable[[], float]
     """The quality on new data."""
 
@@ -91,17 +95,9 @@ def train(
             _fill(learner.step.inputs, learner.refill())
             learner.step()
         reached = learner.quality()
-    made = demonstration
-    return SmallTraining(
-        domain=made.domain,
-        model=made.model,
-        task=made.task,
-        measure=made.measure,
-        steps=made.steps,
-        before=before,
-        reached=reached,
-        needed=made.needed,
-    )
+    shared = ("domain", "model", "task", "measure", "steps", "needed")
+    facts = {name: getattr(demonstration, name) for name in shared}
+    return SmallTraining(before=before, reached=reached, **facts)
 
 
 @contextmanager
@@ -126,7 +122,7 @@ def _made(name: str, batch: int, rate: float | None, usual: float, **sizes: Any)
 
 
 def _classifier(rate: float | None) -> Learner:
-    """ResNet tells which of three directions the stripes of a noisy image have."""
+    """ResNet classifies the direction of stripes in a noisy image, one of three."""
     sizes = {"image": 32, "classes": 3, "layers": (1, 1, 1, 1), "width": 8}
     step = _made("resnet50", 32, rate, 0.02, **sizes)
     across = torch.arange(32).expand(32, 32)
@@ -147,7 +143,7 @@ def _classifier(rate: float | None) -> Learner:
 
 
 def _translator(rate: float | None) -> Learner:
-    """Seq2Seq says a sentence backwards; the quality is the share of its words that are right."""
+    """Seq2Seq reverses a sentence; the quality is the share of tokens that are right."""
     sizes = {"shortest": 2, "longest": 4, "width": 32, "vocabulary": 7}
     step = _made("nmt", 32, rate, 1.0, dropout=0.0, **sizes)
     source, _, following = (held > 0 for held in step.inputs)
@@ -315,60 +311,19 @@ def _distance(heard: list[int], spelled: list[int]) -> int:
     return row[-1]
 
 
+_STRIPES = "stripes in three directions, in noise", "images that are classified rightly"
+_REVERSED = "sentences of 2 to 4 words, said backwards", "words that are right"
+_BOX = "a bright or dark rectangle", "overlap of the best proposal with the object"
+_TONES = "tones of three pitches as letters", "letters that are right"
+_BRIGHTNESS = "the brightness of real images", "1 less the mean difference in brightness"
+_GAME = "a game of three actions", "actions that are rewarded"
+
 DEMONSTRATIONS = (
-    Demonstration(
-        domain="image classification",
-        model="resnet50",
-        task="stripes in three directions, in noise",
-        measure="images that are classified rightly",
-        needed=0.9,
-        steps=150,
-        make=_classifier,
-    ),
-    Demonstration(
-        domain="machine translation",
-        model="nmt",
-        task="sentences of 2 to 4 words, said backwards",
-        measure="words that are right",
-        needed=0.85,
-        steps=500,
-        make=_translator,
-    ),
-    Demonstration(
-        domain="object detection",
-        model="faster-rcnn",
-        task="a bright or dark rectangle",
-        measure="overlap of the best proposal with the object",
-        needed=0.5,
-        steps=200,
-        make=_detector,
-    ),
-    Demonstration(
-        domain="speech recognition",
-        model="deep-speech-2",
-        task="tones of three pitches as letters",
-        measure="letters that are right",
-        needed=0.9,
-        steps=200,
-        make=_listener,
-    ),
-    Demonstration(
-        domain="adversarial learning",
-        model="wgan-gp",
-        task="the brightness of real images",
-        measure="1 less the mean difference in brightness",
-        needed=0.75,
-        steps=150,
-        make=_painter,
-    ),
-    Demonstration(
-        domain="reinforcement learning",
-        model="a3c",
-        task="a game of three actions",
-        measure="actions that are rewarded",
-        needed=0.9,
-        steps=150,
-        make=_player,
-    ),
+    Demonstration("resnet50", *_STRIPES, needed=0.9, steps=150, make=_classifier),
+    Demonstration("nmt", *_REVERSED, needed=0.85, steps=500, make=_translator),
+    Demonstration("faster-rcnn", *_BOX, needed=0.5, steps=200, make=_detector),
+    Demonstration("deep-speech-2", *_TONES, needed=0.9, steps=200, make=_listener),
+    Demonstration("wgan-gp", *_BRIGHTNESS, needed=0.75, steps=150, make=_painter),
+    Demonstration("a3c", *_GAME, needed=0.9, steps=150, make=_player),
 )
 """One small training for each of TBD's domains."""

@@ -107,15 +107,15 @@ class FasterRCNN(nn.Module):
 
     def __init__(
         self,
-        layers: Sequence[int] = (3, 4, 23, 3),
-        width: int = 64,
-        hidden: int = 512,
-        classes: int = 21,
-        scales: Sequence[int] = (128, 256, 512),
-        proposals: int = 2000,
-        regions: int = 128,
-        anchors: int = 256,
-        side: int = 14,
+        layers: Sequence[int],
+        width: int,
+        hidden: int,
+        classes: int,
+        scales: Sequence[int],
+        proposals: int,
+        regions: int,
+        anchors: int,
+        side: int,
     ) -> None:
         super().__init__()
         self.classes, self.side = classes, side

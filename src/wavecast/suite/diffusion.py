@@ -88,11 +88,8 @@ class UNet(nn.Module):
         word_width: int = 768,
     ) -> None:
         super().__init__()
-        sizes, last, timed = (
-            [width * factor for factor in multipliers],
-            len(multipliers) - 1,
-            4 * width,
-        )
+        sizes = [width * factor for factor in multipliers]
+        last, timed = len(multipliers) - 1, 4 * width
 
         def stage(channels: int, out: int, attends: bool) -> Stage:
             transformer = SpatialTransformer(out, heads, word_width) if attends else None
@@ -168,7 +165,7 @@ class ResidualBlock(nn.Module):
 
 
 class SpatialTransformer(nn.Module):
-    """Attention of every pixel to all pixels, then to the words, with a shortcut."""
+    """Attention of every pixel to all pixels, then to the tokens, with a shortcut."""
 
     def __init__(self, width: int, heads: int, word_width: int) -> None:
         super().__init__()

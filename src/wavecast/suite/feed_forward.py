@@ -44,7 +44,7 @@ class GatedSilu(nn.Module):
 
 
 class JointGate(nn.Module):
-    """The gate of SwiGLU, where one product made both tensors."""
+    """The gate of SwiGLU, where one matmul computes both tensors."""
 
     def forward(self, both: Tensor) -> Tensor:
         """SiLU of one half of the last dimension times the other."""

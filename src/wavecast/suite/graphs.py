@@ -64,12 +64,7 @@ class GraphSAGE(nn.Module):
     """
 
     def __init__(
-        self,
-        layers: int = 3,
-        features: int = 128,
-        width: int = 256,
-        classes: int = 40,
-        dropout: float = 0.5,
+        self, layers: int, features: int, width: int, classes: int, dropout: float = 0.5
     ) -> None:
         super().__init__()
         sizes = [features, *[width] * (layers - 1), classes]

@@ -1,4 +1,4 @@
-"""Language modelling: BERT (masked words) and GPT-2 (next words), with shared Transformer parts."""
+"""Language modelling: BERT (masked tokens) and GPT-2 (next tokens), with shared parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wavecast.errors import InvalidInput
-from wavecast.suite.training import Minimizer, TrainingStep
+from wavecast.suite.training import Minimizer, TrainingStep, next_tokens
 
 
 def bert(
@@ -27,11 +27,11 @@ def bert(
     dropout: float = 0.1,
     learning_rate: float = 1e-4,
 ) -> TrainingStep:
-    """BERT pre-training: predict 15% of the words, and whether a sentence follows another.
+    """BERT pre-training: predict 15% of the tokens, and whether a sentence follows another.
 
     As in appendix A.2 of Devlin et al.: Adam with decoupled decay; gradients are clipped at 1 as in
     the authors' code. The inputs of the step are `tokens` and `segments`, (batch, sequence);
-    `masked`, the positions of the masked words in the flattened tokens; `words`, the words that
+    `masked`, the positions of the masked tokens in the flattened tokens; `words`, the tokens that
     were there; and `follows`, (batch).
     """
     _check_fits(sequence, context)
@@ -75,7 +75,7 @@ def gpt2(
     dropout: float = 0.1,
     learning_rate: float = 6e-4,
 ) -> TrainingStep:
-    """GPT-2 pre-training. The inputs of the step are `tokens`, and `targets`, the next words.
+    """GPT-2 pre-training. The inputs of the step are `tokens`, and `targets`, the next tokens.
 
     The paper does not give the optimizer's settings. They are GPT-3's for the same sizes (Brown et
     al. 2020, table 2.1 and appendix B).
@@ -87,8 +87,7 @@ def gpt2(
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
-    text = torch.randint(vocabulary, (batch, sequence + 1), device=device)
-    inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
+    inputs = next_tokens(vocabulary, batch, sequence, device)
     return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device, clip_norm=1.0))
 
 
@@ -99,13 +98,7 @@ class Bert(nn.Module):
     """The encoder of Devlin et al. with its two heads for pre-training."""
 
     def __init__(
-        self,
-        layers: int = 12,
-        width: int = 768,
-        heads: int = 12,
-        vocabulary: int = 30_522,
-        context: int = 512,
-        dropout: float = 0.1,
+        self, layers: int, width: int, heads: int, vocabulary: int, context: int, dropout: float
     ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
@@ -125,7 +118,7 @@ class Bert(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: Tensor, segments: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of the masked words, (masked, vocabulary), and of the next sentence."""
+        """The logits of the masked tokens, (masked, vocabulary), and of the next sentence."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.words(tokens) + self.positions(places) + self.segments(segments)
         x = self.blocks(self.dropout(self.norm(x)))
@@ -135,16 +128,10 @@ class Bert(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The decoder of Radford et al. The word embeddings are also the output layer."""
+    """The decoder of Radford et al. The token embeddings are also the output layer."""
 
     def __init__(
-        self,
-        layers: int = 12,
-        width: int = 768,
-        heads: int = 12,
-        vocabulary: int = 50_257,
-        context: int = 1024,
-        dropout: float = 0.1,
+        self, layers: int, width: int, heads: int, vocabulary: int, context: int, dropout: float
     ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
@@ -161,7 +148,7 @@ class GPT2(nn.Module):
                 nn.init.normal_(projection.weight, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, sequence) -> logits of each next word, (batch, sequence, vocabulary)."""
+        """(batch, sequence) -> logits of each next token, (batch, sequence, vocabulary)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.blocks(self.dropout(self.words(tokens) + self.positions(places)))
         return F.linear(self.norm(x), self.words.weight)

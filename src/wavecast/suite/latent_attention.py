@@ -17,7 +17,7 @@ class LatentShape:
 
     kv_rank: int
     q_rank: int = 0
-    """0 for queries that one product makes, as in DeepSeek-V2-Lite."""
+    """0 for queries from a single matmul, as in DeepSeek-V2-Lite."""
 
     @staticmethod
     def turned(head_size: int) -> int:
@@ -62,6 +62,6 @@ class LatentAttention(nn.Module):
 
 
 def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """A norm of a product's result, in the precision of the norm's weights."""
+    """A norm of a matmul's result, in the precision of the norm's weights."""
     result: Tensor = norm(x.to(norm.weight.dtype))
     return result

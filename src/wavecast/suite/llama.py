@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wavecast.errors import InvalidInput
-from wavecast.suite.training import Minimizer, TrainingStep
+from wavecast.suite.rotary import rotate
+from wavecast.suite.training import Minimizer, TrainingStep, next_tokens
 
 
 def llama_1b(
@@ -26,7 +27,7 @@ def llama_1b(
     rotary_base: float = 500_000.0,
     learning_rate: float = 3e-4,
 ) -> TrainingStep:
-    """Llama 3.2 1B pre-training. The inputs are `tokens`, and `targets`, the next words.
+    """Llama 3.2 1B pre-training. The inputs are `tokens`, and `targets`, the next tokens.
 
     Meta gives no optimizer settings for this size; they are those of the first Llama (Touvron et
     al. 2023, section 2.3). AdamW is fused, as is usual for models of this size.
@@ -47,18 +48,17 @@ def llama_1b(
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
-    text = torch.randint(vocabulary, (batch, sequence + 1), device=device)
-    inputs = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
+    inputs = next_tokens(vocabulary, batch, sequence, device)
     return TrainingStep(model, inputs, Minimizer(loss, optimizer, precision, device, clip_norm=1.0))
 
 
 class Llama(nn.Module):
     """The decoder of Touvron et al. 2023 with the grouped queries of its successors.
 
-    No layer has a bias. With V words, N layers of width D, an inner width I, H heads, and G heads
-    of keys and values, it has V·D parameters in the embedding, N(2D² (1 + G/H) + 3DI + 2D) in the
-    layers and D in the last norm. If `tied`, the embedding is also the output layer, as in Llama
-    3.2 1B and 3B.
+    No layer has a bias. With a vocabulary of V, N layers of width D, an inner width I, H heads and
+    G heads of keys and values, it has V·D parameters in the embedding, N(2D² (1 + G/H) + 3DI + 2D)
+    in the layers and D in the last norm. If `tied`, the embedding is also the output layer, as in
+    Llama 3.2 1B and 3B.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Llama(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, sequence) -> logits of each next word, (batch, sequence, vocabulary)."""
+        """(batch, sequence) -> logits of each next token, (batch, sequence, vocabulary)."""
         x = self.words(tokens)
         turn = rotations(tokens.shape[1], self.head_size, self.base, tokens.device)
         for block in self.blocks:
@@ -159,14 +159,6 @@ def rotations(places: int, size: int, base: float, device: torch.device) -> tupl
     rates = base ** (-torch.arange(0, size, 2, device=device) / size)
     angles = torch.outer(torch.arange(places, device=device).float(), rates).repeat(1, 2)
     return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate pairs of `x`, taken from its two halves, by the angles of their positions."""
-    cos, sin = turn
-    first, second = x.chunk(2, dim=-1)
-    # In float32, as in Meta's code: with 16 bits, late positions would become equal.
-    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
 def _initialize(module: nn.Module) -> None:

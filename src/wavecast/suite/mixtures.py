@@ -1,9 +1,9 @@
 """Mixtures of experts for decoders, as Megatron, torchtitan and Hugging Face compute them.
 
-Each word goes to its `top_k` best experts. The words are sorted by expert, one grouped product
-computes a layer of all experts, and the results go back to their words, weighted by the router. No
-word is dropped, so the sizes of all tensors are known without the routes. How many words an expert
-gets depends on the data: where costs depend on it, words are taken to be spread evenly.
+Each token goes to its `top_k` best experts. The tokens are sorted by expert, one grouped matmul
+computes a layer of all experts, and the results go back to their tokens, weighted by the router.
+No token is dropped, so the sizes of all tensors are known without the routes. How many tokens an
+expert gets depends on the data: where costs depend on it, tokens are taken to be spread evenly.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class MixtureShape:
 
     experts: int
     top_k: int
-    """The experts of each word."""
+    """The experts of each token."""
     shared_experts: int = 0
-    """Experts that all words go to, as one network of so many times the width."""
+    """Experts that all tokens go to, as one network of so many times the width."""
     dense_layers: int = 0
     """The first blocks of the decoder, which have an ordinary feed-forward network."""
     dense_ffn: int | None = None
-    """The inner width of that network. None for that of the experts of one word."""
+    """The inner width of that network. None for that of the experts of one token."""
 
     def __post_init__(self) -> None:
         if self.experts < 1 or not 1 <= self.top_k <= self.experts:
             raise InvalidInput(
-                f"top_k={self.top_k} of experts={self.experts} is not possible; each word goes to "
+                f"top_k={self.top_k} of experts={self.experts} is not possible; each token goes to "
                 "at least one expert and at most to all"
             )
         for name in ("shared_experts", "dense_layers"):
@@ -51,7 +51,7 @@ class MixtureShape:
 
 
 class MixtureLayers(nn.Module):
-    """A router, experts, and the experts that all words go to."""
+    """A router, experts, and the experts that all tokens go to."""
 
     def __init__(self, sizes: MixtureShape, hidden: int, ffn: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class MixtureLayers(nn.Module):
         weights = _WithLoss.apply(
             weights / weights.sum(-1, keepdim=True), _balance(chances, counts)
         )
-        order = chosen.flatten().argsort(stable=True)  # pairs of a word and an expert, by expert
+        order = chosen.flatten().argsort(stable=True)  # pairs of a token and an expert, by expert
         sent = words.index_select(0, order // self.top_k)
         mixed = self.combine(self.experts(sent, counts.cumsum(0).int()), order, weights)
         mixed = mixed.view_as(x)
@@ -81,7 +81,7 @@ class MixtureLayers(nn.Module):
 
 
 class GroupedLayers(nn.Module):
-    """The feed-forward networks of all experts, each with a gate: two grouped products."""
+    """The feed-forward networks of all experts, each with a gate: two grouped matmuls."""
 
     def __init__(self, experts: int, hidden: int, ffn: int) -> None:
         super().__init__()
@@ -90,16 +90,16 @@ class GroupedLayers(nn.Module):
         self.down = _weights(experts, hidden, ffn)
 
     def forward(self, words: Tensor, ends: Tensor) -> Tensor:
-        """Words sorted by expert -> the same, where expert i has the words before `ends[i]`."""
+        """Tokens sorted by expert -> the same, where expert i has the tokens before `ends[i]`."""
         both = _grouped(words, self.gate_up, ends)
         return _grouped(self.activation(both), self.down, ends)
 
 
 class Combination(nn.Module):
-    """The results of experts, back in the order of the words, weighted and added up."""
+    """The results of experts, back in the order of the tokens, weighted and added up."""
 
     def forward(self, results: Tensor, order: Tensor, weights: Tensor) -> Tensor:
-        """(pairs, width), the pairs that were sorted, (words, top_k) -> (words, width)."""
+        """(pairs, width), the pairs that were sorted, (tokens, top_k) -> (tokens, width)."""
         back = results.index_select(0, order.argsort()).unflatten(0, weights.shape)
         return (back * weights[..., None].to(back.dtype)).sum(1)
 
@@ -110,7 +110,7 @@ def _weights(experts: int, wide_out: int, wide_in: int) -> nn.Parameter:
 
 
 def _grouped(words: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """A grouped product. Autocast does not know it, so its inputs are cast here."""
+    """A grouped matmul. Autocast does not know it, so its inputs are cast here."""
     kind = words.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weights.dtype
     turned = weights.to(dtype).transpose(1, 2)
@@ -119,7 +119,7 @@ def _grouped(words: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def _balance(chances: Tensor, counts: Tensor) -> Tensor:
-    """The loss of Fedus et al. 2022: small where the words are spread evenly."""
+    """The loss of Fedus et al. 2022: small where the tokens are spread evenly."""
     shares = counts / counts.sum()
     return BALANCE * chances.shape[1] * (shares * chances.mean(0)).sum()
 

@@ -13,7 +13,7 @@ from wavecast.errors import InvalidInput
 from wavecast.suite.training import Minimizer, TrainingStep
 
 _NOTHING = 0
-"""The token that fills up shorter sentences. It is not a word."""
+"""The padding token, which fills up shorter sentences."""
 
 
 def nmt(
@@ -34,7 +34,7 @@ def nmt(
     gradients clipped at 5. The sentences have 20 to 30 words, as in TBD, and are padded to the
     longest of their batch. The inputs of the step are the `source`, the `target` so far and the
     `following` words of the target, each (batch, longest): words from 1 on, and 0 as padding. The
-    lengths never change. The loss is summed over the words and averaged over the sentences.
+    lengths never change. The loss is summed over the tokens and averaged over the sentences.
     """
     sources, targets = sentence_lengths(batch, shortest, longest)
     model = Seq2Seq(width, vocabulary, dropout).to(device)

@@ -92,7 +92,7 @@ class DeepSpeech2(nn.Module):
 
     47.6 million parameters. The paper's networks have 38 million in the first comparison and 35
     million in the second, because both directions share the matrix that reads the layer below. In
-    cuDNN they do not share it, and its product cannot be normalized. So here its input is
+    cuDNN they do not share it, and its matmul cannot be normalized. So here its input is
     normalized, and the ReLUs within a recurrent layer are not clipped at 20.
     """
 

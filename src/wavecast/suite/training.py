@@ -31,7 +31,7 @@ class TrainingStep:
 
 
 class Minimizer:
-    """Makes one optimizer step per call, in one of `wavecast.suite.PRECISIONS`.
+    """Runs one optimizer step per call, in one of `wavecast.suite.PRECISIONS`.
 
         minimize = Minimizer(loss, optimizer, "bf16", "cuda")
         value = minimize(images, labels)  # zero_grad, loss(images, labels), backward, step
@@ -60,7 +60,7 @@ class Minimizer:
         self.scaler = torch.amp.GradScaler(self.device_type) if precision == "fp16" else None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Make one optimizer step on these inputs, and return the loss before it."""
+        """Run one optimizer step on these inputs, and return the loss before it."""
         self.optimizer.zero_grad()
         with float32_products(self.precision):
             with autocast(self.precision, self.device_type):
@@ -87,6 +87,12 @@ class Minimizer:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
 
+def next_tokens(vocabulary: int, batch: int, sequence: int, device: str) -> tuple[Tensor, Tensor]:
+    """Random tokens and, at each position, the token that follows: (batch, sequence) each."""
+    text = torch.randint(vocabulary, (batch, sequence + 1), device=device)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
 def autocast(precision: str, device_type: str) -> AbstractContextManager[object]:
     """The context of a forward pass: autocast for 16-bit precisions, nothing for others."""
     if precision not in _AUTOCAST:
@@ -97,7 +103,7 @@ def autocast(precision: str, device_type: str) -> AbstractContextManager[object]
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Compute float32 products as "fp32" or "tf32" asks; other precisions change nothing."""
+    """Run float32 matmuls in IEEE float32 ("fp32") or TF32 ("tf32"); others change nothing."""
     if precision not in _FLOAT32_PRODUCTS:
         yield
         return

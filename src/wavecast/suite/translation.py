@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wavecast.errors import InvalidInput
-from wavecast.suite.training import Minimizer, TrainingStep
+from wavecast.suite.training import Minimizer, TrainingStep, next_tokens
 
 
 def gnmt(
@@ -27,7 +27,7 @@ def gnmt(
     """GNMT, trained by teacher forcing with Adam, gradients clipped at 5 (Wu et al., section 8.3).
 
     The inputs of the step are the `source` sentence, the `target` so far and the `following`
-    words of the target, each (batch, sequence).
+    tokens of the target, each (batch, sequence).
     """
     if layers < 2:
         raise InvalidInput(f"the translator needs at least 2 layers, not {layers}")
@@ -76,8 +76,7 @@ def transformer(
 
 def _sentences(batch: int, sequence: int, vocabulary: int, device: str) -> tuple[Tensor, ...]:
     source = torch.randint(vocabulary, (batch, sequence), device=device)
-    translation = torch.randint(vocabulary, (batch, sequence + 1), device=device)
-    return source, translation[:, :-1].contiguous(), translation[:, 1:].contiguous()
+    return source, *next_tokens(vocabulary, batch, sequence, device)
 
 
 class Translator(nn.Module):
@@ -89,13 +88,7 @@ class Translator(nn.Module):
     2H ... inputs. Four layers have 2VH + V + 90H² + 73H.
     """
 
-    def __init__(
-        self,
-        layers: int = 4,
-        width: int = 1024,
-        vocabulary: int = 32_000,
-        dropout: float = 0.2,
-    ) -> None:
+    def __init__(self, layers: int, width: int, vocabulary: int, dropout: float) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.encoder = Encoder(layers, width, dropout)
@@ -175,7 +168,7 @@ class Transformer(nn.Module):
 
     With V words and width D, attention has 4D² parameters (section 3.2.2 has no biases), a
     feed-forward network 8D² + 5D and a norm 2D. So N encoder and N decoder layers have
-    N(28D² + 20D), and the words V·D. With the paper's "about 37000" words that is 63.0 million.
+    N(28D² + 20D), and the tokens V·D. With the paper's "about 37000" words that is 63.0 million.
     Table 3 of the paper says 65 million. Its other sizes (36, 50 and 80 million with 2, 4 and 8
     layers) agree with our layers, and leave 21 million for the embedding, some 41,000 words.
     """
@@ -183,13 +176,7 @@ class Transformer(nn.Module):
     places: Tensor
 
     def __init__(
-        self,
-        layers: int = 6,
-        width: int = 512,
-        heads: int = 8,
-        vocabulary: int = 37_000,
-        dropout: float = 0.1,
-        longest: int = 50,
+        self, layers: int, width: int, heads: int, vocabulary: int, dropout: float, longest: int
     ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)

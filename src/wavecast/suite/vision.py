@@ -206,13 +206,13 @@ class ViT(nn.Module):
 
     def __init__(
         self,
-        image: int = 224,
-        patch: int = 16,
-        layers: int = 12,
-        width: int = 768,
-        heads: int = 12,
-        classes: int = 1000,
-        dropout: float = 0.1,
+        image: int,
+        patch: int,
+        layers: int,
+        width: int,
+        heads: int,
+        classes: int,
+        dropout: float,
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, stride=patch)

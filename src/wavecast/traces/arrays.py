@@ -37,6 +37,8 @@ class StepArrays(Brief):
     """The piece of work of each call, as a position in `works`."""
     phase: Codes
     """The phase of each call, as a position in `Phase`."""
+    stream: Codes
+    """The stream of each call."""
     syncs: tuple[int, ...]
     """The positions of the calls after which the host waits for the GPU."""
 
@@ -44,7 +46,7 @@ class StepArrays(Brief):
 def arrays_of(trace: Trace) -> StepArrays:
     """The arrays of a trace. Use `Trace.arrays`, which caches them."""
     works, work = _works(trace)
-    phases = list(Phase)
+    phases = {phase: position for position, phase in enumerate(Phase)}
     names, name = encode([call.op.base for call in works])
     return StepArrays(
         calls=trace.calls,
@@ -53,7 +55,8 @@ def arrays_of(trace: Trace) -> StepArrays:
         names=names,
         name=name,
         work=work,
-        phase=np.array([phases.index(call.phase) for call in trace]),
+        phase=np.array([phases[call.phase] for call in trace], dtype=np.int64),
+        stream=np.array([call.stream for call in trace], dtype=np.int64),
         syncs=tuple(i for i, call in enumerate(trace) if call.syncs),
     )
 

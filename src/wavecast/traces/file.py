@@ -16,11 +16,15 @@ from typing import Any, NoReturn
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 from wavecast.reading import MissingFile, parse_json, read_bytes
-from wavecast.traces.encoding import Malformed, decode, encode, short
+from wavecast.traces.checked_json import Malformed, short
+from wavecast.traces.decoding import decode
+from wavecast.traces.encoding import encode
 from wavecast.traces.step import Trace
 
 FORMAT = "wavecast-trace"
-VERSION = 2
+VERSION = 3
+_READ = (2, VERSION)
+"""The versions that are read. Version 2 has no values, and counts the calls of compiled graphs."""
 
 SUFFIXES = (".json.gz", ".trace")
 """The endings of trace file names."""
@@ -28,16 +32,16 @@ SUFFIXES = (".json.gz", ".trace")
 
 def write(trace: Trace, path: Path) -> None:
     """Write a trace. The same trace always gives the same bytes."""
-    body = encode(trace)
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "sha256": _digest(body),
-        "trace": body,
-    }
     try:
+        body = encode(trace)
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "sha256": _digest(body),
+            "trace": body,
+        }
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    except ValueError as error:
+    except (ValueError, IndexError) as error:
         raise InvalidInput(f"cannot write the trace {path}: {error}") from error
     write_whole(path, gzip.compress(text.encode(), mtime=0))
 
@@ -52,18 +56,18 @@ def read(path: Path) -> Trace:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "it is not a wavecast trace; Trace.save writes one")
     version = document.get("version")
-    if version != VERSION or type(version) is not int:
+    if version not in _READ or type(version) is not int:
         _refuse(
             path,
-            f"it has trace format version {short(version)}, this wavecast reads "
-            f"version {VERSION}; trace the step again, or use the wavecast that wrote it",
+            f"it has trace format version {short(version)}, this wavecast reads versions "
+            f"{_READ[0]} to {VERSION}; trace the step again, or use the wavecast that wrote it",
         )
     if set(document) != {"format", "version", "sha256", "trace"}:
         _refuse(path, "it has missing or unknown fields")
     if document["sha256"] != _digest(document["trace"]):
         _refuse(path, "its checksum does not match: the file was altered")
     try:
-        return decode(document["trace"])
+        return decode(document["trace"], version)
     except Malformed as error:
         _refuse(path, str(error))
 

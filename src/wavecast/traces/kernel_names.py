@@ -47,7 +47,7 @@ def is_pageable_copy(name: str) -> bool:
 
 
 def is_product(name: str) -> bool:
-    """Whether a kernel computes a matrix product, convolution, attention or RNN."""
+    """Whether a kernel computes a matmul, convolution, attention or RNN."""
     return _PRODUCT.search(name) is not None
 
 

@@ -9,7 +9,7 @@ from wavecast.traces.step import Trace
 
 
 @dataclass(frozen=True)
-class ScriptPart:
+class ScriptPart(Shown):
     """A part of a script's run that is not in the repeated step: set-up or evaluation."""
 
     name: str

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,11 @@ class Role(StrEnum):
     """Scratch memory of libraries and kernels, which no traced tensor shows."""
     WEIGHT_COPY = "weight_copy"
     """A parameter in a narrower type, as autocast makes it in each step."""
+
+
+@cache
+def _without_overload(name: str) -> str:
+    return ".".join(name.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,7 @@ class Op(Brief):
     @property
     def base(self) -> str:
         """The name without its overload: `aten.add` for `aten.add.Tensor`."""
-        return ".".join(self.name.split(".")[:2])
+        return _without_overload(self.name)
 
     def attr(self, name: str, default: Scalar | None = None) -> Scalar | None:
         """The attribute of that name, or the default."""
@@ -201,10 +206,16 @@ class Call(Brief):
     """The seconds that the host needed to issue it, waiting not included. None unless measured."""
     line: str = ""
     """The line of source that a compiled kernel comes from, as "model.py:12"; empty if unknown."""
+    reads: tuple[int, ...] = ()
+    """The values of `op.inputs`, as positions in `Trace.values`. Empty if not recorded."""
+    writes: tuple[int, ...] = ()
+    """The values of `op.outputs`. An op in place also has them among `reads`."""
+    graph: int | None = None
+    """The compiled graph that it belongs to, by number. None for eager code."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Shown):
     """The GPU on which a step was measured, and the times of the whole step without a profiler."""
 
     gpu: str
@@ -241,6 +252,25 @@ class Allocation:
     """The module that owns it, if it existed before the step, as parameters do."""
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of the step: what calls read and write.
+
+    Two tensors that see the same memory in the same way are one value. A view of another shape,
+    offset or type is a value of its own.
+    """
+
+    spec: TensorSpec
+    allocation: int | None = None
+    """The memory behind it, as a position in `Trace.allocations`. None for a tensor of the host."""
+    view_of: int | None = None
+    """The value of which a call made this view, as a position in `Trace.values`."""
+    parameter: str = ""
+    """The parameter that it is, or whose optimizer state it is: "GPT.blocks.0.fc.weight"."""
+    gradient_of: str = ""
+    """The parameter whose gradient it is."""
+
+
 @dataclass(frozen=True, repr=False)
 class Trace(Shown):
     """One training step: its calls, in the order in which the host issues them, and its memory.
@@ -268,6 +298,8 @@ class Trace(Shown):
     """The measurement that recorded the kernels. None when the step was traced, not measured."""
     asks_capability: bool = False
     """Whether the code asked for the GPU's compute capability, and may run otherwise on others."""
+    values: tuple[Value, ...] = ()
+    """The tensors that the calls read and write. Empty if not recorded, as in a profile."""
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
@@ -292,7 +324,7 @@ class Trace(Shown):
 
     def to_device(self, gpu: Device | str) -> Prediction:
         """The prediction for a GPU: `wavecast.predict` under the name that Habitat gives it."""
-        from wavecast.steps.predicting import predict
+        from wavecast.steps.request import predict
 
         return predict(self, gpu)
 

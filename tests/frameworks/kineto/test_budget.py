@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from over_all import over
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import calls, event_tree, events, read_kineto, recorded_step
@@ -80,7 +81,7 @@ WRONG: list[Any] = [[], [[1]], {}, {"a": []}, None, True, 1 << 63, -1, 10**4000,
 
 
 @pytest.mark.parametrize("field", ["tid", "name", "cat", "ph", "ts", "dur", "pid", "args"])
-@pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:12])
+@over("value", WRONG, called=lambda value: repr(value)[:12])
 def test_a_field_of_an_event_may_have_any_type(field: str, value: Any, tmp_path: Path) -> None:
     add = op("aten::add", [[4], [4], []], ["float", "float", "Scalar"], ["", "", "1"])
     trace = read(tmp_path, add | {field: value}, LAUNCH | {field: value}, LAUNCH, KERNEL)
@@ -91,7 +92,7 @@ def test_a_field_of_an_event_may_have_any_type(field: str, value: Any, tmp_path:
 @pytest.mark.parametrize(
     "field", ["device", "stream", "correlation", "grid", "block", "registers per thread"]
 )
-@pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:12])
+@over("value", WRONG, called=lambda value: repr(value)[:12])
 def test_an_argument_of_a_kernel_may_have_any_type(field: str, value: Any, tmp_path: Path) -> None:
     trace = read(tmp_path, LAUNCH, KERNEL | {"args": {"correlation": 1, field: value}})
     assert sum(len(call.kernels) for call in trace) == 1
@@ -100,7 +101,7 @@ def test_an_argument_of_a_kernel_may_have_any_type(field: str, value: Any, tmp_p
 @pytest.mark.parametrize(
     "field", ["Input Dims", "Input type", "Input Strides", "Concrete Inputs", "Sequence number"]
 )
-@pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:12])
+@over("value", WRONG, called=lambda value: repr(value)[:12])
 def test_an_argument_of_an_op_may_have_any_type(field: str, value: Any, tmp_path: Path) -> None:
     add = op("aten::add", [[4], [4], []], ["float", "float", "Scalar"], ["", "", "1"])
     add["args"][field] = value
@@ -127,6 +128,7 @@ def test_a_step_of_five_thousand_digits_is_no_step(tmp_path: Path) -> None:
     assert "marks no steps" in read(tmp_path, mark, LAUNCH, KERNEL).notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["[],", "{},", "1,", '"a",'])
 def test_a_value_longer_than_any_event_is_refused(inner: str, tmp_path: Path) -> None:
     path = tmp_path / "profile.json.gz"

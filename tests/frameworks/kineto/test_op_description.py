@@ -222,6 +222,7 @@ def _read_in_a_process(path: Path, torch: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_a_trace_says_what_only_torch_could_tell(tmp_path: Path) -> None:
     file = File()
     file.op("aten::convolution", "volta_scudnn_128x64", us=500.0, **CONVOLUTION)

@@ -472,5 +472,5 @@ def test_a_file_without_a_possible_kernel_is_refused(tmp_path: Path) -> None:
     for event in file.events:
         if event["cat"] == "kernel":
             event["dur"] = -1.0
-    with pytest.raises(InvalidInput, match=r"no GPU event in .* has a time that can be"):
+    with pytest.raises(InvalidInput, match=r"no GPU event in .* has a possible time"):
         read_kineto(file.write(tmp_path))

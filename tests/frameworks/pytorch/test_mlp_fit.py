@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from wavecast.frameworks.pytorch.mlp_fit import (
+from wavecast.frameworks.pytorch.layers.mlp_fit import (
     Recipe,
     fit,
     milliseconds,
@@ -55,6 +55,7 @@ def test_the_default_is_the_published_recipe() -> None:
     }
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     features, wanted = made()
     fitted = fit(features, wanted, TINY)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 import wavecast
 from lab.measured import campaigns
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.networks import network_of
+from wavecast.frameworks.pytorch.layers.networks import network_of
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.regression.caffe_nets import caffe_net
-from wavecast.regression.complexities import Category, LayerCategory, Network, Pass
-from wavecast.regression.layer_times import predicted_work, times_of_trace
-from wavecast.regression.per_layer import PerLayer, published, timed_network
-from wavecast.regression.traced_layers import network_of_trace
+from wavecast.regression.layers.caffe_nets import caffe_net
+from wavecast.regression.layers.complexities import Category, LayerCategory, Network, Pass
+from wavecast.regression.layers.layer_times import predicted_work, times_of_trace
+from wavecast.regression.layers.per_layer import PerLayer, published, timed_network
+from wavecast.regression.layers.traced_layers import network_of_trace
 from wavecast.suite.classics import VGG, AlexNet, GoogLeNet
 from wavecast.suite.vision import ResNet
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
@@ -271,6 +271,7 @@ def test_every_layer_of_a_measured_step_has_its_time(name: str, batch: int) -> N
     assert layers_s > 0.97 * whole_s
 
 
+@pytest.mark.slow
 def test_predicted_work_makes_layers_of_one_net_predict_another() -> None:
     gpu, predictor = wavecast.device("h200-sxm"), Learned.shipped()
     errors = {}
@@ -320,6 +321,7 @@ def test_an_op_that_cannot_be_is_no_layer() -> None:
     assert net.unknown == ("net.odd (aten.relu)",), "no whole number of rows for a sample"
 
 
+@pytest.mark.slow
 def test_odd_traces_have_layers_or_are_refused() -> None:
     for seed in range(200):
         trace = odd_trace(random.Random(seed), 8, measured=True)

@@ -13,7 +13,7 @@ import torch
 from networks import Step, mlp, training
 
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.frameworks.pytorch.switches import true_float32
+from wavecast.frameworks.pytorch.recording.switches import true_float32
 
 cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
 

@@ -7,10 +7,11 @@ import subprocess
 import pytest
 import torch
 
-from wavecast.cli import screen
+from wavecast.cli.output import screen
 from wavecast.errors import CaptureError
 from wavecast.frameworks import targets
-from wavecast.frameworks.pytorch import capture, user_lines
+from wavecast.frameworks.pytorch import capture
+from wavecast.frameworks.pytorch.recording import user_lines
 from wavecast.suite import vision
 
 

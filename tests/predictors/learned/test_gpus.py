@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
+from over_all import over
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device, devices
@@ -18,7 +18,7 @@ def test_a_gpu_without_a_number_of_sms_has_no_model() -> None:
     assert gpu_of(replace(device("t4"), sm_count=None)) is None
 
 
-@pytest.mark.parametrize("gpu", devices(), ids=lambda gpu: gpu.id)
+@over("gpu", devices(), called=lambda gpu: gpu.id)
 def test_every_gpu_has_rates(gpu: Device) -> None:
     facts = gpu_of(gpu)
     if facts is not None:

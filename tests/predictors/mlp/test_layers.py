@@ -63,7 +63,7 @@ def test_samples_lie_within_the_published_ranges_without_duplicates(kind: str, s
     layers = first(kind, seed, 60)
     assert len(set(layers)) == len(layers)
     for drawn in layers:
-        for value, (low, high) in zip(drawn.features(), drawn.RANGES.values(), strict=True):
+        for value, (low, high) in zip(drawn.features(), drawn.ranges().values(), strict=True):
             assert low <= value <= high
 
 
@@ -80,7 +80,7 @@ def test_convolutions_are_valid_and_not_too_large(seed: int) -> None:
 def test_both_ends_of_every_range_are_reached(kind: str) -> None:
     layers = [drawn.features() for drawn in first(kind, 1, 20_000)]
     for values, (low, high) in zip(
-        zip(*layers, strict=True), layer_type(kind).RANGES.values(), strict=True
+        zip(*layers, strict=True), layer_type(kind).ranges().values(), strict=True
     ):
         assert min(values) <= low + 0.02 * (high - low)
         # The largest convolutions are rejected, so the largest channels are rare.

@@ -63,7 +63,7 @@ def network(
 
 
 def ranges(kind: str) -> dict[str, tuple[float, float]]:
-    of_layer = {name: (float(a), float(b)) for name, (a, b) in layer_type(kind).RANGES.items()}
+    of_layer = {name: (float(a), float(b)) for name, (a, b) in layer_type(kind).ranges().items()}
     numbers = [device_features(gpu) for gpu in (V100, T4)]
     of_gpu = zip(DEVICE_FEATURES, zip(*(n for n in numbers if n), strict=True), strict=True)
     return of_layer | {name: (min(values), max(values)) for name, values in of_gpu}

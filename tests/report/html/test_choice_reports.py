@@ -8,8 +8,8 @@ import pytest
 from made import step
 
 import wavecast
-from wavecast.planning.choosing import Aim, Candidate, Selection, select
 from wavecast.planning.cost import TrainingPlan, training_cost
+from wavecast.planning.selection import Aim, Candidate, Selection, select
 from wavecast.report.html.choice_charts import choice_chart
 from wavecast.report.html.choice_reports import choice_report
 from wavecast.report.html.documents import document

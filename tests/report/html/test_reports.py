@@ -21,11 +21,10 @@ from wavecast.report.html.memory_reports import memory_report
 from wavecast.report.html.profile_reports import measured_profile_report, predicted_profile_report
 from wavecast.report.html.reports import (
     layouts_report,
-    parallel_report,
     prediction_report,
     scaling_report,
 )
-from wavecast.steps.profiling import profile_measured, profile_predicted
+from wavecast.steps.profile import profile_measured, profile_predicted
 from wavecast.traces.step import Kernel, Measurement, Op, Phase, Trace
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{style}}\x1b[2J\u202e"
@@ -246,7 +245,7 @@ def test_a_search_for_strategies_is_a_page() -> None:
 
     from wavecast.hardware.hosts import REFERENCE_HOST
     from wavecast.planning.layouts import Search, search_layouts
-    from wavecast.steps.predicting import on_cluster
+    from wavecast.steps.request import on_cluster
 
     gpu = wavecast.device("h100-sxm-80gb")
     predictor = on_cluster(gpu, wavecast.Parallel())
@@ -263,15 +262,14 @@ def test_steps_on_several_gpus_are_pages() -> None:
     pytest.importorskip("torch")
     from parallel_steps import small_gpt2_step
 
-    from wavecast.footprint.parallel_memory import fullest_rank
     from wavecast.hardware.hosts import REFERENCE_HOST
     from wavecast.planning.scaling import scale
-    from wavecast.steps.predicting import on_cluster
+    from wavecast.steps.request import on_cluster
 
     traced, gpu = small_gpt2_step(), wavecast.device("h100-sxm-80gb")
     strategy = wavecast.Parallel(pipeline=2, data=2, microbatches=4)
     prediction = wavecast.predict(traced, gpu, parallel=strategy)
-    report = parallel_report("gpt2", [(prediction, fullest_rank(prediction.step, gpu))])
+    report = prediction_report("gpt2", [prediction])
     assert [subject.name for subject in report.subjects] == [
         "4 x h100-sxm-80gb, stage 0",
         "4 x h100-sxm-80gb, stage 1",

@@ -76,7 +76,7 @@ class Convolution:
 
     @cached_property
     def pointwise(self) -> bool:
-        """Whether the filter covers one pixel, which makes it a matrix product."""
+        """Whether the filter covers one pixel, which makes it a matmul."""
         return math.prod(self.weight.shape[2:]) == 1
 
     @cached_property

@@ -73,8 +73,8 @@ def arguments_in(
 
     Args:
         recorded: the `args` of the op's event.
-        kernels: the names of the kernels that the op ran. They tell the data type of tensors in
-            lists, which the event does not.
+        kernels: the names of the kernels that the op ran. The data type of tensors in
+            lists follows from them; the event does not have it.
     """
     shapes = recorded.get("Input Dims", recorded.get("Input dims"))
     types = recorded.get("Input type")

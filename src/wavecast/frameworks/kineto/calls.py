@@ -21,7 +21,7 @@ from wavecast.traces.overlap import Interval
 from wavecast.traces.step import Call, Op, Phase
 
 MOST_DIFFERENT_OPS = 20_000
-"""The most different ops of a step: PyTorch is asked about each. Real steps have a few hundred."""
+"""The most different ops of a step, since each takes time. Real steps have a few hundred."""
 MOST_OUTPUTS = 1_000_000
 """The most tensors that all ops of a step together return."""
 
@@ -40,7 +40,7 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _Exchange:
-    """A communication between GPUs."""
+    """A collective, or a message between two GPUs."""
 
     name: str
     """Its name in a trace, such as `nccl.all_reduce`."""
@@ -165,7 +165,7 @@ def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) ->
 
 
 def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
-    """The communications of a step, keyed by their outermost node."""
+    """The collectives and messages of a step, by their outermost node."""
     names: dict[Node, str] = {}
     records: dict[Node, Mapping[str, Any]] = {}
     annotated: set[Node] = set()

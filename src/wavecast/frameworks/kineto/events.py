@@ -56,20 +56,13 @@ _LONGEST_TOKEN = 32
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 
 
-class _NotJson(Exception):
-    """The text is not a JSON object."""
+class _Refused(Exception):
+    """The file is not a profile, or larger than a profile is; the message says why."""
 
 
-class _TooLarge(Exception):
-    """A value is too long to be one of an event."""
-
-
-class _TooMany(Exception):
-    """There are more events than a file of this size has."""
-
-
-class _NotProfile(Exception):
-    """The text is a JSON object without events."""
+_NOT_JSON = f"it is not a valid JSON object; {_WANTED}"
+_TOO_LONG = f"a value in it is longer than {_LONGEST_VALUE >> 20} MiB; {_WANTED}"
+_TOO_MANY = "it has too many events or values for its size; record fewer steps"
 
 
 def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None) -> Iterator[Event]:
@@ -92,14 +85,10 @@ def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None)
         raise InvalidInput(f"there is no profiler file {path}") from None
     except EOFError:
         _refuse(path, "it is truncated or damaged; copy it again, or record it again")
-    except (_NotJson, RecursionError):
-        _refuse(path, f"it is not a valid JSON object; {_WANTED}")
-    except _TooLarge:
-        _refuse(path, f"a value in it is longer than {_LONGEST_VALUE >> 20} MiB; {_WANTED}")
-    except _TooMany:
-        _refuse(path, "it has too many events or values for its size; record fewer steps")
-    except _NotProfile:
-        _refuse(path, f"it has no traceEvents; {_WANTED}")
+    except RecursionError:
+        _refuse(path, _NOT_JSON)
+    except _Refused as error:
+        _refuse(path, str(error))
 
 
 def category_of(event: Event) -> str:
@@ -198,7 +187,7 @@ class _Text:
         self._ended = not more
         self._left -= sum(map(more.count, ",[{"))
         if self._left < 0:
-            raise _TooMany
+            raise _Refused(_TOO_MANY)
         self._window = self._window[self._at :] + more
         self._at = 0
 
@@ -228,7 +217,7 @@ class _Text:
             except json.JSONDecodeError as error:
                 self._check_cut(error)
             except ValueError:  # a whole number of thousands of digits
-                raise _NotJson from None
+                raise _Refused(_NOT_JSON) from None
             else:
                 # A number at the end of the window may continue after it.
                 if end < len(self._window) or self._ended:
@@ -245,9 +234,9 @@ class _Text:
         """
         cut = error.pos + _LONGEST_TOKEN > len(self._window) or "Unterminated" in error.msg
         if not cut:
-            raise _NotJson
+            raise _Refused(_NOT_JSON)
         if len(self._window) - self._at > _LONGEST_VALUE:
-            raise _TooLarge
+            raise _Refused(_TOO_LONG)
         if self._ended:
             raise EOFError
 
@@ -263,19 +252,19 @@ def _opened(path: Path) -> TextIO:
 def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
     """The events in the file's object. Its other fields are put into `fields`."""
     if not text.take("{"):
-        raise _NotJson
+        raise _Refused(_NOT_JSON)
     has_events, events, others = False, 0, 0
     while not text.take("}"):
         name = text.value()
         if not isinstance(name, str) or not text.take(":"):
-            raise _NotJson
+            raise _Refused(_NOT_JSON)
         if name == "traceEvents" and text.take("["):
             has_events = True
             while not text.take("]"):
                 event = text.value()
                 events += 1
                 if events > MOST_EVENTS * text.factor:
-                    raise _TooMany
+                    raise _Refused(_TOO_MANY)
                 if isinstance(event, dict):
                     yield event
         else:
@@ -283,9 +272,9 @@ def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
             fields[name] = text.value()
             others += text.length
             if others > _MOST_OTHER:
-                raise _TooLarge
+                raise _Refused(_TOO_LONG)
     if not has_events:
-        raise _NotProfile
+        raise _Refused(f"it has no traceEvents; {_WANTED}")
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Kernels of torch.compile as ops: what a profile tells about them.
+"""Triton kernels of torch.compile in a profile, as ops.
 
-The profiler records the arguments of a Triton kernel: its tensors, then its numbers of points and
-of terms of a sum. It does not say which tensors are written, nor what is computed.
+The profiler records the arguments of a kernel: its tensors, then its number of points and the
+length of its sums. It records neither which tensors are written nor what is computed.
 """
 
 from __future__ import annotations

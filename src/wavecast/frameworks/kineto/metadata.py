@@ -84,7 +84,7 @@ def notes_of(
         plural = "" if survey.left_out == 1 else "s"
         yield (
             f"{survey.left_out} GPU event{plural} left out: a time that is negative, no number, "
-            "longer than an hour, or more than an hour away from everything else"
+            "longer than an hour, or more than an hour away from all other events"
         )
     if not properties_of(survey, position).get("name"):
         yield "the file does not name the GPU"
@@ -115,7 +115,7 @@ def _has_shapes(recorded: Mapping[str, Any]) -> bool:
 
 
 def _without_torch(calls: Sequence[Call]) -> Iterator[str]:
-    """A note on the ops whose outputs only PyTorch could tell; none if there are no such ops."""
+    """A note on the ops whose outputs are unknown without PyTorch, if there are any."""
     unknown = [
         sum(kernel.seconds for kernel in call.kernels)
         for call in calls

@@ -16,7 +16,7 @@ from wavecast.traces.step import Op, Scalar, TensorSpec
 
 _COPIES = ("aten._to_copy", "aten.copy_")
 
-# Ops whose float32 products may be rounded to TF32. Only the names of their kernels tell.
+# Ops whose float32 matmuls may run in TF32, which only the names of their kernels show.
 _PRODUCTS = frozenset(
     f"aten.{name}"
     for name in """

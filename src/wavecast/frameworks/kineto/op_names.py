@@ -89,7 +89,7 @@ def is_split(name: str, always: bool = False) -> bool:
 
 
 def is_communication(kernel: str) -> bool:
-    """Whether a kernel exchanges data between GPUs, by its name."""
+    """Whether a kernel communicates between GPUs, by its name."""
     return kernel_names.collective_in(kernel) is not None
 
 
@@ -140,7 +140,7 @@ def communication_of(path: Iterable[Node]) -> Node | None:
 
 
 def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
-    """The name for a launch that no op encloses, made from the kernel's name.
+    """The name of a launch that no op encloses, from the kernel's name.
 
     Args:
         launch: the name of the runtime call.

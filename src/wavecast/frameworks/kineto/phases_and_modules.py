@@ -19,7 +19,7 @@ _DATA = "enumerate(DataLoader)#"
 
 @dataclass(frozen=True)
 class Places:
-    """The facts that tell the phase and the module of the ops of one step."""
+    """The facts from which the phase and the module of each op of a step follow."""
 
     backward_threads: frozenset[Any]
     """The threads that only autograd uses."""

@@ -47,7 +47,7 @@ class _Unknown(Exception):
 
 
 def has_torch() -> bool:
-    """Whether PyTorch is installed, so that its schemas can be asked."""
+    """Whether PyTorch is installed, so that its schemas can be used."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -234,7 +234,7 @@ def _is_known(name: str) -> bool:
 
 
 def _most_returned(given: list[tuple[Any, Argument]]) -> float:
-    """At most how many tensors an op that returns a list makes.
+    """An upper bound on the tensors that an op with a list as its result returns.
 
     There is one for each tensor in a list, or one for each part of a dimension. The parts are
     counted, have a size or sizes, or are single rows.

@@ -68,7 +68,7 @@ class Survey:
     """Whether the event is a kernel, not a copy or a fill."""
     device: NDArray[np.int64]
     left_out: int = 0
-    """The number of GPU events whose times cannot be, which belong to no step."""
+    """The number of GPU events with impossible times, which belong to no step."""
 
     @cached_property
     def _rows_by_step(self) -> list[NDArray[np.int64]]:
@@ -123,7 +123,7 @@ def survey_of(path: Path) -> Survey:
     """The survey of a profiler file.
 
     Raises:
-        InvalidInput: it is not a profiler file, or has no GPU events, or none whose time can be.
+        InvalidInput: it is not a profiler file, or has no GPU events with possible times.
     """
     columns = _Columns()
     for event in read_events(path, columns.fields):
@@ -135,8 +135,8 @@ def survey_of(path: Path) -> Survey:
     possible = columns.possible & (begin >= recorded_us[0]) & (begin <= recorded_us[1])
     if not possible.any():
         raise InvalidInput(
-            f"no GPU event in {path} has a time that can be: each is negative, no number, longer "
-            "than an hour, or more than an hour away from everything else; record it again"
+            f"no GPU event in {path} has a possible time: each is negative, no number, longer than "
+            "an hour, or more than an hour away from all other events; record it again"
         )
     issued = _issue_times(columns, begin, recorded_us)
     marked = sorted(columns.steps.values(), key=lambda step: step.begin_us)
@@ -179,7 +179,7 @@ class _Columns:
 
     @property
     def possible(self) -> NDArray[np.bool_]:
-        """Whether each GPU event has a time that can be."""
+        """Whether each GPU event has a possible time."""
         return np.frombuffer(self.gpu_possible, dtype=np.int8).astype(bool)
 
     def add(self, event: Event) -> None:
@@ -234,7 +234,7 @@ def correlation_of(arguments: Mapping[str, Any]) -> int:
 
 
 def _recorded(columns: _Columns) -> tuple[float, float]:
-    """From the first event to the end of the last, without those that an hour or more lies between.
+    """From the first event to the end of the last, without events more than an hour apart.
 
     One event with a broken clock (`ts` 0 among times since 1970) would make a step of decades. The
     stretch that has the most events is the recording.

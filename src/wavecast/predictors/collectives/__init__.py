@@ -1,7 +1,7 @@
 """The time of collectives: NCCL's algorithms and protocols on the links of a cluster.
 
 A collective over `n` ranks sends bytes over links in steps. NCCL has several algorithms (rings,
-trees, switches that add up) and three protocols (LL, LL128 and simple) that trade latency for
+trees, reduction in switches) and three protocols (LL, LL128 and simple) that trade latency for
 bandwidth. The time of each pair is
 
     launch + steps x hop + transfer + 2 sqrt(fill x transfer)
@@ -36,9 +36,9 @@ class Algorithm:
     transfer_s: float
     fill_s: float
     pairs: bool = False
-    """Whether ranks send to each other in pairs, for which there is no LL128."""
+    """Whether ranks send in pairs. NCCL has no LL128 for these."""
     start_s: float = 0.0
-    """What the simple protocol takes longer than LL to start."""
+    """How much longer the simple protocol takes to start than LL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Collectives:
     def estimate(
         self, kind: str, size: float, cluster: Cluster, device: Device, placement: RankPlacement
     ) -> Estimate | None:
-        """The time of a collective of `size` bytes ("all_reduce") among ranks that lie so."""
+        """The time of a collective ("all_reduce") of `size` bytes among ranks placed like this."""
         path = path_of(cluster, device, placement, self.constants)
         if path is None or kind not in _ALGORITHMS:
             return None
@@ -147,7 +147,7 @@ def _placement(cluster: Cluster, ranks: int, stride: int, nodes: int | None) -> 
         return placement
     if nodes < placement.nodes or nodes > ranks:
         raise InvalidInput(
-            f"{ranks} ranks, {stride} apart, cannot lie on {nodes} machines of {cluster.id}; "
+            f"{ranks} ranks, {stride} apart, do not fit on {nodes} machines of {cluster.id}; "
             f"{placement.nodes} to {ranks} are possible"
         )
     return RankPlacement(ranks, nodes, -(-ranks // nodes))
@@ -178,7 +178,7 @@ def _slower(path: RankPath, inside_bytes: float, outside_bytes: float) -> float:
 
 
 def _rings(kind: str, size: float, path: RankPath, constants: LinkConstants) -> Iterator[Algorithm]:
-    """The bytes of all ranks go round, once or (all-reduce) twice."""
+    """A ring: the bytes of all ranks go round once, in an all-reduce twice."""
     ranks = path.placement.ranks
     rounds = 2 if kind == "all_reduce" else 1
     sent = rounds * size * (ranks - 1) / ranks
@@ -197,7 +197,7 @@ def _round_s(path: RankPath, constants: LinkConstants) -> float:
 def _reductions(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """An all-reduce: rings, trees between machines, and switches that add up."""
+    """An all-reduce: rings, trees between machines, and reduction in the switches."""
     yield from _rings(kind, size, path, constants)
     placement = path.placement
     # Between two machines, each of the two trees sends half of the bytes there and back.
@@ -221,7 +221,7 @@ def _reductions(
 def _exchanges(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """An all-to-all: each rank sends a part to each other one."""
+    """An all-to-all: each rank sends a part to every other rank."""
     placement = path.placement
     part = size / placement.ranks
     inside = part * (placement.per_node - 1) + constants.own_share * part

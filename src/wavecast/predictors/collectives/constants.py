@@ -11,12 +11,12 @@ from wavecast.files import shipped_toml
 
 @dataclass(frozen=True, slots=True)
 class LinkConstants:
-    """What is not in a cluster's facts. Efficiencies are shares of a link's nominal speed."""
+    """Constants of NCCL on links. Efficiencies are shares of a link's nominal bandwidth."""
 
     launch_s: float = 6e-6
-    """Starting a collective and ending it, on all its GPUs."""
+    """The time to start and end a collective on all its GPUs."""
     nvlink_hop_s: float = 1.0e-6
-    """Handing a short message to the next GPU over NVLink."""
+    """The latency of a short message to the next GPU over NVLink."""
     pcie_hop_s: float = 1.4e-6
     """The same over PCIe, from GPU to GPU."""
     host_hop_s: float = 4e-6
@@ -28,23 +28,23 @@ class LinkConstants:
     nvlink_efficiency: float = 0.8
     pcie_efficiency: float = 0.75
     host_efficiency: float = 0.44
-    """Of the PCIe speed, through the host's memory. It is half of what cards attain that reach each
-    other: a chunk is first written there, then read."""
+    """The share of the PCIe bandwidth through the host's memory. It is half of that with
+    peer-to-peer access: a chunk is first written there, then read."""
     host_shared_bytes_per_s: float = 1.6e10
-    """What all data together attain that pass through the host's memory at the same time. Eight
-    L40S attain 12 GB/s together and four 21 GB/s (aiconfigurator, 512 MiB)."""
+    """The total bandwidth of all transfers through the host's memory. Eight L40S attain 12 GB/s
+    together and four 21 GB/s (aiconfigurator, 512 MiB)."""
     network_efficiency: float = 0.85
     ethernet_efficiency: float = 0.94
-    """Of the speed of Ethernet: 1,448 of the 1,538 bytes that a full frame takes are data."""
+    """The payload of Ethernet: 1,448 of the 1,538 bytes of a full frame are data."""
     socket_bytes_per_s: float = 3e9
     """The most that TCP attains over one adapter: one processor core copies the data. A round
     figure, not a measurement."""
     nvls_efficiency: float = 0.62
-    """Of the NVLink speed, when switches add up."""
+    """The share of the NVLink bandwidth when switches reduce."""
     nvls_hops: float = 12.0
     """The latency of an all-reduce in the switches, in hops."""
     own_share: float = 0.43
-    """The time of copying a rank's own part, compared with sending as much."""
+    """The time to copy a rank's own part, relative to sending as many bytes."""
     fill_s: float = 1e-5
     """How long the pipeline of chunks takes to fill inside a machine."""
     network_fill_s: float = 1e-4
@@ -54,9 +54,9 @@ class LinkConstants:
     ll128_share: float = 0.55
     """The same for LL128."""
     ll128_extra: float = 0.2
-    """What a hop with LL128 takes longer than one with LL, as a share of it."""
+    """How much longer a hop takes with LL128 than with LL, as a share."""
     simple_extra: float = 0.3
-    """What a hop with the simple protocol takes longer than one with LL128, in the same unit."""
+    """How much longer a hop takes with the simple protocol than with LL128, in the same unit."""
     exchange_hop: float = 0.3
     """The latency of each further peer of an all-to-all, in hops."""
     exchange_efficiency: float = 1.0
@@ -64,7 +64,7 @@ class LinkConstants:
     exchange_fill_s: float = 1e-5
     """How long the pipeline of an all-to-all takes to fill."""
     exchange_start_s: float = 5e-6
-    """What the simple protocol takes longer than LL to start an all-to-all."""
+    """How much longer the simple protocol takes to start an all-to-all than LL."""
     message_efficiency: float = 1.1
     """The speed of a single message, compared with a ring."""
     generations: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)

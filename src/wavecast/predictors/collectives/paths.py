@@ -1,4 +1,4 @@
-"""The way of a collective's bytes: over which links, in how many steps, how many of them."""
+"""The path of a collective: its links, their latency and their bandwidth."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from wavecast.predictors.collectives.constants import LATENCY_S, LinkConstants
 
 @dataclass(frozen=True, slots=True)
 class RankPath:
-    """The links that the ranks of one group use. Speeds are what NCCL attains at most."""
+    """The links that the ranks of one group use. Bandwidths are the most that NCCL attains."""
 
     placement: RankPlacement
     hop_s: float
-    """A short message to the next GPU in the same machine."""
+    """The latency of a short message to the next GPU in the same machine."""
     bytes_per_s: float
-    """What one GPU sends inside its machine."""
+    """The bandwidth of one GPU inside its machine."""
     nominal_bytes_per_s: float
-    """The same according to the data sheet: no message is faster."""
+    """The same by the data sheet, which no message exceeds."""
     nvls_bytes_per_s: float | None
-    """The same when switches add up. None if they cannot."""
+    """The same when switches reduce (NVLink SHARP). None if they cannot."""
     network_hop_s: float
-    """A short message to another machine; 0 if the group has one machine only."""
+    """The latency of a short message to another machine; 0 for one machine."""
     network_bytes_per_s: float
-    """What the group's ranks on one machine send to others together. Infinite for one machine."""
+    """The bandwidth to other machines of all ranks on one machine. Infinite for one machine."""
     sharp: bool
-    """Whether the switches between the machines add up."""
+    """Whether the switches between machines reduce (SHARP)."""
     generation: str
     """The kind of link inside the machine, with the generation of NVLink: "nvlink4"."""
 
@@ -71,7 +71,7 @@ def _outside(
     placement: RankPlacement,
     constants: LinkConstants,
 ) -> tuple[float, float, bool]:
-    """Between machines: the time of a short message, the speed, and whether switches add up."""
+    """Between machines: latency, bandwidth, and whether switches reduce."""
     latency_s = network.latency_s or LATENCY_S[network.kind]
     nominal, efficiency = network.bytes_per_s, constants.network_efficiency
     if network.kind is NetworkKind.ETHERNET:
@@ -85,7 +85,7 @@ def _outside(
 
 
 class _Way(NamedTuple):
-    """How data go from GPU to GPU inside a machine."""
+    """The path from GPU to GPU inside a machine."""
 
     generation: str
     hop_s: float

@@ -1,4 +1,4 @@
-"""Many ops as arrays, made once and evaluated on every GPU."""
+"""Many ops as arrays, built once and evaluated on every GPU."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _readable_parts(op: Op) -> tuple[Part, ...] | None:
 def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
     """Whether the fit had ops of that name.
 
-    Of grouped products it had those in bfloat16 only, and it had none of int8 or packed matrices.
+    Of grouped matmuls it had those in bfloat16 only, and it had none of int8 or packed matrices.
     """
     if main == "product" and op.base in matmul.GROUPED:
         return op.base == "aten._grouped_mm"
@@ -151,7 +151,7 @@ def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
 
 
 def _main(op: Op, part: Part) -> str:
-    """The main model of an op. Groups that run one after another are products."""
+    """The main model of an op. Groups that run one after another are matmuls."""
     kind, model = ops.kind(op), part.model
     if model == "grouped" and isinstance(part.row, ProductRow) and not part.row.one_kernel:
         return "product"

@@ -31,16 +31,16 @@ CALIBRATED = {
     Unit.FP16_TENSOR: _product("float16"),
     Unit.BF16_TENSOR: _product("bfloat16"),
 }
-"""The products with which `wavecast calibrate` measures the rate of each unit."""
+"""The matmuls with which `wavecast calibrate` measures the rate of each unit."""
 
 
 def calibrated(
     gpu: GpuFacts, device: Device, models: Mapping[str, OpModel], fitted: Mapping[str, float]
 ) -> GpuFacts:
-    """The GPU with rates at which large products take the time that was measured on this card.
+    """The GPU with rates at which large matmuls take the time that was measured on this card.
 
     A measurement says more about clocks and power than a data sheet. If the card of the fit was
-    measured as well, the ratio of the two counts: a second of nothing but products draws more power
+    measured as well, the ratio of the two counts: a second of nothing but matmuls draws more power
     than training steps do, and H200s slow down by a fifth.
 
     Args:
@@ -64,7 +64,7 @@ def calibrated(
 def _with_rate(
     gpu: GpuFacts, unit: Unit, op: Op, measured: float, models: Mapping[str, OpModel]
 ) -> GpuFacts:
-    """The GPU with a rate at which the models predict the measured FLOP/s for the product.
+    """The GPU with a rate at which the models predict the measured FLOP/s for the matmul.
 
     Memory is left out: a GPU with more bandwidth must not get slower cores because of it.
     """

@@ -32,7 +32,7 @@ rows without a search are close to rows with one, and a chip's trees count for b
 
 
 def product(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Features of a product: its sides, waves of 128 x 128 tiles, how full they are, L2's share."""
+    """Features of a matmul: its sides, waves of 128 x 128 tiles, how full they are, L2's share."""
     batch, m, n, k = (columns[name] for name in ("batch", "m", "n", "k"))
     tiles = batch * np.ceil(m / 128) * np.ceil(n / 128)
     full = m * n / (np.ceil(m / 128) * np.ceil(n / 128) * 128**2)
@@ -55,7 +55,7 @@ def product(columns: Columns, gpu: GpuFacts) -> Floats:
 
 
 def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Features of a convolution: what cuDNN chooses its algorithm by, and the product's shape.
+    """Features of a convolution: what cuDNN chooses its algorithm by, and the matmul's shape.
 
     One says whether cuDNN has all its float32 algorithms for the GPU.
     """

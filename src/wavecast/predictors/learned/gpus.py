@@ -88,7 +88,7 @@ class GpuFacts:
     """Whether cuDNN has Winograd's algorithm for all passes; on compute capability 9 it was seen
     only for weight gradients."""
     groups: Any
-    """Whether torch has a kernel for grouped products: on compute capability 9 and 10."""
+    """Whether torch has a kernel for grouped matmuls: on compute capability 9 and 10."""
     architecture: Any
     """The name of the architecture."""
     generation: Any

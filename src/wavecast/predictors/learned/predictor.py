@@ -1,6 +1,6 @@
 """The predictor from physics and learned efficiencies, the most accurate without a measurement.
 
-Each op becomes parts: a product, a convolution's gradient, a pass over memory. There is one model
+Each op becomes parts: a matmul, a convolution's gradient, a pass over memory. There is one model
 for each kind of part. Its physics has tiles in waves over SMs, traffic of memory and L2, and a
 floor, with constants fitted on measured ops of many GPUs. Its boosted trees add a factor, within
 bounds, that depends on shapes and ratios. `lab/fit/learned.py` fits them; it leaves out whole GPUs
@@ -71,9 +71,23 @@ class Learned(Predictor):
     _gpus: dict[Device, GpuFacts] = field(default_factory=dict, repr=False)
 
     @classmethod
+    @cache
     def shipped(cls) -> Learned:
         """The fit that comes with the package."""
-        return _shipped()
+        card = shipped_toml("models/learned.toml")
+        with np.load(shipped("models/learned.npz")) as stored:
+            models = restored(dict(stored), card["models"])
+        kernel = shipped_toml("models/grouped.toml")
+        models["grouped"] = OpModel("grouped", kernel["constants"])
+        fusions = shipped_toml("models/fused.toml")
+        with np.load(shipped("models/fused.npz")) as stored:
+            models |= restored(dict(stored), ["fused"])
+        ranges = {**card["groups"], **kernel["groups"], **fusions["groups"]}
+        spreads = {name: Spread(ends["low"], ends["high"]) for name, ends in ranges.items()}
+        fitted_on = tuple(find_device(gpu) for gpu in card["gpus"])
+        references = card.get("references", {})
+        learned = cls(models, spreads, Attainable.shipped(), references, fitted_on)
+        return with_steps(learned, shipped_toml("models/generations.toml"))
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
         """The time of one op. For many ops, `predict_all` is much faster."""
@@ -183,24 +197,6 @@ def _crosses(op: Op) -> bool:
     """Whether the op copies between host and GPU."""
     work = demand(op)
     return work is not None and work.crossing_bytes > 0
-
-
-@cache
-def _shipped() -> Learned:
-    card = shipped_toml("models/learned.toml")
-    with np.load(shipped("models/learned.npz")) as stored:
-        models = restored(dict(stored), card["models"])
-    kernel = shipped_toml("models/grouped.toml")
-    models["grouped"] = OpModel("grouped", kernel["constants"])
-    fusions = shipped_toml("models/fused.toml")
-    with np.load(shipped("models/fused.npz")) as stored:
-        models |= restored(dict(stored), ["fused"])
-    ranges = {**card["groups"], **kernel["groups"], **fusions["groups"]}
-    spreads = {name: Spread(ends["low"], ends["high"]) for name, ends in ranges.items()}
-    fitted_on = tuple(find_device(gpu) for gpu in card["gpus"])
-    references = card.get("references", {})
-    learned = Learned(models, spreads, Attainable.shipped(), references, fitted_on)
-    return with_steps(learned, shipped_toml("models/generations.toml"))
 
 
 def with_steps(learned: Learned, constants: Mapping[str, Mapping[str, float]]) -> Learned:

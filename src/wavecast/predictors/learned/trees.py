@@ -25,7 +25,7 @@ class Forest:
     """Trees whose answers add up."""
 
     feature: NDArray[np.int64]
-    """The feature that each level of each tree asks for: (trees, depth)."""
+    """The feature that each level of each tree compares: (trees, depth)."""
     threshold: Floats
     """A level's bit is set where the feature is larger than this: (trees, depth)."""
     answer: Floats

@@ -31,7 +31,7 @@ def features_of(layer: Layer, numbers: Features) -> Features:
 def layer_of(op: Op) -> Layer | None:
     """The layer that an op runs, forward or backward; None if it is none of the four kinds.
 
-    A matrix product counts as a linear layer with as many rows. So does each of the two products of
+    A matmul counts as a linear layer with as many rows. So does each of the two matmuls of
     a linear layer's backward pass.
     """
     maker = _LAYERS.get(op.base)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
-from wavecast.files import read_toml, refusing_unwritable, replacing
+from wavecast.files import read_toml, refusing_unwritable, replacing, toml_text
 from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
 from wavecast.reading import read_bytes
 
@@ -25,6 +24,7 @@ EIGHT_BITS = 127
 """The largest whole number of a weight that is stored in 8 bits."""
 
 _MOST_ARRAYS = 1000
+_COMMENT = "A network as in Habitat; `data` names what it was fitted on."
 
 
 def read_model(path: Path) -> MlpModel:
@@ -158,26 +158,6 @@ def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any], bits: 
         replacing(beside) as card_draft,
     ):
         draft.write_bytes(weights)
-        card_draft.write_text(_toml({**card, "weights_sha256": digest}), encoding="utf-8")
-
-
-def _toml(card: Mapping[str, Any]) -> str:
-    """The card as TOML: values first, then tables.
-
-    Strings, numbers and lists are written as in JSON, which TOML reads too.
-    """
-    lines = ["# A network as in Habitat; `data` names what it was fitted on."]
-    return "\n".join([*lines, *_entries(card)]) + "\n"
-
-
-def _entries(table: Mapping[str, Any], path: str = "") -> list[str]:
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    lines = [f"{_key(k, path)} = {json.dumps(v)}" for k, v in table.items() if k not in inner]
-    for key, entries in inner.items():
-        whole = f"{path}.{json.dumps(key)}" if path else key
-        lines += ["", f"[{whole}]", *_entries(entries, whole)]
-    return lines
-
-
-def _key(name: str, path: str) -> str:
-    return json.dumps(name) if path else name
+        card_draft.write_text(
+            toml_text({**card, "weights_sha256": digest}, [_COMMENT]), encoding="utf-8"
+        )

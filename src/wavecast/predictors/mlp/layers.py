@@ -7,7 +7,7 @@ measurements (section 4.3.1).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -25,15 +25,18 @@ class _Sized:
 
     KIND: ClassVar[str]
     """The name of the kind of layer."""
-    RANGES: ClassVar[Ranges]
-    """The range from which each size is sampled, ends included (Habitat, section 4.3.1)."""
 
     def __post_init__(self) -> None:
-        for name, (low, high) in self.RANGES.items():
+        for name, (low, high) in self.ranges().items():
             value = getattr(self, name)
             least, most = min(low, 1), 1 if (low, high) == (0, 1) else value
             if not least <= value <= most:
                 raise InvalidInput(f"a {self.KIND} layer cannot have {name} = {value}")
+
+    @classmethod
+    def ranges(cls) -> Ranges:
+        """The range from which each size is sampled, ends included (Habitat, section 4.3.1)."""
+        return {field.name: field.metadata["range"] for field in fields(cls)}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -45,30 +48,24 @@ class _Sized:
         return tuple(int(getattr(self, name)) for name in self.names())
 
 
+def _size(low: int, high: int) -> Any:
+    return field(metadata={"range": (low, high)})
+
+
 @dataclass(frozen=True, slots=True)
 class Conv2d(_Sized):
     """A convolution of square images with square filters, in one group and without dilation."""
 
     KIND = "conv2d"
-    RANGES: ClassVar[Ranges] = {
-        "bias": (0, 1),
-        "batch": (1, 64),
-        "image": (1, 256),
-        "in_channels": (3, 2048),
-        "out_channels": (16, 2048),
-        "kernel": (1, 11),
-        "stride": (1, 4),
-        "padding": (0, 3),
-    }
 
-    bias: bool
-    batch: int
-    image: int
-    in_channels: int
-    out_channels: int
-    kernel: int
-    stride: int
-    padding: int
+    bias: bool = _size(0, 1)
+    batch: int = _size(1, 64)
+    image: int = _size(1, 256)
+    in_channels: int = _size(3, 2048)
+    out_channels: int = _size(16, 2048)
+    kernel: int = _size(1, 11)
+    stride: int = _size(1, 4)
+    padding: int = _size(0, 3)
 
     def __post_init__(self) -> None:
         # Explicit: super() without arguments does not work in a dataclass with slots.
@@ -90,41 +87,26 @@ class Lstm(_Sized):
     """An LSTM over whole sequences, in cuDNN's layout: sequence first."""
 
     KIND = "lstm"
-    RANGES: ClassVar[Ranges] = {
-        "bias": (0, 1),
-        "bidirectional": (0, 1),
-        "batch": (1, 128),
-        "sequence": (1, 64),
-        "inputs": (1, 1280),
-        "hidden": (1, 1280),
-        "layers": (1, 6),
-    }
 
-    bias: bool
-    bidirectional: bool
-    batch: int
-    sequence: int
-    inputs: int
-    hidden: int
-    layers: int
+    bias: bool = _size(0, 1)
+    bidirectional: bool = _size(0, 1)
+    batch: int = _size(1, 128)
+    sequence: int = _size(1, 64)
+    inputs: int = _size(1, 1280)
+    hidden: int = _size(1, 1280)
+    layers: int = _size(1, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class Bmm(_Sized):
-    """A batched product: `batch` times (left, middle) by (middle, right)."""
+    """A batched matmul: `batch` times (left, middle) by (middle, right)."""
 
     KIND = "bmm"
-    RANGES: ClassVar[Ranges] = {
-        "batch": (1, 128),
-        "left": (1, 1024),
-        "middle": (1, 1024),
-        "right": (1, 1024),
-    }
 
-    batch: int
-    left: int
-    middle: int
-    right: int
+    batch: int = _size(1, 128)
+    left: int = _size(1, 1024)
+    middle: int = _size(1, 1024)
+    right: int = _size(1, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +114,11 @@ class Linear(_Sized):
     """A fully connected layer of `batch` rows."""
 
     KIND = "linear"
-    RANGES: ClassVar[Ranges] = {
-        "bias": (0, 1),
-        "batch": (1, 3500),
-        "in_features": (1, 32768),
-        "out_features": (1, 32768),
-    }
 
-    bias: bool
-    batch: int
-    in_features: int
-    out_features: int
+    bias: bool = _size(0, 1)
+    batch: int = _size(1, 3500)
+    in_features: int = _size(1, 32768)
+    out_features: int = _size(1, 32768)
 
 
 Layer = Conv2d | Lstm | Bmm | Linear
@@ -171,7 +147,7 @@ def layer(kind: str, features: Sequence[float]) -> Layer:
     names = cls.names()
     if len(features) != len(names):
         raise InvalidInput(f"a {kind} layer has {len(names)} features, not {len(features)}")
-    switches = {name for name, ends in cls.RANGES.items() if ends == (0, 1)}
+    switches = {name for name, ends in cls.ranges().items() if ends == (0, 1)}
     pairs = zip(names, features, strict=True)
     values: dict[str, Any] = {
         name: bool(value) if name in switches else int(value) for name, value in pairs

@@ -36,7 +36,7 @@ class MlpNetwork:
 
     def milliseconds(self, features: Floats) -> Floats:
         """The output for each row of features, independent of the other rows."""
-        # One matrix with one row for each: a product of all rows at once is rounded differently
+        # One matrix with one row for each: a matmul of all rows at once is rounded differently
         # depending on how many rows there are.
         # An answer that is not finite does not count (`predictor`), so an overflow is no warning.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from wavecast import ops
-from wavecast.errors import InvalidInput
+from wavecast.errors import prefixed
 from wavecast.files import shipped
 from wavecast.hardware.device import Device
 from wavecast.hardware.rates import available
@@ -45,9 +45,10 @@ class Mlp(Predictor):
     """The networks, by kind of layer and pass ("forward", "backward" or "forward+backward")."""
 
     @classmethod
+    @cache
     def shipped(cls) -> Mlp:
         """The shipped networks, which are narrower than published and stored in half precision."""
-        return _shipped()
+        return cls.of(map(read_model, sorted(shipped("models").glob("mlp-*.npz"))))
 
     @classmethod
     def of(cls, models: Iterable[MlpModel]) -> Mlp:
@@ -63,10 +64,8 @@ class Mlp(Predictor):
         """
         models = []
         for path in paths:
-            try:
+            with prefixed(f"{path}: "):
                 models.append(read_model(path))
-            except InvalidInput as error:
-                raise InvalidInput(f"{path}: {error}") from error
         return cls.of(models)
 
     def predict(self, op: Op, device: Device) -> Estimate | None:
@@ -138,11 +137,3 @@ def _estimate(op: Op, device: Device, model: MlpModel, features: Features) -> Es
         high_s=seconds * model.high,
         source="mlp",
     )
-
-
-@cache
-def _shipped() -> Mlp:
-    models = []
-    for path in sorted(shipped("models").glob("mlp-*.npz")):
-        models.append(read_model(path))
-    return Mlp.of(models)

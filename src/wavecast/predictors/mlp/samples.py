@@ -21,7 +21,7 @@ def sample(kind: str, seed: int) -> Iterator[Layer]:
     draw = random.Random(seed)
     seen: set[tuple[int, ...]] = set()
     while True:
-        values = tuple(_size(draw, low, high) for low, high in cls.RANGES.values())
+        values = tuple(_size(draw, low, high) for low, high in cls.ranges().values())
         if values not in seen and _acceptable(kind, values):
             seen.add(values)
             yield layer(kind, values)

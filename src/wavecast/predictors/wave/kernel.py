@@ -49,7 +49,7 @@ class KernelWork:
 
 
 UNKNOWN_WORK = KernelWork()
-"""The work of a kernel of which only counters may tell: without them its gamma is 1."""
+"""The work of a kernel whose op is unknown: without hardware counters its gamma is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def scale(
         target: The GPU where it would run.
         intensity: FLOPs per byte of its op, if known.
         kind: The kind of its op, if known.
-        unit: The arithmetic unit that its op asks for.
+        unit: The arithmetic unit that its op is meant for.
     """
     return scale_between(kernel, pair_of(origin, target), _work(kind, intensity, unit))
 

@@ -121,6 +121,35 @@ class Plot:
             height=str(self.height),
         )
 
+    def level(self, y_px: float, class_: str) -> Html:
+        """A line across the plot."""
+        return empty_element("line", x1="0", x2="100%", y1=y_px, y2=y_px, class_=class_)
+
+    def upright(self, x: float, class_: str, top_px: float = 0.0) -> Html:
+        """A line from the bottom of the plot upwards."""
+        at, bottom = self.x(x), float(self.height)
+        return empty_element("line", x1=at, x2=at, y1=top_px, y2=bottom, class_=class_)
+
+    def side(self, x: float) -> str:
+        """How a text at x is anchored, so that it stays in the plot."""
+        share = self.across.share(x)
+        return "first" if share < 0.04 else "last" if share > 0.96 else "middle"
+
+    def names(self, points: Iterable[tuple[float, float, str]], class_: str) -> Iterable[Html]:
+        """Names of points that do not cover each other.
+
+        Args:
+            points: where each is across, the height of its name in pixels, and its name.
+            class_: what the names look like.
+        """
+        placed: list[tuple[float, float]] = []
+        for x, y_px, name in points:
+            across = self.across.share(x)
+            if all(abs(y_px - other) > 14 or abs(across - at) > 0.32 for at, other in placed):
+                placed.append((across, y_px))
+                side = "first" if across < 0.2 else "last"
+                yield element("text", name, x=self.x(x), y=y_px, class_=f"{side} {class_}")
+
     def drawn(self, label: str, under: str = "") -> Html:
         """The whole drawing, with a text for those who cannot see it.
 
@@ -133,16 +162,9 @@ class Plot:
             element("text", text, x="100%", y=min(self.height - 1.0, max(10.0, self.y(value) + 4)))
             for value, text in self.up.ticks
         ]
-        lines = [
-            empty_element(
-                "line", x1="0", x2="100%", y1=self.y(value), y2=self.y(value), class_="grid"
-            )
-            for value, _ in self.up.ticks
-        ]
+        lines = [self.level(self.y(value), "grid") for value, _ in self.up.ticks]
         below = [
-            element(
-                "text", text, x=self.x(value), y=self.height + 17.0, class_=_anchor(self, value)
-            )
+            element("text", text, x=self.x(value), y=self.height + 17.0, class_=self.side(value))
             for value, text in self.across.ticks
         ]
         plot = element("svg", *lines, *self.parts, *below, height=height, class_="plot")
@@ -153,11 +175,6 @@ class Plot:
 
 def _move(direction: str, length: int) -> str:
     return f"{direction}{length}" if length else ""
-
-
-def _anchor(plot: Plot, value: float) -> str:
-    share = plot.across.share(value)
-    return "first" if share < 0.04 else "last" if share > 0.96 else "middle"
 
 
 def label_at(plot: Plot, x: float, y_px: float, text: str, class_: str = "") -> Html:

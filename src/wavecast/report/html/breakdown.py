@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from wavecast import ops
 from wavecast.report.characters import one_line
 from wavecast.report.html.axes import bar
 from wavecast.report.html.colors import color_of_kind, key
 from wavecast.report.html.markup import Html, element, joined, table
-from wavecast.report.tables import Column
+from wavecast.report.tables import Column, from_rows
 from wavecast.report.units import count, duration, percent
 from wavecast.steps.timetable import Timetable, Work
 from wavecast.traces.step import Op, Phase
@@ -23,38 +23,67 @@ _LEAST = 1.5e-4
 _LEAST_KIND = 0.005
 """Kinds of ops with a smaller share are added up."""
 _ROWS = 20
-_PHASES = {
-    Phase.FORWARD: "p0",
-    Phase.BACKWARD: "p1",
-    Phase.OPTIMIZER: "p0",
-    Phase.OTHER: "p2",
-}
+_Group = TypeVar("_Group", bound=Hashable)
+_PHASES = dict(zip(Phase, ("p0", "p1", "p0", "p2"), strict=True))
 """The classes that draw the phases. Ops of the optimizer hardly run in another phase."""
+
+
+@dataclass
+class _GpuTime:
+    """The GPU time of some calls."""
+
+    by_phase: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    calls: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_phase.values())
+
+    def add(self, other: Work | _GpuTime) -> None:
+        parts = {other.phase: other.seconds} if isinstance(other, Work) else other.by_phase
+        for phase, seconds in parts.items():
+            self.by_phase[phase] += seconds
+        self.calls += other.calls
+
+
+def _longest(
+    table_of: Timetable, group: Callable[[Work], _Group]
+) -> tuple[list[tuple[_Group, _GpuTime]], float]:
+    """The GPU time of each group of calls, longest first, and of all together."""
+    sums: dict[_Group, _GpuTime] = {}
+    for work in table_of.works:
+        sums.setdefault(group(work), _GpuTime()).add(work)
+    whole = float(table_of.gpu_s.sum()) or 1.0
+    return sorted(sums.items(), key=lambda item: -item[1].seconds), whole
+
+
+def _cells(time: _GpuTime, whole_s: float) -> tuple[str, str, str]:
+    return duration(time.seconds), percent(time.seconds / whole_s, 1), count(time.calls)
+
+
+def _kind(work: Work) -> str:
+    return str(ops.kind(work.op) or "unknown")
 
 
 def op_kinds(table_of: Timetable) -> Html:
     """The kinds of ops, longest first, each with a bar that is divided by phase."""
-    every = _by_kind(table_of)
-    whole = sum(one.seconds for one in every) or 1.0
-    shown = [one for one in every if one.seconds >= _LEAST_KIND * whole]
-    rest = [one for one in every if one.seconds < _LEAST_KIND * whole]
+    every, whole = _longest(table_of, _kind)
+    shown = [(kind.replace("_", " "), color_of_kind(kind), time) for kind, time in every]
+    rest = [time for _, _, time in shown if time.seconds < _LEAST_KIND * whole]
     if len(rest) > 1:
-        shown.append(_together(rest))
-    else:
-        shown += rest
-    columns = [
-        Column("kind of op", [one.name for one in shown], left=True),
-        Column("GPU time", ["" for _ in shown], left=True),
-        Column("time", [duration(one.seconds) for one in shown]),
-        Column("share", [percent(one.seconds / whole, 1) for one in shown]),
-        Column("calls", [count(one.calls) for one in shown]),
-    ]
-    longest = max((one.seconds for one in shown), default=1.0)
+        others = _GpuTime()
+        for time in rest:
+            others.add(time)
+        shown = [*shown[: -len(rest)], (f"{len(rest)} others", 9, others)]
+    cells = [(name, "", *_cells(time, whole)) for name, _, time in shown]
+    columns = from_rows(cells, "<kind of op", "<GPU time", "time", "share", "calls")
+    longest = max((time.seconds for _, _, time in shown), default=1.0)
 
     def drawn(column: Column, row: int) -> Html | None:
-        return _phase_bar(shown[row], longest) if column.name == "GPU time" else None
+        _, color, time = shown[row]
+        return _phase_bar(time, color, longest) if column.name == "GPU time" else None
 
-    used = [phase for phase in Phase if any(one.by_phase[phase] for one in shown)]
+    used = [phase for phase in Phase if any(time.by_phase[phase] for _, _, time in shown)]
     legend = key(
         {
             " and ".join(phase for phase in used if _PHASES[phase] == class_): f"{class_} ink"
@@ -64,72 +93,24 @@ def op_kinds(table_of: Timetable) -> Html:
     return joined([legend, table(columns, caption="GPU time by kind of op", drawn=drawn)])
 
 
-@dataclass(frozen=True)
-class _KindTime:
-    """The GPU time of the ops of one kind."""
-
-    name: str
-    color: int
-    calls: int
-    by_phase: dict[Phase, float]
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.by_phase.values())
-
-
-def _by_kind(table_of: Timetable) -> list[_KindTime]:
-    """The kinds of ops that run on the GPU, longest first."""
-    sums: dict[str, dict[Phase, float]] = {}
-    calls: dict[str, int] = {}
-    for work in table_of.works:
-        kind = str(ops.kind(work.op) or "unknown")
-        sums.setdefault(kind, dict.fromkeys(Phase, 0.0))[work.phase] += work.seconds
-        calls[kind] = calls.get(kind, 0) + work.calls
-    kinds = [
-        _KindTime(kind.replace("_", " "), color_of_kind(kind), calls[kind], by_phase)
-        for kind, by_phase in sums.items()
-    ]
-    return sorted(kinds, key=lambda one: -one.seconds)
-
-
-def _together(kinds: Sequence[_KindTime]) -> _KindTime:
-    by_phase = {phase: sum(one.by_phase[phase] for one in kinds) for phase in Phase}
-    return _KindTime(f"{len(kinds)} others", 9, sum(one.calls for one in kinds), by_phase)
-
-
-def _phase_bar(one: _KindTime, longest: float) -> Html:
+def _phase_bar(time: _GpuTime, color: int, longest: float) -> Html:
     parts = [
-        (seconds / longest, f"{_PHASES[phase]} c{one.color}", f"{phase}: {duration(seconds)}")
-        for phase, seconds in one.by_phase.items()
+        (seconds / longest, f"{_PHASES[phase]} c{color}", f"{phase}: {duration(seconds)}")
+        for phase, seconds in time.by_phase.items()
     ]
     return bar(parts, "")
 
 
-def kind_key(table_of: Timetable) -> Html:
-    """What the colors of the kinds of ops mean; kinds that share a color are named together."""
-    names: dict[int, list[str]] = {}
-    for one in _by_kind(table_of):
-        names.setdefault(one.color, []).append(one.name)
-    return key({", ".join(kinds): f"c{color}" for color, kinds in names.items()})
+def used_kinds(table_of: Timetable) -> list[str]:
+    """The kinds of ops that run on the GPU, longest first."""
+    return [kind for kind, _ in _longest(table_of, _kind)[0]]
 
 
 def longest_ops(table_of: Timetable) -> Html:
     """The ops on which the GPU spends most time."""
-    sums: dict[Op, list[float]] = {}
-    for work in table_of.works:
-        one = sums.setdefault(work.op, [0.0, 0.0])
-        one[0] += work.seconds
-        one[1] += work.calls
-    longest = sorted(sums.items(), key=lambda item: -item[1][0])[:_ROWS]
-    whole = float(table_of.gpu_s.sum()) or 1.0
-    columns = [
-        Column("op", [op.base for op, _ in longest], left=True),
-        Column("largest input", [_largest(op) for op, _ in longest], left=True),
-        Column("calls", [count(one[1]) for _, one in longest]),
-        Column("time", [duration(one[0]) for _, one in longest]),
-        Column("share", [percent(one[0] / whole, 1) for _, one in longest]),
-    ]
+    every, whole = _longest(table_of, lambda work: work.op)
+    cells = [(op.base, _largest(op), *_cells(time, whole)) for op, time in every[:_ROWS]]
+    columns = from_rows(cells, "<op", "<largest input", "time", "share", "calls")
     return table(columns, caption="The ops with most GPU time, one row for each shape")
 
 
@@ -178,7 +159,7 @@ def module_tree(table_of: Timetable, names: Names) -> list[Any]:
     """
     root = _ModuleNode()
     for work in table_of.works:
-        kind = str(ops.kind(work.op) or "unknown")
+        kind = _kind(work)
         root.add(work, kind)
         node = root
         for name in (*_path(work.module, work.phase), work.op.base):
@@ -216,20 +197,9 @@ def _added_up(nodes: Iterable[_ModuleNode], names: Names) -> list[Any]:
 
 def modules(table_of: Timetable, depth: int = 3) -> Html:
     """The modules with most GPU time, as a table for those who cannot use the tree."""
-    sums: dict[str, list[float]] = {}
-    for work in table_of.works:
-        name = ".".join(_path(work.module, work.phase)[:depth])
-        one = sums.setdefault(name, [0.0, 0.0])
-        one[0] += work.seconds
-        one[1] += work.calls
-    longest = sorted(sums.items(), key=lambda item: -item[1][0])[:_ROWS]
-    whole = float(table_of.gpu_s.sum()) or 1.0
-    columns = [
-        Column("module", [name for name, _ in longest], left=True),
-        Column("time", [duration(one[0]) for _, one in longest]),
-        Column("share", [percent(one[0] / whole, 1) for _, one in longest]),
-        Column("calls", [count(one[1]) for _, one in longest]),
-    ]
+    every, whole = _longest(table_of, lambda work: ".".join(_path(work.module, work.phase)[:depth]))
+    cells = [(name, *_cells(time, whole)) for name, time in every[:_ROWS]]
+    columns = from_rows(cells, "<module", "time", "share", "calls")
     return table(columns, caption="The modules with most GPU time")
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from wavecast.planning.choosing import Candidate, Selection
-from wavecast.planning.cost import Ranged
+from wavecast.planning.selection import Candidate, Selection
 from wavecast.report.html.axes import Plot, PlotAxis, title_of
 from wavecast.report.html.markup import NOTHING, Html, element, empty_element
 from wavecast.report.units import long_duration
@@ -40,7 +39,8 @@ def choice_chart(
     plot = plot.with_parts([plot.stretched(line)])
     plot = plot.with_parts(part for one in front for part in _range(plot, one))
     plot = plot.with_parts(_dot(plot, one, one is selection.best) for one in drawn)
-    plot = plot.with_parts(_names(plot, front))
+    named = [(one.seconds.value, plot.y(one.usd.value) - 12, one.name) for one in front]
+    plot = plot.with_parts(plot.names(named[:_MOST_NAMED], "strong halo"))
     label = (
         f"Time and money of {len(drawn)} choices. No other is both faster and cheaper than: "
         f"{', '.join(one.name for one in front)}."
@@ -50,19 +50,11 @@ def choice_chart(
 
 
 def _plot(drawn: Sequence[Candidate]) -> Plot:
-    seconds, money = ([f(one).value for one in drawn] for f in (_time, _money))
+    seconds, money = zip(*((one.seconds.value, one.usd.value) for one in drawn), strict=True)
     times = _marked(min(seconds) / 1.25, max(seconds) * 1.25, _TIMES_S, long_duration)
     prices = sorted(digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
     costs = _marked(min(money) / 1.6, max(money) * 1.6, prices, lambda usd: f"${usd:,.4g}")
     return Plot(times, costs, height=320)
-
-
-def _time(one: Candidate) -> Ranged:
-    return one.seconds
-
-
-def _money(one: Candidate) -> Ranged:
-    return one.usd
 
 
 def _marked(
@@ -78,14 +70,13 @@ def _limits(plot: Plot, budget_usd: float | None, deadline_s: float | None) -> I
     """The budget and the deadline, as far as they are in the plot."""
     if budget_usd is not None and plot.up.low < budget_usd < plot.up.high:
         y = plot.y(budget_usd)
-        yield empty_element("line", x1="0", x2="100%", y1=y, y2=y, class_="limit")
+        yield plot.level(y, "limit")
         text = f"budget ${budget_usd:,.4g}"
         yield element("text", text, x="99.5%", y=y - 5, class_="last limit halo")
     if deadline_s is not None and plot.across.low < deadline_s < plot.across.high:
-        x, bottom = plot.x(deadline_s), str(plot.height)
-        yield empty_element("line", x1=x, x2=x, y1="0", y2=bottom, class_="limit")
+        yield plot.upright(deadline_s, "limit")
         text = f"deadline {long_duration(deadline_s)}"
-        yield element("text", text, x=x, y="12", class_="last limit halo")
+        yield element("text", text, x=plot.x(deadline_s), y="12", class_="last limit halo")
 
 
 def _range(plot: Plot, one: Candidate) -> Iterable[Html]:
@@ -104,16 +95,3 @@ def _dot(plot: Plot, one: Candidate, is_best: bool) -> Html:
     class_ = "dot" if one.on_front else "dot soft"
     x, y = plot.x(one.seconds.value), plot.y(one.usd.value)
     return element("circle", title_of(text), cx=x, cy=y, r="7" if is_best else "4.5", class_=class_)
-
-
-def _names(plot: Plot, front: Sequence[Candidate]) -> Iterable[Html]:
-    placed: list[tuple[float, float]] = []
-    for one in front:
-        across, y = plot.across.share(one.seconds.value), plot.y(one.usd.value) - 12
-        clear = all(abs(y - height) > 14 or abs(across - at) > 0.32 for at, height in placed)
-        if clear and len(placed) < _MOST_NAMED:
-            placed.append((across, y))
-            side = "first" if across < 0.2 else "last" if across > 0.8 else "middle"
-            yield element(
-                "text", one.name, x=plot.x(one.seconds.value), y=y, class_=f"{side} strong halo"
-            )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from wavecast.planning.choosing import Selection
 from wavecast.planning.cost import TrainingPlan
-from wavecast.report.choices import choice_columns, choice_lines, verdict
+from wavecast.planning.selection import Selection
 from wavecast.report.costs import plan_text
 from wavecast.report.html.choice_charts import choice_chart
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, escaped, joined, table
 from wavecast.report.html.reports import sentence
+from wavecast.report.selections import choice_columns, choice_lines, verdict
 from wavecast.report.tables import ANY_WIDTH, fitting
 
 _LISTED = 40

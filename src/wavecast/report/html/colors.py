@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from wavecast.footprint.kinds import KINDS
 from wavecast.ops import Kind
 from wavecast.report.html.markup import Html, element, empty_element, joined
@@ -47,6 +49,14 @@ def key(entries: dict[str, str]) -> Html:
         *(element("li", joined([_swatch(class_), name])) for name, class_ in entries.items()),
         class_="key",
     )
+
+
+def kind_key(kinds: Iterable[str]) -> Html:
+    """What the colors of kinds of ops mean; kinds that share a color are named together."""
+    names: dict[int, dict[str, None]] = {}
+    for kind in kinds:
+        names.setdefault(color_of_kind(kind), {})[kind.replace("_", " ")] = None
+    return key({", ".join(named): f"c{color}" for color, named in names.items()})
 
 
 def _swatch(class_: str) -> Html:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device
-from wavecast.planning.choice import comparable
-from wavecast.planning.choosing import Candidate, tells_apart
 from wavecast.planning.cost import Ranged
+from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import Price, PriceBook
+from wavecast.planning.selection import Candidate, tells_apart
+from wavecast.report.priced_steps import offer_for
 from wavecast.report.units import percent
-from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.rank_timetables import rank_timetables
 from wavecast.steps.timetable import Timetable
 
 
@@ -70,42 +69,23 @@ class ComparedStep:
 
 
 def of_prediction(step: Prediction, book: PriceBook) -> ComparedStep:
-    """A step on one GPU, with the cheapest offer of a table of prices."""
+    """A step, with the cheapest offer of a table of prices."""
+    speed = f"each GPU has {percent(step.efficiency)} of the speed of one alone"
     return ComparedStep(
-        name=step.device.id,
+        name=step.name,
         device=step.device,
         seconds=step.seconds,
         low_s=step.low_s,
         high_s=step.high_s,
         throughput=step.throughput,
         unit=step.trace.unit,
-        offer=book.cheapest(step.device.id),
+        offer=offer_for(step, book),
         memory=step.memory,
         bound_by=step.bound_by,
         is_comparable=comparable(step),
-        timetables=lambda: {"": step.timetable},
-    )
-
-
-def of_parallel(step: ParallelPrediction, memory: Memory | None, book: PriceBook) -> ComparedStep:
-    """A step on several GPUs, with the memory of its fullest rank."""
-    lost = {"communication": step.exposed_s, "pipeline bubble": step.idle_s}
-    most = max(lost, key=lost.__getitem__)
-    return ComparedStep(
-        name=f"{step.gpus} x {step.device.id}",
-        device=step.device,
-        seconds=step.seconds,
-        low_s=step.low_s,
-        high_s=step.high_s,
-        throughput=step.throughput,
-        unit=step.trace.unit,
-        offer=book.cheapest(step.device.id, step.gpus),
-        memory=memory,
-        bound_by=most if lost[most] > step.seconds / 2 else "gpu",
-        is_comparable=True,
-        timetables=lambda: rank_timetables(step),
+        timetables=lambda: step.timetables,
         gpus=step.gpus,
-        remark=f"each GPU has {percent(step.efficiency)} of the speed of one alone",
+        remark="" if step.parallel is None else speed,
     )
 
 
@@ -131,7 +111,7 @@ def most_wanted(steps: Sequence[ComparedStep]) -> list[ComparedStep]:
 
 
 def cannot_be_told_apart(steps: Sequence[ComparedStep]) -> list[ComparedStep]:
-    """Those that may be as fast as the fastest (`planning.choosing` has the rule)."""
+    """Those that may be as fast as the fastest (`planning.selection` has the rule)."""
     order = ranked(steps)
     if not order or order[0].low_s is None:
         return []

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
-from wavecast.report.html import breakdown, memory_charts, roofline_charts, timelines
+from wavecast.report.html import breakdown, memory_charts, roofline_charts, timetable_charts
 from wavecast.report.html.axes import bar
 from wavecast.report.html.breakdown import Names
+from wavecast.report.html.colors import kind_key
 from wavecast.report.html.compared import ComparedStep
 from wavecast.report.html.documents import Section, Subject
 from wavecast.report.html.markup import Html, element, folded, joined
@@ -55,9 +56,9 @@ def details(candidates: Sequence[ComparedStep]) -> Details:
     left = _MOST_SPANS
     for one in chosen:
         data: dict[str, Any] = {"tree": breakdown.module_tree(one.moments, names), "timeline": None}
-        spans = timelines.spans_of(one.moments)
+        spans = timetable_charts.spans_of(one.moments)
         if spans <= left or not subjects:
-            data["timeline"] = timelines.timeline(one.moments, names)
+            data["timeline"] = timetable_charts.timeline(one.moments, names)
             left -= spans
         subjects.append(Subject(one.identity, one.name, data))
     return Details(tuple(_sections(chosen, subjects)), tuple(subjects), tuple(names.listed()))
@@ -142,12 +143,12 @@ def busy_bars(moments: Timetable) -> Html:
 
 def _timeline(one: Detailed, subject: Subject) -> Html:
     if subject.data["timeline"] is not None:
-        drawn = timelines.timeline_place(one.identity)
+        drawn = timetable_charts.timeline_place(one.identity)
     else:
         text = "This timeline was left out to keep the page small: ask for fewer GPUs."
         drawn = element("p", text)
-    drawn = joined([drawn, breakdown.kind_key(one.moments)])
-    calls = folded("Longest calls as a table", timelines.longest_calls(one.moments))
+    drawn = joined([drawn, kind_key(breakdown.used_kinds(one.moments))])
+    calls = folded("Longest calls as a table", timetable_charts.longest_calls(one.moments))
     return subject_part(one.identity, one.name, drawn, calls)
 
 
@@ -155,14 +156,7 @@ def _memory(one: Detailed) -> Html:
     needed = one.candidate.memory
     if needed is None:
         return element("p", "The memory of this step is not known: its trace has no allocations.")
-    return joined(
-        [
-            memory_charts.memory_bar(needed),
-            memory_charts.memory_chart(needed, one.moments),
-            folded("Largest tensors at the peak", memory_charts.largest_tensors(needed)),
-            folded("Largest modules at the peak", memory_charts.largest_modules(needed)),
-        ]
-    )
+    return joined(memory_charts.memory_parts(needed, one.moments))
 
 
 def _roofline(one: Detailed) -> Html:

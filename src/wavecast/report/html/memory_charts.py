@@ -18,10 +18,9 @@ from wavecast.report.html.axes import (
     title_of,
 )
 from wavecast.report.html.colors import color_of_memory, key
-from wavecast.report.html.markup import Html, element, empty_element, joined, table
-from wavecast.report.memory import BEFORE_THE_STEP
-from wavecast.report.records import MODULE_DEPTH
-from wavecast.report.tables import Column
+from wavecast.report.html.markup import Html, element, folded, joined, table
+from wavecast.report.memory import BEFORE_THE_STEP, MODULE_DEPTH
+from wavecast.report.tables import from_rows
 from wavecast.report.units import count, duration, memory
 from wavecast.steps.timetable import Timetable
 
@@ -30,6 +29,16 @@ _LONG_CALLS = 40
 _ROWS = 15
 _NEAR = 2.5
 """The card's limit is drawn if it is at most so many times the peak; else it is only named."""
+
+
+def memory_parts(needed: Memory, moments: Timetable | None = None) -> list[Html]:
+    """All that a page shows of the memory of a step; `moments` is when its calls run."""
+    return [
+        memory_bar(needed),
+        memory_chart(needed, moments),
+        folded("Largest tensors at the peak", largest_tensors(needed)),
+        folded("Largest modules at the peak", largest_modules(needed)),
+    ]
 
 
 def memory_bar(needed: Memory) -> Html:
@@ -100,14 +109,8 @@ def memory_chart(needed: Memory, moments: Timetable | None = None) -> Html:
     for kind in KINDS:
         above = [b + timeline.by_kind[kind][p] for b, p in zip(below, places, strict=True)]
         if any(a > b for a, b in zip(above, below, strict=True)):
-            parts.append(
-                element(
-                    "path",
-                    title_of(kind),
-                    d=plot.steps(xs, above, below),
-                    class_=color_of_memory(kind),
-                )
-            )
+            outline, class_ = plot.steps(xs, above, below), color_of_memory(kind)
+            parts.append(element("path", title_of(kind), d=outline, class_=class_))
         below = above
     plot = plot.with_parts([plot.stretched(*parts), *_peak_mark(needed, plot, xs, places, top)])
     if shows_limit:
@@ -144,14 +147,15 @@ def _peak_mark(
 ) -> Iterable[Html]:
     """A line at the peak, with its size."""
     x = xs[places.index(needed.peak_call)]
-    ends = plot.y(top) - 4, float(plot.height)
-    yield empty_element("line", x1=plot.x(x), x2=plot.x(x), y1=ends[0], y2=ends[1], class_="peak")
-    yield label_at(plot, x, max(27.0, plot.y(top) - 8), f"peak {memory(top)}", "strong halo")
+    yield plot.upright(x, "peak", plot.y(top) - 4)
+    # The allocator's blocks are larger than the tensors that are drawn.
+    text = f"peak {memory(max(top, needed.peak_bytes))}"
+    yield label_at(plot, x, max(27.0, plot.y(top) - 8), text, "strong halo")
 
 
 def _limit_mark(plot: Plot, limit: float) -> Iterable[Html]:
     y = plot.y(limit)
-    yield empty_element("line", x1="0", x2="100%", y1=y, y2=y, class_="limit")
+    yield plot.level(y, "limit")
     text = f"limit for PyTorch: {memory(limit)}"
     yield element("text", text, x="0.6%", y=y - 5 if y > 18 else y + 14, class_="first limit halo")
 
@@ -169,8 +173,7 @@ def _phase_names(
             x = plot.x((first + last) / 2)
             yield element("text", str(phase), x=x, y="11", class_="middle soft")
         if position:
-            x, bottom = plot.x(first), str(plot.height)
-            yield empty_element("line", x1=x, x2=x, y1="0", y2=bottom, class_="grid")
+            yield plot.upright(first, "grid")
         position += length
 
 
@@ -191,22 +194,16 @@ def _chosen(totals: Sequence[int], peak: int, at: Sequence[float]) -> list[int]:
 
 def largest_tensors(needed: Memory) -> Html:
     """The largest groups of tensors at the peak."""
-    groups = needed.held()[:_ROWS]
-    columns = [
-        Column("made by", [group.op or BEFORE_THE_STEP for group in groups], left=True),
-        Column("memory", [memory(group.nbytes) for group in groups]),
-        Column("kind", [group.kind for group in groups], left=True),
-        Column("tensors", [str(group.count) for group in groups]),
-        Column("module", [group.module for group in groups], left=True),
+    cells = [
+        (one.op or BEFORE_THE_STEP, memory(one.nbytes), one.kind, str(one.count), one.module)
+        for one in needed.held()[:_ROWS]
     ]
+    columns = from_rows(cells, "<made by", "memory", "<kind", "tensors", "<module")
     return table(columns, caption="The largest tensors at the peak")
 
 
 def largest_modules(needed: Memory) -> Html:
     """The modules with most memory at the peak."""
     modules = list(needed.by_module(MODULE_DEPTH).items())[:_ROWS]
-    columns = [
-        Column("module", [name for name, _ in modules], left=True),
-        Column("memory", [memory(nbytes) for _, nbytes in modules]),
-    ]
+    columns = from_rows([(name, memory(size)) for name, size in modules], "<module", "memory")
     return table(columns, caption="The largest modules at the peak")

@@ -6,52 +6,38 @@ from collections.abc import Sequence
 
 from wavecast.footprint.advice import Advice
 from wavecast.footprint.memory import Memory
+from wavecast.report.fields import columns
 from wavecast.report.html import memory_charts
 from wavecast.report.html.documents import Report, Section
-from wavecast.report.html.markup import Html, bullets, element, folded, joined, table
-from wavecast.report.tables import Column
+from wavecast.report.html.markup import Html, bullets, element, joined, table
 from wavecast.report.units import memory
 
 
 def memory_report(title: str, memories: Sequence[Memory], advice: Sequence[Advice] = ()) -> Report:
     """The memory of one step on some GPUs, or on none in particular; advice is of the first."""
     sections = [
-        Section(
-            f"memory-{index}",
-            _memory_title(needed),
-            _memory_part(needed, () if index else advice),
-        )
+        Section(f"memory-{index}", _title(needed), _part(needed, () if index else advice))
         for index, needed in enumerate(memories)
     ]
     notes = [*memories[0].trace.notes, *(note for needed in memories for note in needed.notes)]
     if notes:
         sections.append(Section("notes", "Notes", bullets(dict.fromkeys(notes))))
-    return Report(title, _memory_verdict(memories), tuple(sections))
+    return Report(title, _verdict(memories), tuple(sections))
 
 
-def _memory_title(needed: Memory) -> str:
+def _title(needed: Memory) -> str:
     return f"Memory on {needed.device.id}" if needed.device else "Memory"
 
 
-def _memory_part(needed: Memory, advice: Sequence[Advice]) -> Html:
-    parts = [
-        memory_charts.memory_bar(needed),
-        memory_charts.memory_chart(needed),
-        folded("Largest tensors at the peak", memory_charts.largest_tensors(needed)),
-        folded("Largest modules at the peak", memory_charts.largest_modules(needed)),
-    ]
+def _part(needed: Memory, advice: Sequence[Advice]) -> Html:
+    parts = memory_charts.memory_parts(needed)
     if advice:
-        columns = [
-            Column("change", [change.name for change in advice], left=True),
-            Column("saves", [memory(change.saved_bytes) for change in advice]),
-            Column("how", [change.how for change in advice], left=True),
-        ]
         caption = "Changes that would save memory"
-        parts += [element("h3", caption), table(columns, caption=caption)]
+        parts += [element("h3", caption), table(columns(advice), caption=caption)]
     return joined(parts)
 
 
-def _memory_verdict(memories: Sequence[Memory]) -> Html:
+def _verdict(memories: Sequence[Memory]) -> Html:
     first = memories[0]
     if first.device is None:
         size = memory(first.reserved_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from wavecast.report import profiles as texts
+from wavecast.report.fields import columns as columns_of
 from wavecast.report.html.compared import ComparedStep
 from wavecast.report.html.comparison import tiles, verdict
 from wavecast.report.html.details import details
@@ -63,7 +64,7 @@ def _utilisation(profiles: Sequence[Profile]) -> Section:
     for profile in profiles:
         what = "kernels" if profile.measured else "ops"
         heading = f"Longest {what} on {profile.device.id}"
-        columns = texts.kernel_columns(profile.kernels[:_KERNELS])
+        columns = columns_of(profile.kernels[:_KERNELS])
         parts += [element("h3", heading), table(columns, caption=heading)]
     lead = " ".join(f"{line[:1].upper()}{line[1:]}." for line in texts.explanations(profiles))
     return Section("utilisation", "How well the GPU is used", joined(parts), lead, "utilisation")

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from wavecast.footprint.memory import Memory
 from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import Scaling
-from wavecast.report import predictions as prediction_texts
+from wavecast.report import caveats
+from wavecast.report.fields import columns as columns_of
 from wavecast.report.html import scaling_charts
-from wavecast.report.html.compared import ComparedStep, most_wanted, of_parallel, of_prediction
+from wavecast.report.html.compared import ComparedStep, most_wanted, of_prediction
 from wavecast.report.html.comparison import comparison, tiles, verdict
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
 from wavecast.report.parallel import (
-    layout_columns,
     lost_layouts,
     scaling_remarks,
     strategy_text,
+    unpredicted,
 )
 from wavecast.report.prices import price_lines
-from wavecast.report.tables import Column, notes_by_gpu
+from wavecast.report.tables import from_rows, notes_by_gpu
 from wavecast.report.units import duration, percent
-from wavecast.steps.parallel_prediction import ParallelPrediction
 from wavecast.steps.prediction import Prediction
 
 _BEST = 3
@@ -36,26 +35,16 @@ _LISTED = 20
 def prediction_report(
     title: str, rows: Sequence[Prediction], book: PriceBook | None = None
 ) -> Report:
-    """Predictions of one step on some GPUs.
+    """Predictions of one step on some GPUs, or spread over several of each.
 
     Args:
         title: what was predicted.
         rows: the predictions, in the order in which they are shown.
         book: the prices. None for today's.
     """
-    candidates = [of_prediction(row, book or price_book()) for row in rows]
-    return _report(title, candidates, [_how_sure(rows)])
-
-
-def parallel_report(title: str, rows: Sequence[tuple[ParallelPrediction, Memory | None]]) -> Report:
-    """Predictions of one step that is spread over several GPUs, with the fullest rank's memory."""
-    book = price_book()
-    candidates = [of_parallel(step, needed, book) for step, needed in rows]
-    steps = [step for step, _ in rows]
-    return _report(title, candidates, [_stages(steps), _how_sure_of_ranks(steps)])
-
-
-def _report(title: str, candidates: Sequence[ComparedStep], more: Iterable[Section]) -> Report:
+    candidates = _compared(rows, book)
+    alone = rows[0].parallel is None
+    more = [_how_sure(rows)] if alone else [_stages(rows), _how_sure_of_ranks(rows)]
     wanted = most_wanted(candidates)
     told = ["the dot is the predicted time, the line its range"]
     told += price_lines([one.offer for one in candidates])
@@ -72,11 +61,15 @@ def _report(title: str, candidates: Sequence[ComparedStep], more: Iterable[Secti
     return Report(title, verdict(candidates), sections, head, shown.subjects, shown.names)
 
 
+def _compared(steps: Sequence[Prediction], book: PriceBook | None = None) -> list[ComparedStep]:
+    book = book or price_book()
+    return [of_prediction(step, book) for step in steps]
+
+
 def scaling_report(title: str, curve: Scaling) -> Report:
     """How the speed grows with the number of GPUs, with details of the fewest and the most."""
     steps = [point.prediction for point in curve.points]
-    book = price_book()
-    candidates = [of_parallel(step, None, book) for step in steps]
+    candidates = _compared(steps)
     shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
     chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
     lead = " ".join(map(sentence, scaling_remarks(curve)))
@@ -112,19 +105,18 @@ def _how_sure(rows: Sequence[Prediction]) -> Section:
         *notes_by_gpu((row.device.id, row.notes) for row in rows),
         *dict.fromkeys(note for row in rows for note in row.trace.notes),
     ]
-    return _sureness(prediction_texts.cautions(rows), prediction_texts.methods(rows), notes)
+    return _sureness(caveats.cautions(rows), caveats.methods(rows), notes)
 
 
-def _how_sure_of_ranks(steps: Sequence[ParallelPrediction]) -> Section:
-    missing = sorted({share.name for step in steps for share in step.unpredicted})
-    cautions = [f"not predicted, counted as 0: {', '.join(missing)}"] if missing else []
+def _how_sure_of_ranks(steps: Sequence[Prediction]) -> Section:
+    place = "" if steps[0].cluster is None else f", on {steps[0].cluster.id}"
     methods = [
-        f"one optimizer step: {strategy_text(steps[0].strategy)}, on {steps[0].cluster.id}",
+        f"one optimizer step: {strategy_text(steps[0].parallel)}{place}",
         "range: from the ranges of the op times alone",
         "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches alone",
     ]
     notes = dict.fromkeys(note for step in steps for note in (*step.notes, *step.trace.notes))
-    return _sureness(cautions, methods, list(notes))
+    return _sureness(unpredicted(steps), methods, list(notes))
 
 
 def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[str]) -> Section:
@@ -146,20 +138,21 @@ def sentence(text: str) -> str:
     return whole if whole.endswith((".", "?", "!")) else f"{whole}."
 
 
-def _stages(steps: Sequence[ParallelPrediction]) -> Section:
+def _stages(steps: Sequence[Prediction]) -> Section:
     """The times of the pipeline stages, or of all ranks."""
     rows = [(step, stage) for step in steps for stage in step.stages]
-    columns = [
-        Column("GPUs", [f"{s.gpus} x {s.device.id}" for s, _ in rows], left=True),
-        Column("stage", [str(stage.stage) for _, stage in rows]),
-        Column("ranks", [str(stage.ranks) for _, stage in rows]),
-        Column("forward", [duration(stage.forward_s) for _, stage in rows]),
-        Column("backward", [duration(stage.backward_s) for _, stage in rows]),
-        Column("last micro-batch adds", [duration(max(0.0, stage.last_s)) for _, stage in rows]),
-        Column("communication", [duration(stage.communication_s) for _, stage in rows]),
-        Column("of it exposed", [duration(stage.exposed_s) for _, stage in rows]),
-        Column("waits for others", [duration(stage.idle_s) for _, stage in rows]),
-    ]
+    columns = from_rows(
+        [
+            (
+                *(step.name, str(stage.stage), str(stage.ranks)),
+                *map(duration, (stage.forward_s, stage.backward_s, max(0.0, stage.last_s))),
+                *map(duration, (stage.communication_s, stage.exposed_s, stage.idle_s)),
+            )
+            for step, stage in rows
+        ],
+        *("<GPUs", "stage", "ranks", "forward", "backward", "last micro-batch adds"),
+        *("communication", "of it exposed", "waits for others"),
+    )
     efficiency = ", ".join(dict.fromkeys(percent(step.efficiency) for step in steps))
     lead = f"Forward and backward are of one micro-batch. Efficiency: {efficiency}."
     return Section(
@@ -175,8 +168,7 @@ def layouts_report(title: str, found: Sequence[Layout]) -> Report:
     if not working:
         nothing = joined([element("strong", "No strategy fits"), "."])
         return Report(title, nothing, (why,))
-    book = price_book()
-    best = [of_parallel(step, layout.memory, book) for layout, step in working[:_BEST]]
+    best = _compared([step for _, step in working[:_BEST]])
     named = [
         replace(one, name=strategy_text(layout.strategy))
         for one, (layout, _) in zip(best, working, strict=False)
@@ -190,7 +182,7 @@ def layouts_report(title: str, found: Sequence[Layout]) -> Report:
             f"with micro-batches of {layout.micro_batch}.",
         ]
     )
-    columns = layout_columns([layout for layout, _ in working[:_LISTED]])
+    columns = columns_of([layout for layout, _ in working[:_LISTED]])
     compared = table(columns, caption="The fastest strategies")
     sections = (
         Section("strategies", "The fastest strategies", compared, short="strategies"),

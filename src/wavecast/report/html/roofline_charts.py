@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from wavecast.hardware.device import Device
 from wavecast.report.html.axes import Plot, log_axis, title_of
-from wavecast.report.html.colors import color_of_kind, key
+from wavecast.report.html.colors import color_of_kind, kind_key
 from wavecast.report.html.markup import Html, element, empty_element, joined, table
-from wavecast.report.tables import Column
+from wavecast.report.tables import from_rows
 from wavecast.report.units import duration, or_unknown, percent, quantity, three_digits
 from wavecast.steps.rooflines import RooflinePoint, roofline_points
 from wavecast.steps.timetable import Timetable
@@ -29,24 +30,24 @@ def roofline(table_of: Timetable, gpu: Device) -> Html:
     computing = [point for point in points if point.flops][:_DRAWN]
     if not computing:
         return element("p", "No op of this step has a formula for its FLOPs.")
-    return joined([_chart(computing, gpu, float(table_of.gpu_s.sum()) or 1.0)])
+    return _chart(computing, gpu, float(table_of.gpu_s.sum()) or 1.0)
 
 
 def roofline_table(table_of: Timetable, gpu: Device) -> Html:
     """The points of the roofline with their numbers."""
     rows = roofline_points(table_of.works, gpu)[:_ROWS]
     whole = float(table_of.gpu_s.sum()) or 1.0
-    columns = [
-        Column("op", [row.name for row in rows], left=True),
-        Column("unit", [row.unit.replace("_", " ") for row in rows], left=True),
-        Column("time", [duration(row.seconds) for row in rows]),
-        Column("share", [percent(row.seconds / whole, 1) for row in rows]),
-        Column("FLOP/B", [three_digits(row.intensity) for row in rows]),
-        Column("FLOP/s", [quantity(row.flops_per_s) for row in rows]),
-        Column("B/s", [quantity(row.bytes_per_s) for row in rows]),
-        Column("of its roof", [or_unknown(row.attained(gpu), percent) for row in rows]),
+    cells = [
+        (
+            *(row.name, row.unit.replace("_", " ")),
+            *(duration(row.seconds), percent(row.seconds / whole, 1)),
+            *(three_digits(row.intensity), quantity(row.flops_per_s), quantity(row.bytes_per_s)),
+            or_unknown(row.attained(gpu), percent),
+        )
+        for row in rows
     ]
-    return table(columns, caption="Ops against the limits of the GPU")
+    headings = ("<op", "<unit", "time", "share", "FLOP/B", "FLOP/s", "B/s", "of its roof")
+    return table(from_rows(cells, *headings), caption="Ops against the limits of the GPU")
 
 
 def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html:
@@ -74,12 +75,11 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
         f"{three_digits(longest.intensity)} FLOPs a byte and attains "
         f"{quantity(longest.flops_per_s, 'FLOP/s')}."
     )
-    kinds = {point.kind.replace("_", " "): f"c{color_of_kind(point.kind)}" for point in points}
     under = (
         "across: FLOPs for each byte of memory traffic; up: FLOP/s; the area of a point is its "
         "share of the time"
     )
-    return joined([plot.drawn(label, under), key(kinds)])
+    return joined([plot.drawn(label, under), kind_key(point.kind for point in points)])
 
 
 def _is_inside(point: RooflinePoint, plot: Plot) -> bool:
@@ -95,7 +95,8 @@ def _power(value: float) -> str:
     return f"{value:g}"
 
 
-def _short(name: str) -> str:
+def _short(point: RooflinePoint) -> str:
+    name = point.name.removeprefix("aten.")
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -122,7 +123,9 @@ def _roof_names(plot: Plot, gpu: Device, roofs: dict[str, float]) -> Iterable[Ht
         if all(abs(y - other) > 11 for other in used):
             used.append(y)
             text = f"{unit.replace('_', ' ')} {quantity(rate, 'FLOP/s')}"
-            yield element("text", text, x="99.5%", y=y, class_="last soft halo")
+            # Above the sloping roof, where no point can be.
+            x = plot.x(rate / gpu.memory_bytes_per_s * 0.9)
+            yield element("text", text, x=x, y=y + 5, class_="last soft halo")
     bandwidth = gpu.memory_bytes_per_s
     text = f"memory {quantity(bandwidth, 'B/s')}"
     at = max(plot.across.low, plot.up.low / bandwidth) * 1.6
@@ -145,17 +148,16 @@ def _points(
             title_of(text),
             cx=plot.x(point.intensity),
             cy=plot.y(point.flops_per_s),
-            r=3 + 24 * share**0.5,
+            r=_radius(point, whole_s),
             class_=f"point c{color_of_kind(point.kind)}",
         )
-    placed: list[tuple[float, float]] = []
-    for point in points[:_NAMED]:
-        share = point.seconds / whole_s
-        across, y = plot.across.share(point.intensity), plot.y(point.flops_per_s)
-        y -= 3 + 24 * share**0.5 + 5
-        clear = all(abs(y - other_y) > 14 or abs(across - other) > 0.3 for other, other_y in placed)
-        if clear and share >= _LEAST_NAMED:
-            placed.append((across, y))
-            side = "middle" if 0.15 < across < 0.85 else "first" if across < 0.5 else "last"
-            name = _short(point.name.removeprefix("aten."))
-            yield element("text", name, x=plot.x(point.intensity), y=y, class_=f"{side} halo")
+    named = [point for point in points[:_NAMED] if point.seconds / whole_s >= _LEAST_NAMED]
+    places = [
+        (point.intensity, plot.y(point.flops_per_s) - _radius(point, whole_s) - 5, _short(point))
+        for point in named
+    ]
+    yield from plot.names(places, "halo")
+
+
+def _radius(point: RooflinePoint, whole_s: float) -> float:
+    return 3 + 24 * math.sqrt(point.seconds / whole_s)

@@ -26,8 +26,7 @@ def scaling_chart(curve: Scaling) -> Html:
     bottom = plot.area(xs, ys, [0.0] * len(xs))
     area = empty_element("polygon", points=bottom, class_="under-curve")
     line = empty_element("polyline", points=plot.path(xs, ys), class_="curve")
-    level = plot.y(KNEE)
-    mark = empty_element("line", x1="0", x2="100%", y1=level, y2=level, class_="ideal")
+    mark = plot.level(plot.y(KNEE), "ideal")
     plot = plot.with_parts([plot.stretched(area, line), mark, *_dots(curve, plot)])
     label = (
         f"Speed per GPU from {first.gpus} to {last.gpus} GPUs: in the end it is "
@@ -44,11 +43,10 @@ def _dots(curve: Scaling, plot: Plot) -> Iterable[Html]:
             f"{percent(point.relative)} of the speed per GPU"
         )
         x, y = plot.x(point.gpus), plot.y(point.relative)
-        side = "first" if x == "0.00%" else "last" if x == "100.00%" else "middle"
         yield element("circle", title_of(text), cx=x, cy=y, r="4.5", class_="dot")
         knee = "knee: " if point.gpus == curve.knee else ""
         shown = f"{knee}{percent(point.relative)}"
-        yield element("text", shown, x=x, y=y - 10, class_=f"{side} strong halo")
+        yield element("text", shown, x=x, y=y - 10, class_=f"{plot.side(point.gpus)} strong halo")
 
 
 def scaling_table(curve: Scaling) -> Html:

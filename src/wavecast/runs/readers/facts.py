@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 from wavecast.runs.readers.text import number_of, whole_of
 from wavecast.runs.readers.totals import RunTotals
 from wavecast.runs.run import Run, check
@@ -65,19 +65,10 @@ def make_run(
                 f"{place}: does not say the {name}; give it as {name}=..., or --{name} on the "
                 "command line"
             )
-    try:
-        return check(
-            Run(
-                iterations=iterations,
-                seconds=seconds,
-                phase=phase,
-                source=place,
-                **corrected.known(),
-                **totals.known(),
-            )
-        )
-    except InvalidInput as error:
-        raise InvalidInput(f"{place}: {error}") from None
+    known = {**corrected.known(), **totals.known()}
+    with prefixed(f"{place}: "):
+        run = Run(iterations=iterations, seconds=seconds, phase=phase, source=place, **known)
+        return check(run)
 
 
 # Names of these settings in scripts and frameworks, the most reliable first.

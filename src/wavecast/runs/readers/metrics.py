@@ -28,7 +28,7 @@ def training_marks(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given
     """The times of the chosen metric; marks after a test say so.
 
     Raises:
-        InvalidInput: the file lacks the metric that was asked for, or has none of training steps.
+        InvalidInput: the file lacks the given metric, or has no metric of training steps.
     """
     chosen = _choose(path, marks, given)
     tests = sorted(
@@ -43,7 +43,7 @@ def training_marks(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given
 def test_spans(
     marks: Mapping[str, Sequence[Mark]], chosen: Sequence[Mark]
 ) -> tuple[tuple[float, float], ...] | None:
-    """When each test began and ended. None if that cannot be told.
+    """When each test began and ended. None if it is unknown.
 
     A tracker writes the metrics of a test at its end. The test began when the training reached the
     step of these metrics, which follows from the last logged step and the usual time of a step.

@@ -59,11 +59,7 @@ def _marks(file: Path, doubts: Doubts) -> Iterator[Mark]:
     for number, line in read_lines(file, Doubts(file, doubts.told)):
         place = f"{file.parent.name}/{file.name}: line {number}"
         parts = line.split()
-        if len(parts) not in (
-            2,
-            3,
-            5,
-        ):  # newer versions of MLflow add the name and digest of a data set
+        if len(parts) not in (2, 3, 5):  # newer versions add the name and digest of a data set
             doubts.tell(place, "is not of the form 'time value step' and is left out")
             continue
         time_ms, step = whole(parts[0]), whole(parts[2]) if len(parts) > 2 else None

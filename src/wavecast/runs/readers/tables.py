@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given
 from wavecast.runs.readers.text import number_of, parse_json, read_lines, read_whole, whole_of
@@ -23,12 +23,7 @@ ALIASES = {
     **{"model_name": "model", "network": "model", "net": "model"},
     **{"batch_size": "batch", "global_batch_size": "batch", "global_batch": "batch"},
     **{"iters": "iterations", "steps": "iterations", "num_iterations": "iterations"},
-    **{
-        "time_s": "seconds",
-        "seconds_s": "seconds",
-        "duration_s": "seconds",
-        "runtime_s": "seconds",
-    },
+    **dict.fromkeys(("time_s", "seconds_s", "duration_s", "runtime_s"), "seconds"),
     **{"total_seconds": "total_s", "overall_s": "total_s", "all_iterations": "total_iterations"},
     **{"gpu_name": "gpu", "device": "gpu", "n_gpus": "gpus", "num_gpus": "gpus"},
 }
@@ -156,10 +151,8 @@ def _run(path: Path, line: int, values: dict[str, Any], given: dict[str, Any]) -
     if missing := [name for name in REQUIRED if name not in fields]:
         raise InvalidInput(f"{place}: does not say {' and '.join(missing)}")
     fields.setdefault("source", f"{path}:{line}")
-    try:
+    with prefixed(f"{place}: "):
         return check(Run(**fields))
-    except InvalidInput as error:
-        raise InvalidInput(f"{place}: {error}") from None
 
 
 def _value(place: str, name: str, value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Timed runs from the times in a log, without wrong times, warm-up and pauses.
 
-A stretch is the time between two logged iterations. One whose iterations took a tenth of the usual
-time is a jump in the step numbers, one whose iterations took ten times as long is a pause. Both are
-told and left out. A log that has stamps before and after its iterations also gives the time of the
+A stretch is the time between two logged iterations. If its iterations took a tenth of the usual
+time, the step numbers jumped; if they took ten times as long, there was a pause. Both are left out
+with a warning. A log with time stamps before and after its iterations also gives the time of the
 whole run (`totals`).
 """
 
@@ -35,8 +35,8 @@ MOST_UNUSUAL, MOST_UNUSUAL_SHARE = 3, 0.05
 of the GPU and then waits for it."""
 
 MOST_SET_BACK, MOST_SET_BACK_SHARE = 3, 0.02
-"""How often a clock may go back, in number and as a share of all times. The end of summer time and
-a correction or two are normal."""
+"""How often a clock may go back: a count, and a share of all times. The end of summer time and a
+correction or two are normal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Training:
 
 
 def trainings(marks: Iterable[Mark], doubts: Doubts) -> list[Training]:
-    """The trainings that the marks tell of, with the stretches between them.
+    """The trainings in a log, with the stretches between their marks.
 
     When the iterations start again, another training begins. Repeated marks, and stretches in
     which the clock went back, are left out with a warning. A mark with the same time as the one
@@ -236,8 +236,8 @@ def _used(
 ) -> tuple[Sequence[Stretch], RunTotals]:
     """The stretches to time a training by, and the times of the whole run.
 
-    A training without a stable part that can be found is used whole, with its warm-up: if it is
-    short, or if the time of the whole run is known.
+    If no stable part is found, the whole training is used, with its warm-up, provided that it is
+    short or that the time of the whole run is known.
     """
     stretches = _without_jumps(training.stretches, doubts)
     if warm_up is None:
@@ -335,8 +335,8 @@ def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
     """Refuse a training with many stretches that are far too slow.
 
     Raises:
-        InvalidInput: it is so. Either the host runs ahead of the GPU and waits now and then, or the
-            step numbers began to count something else.
+        InvalidInput: there are many. Either the host runs ahead of the GPU and waits now and then,
+            or the step numbers began to count something else.
     """
     pauses = _pauses(stretches)
     lost_s, whole_s = (math.fsum(s.seconds for s in some) for some in (pauses, stretches))
@@ -353,7 +353,7 @@ def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
 
 
 def _pauses(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """The stretches that took so long that something else must have happened in them."""
+    """The stretches that took too long to be iterations alone."""
     if not stretches:
         return []
     usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
@@ -361,7 +361,7 @@ def _pauses(stretches: Sequence[Stretch]) -> list[Stretch]:
 
 
 def _without_pauses(stretches: Sequence[Stretch], doubts: Doubts) -> Sequence[Stretch]:
-    """The stretches without pauses, which are told."""
+    """The stretches without pauses. A warning names each pause."""
     pauses = _pauses(stretches)
     if not pauses:
         return stretches

@@ -47,7 +47,7 @@ class RunTotals:
 
 
 def totals_of(span: LogSpan, training: Training, paused_s: float, doubts: Doubts) -> RunTotals:
-    """The times of a whole run, told as unknown if its stamps do not agree.
+    """The times of a whole run; unknown, with a warning, if its time stamps do not agree.
 
     Args:
         span: its first and last stamp.

@@ -36,7 +36,7 @@ def connect(
 
     Args:
         place: a file or a URL; None for the user's own store.
-        read_only: whether nothing will be written. A missing file is refused then, not made.
+        read_only: whether nothing will be written. A missing file is then refused, not created.
         told: takes a line that says for what the process waits.
 
     Raises:
@@ -86,7 +86,7 @@ def _wait_for_other_writers(connection: Connection, name: str, told: Callable[[s
 
 
 def can_write(engine: Engine) -> bool:
-    """Whether a store may be written, as far as can be told without trying."""
+    """Whether a store seems writable, without trying to write."""
     return engine.dialect.name != "sqlite" or is_writable(Path(engine.url.database or ""))
 
 

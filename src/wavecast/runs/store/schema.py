@@ -130,7 +130,7 @@ def version_of(connection: Connection) -> int:
 
 
 def _refuse_foreign(connection: Connection, name: str) -> None:
-    """Refuse a file of SQLite that another program made, or that computes what it should hold.
+    """Refuse an SQLite file of another program, or one that computes its content.
 
     A view, a trigger or a generated column can run for as long as its author wants.
     """

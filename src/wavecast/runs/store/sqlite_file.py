@@ -34,7 +34,7 @@ def engine_of(path: Path, read_only: bool, told: Callable[[str], None]) -> Engin
     """An engine for a file of SQLite.
 
     Args:
-        path: the file. A missing one is made, unless it is only read.
+        path: the file. A missing one is created, unless it is only read.
         read_only: whether nothing will be written.
         told: takes a line that says for what the process waits.
 
@@ -87,7 +87,7 @@ def engine_of(path: Path, read_only: bool, told: Callable[[str], None]) -> Engin
 
 
 def is_writable(path: Path) -> bool:
-    """Whether SQLite may write the file, and make its log beside it. True if it can be made."""
+    """Whether SQLite may write the file and its log beside it, or create them."""
     effective = os.access in os.supports_effective_ids
     places = (path, path.absolute().parent)
     return all(os.access(p, os.W_OK, effective_ids=effective) for p in places if p.exists())
@@ -145,7 +145,7 @@ def _open(path: Path, reads: bool) -> sqlite3.Connection:
 
 
 def _mode_without_writing(path: Path) -> str:
-    """How to open a file beside which no log can be made."""
+    """The mode for a file beside which no log can be created."""
     sizes = {end: _size(Path(f"{path}{end}")) for end in ("-wal", "-shm", "-journal")}
     if sizes["-wal"] and sizes["-shm"]:
         return "ro"  # another process has it open; its log is read, too

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 
-from wavecast.errors import InvalidInput, StoreUnavailable
+from wavecast.errors import InvalidInput, StoreUnavailable, prefixed
 from wavecast.runs.run import COLUMNS, TOTALS, Run, check, identity, record
 from wavecast.runs.store import schema
 from wavecast.runs.store.database import can_write, connect, reading, writing
@@ -63,8 +63,8 @@ class RunStore:
     Args:
         place: a file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE. The default is the
             environment variable WAVECAST_RUNS, else a file in the user's data folder.
-        read_only: if true, nothing is made or changed, and a missing store is an error. A file
-            that you may not write can be read either way.
+        read_only: if true, nothing is created or changed, and a missing store is an error. A file
+            without permission to write can be read either way.
         told: takes a line when the store is locked, which says for what the process waits.
 
     Raises:
@@ -203,11 +203,11 @@ class RunStore:
         return null().label(name) if missing else schema.runs.c[name]
 
     def _checked(self, run: Run) -> Run:
-        """A run as it was stored; a damaged file can hold anything."""
+        """A stored run, checked: a damaged file can hold anything."""
         try:
             return check(run)
         except InvalidInput as error:
-            raise self._damaged(f"a run in it cannot be: {error}") from None
+            raise self._damaged(f"it has an impossible run: {error}") from None
 
     def _damaged(self, why: str) -> StoreUnavailable:
         return StoreUnavailable(
@@ -291,10 +291,8 @@ _INSERT_ARRAYS = _insert_arrays()
 
 
 def _identified(run: Run) -> tuple[str, Run]:
-    try:
+    with prefixed(f"{run.source or run}: "):
         return identity(check(run)), run
-    except InvalidInput as error:
-        raise InvalidInput(f"{run.source or run}: {error}") from None
 
 
 def _where(

@@ -211,6 +211,7 @@ assert type(bitsandbytes.backends.utils._NF4_QUANT_TABLE) is torch.Tensor
 """
 
 
+@pytest.mark.slow
 def test_a_step_may_import_bitsandbytes_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED_WHILE_TRACING], capture_output=True, text=True, check=False

@@ -159,5 +159,5 @@ def test_a_few_empty_tensors_are_noted_with_their_line() -> None:
         optimizer.step()
 
     (note,) = _traced(body).notes
-    assert note.startswith("1 of 6 products, convolutions, lookups and attention ops get tensors")
+    assert note.startswith("1 of 6 matmuls, convolutions, lookups and attention ops get tensors")
     assert "test_checks.py:" in note

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from wavecast import ops
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.steps.predicting import predict
+from wavecast.steps.request import predict
 from wavecast.traces.step import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

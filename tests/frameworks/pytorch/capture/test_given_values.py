@@ -169,6 +169,7 @@ def test_a_loop_on_a_value_that_never_changes_ends_with_its_line() -> None:
     assert len(calls_of(trace, "aten.sum")) == 3
 
 
+@pytest.mark.slow
 def test_a_loop_on_a_size_ends_too() -> None:
     def shrink(x: Any) -> None:
         x = x.detach()

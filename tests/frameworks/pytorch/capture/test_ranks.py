@@ -39,11 +39,14 @@ from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.steps.streams import play_streams
+from wavecast.steps.player import play_streams
 from wavecast.traces.step import Call, Phase, Role, Trace
 
 HERE = r"tests/frameworks/pytorch/capture/test_ranks\.py:\d+"
-every_model = pytest.mark.parametrize("name", MODELS)
+every_model = pytest.mark.parametrize(
+    "name",
+    [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
 
 
 def traced(make_step: Callable[[], Step], **options: Any) -> Trace:
@@ -175,7 +178,7 @@ def test_play_streams_hides_reductions_behind_the_backward_pass() -> None:
     issue_s = np.zeros(len(calls))
     slow = [10.0 if c.op.name == "nccl.all_reduce" else 0.0 for c in calls]
     fast = [1.0 if c.op.base == "aten.mm" else s for c, s in zip(calls, slow, strict=True)]
-    alone, beside = (play_streams(calls, issue_s, np.array(t)) for t in (slow, fast))
+    alone, beside = (play_streams(calls, issue_s, np.array(t), ()) for t in (slow, fast))
     assert alone.exposed_s == pytest.approx(20)
     assert beside.exposed_s < 20
 
@@ -428,6 +431,7 @@ def test_everything_is_as_before_after_the_trace(monkeypatch: pytest.MonkeyPatch
     assert before == (dict(os.environ), sys.excepthook, dist.Reducer, torch.UntypedStorage.resize_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_step", [ddp_step, fsdp_step, tensor_step])
 def test_a_trace_of_ranks_leaves_no_tensor_behind(make_step: Callable[[str], Step]) -> None:
     traced(partial(make_step, "gpt2"))
@@ -515,7 +519,8 @@ def test_a_trace_of_ranks_is_predicted_with_its_own_collectives() -> None:
     with pytest.raises(InvalidInput, match=r"among 8 ranks itself.*Parallel\(data=8\)"):
         wavecast.predict(trace, "h100-sxm-80gb", parallel=wavecast.Parallel(data=4))
     step = wavecast.predict(trace, "h100-sxm-80gb", parallel=wavecast.Parallel(data=8))
-    made = Counter(c.op for c in step.step.groups[0].parts[0].last)
+    assert step.spread is not None
+    made = Counter(c.op for c in step.spread.groups[0].parts[0].last)
     assert made == Counter(c.op for c in trace)
     assert step.stages[0].communication_s > 0
 

@@ -227,6 +227,7 @@ def results() -> dict[str, Any]:
     return answers
 
 
+@pytest.mark.slow
 def test_torch_is_as_before_after_each(results: dict[str, Any]) -> None:
     assert [name for name, result in results.items() if result["pretends"]] == []
 

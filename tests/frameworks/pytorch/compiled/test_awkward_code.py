@@ -80,7 +80,7 @@ def test_lines_are_saved_and_those_of_eager_steps_take_no_room(
 
 
 def test_a_profile_names_the_line_of_a_fused_kernel(trace: Trace) -> None:
-    from wavecast.steps.profiling import profile_predicted
+    from wavecast.steps.profile import profile_predicted
 
     profile = profile_predicted("step", wavecast.predict(trace, "l4"))
     assert any("test_awkward_code.py:" in k.name and "gelu" in k.name for k in profile.kernels)

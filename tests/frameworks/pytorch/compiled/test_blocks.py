@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.hardware.devices import device
-from wavecast.parallel.compiled_graphs import graphs_of
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.traces.graphs import graphs_of
 from wavecast.traces.step import Phase, Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")

@@ -117,6 +117,7 @@ def test_kernels_have_the_modules_that_they_come_from(compiled: Trace) -> None:
     assert {"Block.qkv", "Block.mlp.0"} <= of_products
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["method", "function"])
 def test_all_ways_to_compile_give_the_same_kernels(compiled: Trace, how: str) -> None:
     assert names(capture(block_step(how))) == names(compiled)
@@ -325,6 +326,7 @@ def test_aligned_products_stay_as_they_are() -> None:
     assert not trace.notes
 
 
+@pytest.mark.slow
 def test_a_layer_of_torch_that_a_trace_replaces_is_compiled_as_well() -> None:
     def make_step() -> Callable[[], None]:
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

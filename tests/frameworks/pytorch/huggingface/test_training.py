@@ -134,6 +134,7 @@ def test_only_adapters_train(tmp_path: Path) -> None:
     assert trainable(on_cpu(name, lora=f"r={rank}", targets="all-linear")) > queries_and_values
 
 
+@pytest.mark.slow
 def test_the_step_really_trains_on_a_cpu(tmp_path: Path) -> None:
     step = on_cpu(tiny.written(tmp_path, tiny.LLAMA))
     first = float(step())
@@ -161,6 +162,7 @@ def test_4bit_layers_are_those_that_transformers_makes(tmp_path: Path) -> None:
     assert described(ours) == described(theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_map", ["cuda", "auto", {"": 0}], ids=str)
 def test_a_script_that_loads_in_4_bits_can_be_traced(device_map: Any, tmp_path: Path) -> None:
     """As people write it; our own step of the same model has the same ops."""
@@ -229,6 +231,7 @@ def test_qlora_unpacks_each_weight_in_both_passes(tmp_path: Path) -> None:
     assert not wavecast.predict(trace, "a100-sxm-80gb").unpredicted
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_70b_model_in_4_bits() -> None:
     options = ModelOptions(qlora=True, lora="r=16", checkpointing=True, seq=512)
     recipe = recipe_of("llama-3.1-70b", 1, None, options)
@@ -253,6 +256,7 @@ def test_gpt2_can_be_quantized_too(tmp_path: Path) -> None:
     assert any(name.startswith("bitsandbytes.gemm_4bit") for name in counts(trace))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [tiny.LLAMA, tiny.UNET], ids=["llama", "unet"])
 def test_checkpointing_trades_memory_for_time(config: dict[str, Any], tmp_path: Path) -> None:
     name = tiny.written(tmp_path, config)

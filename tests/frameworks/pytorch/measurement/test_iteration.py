@@ -17,7 +17,6 @@ from made import mm, relu
 import wavecast
 from wavecast import OperationTracker
 from wavecast.errors import CaptureError, InvalidInput, UnknownName
-from wavecast.frameworks.pytorch import recording_modes
 from wavecast.frameworks.pytorch.measurement import iteration, profiling
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.frameworks.pytorch.measurement.iteration import (
@@ -32,10 +31,11 @@ from wavecast.frameworks.pytorch.measurement.profiling import (
     HostTimes,
     IterationProfile,
 )
-from wavecast.frameworks.pytorch.recorded import Recording
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording_modes import MemoryMode
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.recording import recording_modes
+from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recording_modes import MemoryMode
+from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Phase, Role, Trace
 

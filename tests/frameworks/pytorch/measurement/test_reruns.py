@@ -11,8 +11,8 @@ import torch
 from made import mm, relu
 
 from wavecast.frameworks.pytorch.measurement import reruns
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.traces.step import Call, Kernel, Phase, Trace
 
 

@@ -13,7 +13,7 @@ import torch
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch import user_lines
+from wavecast.frameworks.pytorch.recording import user_lines
 from wavecast.traces.step import Role
 
 MakeScript = Callable[..., Path]
@@ -502,6 +502,7 @@ if __name__ == "__main__":
         wavecast.run_script(script(two))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [0, 1, 2])
 def test_a_profiler_does_not_outlive_its_script(wait: int, script: MakeScript) -> None:
     body = f"""
@@ -580,6 +581,7 @@ def test_a_step_that_cannot_be_meant_is_an_error(script: MakeScript) -> None:
         wavecast.run_script(script("while True:\n    update(0)\n"))
 
 
+@pytest.mark.slow
 def test_many_reads_before_and_between_steps_are_no_endless_loop(script: MakeScript) -> None:
     body = """
 def read(times):

@@ -33,6 +33,7 @@ def test_there_are_at_least_twenty() -> None:
     assert all(case.script.is_file() for case in CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_script_gives_the_step_written_by_hand(

@@ -19,7 +19,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
 from wavecast.frameworks.pytorch.capture.given_values import GivenValues, ReadKind, whole
 from wavecast.frameworks.pytorch.capture.host_values import known_values
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _aten = torch.ops.aten
 _TRUE = "_wavecast_true"
@@ -278,7 +278,7 @@ class Assumptions:
 
     def _grouped_mm(self, a: Any, b: Any, offs: Any = None, *args: Any, **kwargs: Any) -> Any:
         if offs is not None:
-            self.note("the groups of grouped products (experts) were assumed to be equally large")
+            self.note("the groups of grouped matmuls (experts) were assumed to be equally large")
         return grouped_mm(a, b, offs, *args, **kwargs)
 
     def lengths(self, tensor: Any, bound: int, what: str) -> list[int]:

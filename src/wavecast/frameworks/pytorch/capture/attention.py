@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from wavecast.hardware.attention_kernels import (
+from wavecast.retargeting.attention_kernels import (
     CUDNN,
     EFFICIENT,
     FLASH,

@@ -26,7 +26,7 @@ _FUNCTIONS = "bitsandbytes.functional"
 _LOG = logging.getLogger(_NAME)
 
 LARGEST_FUSED = 512
-"""Up to this many rows, a product with a 4-bit weight counts as one fused kernel. On CUDA the limit
+"""Up to this many rows, a matmul with a 4-bit weight counts as one fused kernel. On CUDA the limit
 depends on the GPU and the shape; for most large weights it lies between 32 and 512."""
 
 
@@ -144,7 +144,7 @@ def _gemm_4bit(
     absmax_code: Any = None,
     absmax_offset: Any = None,
 ) -> Any:
-    """A product with a 4-bit weight, (n, k): fused for a few rows, else with a copy in full."""
+    """A matmul with a 4-bit weight, (n, k): fused for a few rows, else with a copy in full."""
     ops = torch.ops.bitsandbytes
     if source.numel() // source.shape[-1] <= LARGEST_FUSED:
         with torch._C._AutoDispatchBelowAutograd():
@@ -162,7 +162,7 @@ def _gemm_4bit(
 def _int8_scaled_mm(
     a: Any, b: Any, row_stats: Any, col_stats: Any, bias: Any = None, dtype: Any = None
 ) -> Any:
-    """An int8 product, and its scaling back to floating point."""
+    """An int8 matmul, and its scaling back to floating point."""
     ops = torch.ops.bitsandbytes
     product = ops.int8_linear_matmul(a, b)
     return ops.int8_mm_dequant(product, row_stats, col_stats, dtype or torch.float16, bias)

@@ -18,8 +18,8 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _NEED_ELEMENTS = frozenset(
     """
@@ -154,7 +154,7 @@ def check(recorded: StepWatch, before: StepWatch | None) -> list[str]:
 def _empty(step: StepWatch) -> str:
     if not step.empty:
         return ""
-    share = f"{step.empty} of {step.working} products, convolutions, lookups and attention ops"
+    share = f"{step.empty} of {step.working} matmuls, convolutions, lookups and attention ops"
     if 2 * step.empty > step.working:
         raise CaptureError(
             f"{share} of the step get tensors without elements, the first at {step.empty_line}; "

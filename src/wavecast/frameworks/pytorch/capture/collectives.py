@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu, tensors_in
 from wavecast.frameworks.pytorch.capture.works import Sent, Works
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.traces.step import Scalar
 
 _c10d = torch.ops.c10d

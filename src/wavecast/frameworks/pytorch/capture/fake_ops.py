@@ -14,7 +14,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.rnn import fused_gru_cell, fused_gru_cell_backward
 from wavecast.frameworks.pytorch.capture.rnn_weights import flat_numel, flatten_weight, parts_of
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _aten = torch.ops.aten
 _BAG_MAX = 2
@@ -117,7 +117,7 @@ def _embedding_bag(
 
 
 def grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """One product per group of rows. Torch's fake version takes only bf16, CUDA's all floats."""
+    """One matmul per group of rows. Torch's fake version takes only bf16, CUDA's all floats."""
     shape: tuple[int, ...]
     if a.dim() == 2 and b.dim() == 2:
         shape = (offs.shape[0], a.shape[0], b.shape[1])

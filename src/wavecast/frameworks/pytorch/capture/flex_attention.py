@@ -16,8 +16,8 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 from wavecast.traces.step import Scalar
 
 _MOST_PAIRS = 1 << 24

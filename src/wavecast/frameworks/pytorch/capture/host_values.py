@@ -34,7 +34,7 @@ _LARGEST_WHOLE = 1 << 26
 _LARGEST_READ = 1 << 26
 """An op that reads more elements than this is not computed."""
 _LARGEST_FACTOR = 1 << 21
-"""The same for products and decompositions, which take longer than reading."""
+"""The same for matmuls and decompositions, which take longer than reading."""
 
 _UNKNOWN = "_wavecast_unknown"
 """The attribute of a storage that an op with unknown values wrote to."""

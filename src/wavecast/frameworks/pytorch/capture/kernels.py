@@ -23,7 +23,7 @@ from wavecast.frameworks.pytorch.capture.rnn import RecurrentLayer, gru_cell, ls
 from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES
 from wavecast.frameworks.pytorch.capture.sequences import sequence_kernels
 from wavecast.frameworks.pytorch.capture.threads import only_when_traced
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 _aten = torch.ops.aten
 

@@ -33,9 +33,9 @@ from wavecast.frameworks.pytorch.capture.refusals import refused_functions
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.capture.uncompiled import compile_nothing
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.replacing import replacing
-from wavecast.frameworks.pytorch.user_lines import is_users, user_line
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.replacing import replacing
+from wavecast.frameworks.pytorch.recording.user_lines import is_users, user_line
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 
 def object_exchanges(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:

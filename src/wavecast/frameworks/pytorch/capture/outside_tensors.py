@@ -22,8 +22,8 @@ from wavecast.frameworks.pytorch.capture.host_values import (
     known_values,
 )
 from wavecast.frameworks.pytorch.capture.places import ON_HOST, put
-from wavecast.frameworks.pytorch.structure import local_part
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.structure import local_part
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 
 class OutsideTensors:

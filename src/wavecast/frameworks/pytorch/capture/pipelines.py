@@ -12,7 +12,7 @@ from typing import Any
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 
 def pipeline_exchanges(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, Any]]]:

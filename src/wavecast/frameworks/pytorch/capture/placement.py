@@ -48,9 +48,9 @@ from wavecast.frameworks.pytorch.capture.places import (
 )
 from wavecast.frameworks.pytorch.capture.result_cache import Entry, ResultCache
 from wavecast.frameworks.pytorch.capture.threads import TracedThreads
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.signature import is_composite
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.signature import is_composite
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _FROM_SCALAR = "_wavecast_from_scalar"
 """The mark of a tensor that C++ code made from a number. It has no dimensions, but is on the

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from wavecast.frameworks.pytorch.capture.pipelines import pipeline_exchanges
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import gpu_numbers
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 _NCCL_VERSION = (2, 27, 5)
 """The version that code is told. Torch writes it into its logs."""

@@ -17,8 +17,8 @@ import torch
 from torch import distributed as dist
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 
 class Bucket:

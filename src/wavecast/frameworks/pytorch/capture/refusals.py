@@ -14,7 +14,7 @@ from torch.nested._internal import nested_tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _ONE_RANK = (
     "say how many ranks there are, as in ranks=8 (--ranks 8), or trace the step of one rank "

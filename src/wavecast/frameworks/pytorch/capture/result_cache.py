@@ -29,6 +29,8 @@ _COMPARABLE = (
     torch.layout,
     torch.memory_format,
 )
+_BY_SHAPE = ("bitsandbytes",)
+"""Libraries whose results depend on shapes alone: nothing computes the values of fake results."""
 _FRESH, _VIEW, _SAME, _PLAIN = range(4)
 
 
@@ -57,13 +59,17 @@ class ResultCache:
         """The attributes that torch gives to a new FakeTensor."""
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The key of a call: all that its result depends on. None if it may depend on values."""
+        """The key of a call: all that its result depends on. None if it may depend on values.
+
+        `func` is the op, and what else the result depends on.
+        """
         parts: list[Any] = [func]
-        if not self._describe(args, parts):
+        values_matter = func[0].namespace not in _BY_SHAPE
+        if not self._describe(args, parts, values_matter):
             return None
         if kwargs:
             parts.append(tuple(kwargs))
-            if not self._describe(tuple(kwargs.values()), parts):
+            if not self._describe(tuple(kwargs.values()), parts, values_matter):
                 return None
         return tuple(parts)
 
@@ -123,11 +129,13 @@ class ResultCache:
             fake.__dict__[self._place] = place
         return fake
 
-    def _describe(self, value: Any, parts: list[Any]) -> bool:
+    def _describe(self, value: Any, parts: list[Any], values_matter: bool) -> bool:
         for item in value:
             if isinstance(item, FakeTensor):
                 attributes = item.__dict__
-                if attributes.get("constant") is not None or item.dtype.is_complex:
+                if values_matter and attributes.get("constant") is not None:
+                    return False
+                if item.dtype.is_complex:
                     return False
                 parts.append(
                     (
@@ -142,7 +150,7 @@ class ResultCache:
                 return False
             elif isinstance(item, list | tuple):
                 parts.append(len(item))
-                if not self._describe(item, parts):
+                if not self._describe(item, parts, values_matter):
                     return False
             elif isinstance(item, _COMPARABLE):
                 # 1, 1.0 and True are equal keys but not equal arguments

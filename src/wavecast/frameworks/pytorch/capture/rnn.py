@@ -9,7 +9,7 @@ import torch
 
 from wavecast.frameworks.pytorch.capture.host_values import known_values
 from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES, flat_weights
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 _aten = torch.ops.aten
 
@@ -107,7 +107,7 @@ class RecurrentLayer:
 def lstm_cell(
     source: Any, states: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
-    """One time step of an LSTM: two products and a fused kernel (`LSTMCell`, native/RNN.cpp)."""
+    """One time step of an LSTM: two matmuls and a fused kernel (`LSTMCell`, native/RNN.cpp)."""
     hidden, cell = states
     gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
     return _aten._thnn_fused_lstm_cell(*gates, cell, b_ih, b_hh)[:2]
@@ -116,7 +116,7 @@ def lstm_cell(
 def gru_cell(
     source: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
-    """One time step of a GRU: two products and a fused kernel."""
+    """One time step of a GRU: two matmuls and a fused kernel."""
     gates = torch.mm(source, w_ih.t()), torch.mm(hidden, w_hh.t())
     return _aten._thnn_fused_gru_cell(*gates, hidden, b_ih, b_hh)[0]
 

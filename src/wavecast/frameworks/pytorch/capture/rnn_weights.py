@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.structure import key_of
+from wavecast.frameworks.pytorch.recording.structure import key_of
 
 CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _FLATTENED = (torch.float16, torch.float32, torch.float64)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from wavecast.frameworks.pytorch.capture.places import GPU
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 
 def stream_class(recorder: OpRecorder) -> type:

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.user_lines import failing_line
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 
 _PATIENCE_S = 5.0
 """How long to wait, after a step, for work that it left to its threads."""

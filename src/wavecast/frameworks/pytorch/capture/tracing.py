@@ -33,11 +33,11 @@ from wavecast.frameworks.pytorch.capture.ranks import one_rank
 from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
 from wavecast.frameworks.pytorch.capture.tensor_subclasses import fake_subclasses
 from wavecast.frameworks.pytorch.capture.threads import TracedThreads, one_trace_at_a_time
-from wavecast.frameworks.pytorch.recorded import Recording
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.structure import Structure
-from wavecast.frameworks.pytorch.switches import switches_restored
-from wavecast.frameworks.pytorch.user_lines import failing_line
+from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.structure import Structure
+from wavecast.frameworks.pytorch.recording.switches import switches_restored
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -116,8 +116,7 @@ def capture(
         assumptions.note_machine()
         del step, call
     return Trace(
-        calls=recording.calls,
-        allocations=recording.allocations,
+        **vars(recording),
         framework=f"torch {torch.__version__.split('+')[0]}",
         capability=capability,
         samples=samples,

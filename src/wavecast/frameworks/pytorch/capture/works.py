@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import FakeWork
 
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 
 @dataclass(frozen=True)

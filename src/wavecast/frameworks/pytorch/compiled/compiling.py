@@ -21,9 +21,9 @@ from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
 from wavecast.frameworks.pytorch.compiled.releases import untried_note
 from wavecast.frameworks.pytorch.compiled.running import GraphRun
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.user_lines import failing_line, user_line
-from wavecast.ops.fused import GUARDS
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line, user_line
+from wavecast.traces.graphs import GUARDS
 from wavecast.traces.step import Phase
 
 _OPTIMIZERS = "/torch/optim/"

@@ -7,15 +7,18 @@ same code describes the nodes of a real compilation on a GPU and those of a capt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wavecast.frameworks.pytorch.compiled.node_accesses import (
     Access,
+    BufferView,
+    PlannedOp,
     accesses_of,
     by_buffer,
     extent,
     is_contiguous,
+    operand_of,
     spec_of,
 )
 from wavecast.ops.fused import FUSED, TEMPLATE
@@ -55,9 +58,14 @@ Attributes = tuple[tuple[str, Scalar], ...]
 class NodeKernels(NamedTuple):
     """The kernels of a scheduled node, in the order in which they run."""
 
-    ops: tuple[Op, ...]
+    planned: tuple[PlannedOp, ...]
     replaced: tuple[str, ...] = ()
     """The names of other nodes of the graph that these kernels replace, so that they do not run."""
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The kernels as ops."""
+        return tuple(planned.op for planned in self.planned)
 
 
 def kernels_of(node: Any, graph: Any, sm_count: int) -> NodeKernels:
@@ -80,10 +88,10 @@ def kernels_of(node: Any, graph: Any, sm_count: int) -> NodeKernels:
 
 def fused_op(node: Any, graph: Any) -> Op:
     """The first, and mostly the only, kernel of a node as an op."""
-    return kernels_of(node, graph, sm_count=1).ops[0]
+    return kernels_of(node, graph, sm_count=1).planned[0].op
 
 
-def list_kernel(nodes: Sequence[Any], graph: Any) -> Op:
+def list_kernel(nodes: Sequence[Any], graph: Any) -> PlannedOp:
     """One kernel over a list of nodes of equal shape or not, which are independent."""
     hint = hint_of(graph)
     accesses: list[Access] = []
@@ -103,7 +111,7 @@ def _is_template(node: Any) -> bool:
     return bool(node.is_template())
 
 
-def _lists(node: Any, graph: Any) -> Iterable[Op]:
+def _lists(node: Any, graph: Any) -> Iterable[PlannedOp]:
     """A kernel over a list, or several if it has too many arguments for one."""
     part: list[Any] = []
     count = 0
@@ -118,7 +126,7 @@ def _lists(node: Any, graph: Any) -> Iterable[Op]:
         yield _list_or_single(part, graph)
 
 
-def _list_or_single(part: Sequence[Any], graph: Any) -> Op:
+def _list_or_single(part: Sequence[Any], graph: Any) -> PlannedOp:
     if len(part) > 1:
         return list_kernel(part, graph)
     points, reduction = part[0].group[1]
@@ -127,7 +135,7 @@ def _list_or_single(part: Sequence[Any], graph: Any) -> Op:
 
 def _kernel(
     nodes: Sequence[Any], points: Any, reduction: Any, graph: Any, kind: str | None = None
-) -> Op:
+) -> PlannedOp:
     """One kernel of pointwise operations and reductions over the same points."""
     hint = hint_of(graph)
     rows, length = hint(points), hint(reduction)
@@ -145,7 +153,7 @@ def _op(
     accesses: Sequence[Access],
     operations: _Operations,
     nodes: Sequence[Any],
-) -> Op:
+) -> PlannedOp:
     reads, writes = by_buffer(accesses)
     work = max(_work(attrs), 1)
     strided = [*reads.values(), *writes.values()]
@@ -165,7 +173,8 @@ def _op(
     }
     inputs = tuple(use.spec for use in reads.values())
     outputs = tuple(use.spec for use in writes.values())
-    return Op(name, inputs, outputs, (*attrs, *details.items()))
+    op = Op(name, inputs, outputs, (*attrs, *details.items()))
+    return PlannedOp(op, tuple(map(BufferView, reads)), tuple(map(BufferView, writes)))
 
 
 def _work(attrs: Attributes) -> int:
@@ -290,32 +299,39 @@ def _in_two_orders(node: Any, graph: Any, sm_count: int) -> NodeKernels:
     part = min(max(part, _FEWEST_ROWS), _MOST_ROWS)
     parts = -(-rows // part)
     members = [*node.node1.get_nodes(), *by_columns]
-    op = _kernel(members, rows, width, graph, PERSISTENT)
+    op, read, written = _kernel(members, rows, width, graph, PERSISTENT)
     partial = TensorSpec((parts, width), "float32")
     summed = len(by_columns) * partial.nbytes
-    written = integer(op, "write_bytes") + summed
-    details = dict(op.attrs) | {"write_bytes": written, "mixed": len(by_columns), "inner": True}
+    nbytes = integer(op, "write_bytes") + summed
+    details = dict(op.attrs) | {"write_bytes": nbytes, "mixed": len(by_columns), "inner": True}
+    parts_of = [BufferView(f"{member.get_name()} in parts") for member in by_columns]
     first = Op(op.name, op.inputs, (*op.outputs, *[partial] * len(by_columns)), (*details.items(),))
-    ops, replaced = [first], []
-    for member in by_columns:
+    planned, replaced = [PlannedOp(first, read, (*written, *parts_of))], []
+    for member, source in zip(by_columns, parts_of, strict=True):
         final = member
         if getattr(member.node, "_split_size", None):
             final = member.get_outputs()[0].users[0].node
             replaced.append(str(final.get_name()))
-        dtype = spec_of(graph.try_get_buffer(final.get_outputs()[0].get_name()), hint).dtype
-        ops += _sum_of_parts(partial, width, dtype)
+        name = final.get_outputs()[0].get_name()
+        dtype = spec_of(graph.try_get_buffer(name), hint).dtype
+        planned += _sum_of_parts(partial, source, width, dtype, BufferView(name))
     if after:
         points, reduction = after[0].group[1]
-        ops.append(_kernel(after, points, reduction, graph))
-    return NodeKernels(tuple(ops), tuple(replaced))
+        planned.append(_kernel(after, points, reduction, graph))
+    return NodeKernels(tuple(planned), tuple(replaced))
 
 
-def _sum_of_parts(partial: TensorSpec, width: int, dtype: str) -> list[Op]:
+def _sum_of_parts(
+    partial: TensorSpec, source: BufferView, width: int, dtype: str, result: BufferView
+) -> Iterator[PlannedOp]:
     total = TensorSpec((width,), "float32")
-    ops = [Op("aten.sum.dim_IntList", (partial,), (total,), (("dim", (0,)),))]
-    if dtype != "float32":
-        ops.append(Op("aten._to_copy", (total,), (TensorSpec((width,), dtype),)))
-    return ops
+    is_cast = dtype != "float32"
+    wide = BufferView(f"{result.buffer} in float32") if is_cast else result
+    op = Op("aten.sum.dim_IntList", (partial,), (total,), (("dim", (0,)),))
+    yield PlannedOp(op, (source,), (wide,))
+    if is_cast:
+        cast = Op("aten._to_copy", (total,), (TensorSpec((width,), dtype),))
+        yield PlannedOp(cast, (wide,), (result,))
 
 
 def _power_of_two(number: int) -> int:
@@ -326,38 +342,46 @@ def _power_of_two(number: int) -> int:
 # Templates, which Inductor's search may choose instead of a library.
 
 
-def _template(node: Any, graph: Any) -> Op:
+def _template(node: Any, graph: Any) -> PlannedOp:
     hint = hint_of(graph)
     template = node.get_template_node()
     members = node.get_nodes()
-    inputs = _matrices_first([spec_of(buffer, hint) for buffer in template.inputs])
-    written = [spec_of(template, hint)]
+    buffers = _matrices_first(
+        [(spec_of(buffer, hint), operand_of(buffer, hint)) for buffer in template.inputs]
+    )
+    inputs = [spec for spec, _ in buffers]
     fused = [member for member in members if member.node is not template]
     reads, writes = by_buffer(accesses_of(fused, graph, hint))
     known = {buffer.get_name() for buffer in (*template.inputs, template)}
-    more = [use.spec for name, use in reads.items() if name not in known]
-    if writes:
-        written = [use.spec for use in writes.values()]
+    more = {name: use.spec for name, use in reads.items() if name not in known}
+    written = {name: use.spec for name, use in writes.items()}
+    written = written or {template.get_name(): spec_of(template, hint)}
     points = 1
     for size in template.get_size():
         points *= hint(size)
     attrs: Attributes = (
         ("points", points),
         ("reduction", inputs[0].shape[-1] if inputs and inputs[0].shape else 1),
-        ("read_bytes", sum(t.touched_bytes for t in (*inputs, *more))),
-        ("write_bytes", sum(t.touched_bytes for t in written)),
+        ("read_bytes", sum(t.touched_bytes for t in (*inputs, *more.values()))),
+        ("write_bytes", sum(t.touched_bytes for t in written.values())),
         ("fused", fused_names(members)),
     )
-    return Op(TEMPLATE, (*inputs, *more), tuple(written), attrs)
+    return PlannedOp(
+        Op(TEMPLATE, (*inputs, *more.values()), tuple(written.values()), attrs),
+        (*(operand for _, operand in buffers), *map(BufferView, more)),
+        tuple(map(BufferView, written)),
+    )
 
 
-def _matrices_first(inputs: list[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The inputs with the two factors of the product first; an added matrix may stand before."""
+def _matrices_first(
+    inputs: list[tuple[TensorSpec, BufferView]],
+) -> list[tuple[TensorSpec, BufferView]]:
+    """The inputs with the two matrices that are multiplied first; an added one may stand before."""
     for first in range(len(inputs) - 1):
-        a, b = inputs[first : first + 2]
+        (a, _), (b, _) = inputs[first : first + 2]
         if min(len(a.shape), len(b.shape)) > 1 and a.shape[-1] == b.shape[-2]:
-            return (a, b, *inputs[:first], *inputs[first + 2 :])
-    return tuple(inputs)
+            return [*inputs[first : first + 2], *inputs[:first], *inputs[first + 2 :]]
+    return inputs
 
 
 def hint_of(graph: Any) -> Hint:

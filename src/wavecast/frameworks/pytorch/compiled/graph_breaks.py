@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from wavecast.frameworks.pytorch.user_lines import is_users, line_of
+from wavecast.frameworks.pytorch.recording.user_lines import is_users, line_of
 
 _EXPLANATION = re.compile(r"Explanation:\s*(.+)")
 _MORE = re.compile(r"\s+\(?(has_kwargs|with argument types).*")

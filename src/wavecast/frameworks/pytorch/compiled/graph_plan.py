@@ -17,8 +17,8 @@ from wavecast.frameworks.pytorch.compiled.library_ops import (
     module_and_lines,
     result_names,
 )
-from wavecast.frameworks.pytorch.compiled.node_accesses import spec_of
-from wavecast.traces.step import Op, TensorSpec
+from wavecast.frameworks.pytorch.compiled.node_accesses import PlannedOp, spec_of
+from wavecast.traces.step import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PlanStep:
     """One scheduled node: what it allocates, its kernels, and what is freed after it."""
 
     buffers: tuple[PlannedBuffer, ...]
-    ops: tuple[Op, ...]
+    ops: tuple[PlannedOp, ...]
     """Its kernels and library calls. Empty if it only allocates."""
     frees: tuple[str, ...]
     """The buffers and inputs that nothing needs any more."""
@@ -124,7 +124,7 @@ class _Planner:
             },
         )
 
-    def _ops(self, node: Any) -> tuple[Op, ...]:
+    def _ops(self, node: Any) -> tuple[PlannedOp, ...]:
         """The kernels and library calls of a node."""
         device = node.get_device()
         if node.get_name() in self._replaced or (device is not None and device.type == "cpu"):
@@ -135,16 +135,16 @@ class _Planner:
             return ()
         kernels = kernels_of(node, self._graph, self._sm_count)
         self._replaced.update(kernels.replaced)
-        return kernels.ops
+        return kernels.planned
 
-    def _step(self, node: Any, ops: tuple[Op, ...], plan: NodeBuffers) -> PlanStep:
+    def _step(self, node: Any, ops: tuple[PlannedOp, ...], plan: NodeBuffers) -> PlanStep:
         members = list(node.get_nodes())
         origins = [origin for m in members for origin in getattr(m.node, "origins", None) or ()]
         module, line, source = module_and_lines(origins, self._roots)
         buffers = tuple(self._buffers(members, plan))
         return PlanStep(buffers, ops, plan.freed, module, line, source)
 
-    def _library_ops(self, members: list[Any]) -> Iterator[Op]:
+    def _library_ops(self, members: list[Any]) -> Iterator[PlannedOp]:
         for member in members:
             kernel = member.node
             if type(kernel).__name__ in ("MultiOutput", "DynamicScalar", "AssertScalar"):

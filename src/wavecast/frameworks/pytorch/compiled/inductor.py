@@ -41,7 +41,7 @@ from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
-from wavecast.frameworks.pytorch.replacing import replacing
+from wavecast.frameworks.pytorch.recording.replacing import replacing
 
 _CUDA = "12.8"
 _aten = torch.ops.aten
@@ -60,7 +60,7 @@ def compiler_on(
         target: the GPU.
         compile_graph: called instead of Inductor with a graph of Dynamo's, its inputs and the
             options of the compilation.
-        on_padded: called when a product is padded, which torch would try on the GPU.
+        on_padded: called when a matmul is padded, which torch would try on the GPU.
     """
     properties = SimpleNamespace(
         name="the target",
@@ -147,7 +147,7 @@ def _on_cpu(init: Callable[..., Any], *_device: Any, **_named: Any) -> Any:
 
 
 def _precision(dtype: Any) -> str:
-    """How products of a dtype are computed, under the step's switches."""
+    """How matmuls of a dtype are computed, under the step's switches."""
     is_tf32 = dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if is_tf32 else str(dtype).removeprefix("torch.")
 
@@ -174,7 +174,7 @@ _NOT_LAZY = {"force_non_lazy_backward_lowering": True}
 
 
 def _padding(target: CompileTarget, on_padded: Callable[[], None]) -> Callable[..., bool]:
-    """What decides whether to pad a product whose sizes are not aligned, instead of trying it."""
+    """What decides whether to pad a matmul whose sizes are not aligned, instead of trying it."""
 
     def is_worth_it(match: Any, mat1: Any, mat2: Any, *_args: Any, **_kwargs: Any) -> bool:
         m, k, n = (int(size) for size in (*mat1.shape[-2:], mat2.shape[-1]))

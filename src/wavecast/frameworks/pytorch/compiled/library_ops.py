@@ -1,4 +1,4 @@
-"""Calls of libraries in a compiled graph, such as products and attention, as ops.
+"""Calls of libraries in a compiled graph, such as matmuls and attention, as ops.
 
 They have the names, inputs and attributes that the same calls have in a step that is not compiled.
 """
@@ -14,9 +14,14 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.compiled.node_accesses import spec_of
-from wavecast.frameworks.pytorch.signature import attribute_of, signature_of
-from wavecast.frameworks.pytorch.user_lines import source_line
+from wavecast.frameworks.pytorch.compiled.node_accesses import (
+    BufferView,
+    PlannedOp,
+    operand_of,
+    spec_of,
+)
+from wavecast.frameworks.pytorch.recording.signature import attribute_of, signature_of
+from wavecast.frameworks.pytorch.recording.user_lines import source_line
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 Hint = Callable[[Any], int]
@@ -34,7 +39,7 @@ _PATH = (
 """How Dynamo's names of modules become paths of modules."""
 
 
-def library_op(kernel: Any, hint: Hint) -> Op:
+def library_op(kernel: Any, hint: Hint) -> PlannedOp:
     """The op of a library call.
 
     Args:
@@ -42,27 +47,30 @@ def library_op(kernel: Any, hint: Hint) -> Op:
         hint: gives the number behind a size.
     """
     func = _overload(kernel)
-    outputs = tuple(spec_of(buffer, hint) for buffer in _results(kernel))
-    if type(kernel).__name__ == _COPY:
-        return Op("aten._to_copy", tuple(_specs(kernel.inputs, hint)), outputs)
-    if func is None:
-        name = str(getattr(kernel, "python_kernel_name", None) or type(kernel).__name__)
-        return Op(f"inductor.{name}", tuple(_specs(kernel.inputs, hint)), outputs)
-    signature = signature_of(func)
+    results = list(_results(kernel))
+    outputs = tuple(spec_of(buffer, hint) for buffer in results)
+    writes = tuple(operand_of(buffer, hint) for buffer in results)
+    signature = None if func is None else signature_of(func)
+    if type(kernel).__name__ == _COPY or func is None:
+        called = getattr(kernel, "python_kernel_name", None) or type(kernel).__name__
+        name = "aten._to_copy" if type(kernel).__name__ == _COPY else f"inductor.{called}"
+        specs, reads = _tensors(kernel.inputs, hint)
+        return PlannedOp(Op(name, specs, outputs), reads, writes)
     if signature is None:
-        return Op(str(func), (), outputs)
-    inputs: list[TensorSpec] = []
+        return PlannedOp(Op(str(func), (), outputs), (), writes)
+    inputs: tuple[TensorSpec, ...] = ()
+    reads = ()
     attrs: list[tuple[str, Scalar]] = []
     for name, value in _arguments(kernel, func):
-        specs = list(_specs(value, hint))
+        specs, operands = _tensors(value, hint)
         if specs:
-            inputs += specs
+            inputs, reads = inputs + specs, reads + operands
             continue
         attribute = attribute_of(_numbers(value, hint))
         if attribute is not None:
             attrs.append((name, attribute))
-    written = () if outputs else tuple(inputs[:1])
-    return Op(signature.name, tuple(inputs), outputs or written, tuple(attrs))
+    op = Op(signature.name, inputs, outputs or inputs[:1], tuple(attrs))
+    return PlannedOp(op, reads, writes or reads[:1])
 
 
 def _overload(kernel: Any) -> Any:
@@ -117,10 +125,13 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _specs(value: Any, hint: Hint) -> Iterator[TensorSpec]:
-    for item in _flat(value):
-        if item.has_tensor_output():
-            yield spec_of(item, hint)
+def _tensors(value: Any, hint: Hint) -> tuple[tuple[TensorSpec, ...], tuple[BufferView, ...]]:
+    """The tensors of an argument: their specs, and where they are."""
+    tensors = [item for item in _flat(value) if item.has_tensor_output()]
+    return (
+        tuple(spec_of(item, hint) for item in tensors),
+        tuple(operand_of(item, hint) for item in tensors),
+    )
 
 
 def _numbers(value: Any, hint: Hint) -> Any:

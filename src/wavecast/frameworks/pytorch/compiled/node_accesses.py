@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from wavecast.traces.step import DTYPE_BYTES, TensorSpec
+from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 _INDIRECT = re.compile(r"indirect|tmp")
 _ATOMIC = "atomic_add"
@@ -36,6 +36,23 @@ class Access(NamedTuple):
     """Whether atomic additions of neighbours go to the same place, one after the other."""
     stage: int = 0
     """How many reductions must be complete before: a looped kernel reads again in each stage."""
+
+
+class BufferView(NamedTuple):
+    """A tensor that a kernel or a library call reads or writes."""
+
+    buffer: str
+    """The name of its buffer. Scratch memory of a kernel has a name that no buffer has."""
+    offset: int = 0
+    """Where it begins in the buffer, in elements."""
+
+
+class PlannedOp(NamedTuple):
+    """A kernel or a library call, and the tensors behind its inputs and outputs."""
+
+    op: Op
+    reads: tuple[BufferView, ...]
+    writes: tuple[BufferView, ...]
 
 
 class BufferUse(NamedTuple):
@@ -177,6 +194,12 @@ def spec_of(buffer: Any, hint: Hint) -> TensorSpec:
     place = buffer.get_device()
     on_host = place is not None and place.type == "cpu"
     return TensorSpec(shape, dtype, strides, "cpu" if on_host else "cuda")
+
+
+def operand_of(buffer: Any, hint: Hint) -> BufferView:
+    """The tensor that a buffer of Inductor is, or that is a view of one."""
+    offset = getattr(getattr(buffer, "layout", None), "offset", 0)
+    return BufferView(str(buffer.get_name()), hint(offset))
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

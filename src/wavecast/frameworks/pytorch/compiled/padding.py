@@ -1,6 +1,6 @@
-"""Whether torch would pad a product whose sizes are not aligned, which it finds out by trying.
+"""Whether torch would pad a matmul whose sizes are not aligned, which it finds out by trying.
 
-Torch tries both on the GPU and takes the padded product if it is 1.1 times as fast, with the copies
+Torch tries both on the GPU and takes the padded matmul if it is 1.1 times as fast, with the copies
 that padding needs. Here both times are estimated.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 
 TENSOR_CORES = ("tf32", "float16", "bfloat16")
-"""Precisions of products in which alignment counts. Others run the same kernels when padded."""
+"""Precisions of matmuls in which alignment counts. Others run the same kernels when padded."""
 
 _MUST_GAIN = 1.1
 """Torch's own factor (`is_padded_faster`)."""
@@ -42,7 +42,7 @@ class Operand:
 def is_faster_padded(
     target: CompileTarget, precision: str, sizes: tuple[int, ...], padded: tuple[Operand, ...]
 ) -> bool:
-    """Whether a product is estimated to be faster when padded.
+    """Whether a matmul is estimated to be faster when padded.
 
     Args:
         target: the GPU.

@@ -18,9 +18,11 @@ from wavecast.frameworks.pytorch.compiled.graph_plan import (
     PlannedResult,
     PlanStep,
 )
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.signature import on_host, with_switches
-from wavecast.ops.fused import CALL, GRAPH_LAUNCH
+from wavecast.frameworks.pytorch.compiled.node_accesses import BufferView, PlannedOp
+from wavecast.frameworks.pytorch.recording.recorded import EmittedKernel
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.signature import on_host, with_switches
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH
 from wavecast.traces.step import Phase, TensorSpec
 
 _NUMBER = re.compile(r"\d+")
@@ -57,7 +59,6 @@ class GraphRun:
         self._phase = phase
         self._is_replayed = is_replayed
         self._is_forward = is_forward
-        self._calls = sum(not on_host(op) for step in plan.steps for op in step.ops)
         self._constants: dict[str, Any] = {}
         self._boxed_call = True  # torch asks for it, also through wrappers that copy attributes
 
@@ -72,14 +73,13 @@ class GraphRun:
         self._recorder.meet(arg for arg in args if isinstance(arg, torch.Tensor))
         args.clear()  # the caller keeps no saved tensor alive
         tensors |= self._own_constants()
-        # Each mark says how many of the calls after it are issued there.
-        calls = 0 if self._is_replayed else self._calls
-        self._recorder.mark(CALL, calls=calls, inputs=len(self.plan.inputs))
-        if self._is_replayed:
-            self._recorder.mark(GRAPH_LAUNCH, calls=self._calls)
         root = self._present_root()
-        for step in self.plan.steps:
-            self._run(step, tensors, root)
+        with self._recorder.graph():
+            self._recorder.mark(CALL, inputs=len(self.plan.inputs))
+            if self._is_replayed:
+                self._recorder.mark(GRAPH_LAUNCH)
+            for step in self.plan.steps:
+                self._run(step, tensors, root)
         return [self._result(result, tensors) for result in self.plan.results]
 
     def _present_root(self) -> str:
@@ -89,22 +89,56 @@ class GraphRun:
         return present if alike else self._root
 
     def _run(self, step: PlanStep, tensors: dict[str, Any], root: str) -> None:
-        made = []
+        made, replaced, early = [], {}, {}
         for buffer in step.buffers:
+            if buffer.name in tensors:  # the kernel of another step has written it
+                early[buffer.name] = tensors[buffer.name]
             source = tensors.get(buffer.source) if buffer.source else None
             tensors[buffer.name] = self._allocate(buffer, source)
             if source is None and buffer.spec.device == "cuda":
                 made.append(tensors[buffer.name])
             elif not buffer.is_shared:
-                tensors.pop(str(buffer.source), None)
-        module = f"{root}.{step.module}".strip(".")
-        for op in step.ops:
-            if not on_host(op):
-                self._recorder.emit(with_switches(op), made, module, step.source, self._phase)
+                replaced[buffer.name] = str(buffer.source)
+        for planned in step.ops:
+            if not on_host(planned.op):
+                run = self._kernel(planned, step, tensors, root)
+                renewed = [tensors[w.buffer] for w in planned.writes if w.buffer in replaced]
+                self._recorder.emit(run, made, renewed)
         for tensor in made:  # no kernel may run where memory is only set aside
             self._recorder.follow(tensor)
-        for name in step.frees:
+        for name, tensor in early.items():
+            self._recorder.adopt(tensor, tensors[name])
+        for name in (*replaced.values(), *step.frees):
             tensors.pop(name, None)
+
+    def _kernel(
+        self, planned: PlannedOp, step: PlanStep, tensors: dict[str, Any], root: str
+    ) -> EmittedKernel:
+        return EmittedKernel(
+            op=with_switches(planned.op),
+            module=f"{root}.{step.module}".strip("."),
+            line=step.source,
+            phase=self._phase,
+            reads=self._tensors(planned.reads, planned.op.inputs, tensors),
+            writes=self._tensors(planned.writes, planned.op.outputs, tensors),
+        )
+
+    def _tensors(
+        self, operands: Sequence[BufferView], specs: Sequence[TensorSpec], tensors: dict[str, Any]
+    ) -> list[tuple[Any, int]]:
+        """The tensor of each operand, and where in its storage the operand begins."""
+        found = []
+        for operand, spec in zip(operands, specs, strict=True):
+            name = self._name(operand.buffer, tensors)
+            if name not in tensors:  # scratch memory of a kernel, or allocated by a later step
+                tensors[name] = self._empty(spec)
+            found.append((tensors[name], tensors[name].storage_offset() + operand.offset))
+        return found
+
+    def _name(self, name: str, tensors: dict[str, Any]) -> str:
+        while name not in tensors and name in self.plan.aliases:
+            name = self.plan.aliases[name]
+        return name
 
     def _allocate(self, buffer: PlannedBuffer, source: Any) -> Any:
         if source is None:
@@ -134,9 +168,7 @@ class GraphRun:
     def _result(self, result: PlannedResult, tensors: dict[str, Any]) -> Any:
         if result.name is None:
             return result.constant
-        name = result.name
-        while name not in tensors and name in self.plan.aliases:
-            name = self.plan.aliases[name]
+        name = self._name(result.name, tensors)
         tensor = tensors[name]
         same = tuple(tensor.shape) == result.shape and tensor.stride() == result.strides
         if same and tensor.storage_offset() == result.offset:

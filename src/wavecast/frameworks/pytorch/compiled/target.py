@@ -43,7 +43,7 @@ class CompileTarget:
     threads_per_sm: int = _THREADS_PER_SM
 
     def flops_of(self, dtype: str) -> float:
-        """FLOP/s for products of a dtype or "tf32"; those of float32 for one without a rate."""
+        """FLOP/s for matmuls of a dtype or "tf32"; those of float32 for one without a rate."""
         rates = dict(self.flops)
         return rates.get(dtype, rates["float32"])
 

@@ -95,7 +95,7 @@ def refuse_quantized(config: ModelConfig, qlora: bool) -> None:
 
 
 def checkpointed(model: nn.Module, name: str) -> None:
-    """Let a model compute its activations again in the backward pass."""
+    """Enable activation checkpointing in a model."""
     enable = getattr(model, "gradient_checkpointing_enable", None) or getattr(
         model, "enable_gradient_checkpointing", None
     )

@@ -16,13 +16,15 @@ MIXTURE_SIZES = (
     *("kv_rank", "q_rank"),
 )
 """The options that only mixtures of experts of any size take (`mixtral`)."""
+DECODER_WAYS = ("recompute", "unfused_attention", "untied")
+"""How a decoder of any size is trained, beside its sizes."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """The options of an `hf:` target, or of a decoder of any size.
 
-    What is not given is chosen by the model's task, or is the decoder's default.
+    Options that are not given follow from the model's task, or are the decoder's defaults.
     """
 
     task: str | None = None
@@ -38,7 +40,14 @@ class ModelOptions:
     qlora: bool = False
     """Whether linear layers are stored in 4 bits, and only adapters train."""
     checkpointing: bool = False
-    """Whether activations are computed again in the backward pass instead of being kept."""
+    """Whether activations are recomputed in the backward pass (checkpointing)."""
+    recompute: str | None = None
+    """What a decoder recomputes in the backward pass: one of `wavecast.suite.decoders`'
+    `RECOMPUTE`. None for nothing, or for whole blocks with `checkpointing`."""
+    unfused_attention: bool = False
+    """Whether a decoder's attention writes its scores to memory and drops a tenth of them."""
+    untied: bool = False
+    """Whether a decoder's output layer has a weight of its own."""
     layers: int | None = None
     """The blocks of a decoder of any size (`gpt`, `llama`, `mixtral`). None for its default."""
     hidden: int | None = None
@@ -70,11 +79,13 @@ class ModelOptions:
         return {name: value for name, value in named.items() if value is not None}
 
     def refuse_sizes(self, target: str) -> None:
-        """Raise InvalidInput if sizes are given for a target that has its own."""
-        if self.sizes():
-            named = ", ".join("--" + name.replace("_", "-") for name in self.sizes())
+        """Raise InvalidInput if options of decoders are given for a target that has its own."""
+        own = [name.replace("_", "-") for name in (*SIZES, *MIXTURE_SIZES, *DECODER_WAYS)]
+        named = [name for name in self.given() if name.removeprefix("--") in own]
+        if named:
             raise InvalidInput(
-                f"{named}: only for decoders of any size (gpt, llama, mixtral), not for {target}"
+                f"{', '.join(named)}: only for decoders of any size (gpt, llama, mixtral), "
+                f"not for {target}"
             )
 
 

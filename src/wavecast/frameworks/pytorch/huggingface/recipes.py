@@ -18,7 +18,7 @@ class TrainingRecipe:
     task: Task
     batch: int
     sequence: int | None
-    """The tokens of a sequence. None if the inputs are not made of tokens."""
+    """The tokens of a sequence. None if the inputs have no tokens."""
     precision: str | None
     """One of `suite.PRECISIONS`; bf16 and fp16 mean autocast. None to compute in the precision of
     the weights."""

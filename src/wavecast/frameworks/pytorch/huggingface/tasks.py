@@ -17,78 +17,47 @@ class Task:
     auto_class: str
     """The class of transformers (or diffusers) that builds the model."""
     endings: tuple[str, ...]
-    """How the names of architectures end that are made for this task."""
+    """The endings of the names of architectures for this task."""
     batch: int
     """The default batch."""
     sequence: int | None = None
     """The default number of tokens of a sequence. None if the input has no such length."""
     unit: str = "samples"
-    """What is counted for the throughput: "tokens" if it has a sequence of text."""
+    """The unit of the throughput: "tokens" if the input is text."""
     adapted: str | None = None
     """peft's name of the task, if it has one."""
+
+
+def _text(
+    name: str, kind: str, adapted: str | None, *endings: str, batch: int = 8, sequence: int = 512
+) -> Task:
+    """A task on text. Architectures for it end in "For" and the kind, or in other `endings`."""
+    ends = endings or (f"For{kind}",)
+    return Task(name, f"AutoModelFor{kind}", ends, batch, sequence, "tokens", adapted)
 
 
 TASKS: Mapping[str, Task] = {
     task.name: task
     for task in (
-        Task(
+        _text(
             "causal-lm",
-            "AutoModelForCausalLM",
-            ("ForCausalLM", "LMHeadModel"),
+            "CausalLM",
+            "CAUSAL_LM",
+            "ForCausalLM",
+            "LMHeadModel",
             batch=1,
             sequence=2048,
-            unit="tokens",
-            adapted="CAUSAL_LM",
         ),
-        Task(
-            "masked-lm",
-            "AutoModelForMaskedLM",
-            ("ForMaskedLM", "ForPreTraining"),
-            batch=8,
-            sequence=512,
-            unit="tokens",
-        ),
-        Task(
-            "seq2seq",
-            "AutoModelForSeq2SeqLM",
-            ("ForConditionalGeneration",),
-            batch=8,
-            sequence=512,
-            unit="tokens",
-            adapted="SEQ_2_SEQ_LM",
-        ),
-        Task(
-            "sequence-classification",
-            "AutoModelForSequenceClassification",
-            ("ForSequenceClassification",),
-            batch=8,
-            sequence=512,
-            unit="tokens",
-            adapted="SEQ_CLS",
-        ),
-        Task(
-            "token-classification",
-            "AutoModelForTokenClassification",
-            ("ForTokenClassification",),
-            batch=8,
-            sequence=512,
-            unit="tokens",
-            adapted="TOKEN_CLS",
-        ),
-        Task(
-            "question-answering",
-            "AutoModelForQuestionAnswering",
-            ("ForQuestionAnswering",),
-            batch=8,
-            sequence=512,
-            unit="tokens",
-            adapted="QUESTION_ANS",
-        ),
+        _text("masked-lm", "MaskedLM", None, "ForMaskedLM", "ForPreTraining"),
+        _text("seq2seq", "Seq2SeqLM", "SEQ_2_SEQ_LM", "ForConditionalGeneration"),
+        _text("sequence-classification", "SequenceClassification", "SEQ_CLS"),
+        _text("token-classification", "TokenClassification", "TOKEN_CLS"),
+        _text("question-answering", "QuestionAnswering", "QUESTION_ANS"),
         Task(
             "image-classification",
             "AutoModelForImageClassification",
             ("ForImageClassification",),
-            batch=32,
+            32,
         ),
         Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", (), batch=8, sequence=128),
         Task("denoising", "UNet2DConditionModel", ("UNet2DConditionModel",), batch=1),
@@ -102,7 +71,7 @@ _TEXT_TO_TEXT = tuple(
     blenderbot blenderbot-small bigbird_pegasus nllb-moe prophetnet plbart fsmt t5gemma
     """.split()
 )
-"""The types whose ForConditionalGeneration turns text into text. Others take images, too."""
+"""The types whose ForConditionalGeneration reads text alone. Others take images, too."""
 
 
 def task_of(config: ModelConfig, wanted: str | None) -> Task:

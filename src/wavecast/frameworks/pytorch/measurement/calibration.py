@@ -1,4 +1,4 @@
-"""Measured speed of this machine's GPU: memory bandwidth, and rates of large matrix products."""
+"""Measured speed of this machine's GPU: memory bandwidth, and rates of large matmuls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from wavecast.frameworks.pytorch.measurement.iteration import require_gpu, software
-from wavecast.frameworks.pytorch.switches import switches_restored
+from wavecast.frameworks.pytorch.recording.switches import switches_restored
 from wavecast.hardware.device import Fact
 
 _SIZE = 8192
@@ -58,7 +58,7 @@ def _copy_bytes_per_s(memory_bytes: int, seconds: float) -> float:
 def _product_flops(
     dtype: torch.dtype, precision: str, memory_bytes: int, seconds: float
 ) -> float | None:
-    """The sustained FLOP rate of a square product. None if this GPU has no unit for it."""
+    """The sustained FLOP rate of a square matmul. None if this GPU has no unit for it."""
     major, minor = torch.cuda.get_device_capability()
     least = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}.get(dtype, (0, 0))
     if (major, minor) < (least if precision == "ieee" else (8, 0)):

@@ -160,7 +160,7 @@ def _training(device: str) -> Iterator[Pattern]:
     model = nn.Sequential(*layers).to(device)
     loss = model(torch.rand(_SIZE, _SIZE, device=device)).sum()
     weights = list(model.parameters())
-    # Five ops a layer: two products and the sum of the bias for linear, one each for the others.
+    # Five ops a layer: two matmuls and the sum of the bias for linear, one each for the others.
     yield "backward_s", 5 * _LAYERS, lambda: torch.autograd.grad(loss, weights, retain_graph=True)
 
     weight = nn.Parameter(torch.rand(_SIZE, device=device))

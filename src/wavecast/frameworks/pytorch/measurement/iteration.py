@@ -37,10 +37,10 @@ from wavecast.frameworks.pytorch.measurement import profiling, reruns
 from wavecast.frameworks.pytorch.measurement.memory import record_memory
 from wavecast.frameworks.pytorch.measurement.processor_time import processor_s
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
-from wavecast.frameworks.pytorch.recorded import Recording
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording_modes import RecordingMode
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recording_modes import RecordingMode
+from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.predictors.published import published_setup
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -249,6 +249,7 @@ def trace_of(
     return Trace(
         calls=_with_host(calls, measurement.host_s),
         allocations=recorded.recording.allocations,
+        values=recorded.recording.values,
         framework=_framework(),
         capability=torch.cuda.get_device_capability(),
         samples=samples,
@@ -311,7 +312,12 @@ def with_memory(trace: Trace, seen: Recording) -> Trace:
     assigned to the trace's ops, and a note says so.
     """
     if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
-        return replace(trace, allocations=seen.allocations)
+        calls = tuple(
+            replace(call, reads=one.reads, writes=one.writes)
+            for call, one in zip(trace, seen.calls, strict=False)
+        )
+        calls = (*calls, *trace.calls[len(calls) :])
+        return replace(trace, calls=calls, allocations=seen.allocations, values=seen.values)
     note = (
         "iterations differ in their ops, so the memory that libraries use inside ops (workspaces) "
         "is not in the trace"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from wavecast.frameworks.pytorch.switches import true_float32
+from wavecast.frameworks.pytorch.recording.switches import true_float32
 from wavecast.hardware.devices import device as device_named
 from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, LayerStatus, Linear, Lstm, PassTimes
 
@@ -197,7 +197,7 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
 
 @contextmanager
 def _true_float32(benchmark: bool) -> Iterator[None]:
-    """Turn TF32 off, both in matrix products (torch's default) and in cuDNN (not the default)."""
+    """Turn TF32 off, both in matmuls (torch's default) and in cuDNN (not the default)."""
     cudnn = torch.backends.cudnn.flags(
         enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
     )

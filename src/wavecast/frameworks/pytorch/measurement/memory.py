@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.recorded import Recording
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording_modes import MemoryMode, held_bytes
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recording_modes import MemoryMode, held_bytes
+from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.traces.step import Measurement, Trace
 
 
@@ -65,8 +65,7 @@ def traced_memory(step: Callable[[], Any]) -> Trace:
     seen = record_memory(step)
     major, minor = torch.cuda.get_device_capability()
     return Trace(
-        calls=seen.calls,
-        allocations=seen.allocations,
+        **vars(seen),
         framework=f"torch {torch.__version__.split('+')[0]}",
         capability=(major, minor),
         measurement=Measurement(torch.cuda.get_device_name()),

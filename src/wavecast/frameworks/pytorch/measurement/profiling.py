@@ -22,7 +22,7 @@ from wavecast.frameworks.kineto.events import (
     kernel_of,
     read_events,
 )
-from wavecast.frameworks.pytorch.recording_modes import LABEL
+from wavecast.frameworks.pytorch.recording.recording_modes import LABEL
 from wavecast.traces import overlap
 from wavecast.traces.step import Kernel, Trace
 

@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_map
 
 from wavecast import ops
 from wavecast.frameworks.pytorch.measurement.layers import timer_on
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording_modes import RecordingMode
-from wavecast.frameworks.pytorch.signature import tensors_of
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recording_modes import RecordingMode
+from wavecast.frameworks.pytorch.recording.signature import tensors_of
+from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.ops import Kind
 from wavecast.traces.step import Call, Kernel, Trace
 

@@ -14,9 +14,9 @@ from wavecast.frameworks.pytorch.measurement.iteration import (
     software,
     trace_of,
 )
-from wavecast.frameworks.pytorch.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording_modes import RecordingMode
-from wavecast.frameworks.pytorch.structure import Structure
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recording_modes import RecordingMode
+from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.traces import overlap

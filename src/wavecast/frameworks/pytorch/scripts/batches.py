@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import dataloader
 
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 
 class Batches:

@@ -15,7 +15,7 @@ import torch
 from torch.optim import optimizer as optimizer_hooks
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 
 class EnoughSteps(BaseException):

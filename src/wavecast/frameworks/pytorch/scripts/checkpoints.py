@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 _TEXT = "a checkpoint that was saved while tracing: "
 _PATTERN = re.compile(rf"{_TEXT}(\d+)\n".encode())

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 LARGEST_COPY = 4 << 30
 """Files of up to this many bytes are copied when a script opens them for writing."""

@@ -23,7 +23,7 @@ import torch
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture import placement
-from wavecast.frameworks.pytorch.user_lines import (
+from wavecast.frameworks.pytorch.recording.user_lines import (
     count_as_users,
     is_ours,
     is_users,

@@ -26,8 +26,10 @@ from wavecast.frameworks.pytorch.compiled.tracing import (
     followed,
     with_notes,
 )
-from wavecast.frameworks.pytorch.recorded import Recording
-from wavecast.frameworks.pytorch.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.structure import Structure
+from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten
 from wavecast.frameworks.pytorch.scripts.batches import Batches
 from wavecast.frameworks.pytorch.scripts.boundaries import (
     Boundary,
@@ -51,8 +53,6 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.windows import window
-from wavecast.frameworks.pytorch.structure import Structure
-from wavecast.frameworks.pytorch.user_lines import programs_forgotten
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
@@ -315,8 +315,7 @@ def _result(
     if not loop.is_whole(period):
         loop.assumptions.note("evaluation inside of the step was left out, as in all of its steps")
     trace = Trace(
-        calls=recording.calls,
-        allocations=recording.allocations,
+        **vars(recording),
         framework=f"torch {torch.__version__.split('+')[0]}",
         capability=capability,
         samples=samples or loop.batches.samples(period.begin, period.end),

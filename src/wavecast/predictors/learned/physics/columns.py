@@ -1,4 +1,4 @@
-"""The columns of the op models: what is known about each part of an op, whatever the GPU.
+"""The columns of the op models: the facts about each part of an op that hold on any GPU.
 
 One class per kind of part. A row is an instance of it. Many rows become arrays, one for each field,
 under the field's name (`columns_of`). A truth value is 1 or 0.
@@ -21,14 +21,14 @@ EQUAL, OF_M, OF_N, OF_K = -1.0, 0.0, 1.0, 2.0
 
 
 class ProductRow(NamedTuple):
-    """A batch of matrix products, (m, k) @ (k, n).
+    """A batch of matmuls, (m, k) @ (k, n).
 
-    The products have equal sizes, or they are groups that divide one dimension among them. The
-    sizes of groups are means.
+    The matmuls have equal sizes, or they are groups that split one dimension. The sizes of
+    groups are means.
     """
 
     batch: float
-    """How many products, or groups."""
+    """How many matmuls, or groups."""
     m: float
     """Rows of the result."""
     n: float
@@ -48,22 +48,22 @@ class ProductRow(NamedTuple):
     b_by_columns: float
     """Whether the right matrix is stored by columns."""
     ragged: float = EQUAL
-    """The dimension that groups divide among them: OF_M, OF_N or OF_K. EQUAL without groups."""
+    """The dimension that groups split: OF_M, OF_N or OF_K. EQUAL without groups."""
     one_kernel: float = 0.0
     """Whether torch has one kernel for all groups, on GPUs that support it."""
 
 
 class ConvolutionRow(NamedTuple):
-    """One pass of a convolution, as an implicit matrix product (Chetlur et al., 2014)."""
+    """One pass of a convolution, as an implicit matmul (Chetlur et al., 2014)."""
 
     computes: float
     """What the pass computes: FORWARD, OF_IMAGE or OF_WEIGHT."""
     groups: float
-    """Groups of channels, which are products of their own."""
+    """Groups of channels, which are matmuls of their own."""
     m: float
-    """Rows of a group's product."""
+    """Rows of a group's matmul."""
     n: float
-    """Columns of a group's product."""
+    """Columns of a group's matmul."""
     k: float
     """Length of its sums."""
     item_bytes: float
@@ -204,7 +204,7 @@ class StreamRow(NamedTuple):
 
 
 class FusedRow(NamedTuple):
-    """A kernel that Inductor made of several ops."""
+    """A kernel in which Inductor fused several ops."""
 
     points: float
     """Points of the result, before any list is divided."""

@@ -1,4 +1,4 @@
-"""The time of convolutions: implicit products, Winograd's algorithm, conversions of layout."""
+"""The time of convolutions: implicit matmuls, Winograd's algorithm, conversions of layout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from wavecast.predictors.learned.physics.tiles import (
 )
 
 WINOGRAD_GAIN = 2.25
-"""F(2x2, 3x3) needs 16 products instead of 36 (Lavin and Gray, CVPR 2016). No answer is faster than
-the direct FLOPs' time by more than this factor."""
+"""F(2x2, 3x3) needs 16 multiplications instead of 36 (Lavin and Gray, CVPR 2016). No answer is
+faster than the direct FLOPs' time by more than this factor."""
 PADDED_CHANNELS = 8.0
 """cuDNN pads channels to a multiple of this for tensor cores."""
 
@@ -32,7 +32,7 @@ CONVOLUTION_PARAMETERS: dict[str, Bounds] = class_parameters() | {
     "tensor.of_weight": (0.8, 0.3, 1.5),
     "cores.strided": (0.2, 0.0, 1.0),  # loss in a strided image gradient: a power
     "tensor.strided": (0.2, 0.0, 1.0),
-    "winograd": (0.7, 0.3, 1.0),  # efficiency of its products, relative to direct ones
+    "winograd": (0.7, 0.3, 1.0),  # efficiency of its matmuls, relative to direct ones
     "transforms": (1.0, 0.0, 8.0),  # its traffic for transformed tiles, relative to the tensors
     "convert": (0.6, 0.2, 1.0),  # share of the bandwidth when the layout is converted
     "convert_us": (4.0, 1.0, 15.0),  # microseconds of the kernels that convert
@@ -47,7 +47,7 @@ DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
 
 
 def convolution_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """Seconds of convolutions that are computed as products."""
+    """Seconds of convolutions that are computed as matmuls."""
     unit = columns["unit"].astype(np.int64)
     tensor, computes = gpu.on_tensor_cores(unit), columns["computes"]
     rate = sustained(gpu.rate(unit), gpu, picked(theta, tensor, "picojoules"))
@@ -76,7 +76,7 @@ def _fill(channels: Floats) -> Floats:
 
 
 def _padded(columns: Columns, tensor: Any) -> tuple[Floats, Floats, Floats, Floats]:
-    """The product's sizes, with channels padded for tensor cores."""
+    """The matmul's sizes, with channels padded for tensor cores."""
     fill = np.where(tensor, _fill(columns["channels"]), 1.0)
     computes = columns["computes"]
     n = columns["n"] * np.where(computes == OF_WEIGHT, fill, 1.0)

@@ -1,4 +1,4 @@
-"""The time of kernels that Inductor made of several ops."""
+"""The time of kernels in which Inductor fused several ops."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def row_of(op: Op, cost: Cost) -> FusedRow:
 
 
 def _names(op: Op) -> list[str]:
-    """The aten ops from which the kernel was made."""
+    """The aten ops that are fused in the kernel."""
     return str(op.attr("fused", "")).split(",")
 
 

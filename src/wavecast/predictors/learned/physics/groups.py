@@ -1,4 +1,4 @@
-"""The time of grouped products: in one kernel where torch has it, else one product after another.
+"""The time of grouped matmuls: in one kernel where torch has it, else one matmul after another.
 
 The kernel (CUTLASS's, for compute capability 9 and 10) has one tile shape: two SMs together compute
 256 x 256 of a group, and SMs go on from group to group. Where groups end depends on the data. A
@@ -14,7 +14,13 @@ import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import OF_K, OF_M, OF_N, Columns
-from wavecast.predictors.learned.physics.tiles import Bounds, Theta, overlapped, sustained
+from wavecast.predictors.learned.physics.tiles import (
+    Bounds,
+    Theta,
+    overlapped,
+    quantised,
+    sustained,
+)
 
 if TYPE_CHECKING:
     from wavecast.predictors.learned.model import OpModel
@@ -28,7 +34,7 @@ GROUPED_PARAMETERS: dict[str, Bounds] = {
     "dram": (0.8, 0.4, 1.0),  # share of the bandwidth
     "floor_us": (8.0, 1.0, 40.0),  # two kernels: the first makes a list of the groups
     "anywhere": (0.5, 0.0, 1.0),  # 0: groups have equal sizes; 1: they end anywhere
-    "picojoules": (2.76, 0.01, 6.0),  # energy of a FLOP at 12 nm, as in other products
+    "picojoules": (2.76, 0.01, 6.0),  # energy of a FLOP at 12 nm, as in other matmuls
 }
 
 
@@ -45,9 +51,7 @@ def grouped_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
     rate = _rate(columns, gpu, theta)
     pairs = columns["batch"] * blocks("m", OF_M, SIDE) * blocks("n", OF_N, SIDE)
-    waves = 2.0 * pairs / gpu.sm
-    whole = np.maximum(np.ceil(waves - 1e-9), 1.0)
-    waves = whole - (1.0 - theta["quantised"]) * np.where(waves > 1, whole - waves, 0.0)
+    waves = quantised(2.0 * pairs / gpu.sm, theta["quantised"])
     work = SIDE * SIDE * DEPTH * blocks("k", OF_K, DEPTH)  # of one SM: half a tile, two FLOPs each
     compute_s = waves * (work * gpu.sm / rate + theta["prologue"] / gpu.clock_hz)
     memory_s = columns["moved_bytes"] / (gpu.bytes_per_s * theta["dram"])
@@ -62,9 +66,9 @@ def _rate(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 def seconds(columns: Columns, gpu: GpuFacts, models: Mapping[str, OpModel]) -> Floats:
-    """Seconds of each grouped product on one GPU, in one kernel or one product after another.
+    """Seconds of each grouped matmul on one GPU, in one kernel or one matmul after another.
 
-    Without a model of the kernel it counts as a batch of products.
+    Without a model of the kernel it counts as a batch of matmuls.
     """
     together = columns["one_kernel"].astype(bool) & gpu.groups
     kernel_s = models.get("grouped", models["product"]).seconds(columns, gpu)

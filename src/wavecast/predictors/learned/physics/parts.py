@@ -1,6 +1,6 @@
 """An op as parts: the work it gives the GPU, each part with the columns that its model needs.
 
-The columns do not depend on the GPU. They are made once and serve for all GPUs.
+The columns do not depend on the GPU, so they are built once for all GPUs.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def parts_of(op: Op) -> tuple[Part, ...]:
     return (Part("stream", passes.row_of(op, cost)),)
 
 
-# Matrix products.
+# Matmuls.
 
 _LINEAR = ("aten.linear", quantization.INT8)
-"""Products whose right matrix is a weight, (n, k)."""
+"""Matmuls whose right matrix is a weight, (n, k)."""
 
 
 def _products(op: Op, cost: Cost) -> tuple[Part, ...]:
@@ -97,14 +97,14 @@ def _products(op: Op, cost: Cost) -> tuple[Part, ...]:
 
 
 def _packed_product(op: Op, cost: Cost) -> tuple[Part, ...]:
-    """A product with a 4-bit weight, as an ordinary one that reads fewer bytes."""
+    """A matmul with a 4-bit weight, as an ordinary one that reads fewer bytes."""
     a, b = op.inputs[0], quantization.unpacked_weight(op)
     rows = TensorSpec((a.numel // max(a.shape[-1], 1), a.shape[-1]), a.dtype)
     return _products(Op("aten.mm", (rows, b), op.outputs), cost)
 
 
 def _sizes(op: Op, a: TensorSpec, b: TensorSpec) -> tuple[float, float, float, float]:
-    """How many products there are, and m, n and k of each."""
+    """How many matmuls there are, and m, n and k of each."""
     if op.base in _LINEAR:
         return 1, a.numel // max(a.shape[-1], 1), b.shape[0], a.shape[-1]
     if op.base in matmul.GROUPED:
@@ -142,7 +142,7 @@ def _by_columns(t: TensorSpec) -> bool:
 
 
 def _convolutions(op: Op) -> tuple[Part, ...]:
-    """The forward pass or, for a backward op, one part for each gradient that is asked for.
+    """The forward pass or, for a backward op, one part for each requested gradient.
 
     The forward pass of a transposed convolution is the image gradient of a plain one.
     """
@@ -247,9 +247,9 @@ def _has_bias(op: Op) -> bool:
 
 
 def _recurrent(op: Op, cost: Cost) -> tuple[Part, ...]:
-    """The steps, which follow each other, and the products over all steps at once.
+    """The steps, which follow each other, and the matmuls over all steps at once.
 
-    These are the product with the input and, backward, those for the gradients of the input and of
+    These are the matmul with the input and, backward, those for the gradients of the input and of
     the weights (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs",
     2016, section 3).
     """
@@ -284,7 +284,7 @@ def _recurrent(op: Op, cost: Cost) -> tuple[Part, ...]:
 
 
 def _layer_product(batch: int, sizes: tuple[float, float, float], item: float, unit: int) -> Part:
-    """A product (m, n, k) of each layer, whose layout cuDNN chooses."""
+    """A matmul (m, n, k) of each layer, whose layout cuDNN chooses."""
     m, n, k = sizes
     row = ProductRow(
         batch=batch,

@@ -14,6 +14,7 @@ from wavecast.predictors.learned.physics.tiles import (
     from_memory,
     overlapped,
     picked,
+    quantised,
     sustained,
     tiled_s,
 )
@@ -66,9 +67,7 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     along = np.where(columns["backward"] > 0, columns["k_len"], columns["q_len"])
     across = np.where(columns["backward"] > 0, columns["q_len"], columns["k_len"])
     blocks = np.ceil(along / QUERIES)
-    waves = columns["sequences"] * blocks / gpu.sm
-    whole = np.maximum(np.ceil(waves - 1e-9), 1.0)
-    waves = whole - (1.0 - pick("quantised")) * np.where(waves > 1, whole - waves, 0.0)
+    waves = quantised(columns["sequences"] * blocks / gpu.sm, pick("quantised"))
     per_pair = columns["flops"] / np.maximum(
         columns["sequences"] * columns["q_len"] * columns["k_len"] * columns["attended_share"], 1.0
     )
@@ -80,9 +79,9 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 def recurrent_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """Seconds of the steps of cuDNN's recurrent layers, without the products over all steps.
+    """Seconds of the steps of cuDNN's recurrent layers, without the matmuls over all steps.
 
-    A step is a narrow product. Its weights come from L2 at every step, as far as they fit.
+    A step is a narrow matmul. Its weights come from L2 at every step, as far as they fit.
     """
     unit = columns["unit"].astype(np.int64)
     tensor, rate = gpu.on_tensor_cores(unit), gpu.rate(unit)
@@ -97,7 +96,7 @@ def recurrent_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     sizes = (np.ones(len(n)), columns["batch"], n, k)
     product_s = tiled_s(sizes, columns["item_bytes"], weights, step_rate, tensor, gpu, theta)
     step_s = picked(theta, tensor, "step_us") * 1e-6 * np.where(backward, theta["backward_us"], 1.0)
-    # Besides the product, a cell reads and writes the gates (twice, and once more for the backward
+    # Besides the matmul, a cell reads and writes the gates (twice, and once more for the backward
     # pass), states and outputs. L2 still holds part of them.
     cell = columns["batch"] * hidden * (3.0 * columns["gates"] + 4.0) * columns["item_bytes"]
     step_s = step_s + cell / (gpu.bytes_per_s * theta["cell"])

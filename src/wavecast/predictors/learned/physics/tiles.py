@@ -1,6 +1,6 @@
-"""The time of matrix products and convolutions: tiles in waves over the SMs.
+"""The time of matmuls and convolutions: tiles in waves over the SMs.
 
-A product is cut into tiles, each computed by one thread block, and blocks run in waves over
+A matmul is cut into tiles, each computed by one thread block, and blocks run in waves over
 the SMs (Osama et al., "Stream-K", PPoPP 2023, section 3; NVIDIA, "Matrix Multiplication
 Background User's Guide"). A library has kernels for about a dozen tile shapes and may split the
 inner dimension. The fastest choice counts. Each choice has three limits, which overlap:
@@ -46,7 +46,7 @@ _ONE: dict[str, Bounds] = {
 """The constants of one unit class."""
 IDLE_WATTS = 25.0
 """Power that a board draws besides its cores: memory, converters, fans. This is much of the 70 W of
-a T4. With 15 W instead, a fit that has not seen the T4 predicts its products a quarter too fast."""
+a T4. With 15 W instead, a fit that has not seen the T4 predicts its matmuls a quarter too fast."""
 VECTOR_BYTES = 16.0
 """The largest load of a thread."""
 CLASSES = ("cores", "tensor")
@@ -81,10 +81,10 @@ def tiled_s(
     theta: Theta,
     per_load: Floats | None = None,
 ) -> Floats:
-    """Seconds of the fastest choice for each row of products, without the floor.
+    """Seconds of the fastest choice for each row of matmuls, without the floor.
 
     Args:
-        sizes: batch, m, n and k of `batch` products (m, k) @ (k, n).
+        sizes: batch, m, n and k of `batch` matmuls (m, k) @ (k, n).
         item: Bytes of one element.
         dram_bytes: Bytes that come from memory.
         rate: FLOP/s.
@@ -142,7 +142,7 @@ class _Rows(NamedTuple):
     load_s: Any
     """Seconds of an SM to load an element."""
     split_s: Any
-    """Seconds of the kernel that adds up a split product, without its traffic."""
+    """Seconds of the kernel that adds up a split matmul, without its traffic."""
     added_s: Any
     """Seconds of all SMs to write the result once in float32."""
     memory_s: Any
@@ -159,15 +159,20 @@ def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
     """
     depth = np.where(row.tensor, 32.0, 8.0)
     k_part = np.maximum(np.ceil(row.k / SPLIT / depth), 1.0) * depth
-    waves = row.batch * np.ceil(row.m / TILE_M) * np.ceil(row.n / TILE_N) * SPLIT / row.sm
-    whole = np.maximum(np.ceil(waves - 1e-9), 1.0)
-    waves = whole - (1.0 - row.quantised) * np.where(waves > 1, whole - waves, 0.0)
+    tiles = row.batch * np.ceil(row.m / TILE_M) * np.ceil(row.n / TILE_N) * SPLIT
+    waves = quantised(tiles / row.sm, row.quantised)
     flops = np.where(row.tensor, on_tensor, on_cores)
     compute_s = waves * (flops * k_part * row.flop_s + row.tile_s)
     loads_s = waves * k_part * (TILE_M + TILE_N) * row.load_s
     split_s = np.where(SPLIT > 1, row.split_s + row.added_s * (SPLIT + 1), 0.0)
     best: Floats = (overlapped(compute_s, loads_s, row.memory_s) + split_s).min(axis=1)
     return best
+
+
+def quantised(waves: Any, share: Any) -> Any:
+    """Waves, of which the last, partial one counts between its own size and a whole one."""
+    whole = np.maximum(np.ceil(waves - 1e-9), 1.0)
+    return whole - (1.0 - share) * np.where(waves > 1, whole - waves, 0.0)
 
 
 def _efficiency(theta: Theta, kind: str) -> Floats:
@@ -231,7 +236,7 @@ def from_memory(nbytes: Floats, gpu: GpuFacts, resident: Any) -> Floats:
 
 
 def product_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """Seconds of matrix products."""
+    """Seconds of matmuls."""
     unit = columns["unit"].astype(np.int64)
     rate, tensor = gpu.rate(unit), gpu.on_tensor_cores(unit)
     rate = sustained(rate, gpu, picked(theta, tensor, "picojoules"))

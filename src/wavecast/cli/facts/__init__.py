@@ -1,0 +1,1 @@
+"""Commands about hardware, prices, the suite and this machine."""

@@ -1,0 +1,181 @@
+"""`wavecast devices` and `calibrate`: the known GPUs, and this machine's own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+
+import wavecast
+from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.gpus import named_gpus
+from wavecast.cli.output.screen import print_json, show, waiting, width
+from wavecast.cli.steps.sources import has_gpu
+from wavecast.errors import InvalidInput
+from wavecast.hardware.device import Device, Fact
+from wavecast.report import devices as report
+from wavecast.report import outputs
+from wavecast.report.tables import line
+
+if TYPE_CHECKING:
+    from wavecast.hardware.host_files import HostFile
+
+_WATCHED_S = 1.0
+"""How long the machine is watched before a calibration, to see how busy it is."""
+
+
+@app.command()
+def devices(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="GPUs to show in full.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the known GPUs, or show all facts of some.
+
+    \b
+    wavecast devices
+    wavecast devices "NVIDIA H100 80GB HBM3"
+    wavecast devices h100-sxm-80gb --json
+    """
+    gpus = named_gpus(names) if names else list(wavecast.devices())
+    if as_json:
+        print_json(gpus)
+    elif names:
+        for index, gpu in enumerate(gpus):
+            show("" if index else None, report.device_facts(gpu))
+    else:
+        show(report.devices(gpus, width()))
+
+
+@app.command()
+def calibrate(
+    name: Annotated[
+        str | None, typer.Option("--name", help="The name to keep the host under; this machine's.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Measure nothing: list the hosts that are kept.")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="How long each GPU measurement runs; 1 s by default.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder for your device files.")
+    ] = None,
+    host_path: Annotated[
+        Path | None, typer.Option("--host-out", help="Another file for the host (FILE.toml).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure this machine's host and GPU, for your predictions.
+
+    For the host, it measures how long each kind of op takes to issue, with or without a GPU, and
+    how busy the machine is. Predictions for this machine's GPU then use your host; --host NAME
+    or --host mine uses it for others.
+
+    For the GPU, if there is one, it measures the bandwidth of a copy and the rates of large
+    matmuls. They are saved in a device file, next to the nominal numbers.
+
+    \b
+    wavecast calibrate --name my-workstation
+    wavecast predict resnet50 --gpu l4 --host my-workstation
+    wavecast calibrate --list
+
+    Both files are in your configuration folder by default. Close other programs first.
+    """
+    from wavecast.hardware import host_files, kept_hosts
+
+    if listed:
+        _refuse_beside_list(name=name, out=folder, host_out=host_path, seconds=seconds)
+        _list_hosts(as_json)
+        return
+    kept_as = name or kept_hosts.default_name()
+    saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
+    measures_gpu = _measures_gpu(seconds, folder, host_path)
+    with waiting("calibrating the host"):
+        host = _calibrated_host(kept_as)
+    host_files.save(host, saved_host)
+    record: dict[str, object] = {"host": kept_hosts.KeptHost(host.name, saved_host, host)}
+    parts: list[RenderableType] = [report.host_calibration(host)]
+    parts.append(report.saved_host(host, saved_host, elsewhere=host_path is not None))
+    if measures_gpu:
+        gpu, facts, path = _calibrated_gpu(1.0 if seconds is None else seconds, folder)
+        record |= {"gpu": gpu.id, "file": str(path), "measured": facts}
+        parts += ["", report.gpu_calibration(gpu, facts), line(f"saved as {path}", "dim")]
+    else:
+        parts.append(line("this machine has no GPU: only the host was measured", "dim"))
+    if as_json:
+        print_json(outputs.CALIBRATION.record(record))
+    else:
+        show(*parts)
+
+
+def _list_hosts(as_json: bool) -> None:
+    from wavecast.hardware.kept_hosts import kept_hosts
+
+    hosts = kept_hosts()
+    if as_json:
+        print_json(hosts)
+    else:
+        show(report.kept_hosts(hosts, width()))
+
+
+def _refuse_beside_list(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"--list measures nothing; leave out --{name.replace('_', '-')}")
+
+
+def _measures_gpu(seconds: float | None, folder: Path | None, host_path: Path | None) -> bool:
+    """Whether there is a GPU to calibrate; raises InvalidInput for options that need another."""
+    if host_path is not None and host_path.suffix != ".toml":
+        raise InvalidInput(f"a host is saved as FILE.toml, not {host_path}")
+    if has_gpu():  # says what to install where torch is missing
+        return True
+    if seconds is not None or folder is not None:
+        raise InvalidInput(
+            "this machine has no GPU, so only its host can be measured; leave --seconds and --out "
+            "out (--host-out names the file of the host)"
+        )
+    return False
+
+
+def _calibrated_host(name: str) -> HostFile:
+    from wavecast.frameworks.pytorch.measurement import host_benchmark, machine_load
+    from wavecast.hardware.calibration import MeasuredMachine, calibrated
+    from wavecast.hardware.kept_hosts import machine_name
+
+    direct: dict[str, float] = {}
+    gpu = ""
+    before = machine_load.share_in(_WATCHED_S)
+    with machine_load.watched() as load:
+        times = {"cpu": host_benchmark.time_host()}
+        if has_gpu():
+            times["cuda"], direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
+            gpu = host_benchmark.gpu_name()
+    return calibrated(
+        name,
+        times,
+        direct,
+        software=host_benchmark.versions("cuda" if direct else "cpu"),
+        source=f"wavecast calibrate, {f'with {gpu}' if gpu else 'without a GPU'}",
+        machine=MeasuredMachine(
+            processor=host_benchmark.processor(),
+            machine=machine_name(),
+            gpu=gpu,
+            busy_before=before,
+            busy_during=load.share,
+        ),
+    )
+
+
+def _calibrated_gpu(seconds: float, folder: Path | None) -> tuple[Device, dict[str, Fact], Path]:
+    from wavecast.frameworks.pytorch.measurement.calibration import calibrate as calibrate_gpu
+    from wavecast.hardware import device_files
+
+    with waiting("calibrating the GPU"):
+        name, facts = calibrate_gpu(seconds)
+    gpu = wavecast.device(name)
+    return gpu, facts, device_files.save(device_files.with_measured(gpu, facts), folder)

@@ -1,0 +1,34 @@
+"""`wavecast doctor`: is everything here that Wavecast needs?"""
+
+from __future__ import annotations
+
+import typer
+
+import wavecast
+from wavecast.cli.app import JsonOption, app
+from wavecast.cli.output.screen import print_json, show, waiting, width
+from wavecast.report import doctor as report
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Look whether this machine has what Wavecast needs, and say what to do.
+
+    It looks at Python, torch, GPUs, optional packages, prices, calibrated hosts, the run store and
+    libraries, and traces a small step. The exit code is 1 if something is broken.
+
+    \b
+    wavecast doctor
+    wavecast doctor --json
+    """
+    from wavecast.doctor import examine, is_broken
+
+    with waiting("looking around"):
+        findings = examine(wavecast.__version__)
+    if as_json:
+        works = not is_broken(findings)
+        print_json(report.EXAMINATION.record({"works": works, "findings": findings}))
+    else:
+        show(report.examination(findings, width()))
+    if is_broken(findings):
+        raise typer.Exit(1)

@@ -1,0 +1,225 @@
+"""`wavecast suite`: the benchmark suite, listed, measured, predicted and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import wavecast
+from wavecast import suite as models
+from wavecast.cli.app import Commands, JsonOption, app
+from wavecast.cli.output.screen import counting_down, print_json, show, width
+from wavecast.cli.steps.sources import require_gpu
+from wavecast.errors import UnknownName, WavecastError
+from wavecast.files import write_whole
+from wavecast.hardware.devices import known_device
+from wavecast.report import suites as report
+
+if TYPE_CHECKING:
+    from wavecast.runs.suite_results import SuiteResult, SuiteStep
+
+suite_app = Commands(
+    help="List, measure, predict or train the benchmark suite.",
+    no_args_is_help=True,
+)
+app.add_typer(suite_app, name="suite")
+
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option("--model", "-m", help="A model of the suite; repeat for more. Default: all."),
+]
+PrecisionsOption = Annotated[
+    list[str] | None,
+    typer.Option("--precision", "-p", help="A precision; repeat for more. Default: fp32, bf16."),
+]
+ScaleOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--scale", help="A share of the default batch; repeat for more. Default: 0.25, 0.5, 1."
+    ),
+]
+IterationsOption = Annotated[
+    int,
+    typer.Option(help="Measure at least so many iterations of each step; TBD: hundreds.", min=0),
+]
+AgainOption = Annotated[
+    bool,
+    typer.Option("--again", help="Measure steps once more that did not settle, or not for long."),
+]
+PageOption = Annotated[
+    Path | None, typer.Option("--html", help="Also write the results as a page of HTML.")
+]
+
+
+@suite_app.command(name="list")
+def list_(as_json: JsonOption = False) -> None:
+    """List the models of the suite."""
+    if as_json:
+        print_json(models.benchmarks())
+    else:
+        show(report.suite(models.benchmarks(), width()))
+
+
+@suite_app.command()
+def run(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write or continue.")],
+    model: ModelOption = None,
+    precision: PrecisionsOption = None,
+    scale: ScaleOption = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure each step.")] = 20.0,
+    iterations: IterationsOption = 0,
+    traces: Annotated[
+        Path | None, typer.Option("--traces", help="A folder for the measured traces.")
+    ] = None,
+    again: AgainOption = False,
+    page: PageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the suite on this machine's GPU.
+
+    If it is interrupted, start it again: it continues where it stopped.
+
+    \b
+    wavecast suite run -o suite-h200.csv --html suite-h200.html
+    wavecast suite run -o faster.csv --model faster-rcnn --iterations 3000
+    """
+    from wavecast.campaigns import suite_runs
+
+    require_gpu()
+    from wavecast.frameworks.pytorch.measurement.layers import gpu_id
+
+    gpu = wavecast.device(gpu_id())
+    steps = _steps(model, precision, scale)
+    failures: list[str] = []
+
+    def measure_apart(step: SuiteStep) -> SuiteResult:
+        return suite_runs.run_apart(suite_runs.measure_here, step, gpu, seconds, traces, iterations)
+
+    def measure_again_apart(row: SuiteResult) -> SuiteResult:
+        return suite_runs.run_apart(suite_runs.time_again, row, seconds, iterations)
+
+    with counting_down("measuring the suite", len(steps)) as update:
+        results = suite_runs.run(
+            steps,
+            out,
+            measure_apart,
+            gpu=gpu.id,
+            again=measure_again_apart if again else None,
+            progress=lambda now: update(now.done, now.remaining_s),
+            failed=lambda step, error: failures.append(
+                f"{step.model}, batch {step.batch}, {step.precision}: {error}"
+            ),
+        )
+    _finish(f"the suite on {gpu.name}, measured", results, page, as_json)
+    if failures:
+        raise WavecastError("\n".join(("these steps failed; run again to retry:", *failures)))
+
+
+@suite_app.command(name="show")
+def show_(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `suite run` wrote.")],
+    page: PageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the results of `suite run` as a table or a page.
+
+    \b
+    wavecast suite show suite-h200.csv --html suite-h200.html
+    """
+    from wavecast.runs.suite_results import read_results
+
+    results = read_results(path)
+    gpus = ", ".join(dict.fromkeys(known_device(row.gpu).name for row in results))
+    _finish(f"the suite on {gpus}, measured", results, page, as_json)
+
+
+@suite_app.command()
+def predict(
+    gpu: Annotated[str, typer.Option("--gpu", "-g", help="The GPU to predict for.")],
+    model: ModelOption = None,
+    precision: PrecisionsOption = None,
+    scale: ScaleOption = None,
+    page: PageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the suite on a GPU you do not have.
+
+    \b
+    wavecast suite predict --gpu l4 --precision bf16 --scale 1
+    """
+    from wavecast.campaigns import suite_runs
+    from wavecast.hardware.kept_hosts import find_host
+
+    device = wavecast.device(gpu)
+    steps = _steps(model, precision, scale)
+    results = []
+    with counting_down("predicting the suite", len(steps)) as update:
+        for number, step in enumerate(steps, start=1):
+            results.append(suite_runs.predict_there(step, device))
+            update(number, 0.0)
+    title = f"the suite on {device.name}, predicted; host: {find_host(None, device).name}"
+    _finish(title, results, page, as_json)
+
+
+@suite_app.command()
+def train(
+    domain: Annotated[
+        list[str] | None,
+        typer.Option("--domain", "-d", help="A domain; repeat for more. Default: all six."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of weights and data.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small model of each domain on the CPU until it has learned its task.
+
+    The tasks are made up, and take seconds each. The command fails if a model does not reach the
+    quality that its task asks for.
+
+    \b
+    wavecast suite train
+    wavecast suite train --domain "machine translation"
+    """
+    from wavecast.suite.demonstrations import DEMONSTRATIONS
+    from wavecast.suite.demonstrations import train as train_one
+
+    known = [demonstration.domain for demonstration in DEMONSTRATIONS]
+    if unknown := sorted(set(domain or ()) - set(known)):
+        raise UnknownName(
+            f"the suite trains nothing for {', '.join(unknown)}; known domains: {', '.join(known)}"
+        )
+    chosen = [one for one in DEMONSTRATIONS if one.domain in (domain or known)]
+    trainings = []
+    with counting_down("training the suite", len(chosen)) as update:
+        for number, demonstration in enumerate(chosen, start=1):
+            trainings.append(train_one(demonstration, seed=seed))
+            update(number, 0.0)
+    if as_json:
+        print_json(report.small_trainings().records(trainings))
+    else:
+        show(report.trainings(trainings, width()))
+    if failed := [training.domain for training in trainings if not training.learned]:
+        raise WavecastError(f"did not reach the needed quality: {', '.join(failed)}")
+
+
+def _steps(
+    model: list[str] | None, precision: list[str] | None, scale: list[float] | None
+) -> tuple[SuiteStep, ...]:
+    from wavecast.campaigns import suite_runs
+
+    return suite_runs.configurations(
+        model or (), precision or ("fp32", "bf16"), scale or (0.25, 0.5, 1.0)
+    )
+
+
+def _finish(title: str, results: Sequence[SuiteResult], page: Path | None, as_json: bool) -> None:
+    if page is not None:
+        from wavecast.report import pages
+
+        write_whole(page, pages.suite_page(title, results))
+    if as_json:
+        print_json(results)
+    else:
+        show(report.suite_results(title, results, width()))

@@ -1,0 +1,1 @@
+"""The options of commands, in groups that several commands share."""

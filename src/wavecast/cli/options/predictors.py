@@ -1,0 +1,236 @@
+"""How a step is predicted: the options of the host and of predictors, and what they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wavecast.cli.options.groups import grouped
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.targets import Target
+
+if TYPE_CHECKING:
+    from wavecast import Predictor, Scaler
+
+
+class By(StrEnum):
+    """The ways to break down the GPU's time."""
+
+    OP = "op"
+    MODULE = "module"
+
+
+class SetupName(StrEnum):
+    """The setups as published in a paper."""
+
+    HABITAT = "habitat"
+
+
+class PredictorName(StrEnum):
+    """The predictors of ops, and the scalers of measured ones, by name."""
+
+    LEARNED = "learned"
+    ATTAINABLE = "attainable"
+    ROOFLINE = "roofline"
+    MLP = "mlp"
+    HABITAT = "habitat"
+    WAVE = "wave"
+    DAYDREAM = "daydream"
+
+
+SCALERS = (PredictorName.HABITAT, PredictorName.WAVE, PredictorName.DAYDREAM)
+"""Those that need a measured step."""
+
+
+PredictorOption = Annotated[
+    PredictorName | None,
+    typer.Option(
+        "--predictor",
+        help="The predictor of op times (learned, attainable, roofline, mlp), or the method that "
+        "scales a measurement (habitat, wave, or daydream with --precision); the most accurate "
+        "one by default.",
+    ),
+]
+SetupOption = Annotated[
+    SetupName | None,
+    typer.Option(
+        "--setup",
+        help="Scale a measurement as published: habitat takes its paper's clocks, bandwidths, "
+        "prices and networks (--model), and Daydream's rule for --precision.",
+    ),
+]
+ModelOption = Annotated[
+    list[Path] | None,
+    typer.Option("--model", help="Your own networks (from wavecast fit) for mlp and habitat."),
+]
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="reference|mine|NAME|FILE",
+        help="The host that issues the ops: the shipped reference, this machine, or another that "
+        "wavecast calibrate measured (by name or file). By default a measured step keeps its own "
+        "host; others use one that was calibrated with the same GPU, else the reference.",
+    ),
+]
+FactorOption = Annotated[
+    float, typer.Option("--host-factor", help="Multiply all times of the host by this.")
+]
+GraphOption = Annotated[
+    bool,
+    typer.Option("--cuda-graph", help="Assume that the step is replayed as one CUDA graph."),
+]
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """How ops are issued, as the user gave it."""
+
+    host: str | None = None
+    host_factor: float = 1.0
+    cuda_graph: bool = False
+
+    def given(self) -> dict[str, object]:
+        """The values that differ from their defaults, by option; None for the others."""
+        return {
+            "--host": self.host,
+            "--host-factor": None if self.host_factor == 1 else self.host_factor,
+            "--cuda-graph": self.cuda_graph or None,
+        }
+
+    def arguments(self, *, several: bool = False) -> dict[str, Any]:
+        """The arguments of `wavecast.predict`; on several GPUs there is no CUDA graph."""
+        how: dict[str, Any] = {"host": self.host, "host_factor": self.host_factor}
+        return how if several else how | {"graphed": self.cuda_graph}
+
+
+NO_HOST_OPTIONS = HostOptions()
+
+
+def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that gives a command the options of `HostOptions`, as its parameter `issuing`."""
+    options = {"host": HostOption, "host_factor": FactorOption, "cuda_graph": GraphOption}
+    return grouped(command, "issuing", HostOptions, options)
+
+
+OriginOption = Annotated[
+    str | None,
+    typer.Option("--origin", help="The GPU of the measurement, if the trace does not name it."),
+]
+ByOption = Annotated[
+    By | None, typer.Option("--by", help="Also break the GPU's time down by op or module.")
+]
+DepthOption = Annotated[
+    int,
+    typer.Option("--depth", min=1, help="With --by module: how many names of a path are kept."),
+]
+
+
+def refuse_scaling(
+    target: Target,
+    origin: str | None,
+    predictor: PredictorName | None = None,
+    setup: SetupName | None = None,
+) -> None:
+    """Refuse options that scale a measurement, if the step of a target was not measured."""
+    if target.is_measured:
+        return
+    scaler = f"--predictor {predictor}" if predictor in SCALERS else None
+    given = "--origin" if origin is not None else None, scaler, setup and f"--setup {setup}"
+    for option in given:
+        if option is not None:
+            raise InvalidInput(
+                f"{option} is for measured steps, and {target.name} was not measured, so there is "
+                "nothing to scale; leave it out, or measure the step first (wavecast measure)"
+            )
+
+
+def precision_scaler(target: Target, precision: str | None) -> Scaler | None:
+    """The scaler that takes a measured step to another precision; None where there is no need."""
+    if precision is None or not target.is_measured:
+        return None
+    from wavecast.predictors.mixed_precision import MixedPrecision
+
+    return MixedPrecision.shipped(precision)
+
+
+def _published_scaler(
+    setup: SetupName,
+    name: PredictorName | None,
+    precision: str | None,
+    models: list[Path] | None,
+) -> Scaler:
+    """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
+    from wavecast.predictors.mixed_precision import MixedPrecision
+    from wavecast.predictors.mlp.predictor import Mlp
+    from wavecast.predictors.published import published_setup
+
+    if name is not None:
+        raise InvalidInput(f"--setup {setup} has its own predictor; leave --predictor out")
+    scaler = published_setup(setup).scaler(Mlp.read(models) if models else None)
+    return scaler if precision is None else MixedPrecision.daydream(precision, scaler)
+
+
+def _daydream(precision: str | None) -> Scaler:
+    from wavecast.predictors.mixed_precision import MixedPrecision
+
+    if precision is None:
+        raise InvalidInput(
+            "Daydream's rule takes a float32 measurement to half precision; say which with "
+            "--precision bf16 or fp16"
+        )
+    return MixedPrecision.daydream(precision)
+
+
+def chosen_predictor(
+    name: PredictorName | None,
+    target: Target,
+    precision: str | None,
+    models: list[Path] | None,
+    setup: SetupName | None = None,
+) -> Predictor | Scaler | None:
+    """The predictor that the options ask for. None to let the library choose."""
+    if setup is not None:
+        return _published_scaler(setup, name, precision, models)
+    if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
+        raise InvalidInput("--model is for --predictor mlp or habitat, or for --setup habitat")
+    if name is PredictorName.DAYDREAM:
+        return _daydream(precision)
+    if (scaler := precision_scaler(target, precision)) is not None:
+        if name is not None:
+            raise InvalidInput(
+                "--precision with a measured trace has its own predictor; leave --predictor out, "
+                "or take --predictor daydream"
+            )
+        return scaler
+    return None if name is None else _named_predictor(name, models)
+
+
+def _named_predictor(name: PredictorName, models: list[Path] | None) -> Predictor | Scaler:
+    match name:
+        case PredictorName.LEARNED:
+            from wavecast.predictors.learned.predictor import Learned
+
+            return Learned.shipped()
+        case PredictorName.ATTAINABLE:
+            from wavecast.predictors.attainable import Attainable
+
+            return Attainable.shipped()
+        case PredictorName.ROOFLINE:
+            from wavecast.predictors.roofline import Roofline
+
+            return Roofline()
+        case PredictorName.WAVE:
+            from wavecast.predictors.wave import WaveScaling
+
+            return WaveScaling()
+    from wavecast.predictors.habitat import Habitat
+    from wavecast.predictors.mlp.predictor import Mlp
+
+    networks = Mlp.read(models) if models else Mlp.shipped()
+    return networks if name is PredictorName.MLP else Habitat(networks)

@@ -1,0 +1,114 @@
+"""The options about prices, which several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import wavecast
+from wavecast.cli.options.groups import option_group
+from wavecast.errors import InvalidInput
+from wavecast.hardware.device import Device
+from wavecast.planning.price_files import is_money, read_prices
+from wavecast.planning.prices import Price, PriceBook, PriceFilter, price_book, today
+from wavecast.planning.purchase import Purchase
+
+YOURS = "yours"
+"""The provider of a price that was given on the command line."""
+
+
+@dataclass(frozen=True)
+class PriceOptions:
+    """The options as the user gave them."""
+
+    price: list[str] | None = None
+    prices: Path | None = None
+    providers: str | None = None
+    spot: bool = False
+    stale: bool = False
+    buy: list[str] | None = None
+    lifetime_years: float = 4.0
+    utilisation: float = 0.5
+    power_price: float = 0.0
+
+    def book(self, gpus: Sequence[Device] = (), setup: str | None = None) -> PriceBook:
+        """The prices to use.
+
+        Args:
+            gpus: the GPUs that a price without a name is for.
+            setup: the published setup whose prices are used; None for today's.
+
+        Raises:
+            InvalidInput: an option is malformed, or names a provider without offers.
+        """
+        if self.prices is not None and setup is not None:
+            raise InvalidInput(f"--setup {setup} has its own prices; leave out --prices")
+        book = price_book(setup) if self.prices is None else read_prices(self.prices)
+        own = [*self._stated(gpus), *self._bought(gpus)]
+        return book.with_offers(own).looking_at(self._which(book))
+
+    def _which(self, book: PriceBook) -> PriceFilter:
+        names = tuple(name.strip().lower() for name in (self.providers or "").split(",") if name)
+        known = {name.lower() for name in book.providers()}
+        for name in names:
+            if name not in known:
+                raise InvalidInput(
+                    f'no offer of "{name}" is known; providers: {", ".join(sorted(known))}'
+                )
+        own = (YOURS, "bought") if names else ()
+        return PriceFilter((*names, *own), self.spot, self.stale)
+
+    def _stated(self, gpus: Sequence[Device]) -> Iterator[Price]:
+        for gpu, usd in _amounts(self.price, "--price", gpus):
+            if not is_money(usd):
+                raise InvalidInput(f"--price {usd:g} cannot be the price of an hour in USD")
+            yield from _in_every_size(Price(gpu.id, usd, YOURS, "", today()))
+
+    def _bought(self, gpus: Sequence[Device]) -> Iterator[Price]:
+        for gpu, usd in _amounts(self.buy, "--buy", gpus):
+            bought = Purchase(usd, self.lifetime_years, self.utilisation, self.power_price)
+            yield from _in_every_size(bought.offer(gpu, today()))
+
+
+def _in_every_size(offer: Price) -> Iterator[Price]:
+    """The offer for machines of all usual sizes: a price of yours holds for any number of GPUs."""
+    return (replace(offer, gpus=gpus) for gpus in (1, 2, 4, 8))
+
+
+def _amounts(
+    texts: Sequence[str] | None, option: str, gpus: Sequence[Device]
+) -> Iterator[tuple[Device, float]]:
+    """GPUs with amounts of money: of `GPU=USD`, or of `USD` for all GPUs."""
+    for text in texts or ():
+        name, _, number = text.rpartition("=")
+        try:
+            usd = float(number)
+        except ValueError:
+            raise InvalidInput(
+                f"{option} {text}: {number!r} is no number; write GPU=USD, as in l4=0.50"
+            ) from None
+        if not name and not gpus:
+            raise InvalidInput(f"{option} {text} names no GPU; write GPU=USD, as in l4=0.50")
+        yield from ((gpu, usd) for gpu in ([wavecast.device(name)] if name else gpus))
+
+
+NO_PRICES = PriceOptions()
+
+price_options = option_group(
+    "pricing",
+    PriceOptions,
+    {
+        "price": "Your price of an hour in USD, as GPU=USD, or USD for all GPUs; repeat for more.",
+        "prices": "Your own table of prices (FILE.toml).",
+        "providers": "Only offers of these providers, as in aws,gcp.",
+        "spot": "Also offers of machines that may be taken away at any time.",
+        "stale": "Also offers that were old when the table was made.",
+        "buy": "You buy the GPU, for so many USD with its share of the machine: GPU=USD.",
+        "lifetime_years": "How long a bought GPU is used.",
+        "utilisation": "The share of that time in which it trains.",
+        "power_price": "USD for a kilowatt-hour, for bought GPUs.",
+    },
+    "Prices",
+)
+"""A decorator that gives a command the options about prices, as its parameter `pricing`."""

@@ -1,0 +1,215 @@
+"""The options of a training step: every command that takes a step has them from here.
+
+`tests/cli/test_option_matrix.py` holds which command has which option, and why one has it not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import typer
+
+from wavecast import suite
+from wavecast.cli.options.assumptions import AssumeOption, given_values
+from wavecast.cli.options.groups import grouped, option_group
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
+from wavecast.frameworks.targets import FORMS, Target, resolve
+
+
+def target_names(incomplete: str) -> list[str]:
+    """The models of the suite whose names begin so, for the completion of a shell."""
+    return [model.name for model in suite.benchmarks() if model.name.startswith(incomplete)]
+
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help=f"The training step: {FORMS}.", autocompletion=target_names
+    ),
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", "-b", help="The number of samples in a batch.")
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option("--precision", "-p", help="The precision: fp32, tf32, bf16 or fp16.")
+]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        min=1,
+        metavar="N",
+        help="Trace the first of N ranks, for code that starts a process group, wraps its model "
+        "in DistributedDataParallel, or shards it with fully_shard or DTensor.",
+    ),
+]
+CompileOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile",
+        help="Trace the step as if the modules that it calls were compiled (torch.compile).",
+    ),
+]
+CompileOrBothOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--compile-both",
+        help="Trace the step as if the modules that it calls were compiled (torch.compile), or, "
+        "with --compile both, as written and compiled, to show the gain.",
+    ),
+]
+ParallelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel",
+        metavar="AXIS=N,...",
+        help="Spread the step over several GPUs; the step is then one micro-batch. As in data=8, "
+        "or data=16,shard=3,tensor=4,pipeline=2,microbatches=8,cluster=dgx-h100.",
+    ),
+]
+_OPTIONS: dict[str, Any] = {
+    "batch": BatchOption,
+    "precision": PrecisionOption,
+    "assume": AssumeOption,
+    "compile": CompileOption,
+    "ranks": RanksOption,
+}
+
+model_options = option_group(
+    "options",
+    ModelOptions,
+    {
+        "task": "hf: the task to train for; by default the one that the config names.",
+        "seq": "hf, decoders: the number of tokens in a sequence.",
+        "weights": "hf, decoders: store the weights as fp32 (default), bf16 or fp16.",
+        "lora": "hf, decoders: train low-rank adapters only: r=16, or, for hf, "
+        "r=16,alpha=32,dropout=0.05.",
+        "targets": "hf, decoders: the layers that get adapters, as q_proj,v_proj, or all-linear "
+        "for hf; peft's default, and for decoders query, key and value.",
+        "qlora": "hf: store linear layers in 4 bits, and train adapters only.",
+        "checkpointing": "hf, decoders: recompute activations in the backward pass.",
+        "recompute": "Decoders: what is recomputed in the backward pass: scores of attention "
+        "(selective), all but attention and every second matmul (alternate), or blocks (full).",
+        "unfused_attention": "Decoders: attention that writes its scores to memory, with dropout, "
+        "as before FlashAttention.",
+        "untied": "Decoders: an output layer with a weight of its own.",
+        "layers": "Decoders: the number of blocks.",
+        "hidden": "Decoders: the width of the model.",
+        "heads": "Decoders: the heads of attention.",
+        "kv_heads": "Decoders: the heads of keys and values; by default as many.",
+        "head_size": "Decoders: the width of a head; by default hidden / heads.",
+        "ffn": "Decoders: the inner width of the feed-forward network, or of one expert; by "
+        "default 4 x hidden.",
+        "vocab": "Decoders: the size of the vocabulary.",
+        "experts": "mixtral: the experts of each block.",
+        "top_k": "mixtral: the experts that each token is routed to.",
+        "shared_experts": "mixtral: experts that all tokens are routed to, too.",
+        "dense_layers": "mixtral: the first blocks, without experts.",
+        "dense_ffn": "mixtral: the inner width of blocks without experts.",
+        "kv_rank": "mixtral: the rank of keys and values in DeepSeek's attention.",
+        "q_rank": "mixtral: the rank of queries in DeepSeek's attention.",
+    },
+    "Models of Hugging Face, and decoders of any size (gpt, llama, mixtral)",
+)
+"""A decorator that gives a command the options of `ModelOptions`, as its parameter `options`."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The options of a step, as the user gave them."""
+
+    batch: int | None = None
+    precision: str | None = None
+    assume: list[str] | None = None
+    compile: bool | None = None
+    """Whether the step is compiled. None for no; False for both, where a command compares them."""
+    ranks: int | None = None
+    options: ModelOptions = field(default=NO_OPTIONS)
+
+    def words(self) -> list[str]:
+        """Batch, precision and the model's options as they are typed."""
+        given = {"batch": self.batch, "precision": self.precision} | vars(self.options)
+        words: list[str] = []
+        for name, value in given.items():
+            if value is not None and value is not False:
+                option = "--" + name.replace("_", "-")
+                words += [option] if value is True else [option, str(value)]
+        return words
+
+    def target(self, text: str, fixed: tuple[str, ...] = ("batch", "precision")) -> Target:
+        """The step that a text and these options name.
+
+        Args:
+            text: the target.
+            fixed: the options that change nothing in a saved trace. A command that scales measured
+                steps can change their precision, and name the batch of a profile.
+
+        Raises:
+            InvalidInput: an option would change nothing.
+        """
+        step = resolve(text, self.batch, self.precision, self.options)
+        if step.make_step is None:
+            self._refuse_fixed(step, fixed)
+            return step
+        step = replace(step, assume=given_values(self.assume) if self.assume else None)
+        step = replace(step, ranks=self.ranks)
+        return as_compiled(step) if self.compile else step
+
+    def _refuse_fixed(self, step: Target, fixed: tuple[str, ...]) -> None:
+        """Refuse options that a saved trace cannot follow."""
+        if self.assume:
+            raise InvalidInput(
+                f"{step.name} is a trace, whose assumed values are fixed; give --assume when the "
+                "step is traced"
+            )
+        if self.ranks is not None:
+            raise InvalidInput(
+                f"{step.name} is a trace, whose ranks are fixed; give --ranks when the step is "
+                "traced"
+            )
+        if self.compile is not None:
+            raise InvalidInput(
+                f"{step.name} is a trace, which is compiled or not; give --compile when the step "
+                "is traced"
+            )
+        for option in fixed:
+            if (value := getattr(self, option)) is not None:
+                raise InvalidInput(
+                    f"{step.name} is a trace, so --{option} {value} would change nothing here; "
+                    "leave it out, or name the step itself"
+                )
+
+
+NO_STEP_OPTIONS = StepOptions()
+
+
+def as_compiled(target: Target) -> Target:
+    """The target, traced as if its modules were compiled."""
+    if target.make_step is None:
+        raise InvalidInput(
+            f"{target.name} is a trace, which is compiled or not; give --compile when the step is "
+            "traced"
+        )
+    return replace(target, name=f"{target.name}, compiled", compiled=True)
+
+
+def step_options(
+    *without: str, both: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that gives a command the options of a step, as its parameter `step`.
+
+    Args:
+        without: the options that make no sense for the command.
+        both: whether --compile both compares the step with its compiled twin.
+    """
+    own = {name: option for name, option in _OPTIONS.items() if name not in without}
+    if both:
+        own["compile"] = CompileOrBothOption
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        return model_options(grouped(command, "step", StepOptions, own, inner="options"))
+
+    return decorate

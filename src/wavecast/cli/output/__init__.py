@@ -1,0 +1,1 @@
+"""What commands write: results, files, progress and help."""

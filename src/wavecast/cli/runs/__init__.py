@@ -1,0 +1,1 @@
+"""Commands about past runs, and models of layers."""

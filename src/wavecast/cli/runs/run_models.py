@@ -1,0 +1,345 @@
+"""`wavecast fit --runs`, `runs predict` and `design`: whole runs, predicted from past ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import wavecast
+from wavecast.cli.app import JsonOption, app
+from wavecast.cli.output.screen import print_json, show
+from wavecast.cli.runs.runs import checked_phase, runs_app
+from wavecast.errors import InvalidInput
+from wavecast.files import write_whole
+
+if TYPE_CHECKING:
+    from wavecast import Estimate, Run
+    from wavecast.regression.runs.end_to_end import RunModel
+    from wavecast.regression.runs.extrapolation import ScalingModel
+
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="The least-squares fit: ordinary, relative, non-negative, relative non-negative (the "
+        "default) or proportional non-negative.",
+    ),
+]
+TimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        help="The time to learn: total (whole runs, with start-up and tests; the default if every "
+        "run says it) or iterations (the timed iterations).",
+    ),
+]
+_DEFAULT_METHOD = "relative non-negative"
+_PUBLISHED_METHOD = "ordinary"
+_DEFAULT_PHASE = "training"
+
+
+def fit_runs(
+    source: str,
+    model: str | None,
+    phase: str | None,
+    method: str | None,
+    time: str | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Fit an end-to-end model to past runs, and print it beside the fit of the paper."""
+    from wavecast.report import run_models as report
+
+    if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
+        raise InvalidInput(f"a plot is saved as FILE.svg in a folder that exists, not {plot}")
+    phase = checked_phase(phase) or _DEFAULT_PHASE
+    fitted = _end_to_end(source, model, phase, method, time)
+    other = _DEFAULT_METHOD if fitted.fit.method == _PUBLISHED_METHOD else _PUBLISHED_METHOD
+    both = (fitted, fitted.by_method(other))
+    title = f"{model or 'runs'} from {source}, {phase}"
+    if plot is not None:
+        write_whole(plot, report.scatter_plot(title, fitted))
+    if as_json:
+        print_json(report.FITTED.record({"model": fitted, "other_fits": both[1:]}))
+    else:
+        show(report.run_model(title, both))
+
+
+@dataclass(frozen=True)
+class RunQuestion:
+    """The run to predict. A value of None means the same as in the past runs."""
+
+    batch: int | None
+    iterations: int | None
+    gpus: int | None
+    """How many GPUs."""
+    gpu: str | None
+    """The name of the GPU."""
+    inner_modules: int | None
+    by_law: bool = False
+    """Whether a law is chosen even if only the batch is new."""
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The options that ask for a run unlike the past ones, by the axis of the extrapolation."""
+        options = {
+            "gpus": ("--gpus", self.gpus),
+            "power": ("--gpu", self.gpu),
+            "inner_modules": ("--inner-modules", self.inner_modules),
+            "batch": ("--law", self.by_law or None),
+        }
+        return {axis: option for axis, (option, value) in options.items() if value is not None}
+
+    def axes_beyond(self, runs: Sequence[Run]) -> tuple[str, ...]:
+        """The axes along which past runs vary and the question may go beyond them."""
+        sizes = {run.batch for run in runs}
+        larger = self.batch is not None and len(sizes) > 1 and self.batch > max(sizes)
+        return (*self.axes, *(("batch",) if larger and not self.by_law else ()))
+
+
+@runs_app.command()
+def predict(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="The model of the past runs; all runs by default."),
+    ] = None,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help='The past runs: a log, a table, a store (file or URL), or "runs" for your own '
+            "store.",
+        ),
+    ] = "runs",
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="The batch of all GPUs together.")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", "-n", help="The iterations of the run.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", "-g", help="Another GPU, to extrapolate to.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Another number of GPUs, to extrapolate to.")
+    ] = None,
+    inner_modules: Annotated[
+        int | None, typer.Option("--inner-modules", help="Another depth, to extrapolate to.")
+    ] = None,
+    by_law: Annotated[
+        bool, typer.Option("--law", help="Choose a law even if only the batch is new.")
+    ] = False,
+    phase: Annotated[
+        str | None, typer.Option("--phase", help="training (the default) or testing.")
+    ] = None,
+    method: MethodOption = None,
+    time: TimeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the time of a whole run from past runs.
+
+    --gpu, --gpus and --inner-modules, alone or together, ask for a run beyond the past ones; the
+    law that extrapolates to it is then chosen by how well it does on the largest past runs. A
+    batch larger than all past ones is then one more direction.
+
+    \b
+    wavecast runs predict alexnet --from runs.csv --batch 64 --iterations 90000
+    wavecast runs predict resnet50 --batch 1024 --iterations 50000 --gpus 8
+    wavecast runs predict resnet50 --batch 1024 --iterations 50000 --gpus 8 --gpu v100-sxm-32gb
+    """
+    question = RunQuestion(batch, iterations, gpus, gpu, inner_modules, by_law)
+    learned = PastRuns(source, model, checked_phase(phase) or _DEFAULT_PHASE, method, time)
+    _predict_run(learned, question, as_json)
+
+
+@dataclass(frozen=True)
+class PastRuns:
+    """The past runs to learn from, and how."""
+
+    source: str
+    model: str | None
+    phase: str
+    method: str | None
+    time: str | None
+    """The time to learn."""
+
+
+def _predict_run(learned: PastRuns, question: RunQuestion, as_json: bool) -> None:
+    """Predict a run from past ones, and print it. A new GPU, GPU count or depth is extrapolated."""
+    from wavecast.report import run_models as report
+    from wavecast.runs.sources import opened_runs
+
+    source, model, phase = learned.source, learned.model, learned.phase
+    fitted: RunModel | ScalingModel
+    if not question.axes:
+        fitted = _end_to_end(source, model, phase, learned.method, learned.time)
+        estimate = fitted.predict(question.batch, question.iterations)
+        notes = report.time_lines(fitted)
+    else:
+        _refuse_choices(learned, question)
+        with opened_runs(source, model, phase) as past:
+            runs = list(past)
+        fitted = wavecast.Extrapolation(question.axes_beyond(runs), phase).fit(runs)
+        estimate = _extrapolated(fitted, question)
+        notes = [fitted.reason, f"time: {report.ITERATIONS}"]
+    if as_json:
+        print_json(report.forecast_record(estimate, fitted))
+    else:
+        title = f"{model or 'runs'} from {source}, {phase}"
+        show(report.forecast(title, estimate, notes))
+
+
+def _refuse_choices(learned: PastRuns, question: RunQuestion) -> None:
+    option = " and ".join(question.axes.values())
+    if learned.method is not None:
+        raise InvalidInput(
+            f"--method chooses the fit of runs like the past ones; with {option} the law is "
+            "chosen by its errors, so leave --method out"
+        )
+    if learned.time not in (None, "iterations"):
+        raise InvalidInput(
+            f"with {option} a law of the time of an iteration is chosen; leave --time out"
+        )
+
+
+def _extrapolated(fitted: ScalingModel, question: RunQuestion) -> Estimate:
+    if question.batch is None or question.iterations is None:
+        raise InvalidInput("give --batch and --iterations of the run to predict")
+    return fitted.predict(
+        batch=question.batch,
+        iterations=question.iterations,
+        gpus=question.gpus,
+        gpu=question.gpu,
+        inner_modules=question.inner_modules,
+    )
+
+
+BatchesOption = Annotated[
+    str, typer.Option("--batches", help="The batches that you could run, such as 8,16,32.")
+]
+LengthsOption = Annotated[
+    str, typer.Option("--iterations", help="The numbers of iterations, such as 100,200,500.")
+]
+BudgetOption = Annotated[
+    float, typer.Option("--budget", help="GPU-seconds that all runs may take together.")
+]
+CountsOption = Annotated[
+    str, typer.Option("--gpus", help="The numbers of GPUs that you could use.")
+]
+CostsOption = Annotated[
+    str | None,
+    typer.Option("--from", help="Past runs to estimate times from (file or store)."),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="The model of these past runs.")
+]
+StartupOption = Annotated[
+    float | None, typer.Option("--startup", help="Without --from: seconds before the iterations.")
+]
+IterationOption = Annotated[
+    float | None,
+    typer.Option("--iteration", help="Without --from: fixed seconds of each iteration."),
+]
+SampleOption = Annotated[
+    float | None,
+    typer.Option("--sample", help="Without --from: seconds that each sample adds to it."),
+]
+CriterionOption = Annotated[
+    str,
+    typer.Option(
+        "--criterion",
+        help="What should become most certain: all coefficients together (D), each coefficient "
+        "(A), or the predictions (I).",
+    ),
+]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", min=1, help="How often one run may be repeated.")
+]
+MostOption = Annotated[
+    int | None, typer.Option("--most", help="The largest number of runs to choose.")
+]
+
+
+@app.command()
+def design(
+    batches: BatchesOption,
+    iterations: LengthsOption,
+    budget: BudgetOption,
+    gpus: CountsOption = "1",
+    source: CostsOption = None,
+    model: ModelOption = None,
+    startup: StartupOption = None,
+    iteration: IterationOption = None,
+    sample: SampleOption = None,
+    criterion: CriterionOption = "D",
+    repeats: RepeatsOption = 1,
+    most: MostOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose the runs to make to learn the most within a budget.
+
+    A model that is fitted to these runs is as certain as the budget allows.
+
+    \b
+    wavecast design --batches 8,16,32,64 --iterations 100,200,500 --budget 600 \\
+        --startup 5 --iteration 0.02 --sample 0.002
+    """
+    from wavecast.regression.runs import design as designs
+    from wavecast.report import run_models as report
+
+    guessed = {"--startup": startup, "--iteration": iteration, "--sample": sample}
+    if source is not None:
+        for option, seconds in guessed.items():
+            if seconds is not None:
+                raise InvalidInput(
+                    f"--from learns the times from past runs, so {option} would change nothing; "
+                    "leave one of them out"
+                )
+        seconds_of = _seconds_of(_end_to_end(source, model, _DEFAULT_PHASE, None, None))
+    elif model is not None:
+        raise InvalidInput("--model names the model of past runs; give them (--from)")
+    elif iteration or sample:
+        seconds_of = designs.linear_seconds(startup or 0.0, iteration or 0.0, sample or 0.0)
+    else:
+        raise InvalidInput(
+            "say how long a run takes: --from past runs, or --iteration and --sample"
+        )
+    space = designs.configurations(
+        _numbers("--batches", batches),
+        _numbers("--iterations", iterations),
+        seconds_of,
+        _numbers("--gpus", gpus),
+    )
+    chosen = designs.design(space, budget, criterion=criterion, repeats=repeats, most_runs=most)
+    if as_json:
+        print_json(chosen)
+    else:
+        show(report.design(chosen))
+
+
+def _seconds_of(fitted: RunModel) -> Callable[[int, int], float]:
+    return lambda batch, iterations: fitted.predict(batch, iterations).seconds
+
+
+def _end_to_end(
+    source: str, model: str | None, phase: str, method: str | None, time: str | None
+) -> RunModel:
+    from wavecast.regression.least_squares import Method
+    from wavecast.runs.sources import opened_runs
+
+    method = method or _DEFAULT_METHOD
+    if method not in list(Method):
+        raise InvalidInput(f'a method is one of {", ".join(Method)}, not "{method}"')
+    with opened_runs(source, model, phase) as runs:
+        return wavecast.EndToEnd(method, phase, time=time).fit(runs)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise InvalidInput(f'{option} takes whole numbers such as 8,16,32, not "{text}"') from None

@@ -1,0 +1,170 @@
+"""`wavecast choose`: which GPUs to take for a training."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import wavecast
+from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.durations import seconds_of
+from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
+from wavecast.cli.options.predictors import (
+    HostOption,
+    SetupOption,
+    chosen_predictor,
+    refuse_scaling,
+)
+from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.steps import (
+    NO_STEP_OPTIONS,
+    StepOptions,
+    TargetArgument,
+    step_options,
+)
+from wavecast.cli.options.trainings import (
+    NO_TRAINING,
+    TrainingOptions,
+    training_options,
+    units_of,
+)
+from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
+from wavecast.cli.output.screen import counting_items, print_json, show, width
+from wavecast.cli.steps.sources import step_source
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.targets import Target
+from wavecast.hardware.device import Device
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.prices import PriceBook
+from wavecast.planning.scaling import doubles
+from wavecast.planning.selection import Aim, select
+from wavecast.report import selections as report
+from wavecast.report.html.choice_reports import choice_report
+
+_MILLION = 1e6
+
+
+SomeGpusOption = Annotated[
+    list[str] | None, gpu_option("Only these GPUs; by default all that have an offer.")
+]
+BudgetOption = Annotated[
+    float | None, typer.Option("--budget", help="The most that the training may cost, in USD.")
+]
+DeadlineOption = Annotated[
+    str | None, typer.Option("--deadline", help="The longest that it may take, as in 48h.")
+]
+GpusOption = Annotated[
+    int, typer.Option("--gpus-up-to", min=1, help="Also try 2, 4, 8, ... GPUs, up to this.")
+]
+
+
+@app.command()
+@step_options()
+@price_options
+@training_options
+def choose(
+    target: TargetArgument,
+    gpu: SomeGpusOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    gpus_up_to: GpusOption = 1,
+    by: Annotated[Aim, typer.Option("--by", help="What is best.")] = Aim.MONEY,
+    setup: SetupOption = None,
+    host: HostOption = None,
+    show_best: Annotated[int, typer.Option("--show", min=1, help="How many to show.")] = 10,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+    training: TrainingOptions = NO_TRAINING,
+    pricing: PriceOptions = NO_PRICES,
+    step: StepOptions = NO_STEP_OPTIONS,
+) -> None:
+    """Choose the GPUs for a training: the cheapest, the fastest, or the best of both.
+
+    \b
+    wavecast choose resnet50 --batch 64 --precision bf16 --epochs 90 --dataset-samples 1281167
+    wavecast choose gpt2 --tokens 2e9 --budget 500 --deadline 48h --gpus-up-to 8
+    wavecast choose train.py:make_step --batch 32 --iterations 100000 --by both --spot
+    wavecast choose hf:llama-3.1-8b --qlora --samples 50000 --providers aws,gcp
+
+    A step that does not fit is tried with smaller batches, whose gradients are accumulated, and on
+    several GPUs with sharded weights. With --global-batch and without --batch, each GPU gets the
+    largest batch that fits. Without an option for the length of the training, the cost of a
+    million samples is compared.
+    """
+    refuse_bad_places(html)
+    wanted = step.target(target, fixed=())
+    refuse_scaling(wanted, None, None, setup)
+    named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
+    book = pricing.book(named if gpu else (), setup)
+    limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
+    plan = training.plan(wanted) or _usual_plan(wanted)
+    question = TrainingQuestion(
+        plan=plan,
+        counts=_counts(gpus_up_to, wanted),
+        shards=(0, 3) if step.ranks is None else (0,),
+        batch=wanted.batch,
+        each=units_of(wanted),
+        is_batch_fixed=step.batch is not None,
+        host=host,
+        predictor=chosen_predictor(None, wanted, step.precision, None, setup),
+        only_priced=not gpu or ALL in gpu,
+    )
+    source = step_source(wanted, quiet=True)
+    devices = _looked_at(named, book, question)
+    with counting_items(f"looking at {len(devices)} GPUs") as progress:
+        found = find_candidates(devices, question, source.on, book, progress)
+    selection, unit = select(found, by, *limits), source.on().unit
+    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
+    if as_json:
+        choice = {"target": wanted.name, "choice": report.chosen(selection)}
+        print_json(report.CHOSEN.record(choice))
+    else:
+        show(report.choices(wanted.name, selection, plan, unit, width(), show_best))
+
+
+def _budget(usd: float | None) -> float | None:
+    if usd is not None and not 0 < usd < 1e15:
+        raise InvalidInput(f"--budget is a number of USD above 0, not {usd:g}")
+    return usd
+
+
+def _usual_plan(target: Target) -> TrainingPlan:
+    """The training that is compared if none is given: a million samples, or of steps."""
+    known = target.samples if target.trace is None else target.trace.samples
+    if known is None and target.make_step is None:
+        return TrainingPlan(iterations=_MILLION)
+    if known is None:
+        raise InvalidInput(
+            "how many samples a step takes is not known; give --batch, or say how long the "
+            "training is with --iterations"
+        )
+    return TrainingPlan(samples=_MILLION * units_of(target))
+
+
+def _counts(up_to: int, target: Target) -> tuple[int, ...]:
+    """The numbers of GPUs to try: powers of two, or the ranks of the step's own parallel code."""
+    if target.ranks is not None:
+        if up_to > 1:
+            raise InvalidInput("--ranks says how many GPUs there are; leave out --gpus-up-to")
+        return (target.ranks,)
+    counts = tuple(doubles(1, up_to))
+    if len(counts) > 1 and target.is_measured:
+        raise InvalidInput(
+            f"{target.name} was measured on one GPU; name the step itself for --gpus-up-to"
+        )
+    return counts
+
+
+def _looked_at(
+    named: list[Device], book: PriceBook, question: TrainingQuestion
+) -> tuple[Device, ...]:
+    """The GPUs to look at; those without an offer are left out, unless they were named."""
+    if not question.only_priced:
+        return tuple(named)
+    priced = {offer.device_id for offer in book.seen()}
+    found = tuple(device for device in named if device.id in priced)
+    if not found:
+        raise InvalidInput("no offer of any GPU is known; leave out --providers, or add --stale")
+    return found

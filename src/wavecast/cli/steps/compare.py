@@ -1,0 +1,95 @@
+"""`wavecast compare`: two steps side by side on the same GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+import wavecast
+from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.gpus import gpu_option, named_gpus, refuse_all
+from wavecast.cli.options.predictors import (
+    NO_HOST_OPTIONS,
+    HostOptions,
+    host_options,
+    precision_scaler,
+)
+from wavecast.cli.options.steps import NO_STEP_OPTIONS, ParallelOption, StepOptions, step_options
+from wavecast.cli.output.screen import print_json, show, width
+from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
+from wavecast.cli.steps.sources import step_source
+from wavecast.frameworks.strategies import strategy_of
+from wavecast.frameworks.targets import FORMS, Target
+from wavecast.report import comparisons as report
+from wavecast.steps.comparison import StepComparison
+from wavecast.steps.comparison import compare as compare_predictions
+from wavecast.steps.prediction import Prediction
+
+BeforeArgument = Annotated[
+    str, typer.Argument(metavar="A", help=f"The step to compare with: {FORMS}.")
+]
+AfterArgument = Annotated[str, typer.Argument(metavar="B", help="The other step, in a form of A.")]
+GpusOption = Annotated[list[str], gpu_option("A GPU to compare the steps on; repeat for more.")]
+OtherBatchOption = Annotated[
+    int | None, typer.Option("--batch-b", help="The batch of B, if it has another than A.")
+]
+OtherPrecisionOption = Annotated[
+    str | None, typer.Option("--precision-b", help="The precision of B, if it has another than A.")
+]
+
+
+@app.command()
+@host_options
+@step_options()
+def compare(
+    before: BeforeArgument,
+    after: AfterArgument,
+    gpu: GpusOption,
+    other_batch: OtherBatchOption = None,
+    other_precision: OtherPrecisionOption = None,
+    parallel: ParallelOption = None,
+    as_json: JsonOption = False,
+    step: StepOptions = NO_STEP_OPTIONS,
+    issuing: HostOptions = NO_HOST_OPTIONS,
+) -> None:
+    """Compare two steps: time, memory, and what was added or is gone.
+
+    A and B are saved or measured traces, models of the suite, or functions. Tables show which
+    kinds of ops, ops and modules take more or less of the GPU's time.
+
+    \b
+    wavecast compare before.json.gz after.json.gz --gpu l4
+    wavecast compare train.py:make_step experiment.py:make_step --gpu a100-sxm-80gb
+    wavecast compare resnet50 resnet50 --batch 64 --precision-b bf16 --gpu h100-sxm-80gb
+    """
+    refuse_all(gpu, "compare", f"predict {before}")
+    after_step = replace(
+        step, batch=other_batch or step.batch, precision=other_precision or step.precision
+    )
+    wanted = [(before, step), (after, after_step)]
+    steps = [options.target(text, fixed=()) for text, options in wanted]
+    devices = named_gpus(gpu)
+    spread = parallel or (None if step.ranks is None else f"data={step.ranks}")
+    if spread is not None:
+        refuse_beside_several({}, issuing)
+    predicted: list[list[Prediction]] = []
+    for target, (text, options) in zip(steps, wanted, strict=True):
+        traces = step_source(target).families(devices)
+        alone = {"predictor": precision_scaler(target, options.precision)}
+        several = {"parallel": strategy_of(spread or "", text, options.options)}
+        how: dict[str, Any] = alone if spread is None else several
+        how |= issuing.arguments(several=spread is not None)
+        predicted.append([wavecast.predict(traces, on, **how) for on in devices])
+    rows = [compare_predictions(old, new) for old, new in zip(*predicted, strict=True)]
+    _print(steps, rows, as_json)
+    exit_if_incomplete([step for row in predicted for step in row])
+
+
+def _print(steps: list[Target], rows: list[StepComparison], as_json: bool) -> None:
+    if as_json:
+        names = {"a": steps[0].name, "b": steps[1].name}
+        print_json(report.COMPARED.record(names | {"comparisons": rows}))
+    else:
+        show(report.comparisons(steps[0].name, steps[1].name, rows, width()))

@@ -1,0 +1,214 @@
+"""`wavecast predict` and `extrapolate`: the time of a step on other GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import wavecast
+from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.gpus import ALL, GpusOption, named_or_all_gpus
+from wavecast.cli.options.predictors import (
+    NO_HOST_OPTIONS,
+    ByOption,
+    DepthOption,
+    HostOption,
+    HostOptions,
+    ModelOption,
+    OriginOption,
+    PredictorOption,
+    SetupOption,
+    chosen_predictor,
+    host_options,
+    refuse_scaling,
+)
+from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.steps import (
+    NO_STEP_OPTIONS,
+    ParallelOption,
+    StepOptions,
+    TargetArgument,
+    step_options,
+)
+from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
+from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files
+from wavecast.cli.output.screen import print_json, show, waiting, width
+from wavecast.cli.steps.compiled_gains import show_gains
+from wavecast.cli.steps.predicted import (
+    ShownPredictions,
+    exit_if_incomplete,
+    listed,
+    predict_spread,
+    print_predictions,
+    refuse_beside_several,
+)
+from wavecast.cli.steps.sources import step_source
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.strategies import strategy_of
+from wavecast.frameworks.targets import resolve
+from wavecast.report import larger_batches
+from wavecast.steps.larger_batch import by_samples
+
+if TYPE_CHECKING:
+    from wavecast import Prediction
+
+_NARROW = (
+    "the networks are those that ship, narrower than published; wavecast fit makes full ones, for "
+    "--model"
+)
+
+
+def _refuse_moved(value: list[str] | None) -> None:
+    if value:
+        raise InvalidInput(
+            "a whole run is predicted from past runs by: wavecast runs predict MODEL --from SOURCE "
+            "--batch N --iterations N; --gpus, --inner-modules, --phase and --method are options "
+            "of that command"
+        )
+
+
+MovedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("--from", "-n", "--gpus", "--inner-modules", "--phase", "--method"),
+        hidden=True,
+        is_eager=True,  # before a missing TARGET or --gpu is complained about
+        callback=_refuse_moved,
+    ),
+]
+
+
+@app.command()
+@report_files
+@host_options
+@step_options(both=True)
+@price_options
+@training_options
+def predict(
+    target: TargetArgument,
+    gpu: GpusOption,
+    by: ByOption = None,
+    depth: DepthOption = 2,
+    predictor: PredictorOption = None,
+    setup: SetupOption = None,
+    model: ModelOption = None,
+    origin: OriginOption = None,
+    parallel: ParallelOption = None,
+    moved: MovedOption = None,
+    as_json: JsonOption = False,
+    training: TrainingOptions = NO_TRAINING,
+    pricing: PriceOptions = NO_PRICES,
+    step: StepOptions = NO_STEP_OPTIONS,
+    issuing: HostOptions = NO_HOST_OPTIONS,
+    files: ReportFiles = NO_FILES,
+) -> None:
+    """Predict the time of a training step on GPUs you do not have.
+
+    \b
+    wavecast predict resnet50 --batch 64 --precision bf16 --gpu all --compile both
+    wavecast predict resnet50 --batch 64 --gpu l4 --epochs 90 --dataset-samples 1281167
+    wavecast predict train.py:make_step --gpu h100-sxm-80gb --by module --json
+    wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
+    wavecast predict measured.json.gz --gpu v100-sxm-16gb
+
+    A measured trace (wavecast measure, wavecast import) is scaled from the GPU it was measured on.
+    The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
+    """
+    files.refuse_bad_places()
+    gpus, wanted = named_or_all_gpus(gpu), step.target(target, fixed=())
+    plan, book = training.plan(wanted), pricing.book(gpus, setup)
+    shown = ShownPredictions(files, as_json, plan, book, by, depth, setup)
+    refuse_scaling(wanted, origin, predictor, setup)
+    if step.compile is False:
+        _refuse_beside_both(shown, parallel or step.ranks)
+    if parallel is not None or step.ranks is not None:
+        given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
+        refuse_beside_several(given | {"--origin": origin}, issuing)
+        strategy = strategy_of(parallel or f"data={step.ranks}", target, step.options)
+        traces, shown = step_source(wanted).families(gpus), replace(shown, several=True)
+        rows = predict_spread(traces, gpus, strategy, plan, issuing)
+    else:
+        chosen = chosen_predictor(predictor, wanted, step.precision, model, setup)
+        alone = partial(wavecast.predict, predictor=chosen, origin=origin)
+        predict_on = partial(alone, **issuing.arguments())
+        if step.compile is False:
+            return show_gains(wanted, gpus, predict_on, as_json)
+        traces = step_source(wanted).families(gpus)
+        notes = (_NARROW,) if setup is not None and not model else ()
+        with waiting(f"predicting on {len(gpus)} GPUs"):
+            found = [_noted(predict_on(traces, device), notes) for device in gpus]
+            rows = listed(found, ranked=ALL in gpu)
+    steps = print_predictions(wanted.name, rows, shown)
+    if as_json:
+        print_json(steps)
+    exit_if_incomplete(rows)
+
+
+def _refuse_beside_both(shown: ShownPredictions, spread: object) -> None:
+    """Refuse options that a table of gains has no place for."""
+    given = {
+        "--by": shown.by,
+        "--html": shown.files.html,
+        "--chrome-trace": shown.files.chrome_trace,
+        "the length of a training": shown.plan,
+        "--parallel or --ranks": spread,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise InvalidInput(
+                f"--compile both shows the gain of compiling alone; leave out {option}, or give "
+                "--compile"
+            )
+
+
+def _noted(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
+    return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
+
+
+@app.command()
+def extrapolate(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TRACE...", help="Traces at three or more batches.")
+    ],
+    gpu: GpusOption,
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch", "-b", help="The batch to predict: samples, or whatever the traces count."
+        ),
+    ],
+    origin: OriginOption = None,
+    host: HostOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict a step at a batch that is too large to measure.
+
+    The times at three or more smaller batches are extrapolated by a straight line.
+
+    \b
+    wavecast extrapolate b16.json.gz b32.json.gz b64.json.gz --batch 256 --gpu a100-sxm-80gb
+    """
+    wanted = [resolve(target) for target in targets]
+    for step in wanted:
+        refuse_scaling(step, origin)
+    traces = by_samples([(step.text or step.name, step_source(step).on()) for step in wanted])
+    predicted = {
+        device: {
+            samples: wavecast.predict(trace, device, origin=origin, host=host)
+            for samples, trace in traces.items()
+        }
+        for device in named_or_all_gpus(gpu)
+    }
+    answers = {
+        device: wavecast.extrapolate_batch(points, batch) for device, points in predicted.items()
+    }
+    predictions = [point for points in predicted.values() for point in points.values()]
+    if as_json:
+        print_json(larger_batches.larger_by_gpu(answers, predicted))
+    else:
+        unit = next(iter(traces.values())).unit
+        show(larger_batches.larger_batches(answers, unit, width(), predictions))
+    exit_if_incomplete(predictions)

@@ -1,0 +1,120 @@
+"""Predictions of a step as commands show them, on one GPU and on several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import RenderableType
+
+import wavecast
+from wavecast.cli.app import INCOMPLETE
+from wavecast.cli.options.predictors import By, HostOptions, SetupName
+from wavecast.cli.output.pages import ReportFiles, write_prediction_files
+from wavecast.cli.output.screen import show, waiting, width
+from wavecast.errors import InvalidInput
+from wavecast.planning.cost import TrainingCost, TrainingPlan, accumulating, training_cost
+from wavecast.planning.listing_order import comparable, fastest_first, fitting_first
+from wavecast.report import costs as cost_report
+from wavecast.report import parallel as parallel_report
+from wavecast.report import predictions as report
+from wavecast.report.priced_steps import offer_for, predicted
+from wavecast.report.shares import shares
+
+if TYPE_CHECKING:
+    from wavecast import FamilyTraces, Parallel, Prediction
+    from wavecast.hardware.device import Device
+    from wavecast.planning.prices import PriceBook
+
+
+@dataclass(frozen=True)
+class ShownPredictions:
+    """What is printed of predictions, and where else they are written."""
+
+    files: ReportFiles
+    as_json: bool
+    plan: TrainingPlan | None
+    book: PriceBook
+    by: By | None = None
+    depth: int = 2
+    setup: SetupName | None = None
+    several: bool = False
+    """Whether the step is spread over several GPUs."""
+
+
+def refuse_beside_several(given: Mapping[str, object], issuing: HostOptions) -> None:
+    """Refuse options that hold for one GPU alone, by their names."""
+    for option, value in {**given, "--cuda-graph": issuing.cuda_graph or None}.items():
+        if value is not None:
+            raise InvalidInput(
+                f"{option} cannot be used with --parallel or --ranks; leave out one of them"
+            )
+
+
+def predict_spread(
+    traces: FamilyTraces,
+    gpus: Sequence[Device],
+    strategy: Parallel,
+    plan: TrainingPlan | None,
+    issuing: HostOptions,
+) -> list[Prediction]:
+    """The step on several of each GPU; gradients accumulate to the plan's global batch."""
+    spread = accumulating(strategy, plan, traces.traces[0].samples)
+    how = issuing.arguments(several=True)
+    with waiting(f"predicting on {len(gpus)} GPUs"):
+        return [wavecast.predict(traces, gpu, parallel=spread, **how) for gpu in gpus]
+
+
+def listed(rows: Iterable[Prediction], *, ranked: bool) -> list[Prediction]:
+    """Predictions in the order of a table: as given, or from the fastest on."""
+    return fastest_first(rows) if ranked else fitting_first(rows)
+
+
+def print_predictions(
+    title: str,
+    rows: Sequence[Prediction],
+    shown: ShownPredictions,
+    heading: str | None = None,
+    before: RenderableType | None = None,
+) -> dict[str, Any]:
+    """Print predictions as tables, or return them as data for JSON; and write their files.
+
+    Args:
+        title: the name of the step.
+        rows: the predictions.
+        shown: what is printed.
+        heading: the title of the table, if it is another.
+        before: what is printed before the table.
+    """
+    write_prediction_files(shown.files, title, rows, shown.setup, several=shown.several)
+    costs = [_cost(row, shown) for row in rows]
+    if shown.as_json:
+        trainings = None if shown.plan is None else costs
+        by = "none" if shown.several else shown.by
+        return predicted(title, rows, by, shown.book, shown.depth, trainings)
+    if shown.several:
+        table = parallel_report.predictions(heading or title, rows, width())
+    else:
+        table = report.predictions(heading or title, rows, width(), shown.setup, shown.book)
+    show(before, table)
+    if shown.plan is not None:
+        show(cost_report.trainings(shown.plan, rows[0].trace.unit, costs, width()))
+    for row in rows if shown.by is not None else ():
+        parts = row.by_op() if shown.by is By.OP else row.by_module(shown.depth)
+        show(shares(f"{row.device.id}, by {shown.by}", parts, row.gpu_s))
+    return {}
+
+
+def _cost(row: Prediction, shown: ShownPredictions) -> TrainingCost | None:
+    """What a training takes; None where the step does not fit or cannot be compared."""
+    if shown.plan is None or row.fits is False or not comparable(row):
+        return None
+    return training_cost(row, shown.plan, offer_for(row, shown.book))
+
+
+def exit_if_incomplete(predictions: Iterable[Prediction]) -> None:
+    """Exit with `INCOMPLETE` if too much of a step could not be predicted on one of the GPUs."""
+    if not all(map(comparable, predictions)):
+        raise typer.Exit(INCOMPLETE)

@@ -1,0 +1,1 @@
+"""Single layers: what they compute, how networks name them, networks fitted to their times."""

@@ -1,0 +1,1 @@
+"""The recorder of ops, values and memory, on fake tensors or on a real GPU."""

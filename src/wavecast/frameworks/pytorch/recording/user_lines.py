@@ -1,0 +1,90 @@
+"""The line of the user's code that is running, or that failed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+_OURS = f"{_PACKAGE}{os.sep}"
+# The suite's models are traced just as a user's model is, so their lines are worth naming.
+_SUITE = f"{_PACKAGE / 'suite'}{os.sep}"
+_INSTALLED = [Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib", "platlib")]
+# An environment may be reached through a symbolic link, and file names keep the link.
+_LIBRARIES = tuple(
+    sorted({str(path) for folder in _INSTALLED for path in (folder, folder.resolve())}, key=len)
+)[::-1]
+"""The folders of installed libraries, inner ones first."""
+
+_programs: list[str] = []
+"""Files that are the user's code wherever they lie: the scripts that are running."""
+
+
+def user_line() -> str:
+    """The innermost running line of the user's code, as `file.py:12`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return line_of(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return "an unknown line"
+
+
+def failing_line(error: BaseException) -> str:
+    """The innermost line of the user's code that raised an error, as `file.py:12`."""
+    place = "an unknown line"
+    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
+        return line_of(error.filename, error.lineno or 1)  # this file never ran
+    traceback = error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if is_users(filename):
+            place = line_of(filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return place
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is Wavecast's own code."""
+    return filename.startswith(_OURS)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's code: neither an installed library's nor Wavecast's own."""
+    if filename in _programs or filename.startswith(_SUITE):
+        return True
+    return not filename.startswith((_OURS, "<", *_LIBRARIES))
+
+
+def count_as_users(filename: str) -> None:
+    """Count a file as the user's code, even if it lies among the libraries."""
+    _programs.append(filename)
+
+
+@contextmanager
+def programs_forgotten() -> Iterator[None]:
+    """Forget at the end of the block which files were counted as the user's inside of it."""
+    before = _programs[:]
+    try:
+        yield
+    finally:
+        _programs[:] = before
+
+
+def source_line(filename: str, line: int) -> str:
+    """A line of a file as it is stored: a library's file without the folder of the libraries."""
+    for folder in _LIBRARIES:
+        if filename.startswith(f"{folder}{os.sep}"):
+            return f"{filename[len(folder) + 1 :]}:{line}"
+    return line_of(filename, line)
+
+
+def line_of(filename: str, line: int) -> str:
+    """A line of a file, as `file.py:12`; the file relative to the present folder, if inside it."""
+    relative = os.path.relpath(filename)
+    return f"{filename if relative.startswith('..') else relative}:{line}"

@@ -1,0 +1,113 @@
+"""The source of steps: from a target and its options to traces for GPU families and batches.
+
+A step is traced when a trace is first needed, and every trace is kept. A trace serves all GPUs for
+which it is exact: those of its own family, and those whose attention kernels can be chosen again in
+it. Compiled steps are traced for the first GPU of each family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.targets import MakeStep, Target
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.hardware.families import Family, family
+from wavecast.retargeting.family_traces import FamilyTraces
+from wavecast.retargeting.rewriting import retarget, serves
+from wavecast.traces.step import Trace
+
+TraceAt = Callable[[Device | None, int | None], Trace]
+"""Traces a step for a GPU, at a batch. None is a recent GPU, and the step's own batch."""
+Progress = Callable[[int], None] | None
+Tracing = Callable[[Target], AbstractContextManager[Progress]]
+"""What surrounds the tracing of a step; it gives what is called with the number of ops so far."""
+
+
+class StepSource:
+    """The traces of one step, each made when it is first needed.
+
+    Args:
+        trace_at: traces the step.
+        batch: the step's own batch. None if it is not known.
+    """
+
+    def __init__(self, trace_at: TraceAt, batch: int | None = None) -> None:
+        self._trace_at, self._batch = trace_at, batch
+        self._traced: dict[int | None, list[Trace]] = {}
+        self._served: dict[tuple[Family | None, int | None], Trace] = {}
+
+    def on(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
+        """The trace with the kernels of a GPU, at a batch.
+
+        Args:
+            gpu: the GPU. None for any trace that exists, else one for a recent GPU.
+            batch: the batch. None for the step's own.
+        """
+        key = None if gpu is None else family(gpu), None if batch == self._batch else batch
+        if key not in self._served:
+            trace = self._common(gpu, key[1])
+            self._served[key] = trace if gpu is None else retarget(trace, gpu).trace
+        return self._served[key]
+
+    def families(self, gpus: Sequence[Device | str], batch: int | None = None) -> FamilyTraces:
+        """The traces that serve several GPUs, at a batch; one if it is exact for all of them."""
+        if isinstance(gpus, str) or not gpus:
+            raise InvalidInput(
+                f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}'
+            )
+        named = [device(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
+        found = {id(trace): trace for trace in (self._common(gpu, batch) for gpu in named)}
+        return FamilyTraces(tuple(found.values()))
+
+    def _common(self, gpu: Device | None, batch: int | None) -> Trace:
+        """A trace that serves a GPU, with the kernels of the GPU that it was made for."""
+        traced = self._traced.setdefault(batch, [])
+        for trace in traced:
+            if gpu is None or serves(trace, gpu):
+                return trace
+        traced.append(self._trace_at(gpu, batch))
+        return traced[-1]
+
+
+def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) -> StepSource:
+    """The source of a target's traces.
+
+    Args:
+        target: the step, or a saved trace, which has one batch only.
+        tracing: what surrounds the tracing.
+    """
+
+    def trace_at(gpu: Device | None, batch: int | None) -> Trace:
+        if target.trace is not None:
+            return target.trace
+        step = target if batch is None else target.changed(batch=batch)
+        with tracing(step) as progress:
+            return traced_target(step, gpu, progress)
+
+    return StepSource(trace_at, target.batch)
+
+
+def traced_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> Trace:
+    """The trace of a target for a GPU, made anew."""
+    assert target.make_step is not None
+    return captured(
+        target.make_step,
+        gpu=gpu,
+        samples=target.samples,
+        unit=target.unit,
+        progress=progress,
+        assume=target.assume,
+        ranks=target.ranks,
+        compiled=target.compiled,
+    )
+
+
+def captured(make_step: MakeStep, **options: Any) -> Trace:
+    """The trace of one step; the options are those of `wavecast.trace`, for one GPU."""
+    with needing_extra("tracing"):
+        from wavecast.frameworks.pytorch.compiled.tracing import capture
+    return capture(make_step, **options)

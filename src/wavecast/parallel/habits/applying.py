@@ -1,0 +1,44 @@
+"""The options of a strategy that say how a framework runs a step, applied to a rank's trace."""
+
+from __future__ import annotations
+
+from wavecast.hardware.devices import device
+from wavecast.parallel.habits.dispatch import with_dispatch_once
+from wavecast.parallel.habits.fp8 import with_fp8
+from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
+from wavecast.parallel.habits.layout import with_sequence_first
+from wavecast.parallel.habits.overlap import with_overlap
+from wavecast.parallel.strategy import Parallel
+from wavecast.retargeting.rewriting import retarget
+from wavecast.traces.step import Trace
+
+_FLASH_GPU = "a100-sxm-80gb"
+"""A GPU on which PyTorch chooses FlashAttention 2."""
+
+
+def with_attention(trace: Trace, strategy: Parallel) -> Trace:
+    """A step, before its layers are sharded, with the attention kernels of the framework."""
+    return retarget(trace, device(_FLASH_GPU)).trace if strategy.flash_attention else trace
+
+
+def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Trace:
+    """The step of a rank as the framework runs it.
+
+    Args:
+        trace: the step of a rank, whose layers are sharded already.
+        strategy: the options.
+        domain_gpus: the GPUs of one machine. None if all ranks are in one.
+
+    Raises:
+        InvalidInput: the step has nothing to which an option applies.
+    """
+    if strategy.sequence_first:
+        trace = with_sequence_first(trace)
+    if strategy.fp8:
+        trace = with_fp8(trace)
+    for kernel in (ROTARY, GATES, EXPERTS):
+        if getattr(strategy, kernel.option):
+            trace = with_fused(trace, kernel)
+    if strategy.dispatch_once:
+        trace = with_dispatch_once(trace, strategy.axes["expert"], domain_gpus)
+    return with_overlap(trace) if strategy.overlap_tensor else trace

@@ -1,0 +1,264 @@
+"""Fused kernels: groups of small ops that Megatron, nanotron and others run as one kernel.
+
+A group is found by its ops and by the values that connect them. The kernel that takes its place
+reads each tensor from outside once and writes each result once. What the group of the forward pass
+wrote for the backward pass only is computed again there, and takes no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from wavecast import ops
+from wavecast.errors import InvalidInput
+from wavecast.parallel.habits.flow import ACTIVATIONS, Flow
+from wavecast.traces.blocks import block_finder
+from wavecast.traces.editing import Edit
+from wavecast.traces.recomputed import recomputed
+from wavecast.traces.step import Call, Op, Phase, Trace
+
+
+@dataclass(frozen=True)
+class FusionRule:
+    """A kind of fused kernel: the ops that it can have, and those by which it is recognised."""
+
+    option: str
+    """The option of `Parallel`."""
+    what: str
+    members: frozenset[str]
+    needed: tuple[frozenset[str], ...]
+    """A group has one op of each of these sets."""
+    joined: frozenset[str] = frozenset()
+    """The ops of which a concatenation must read a result to be a member."""
+    apart: bool = False
+    """Whether other kernels may run between the members."""
+
+    def is_in(self, bases: Sequence[str]) -> bool:
+        """Whether a group of ops is such a kernel."""
+        return all(not names.isdisjoint(bases) for names in self.needed)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in text.split())
+
+
+ROTARY = FusionRule(
+    "fused_rotary",
+    "rotary positions (a product with the negated and swapped halves of a tensor)",
+    _names("mul neg cat add _to_copy slice_backward"),
+    (_names("neg"), _names("cat slice_backward"), _names("mul")),
+    _names("neg"),
+)
+GATES = FusionRule(
+    "fused_gates",
+    "gated activations (SiLU or GELU of one tensor times another)",
+    ACTIVATIONS | _names("mul cat"),
+    (ACTIVATIONS, _names("mul")),
+    ACTIVATIONS,
+    apart=True,
+)
+EXPERTS = FusionRule(
+    "fused_experts",
+    "weighted sums of the results of experts",
+    _names("sort index_select index _to_copy mul sum new_zeros index_add"),
+    (_names("index_select index index_add"), _names("mul"), _names("sum")),
+)
+
+
+def with_fused(trace: Trace, kernel: FusionRule) -> Trace:
+    """A rank's step in which each group of ops of one kind is one kernel.
+
+    Raises:
+        InvalidInput: the step has no such group.
+    """
+    flow = Flow(trace, kernel.option)
+    groups = [group for run in _runs(flow, kernel) for group in _connected(flow, run)]
+    groups = [group for group in groups if _is_kernel(flow, kernel, group)]
+    if not groups:
+        raise InvalidInput(
+            f"{kernel.option} runs {kernel.what} as one kernel each, and the blocks of the step "
+            "have none that it recognises; leave it out"
+        )
+    return _Fusing(flow, groups).trace()
+
+
+def _is_kernel(flow: Flow, kernel: FusionRule, group: Sequence[int]) -> bool:
+    """Whether a group is of the kind, and all that it reads is there before others need it."""
+    calls = [flow.trace.calls[position] for position in group]
+    if not kernel.is_in([call.op.base for call in calls]):
+        return False
+    reads = ((value, p) for p, call in zip(group, calls, strict=True) for value in call.reads)
+    writers = (flow.writer(value, position) for value, position in reads)
+    ready = max((w for w in writers if w is not None and w not in group), default=-1)
+    readers = (r for call in calls for value in call.writes for r in flow.readers(value))
+    return all(reader in group or reader > ready for reader in readers)
+
+
+def _runs(flow: Flow, kernel: FusionRule) -> Iterator[list[int]]:
+    """The kernels of a block that can be members, by pass; in a row, unless they may be apart."""
+    block_of = block_finder(flow.trace)
+    again = recomputed(flow.trace.calls)
+    run: list[int] = []
+    before: tuple[Phase, str, bool] | None = None
+    for position, call in enumerate(flow.trace):
+        if not ops.launches(call.op):
+            continue
+        place = (call.phase, block_of(call.module), position in again)
+        is_member = _is_member(flow, position, kernel)
+        if place != before or not (is_member or kernel.apart):
+            yield run
+            run = []
+        before = place
+        if is_member and place[1]:
+            run.append(position)
+    yield run
+
+
+def _is_member(flow: Flow, position: int, kernel: FusionRule) -> bool:
+    call = flow.trace.calls[position]
+    if call.op.base not in kernel.members or not call.reads:
+        return False
+    if call.op.base == "aten.cat":
+        writers = (flow.writer(value, position) for value in call.reads)
+        return any(w is not None and flow.trace.calls[w].op.base in kernel.joined for w in writers)
+    # FP8's casts belong to matmuls.
+    return not any(tensor.dtype.startswith("float8") for tensor in call.op.outputs)
+
+
+def _connected(flow: Flow, run: Sequence[int]) -> list[list[int]]:
+    """The kernels of a run by what connects them: results, and whole operands that they share."""
+    groups: list[tuple[set[int], list[int]]] = []
+    for position in run:
+        call = flow.trace.calls[position]
+        size = max(tensor.numel for tensor in call.op.outputs)
+        bases = {flow.base(value) for value in call.writes}
+        bases |= {
+            flow.base(value)
+            for value, tensor in zip(call.reads, call.op.inputs, strict=True)
+            if tensor.numel >= size or flow.writer(value, position) in run
+        }
+        joined = [group for group in groups if not group[0].isdisjoint(bases)]
+        groups = [group for group in groups if group[0].isdisjoint(bases)]
+        members = sorted(p for _, own in joined for p in own)
+        groups.append((bases.union(*(own for own, _ in joined)), [*members, position]))
+    return [members for _, members in groups]
+
+
+class _Fusing:
+    """The replacement of groups of calls by one call each."""
+
+    def __init__(self, flow: Flow, groups: Sequence[list[int]]) -> None:
+        self._flow = flow
+        self._groups = groups
+        self._group_of = {position: g for g, own in enumerate(groups) for position in own}
+        self._modules = {flow.trace.calls[p].module for p in self._group_of}
+        self._views = self._hidden_views()
+        self._specs = {
+            value: spec
+            for position in (*self._group_of, *self._views)
+            for call in (flow.trace.calls[position],)
+            for value, spec in (
+                *zip(call.reads, call.op.inputs, strict=True),
+                *zip(call.writes, call.op.outputs, strict=True),
+            )
+        }
+        self._shown = {
+            value: self._flow.trace.calls[position].reads[0]
+            for position in self._views
+            for value in self._flow.trace.calls[position].writes
+        }
+
+    def trace(self) -> Trace:
+        """The trace with the fused kernels."""
+        trace = self._flow.trace
+        edit = Edit(trace)
+        for group in self._groups:
+            inputs, outputs = self._inputs(group), self._outputs(group)
+            last = trace.calls[group[-1]]
+            read, written = (tuple(self._specs[v] for v in some) for some in (inputs, outputs))
+            op = Op("aten.mul.Tensor", read, written)
+            call = Call(op, last.phase, last.module, reads=tuple(inputs), writes=tuple(outputs))
+            edit.remove(group)
+            edit.insert(self._place(group, inputs), [call])
+        edit.remove(self._views)
+        gone = self._gone()
+        edit.keep_memory(n for n in range(len(trace.allocations)) if n not in gone)
+        return edit.trace()
+
+    def _place(self, group: Sequence[int], inputs: Sequence[int]) -> int:
+        """The first member at which all that the group reads was written."""
+        writers = (self._flow.writer(value, group[-1]) for value in inputs)
+        ready = max((writer for writer in writers if writer is not None), default=-1)
+        return next(position for position in group if position > ready)
+
+    def _hidden_views(self) -> set[int]:
+        """The views, in modules with a group, that only members read."""
+        calls = self._flow.trace.calls
+        readers: dict[int, list[int]] = {}
+        for position, call in enumerate(calls):
+            for value in call.reads:
+                readers.setdefault(value, []).append(position)
+        hidden: set[int] = set()
+        for position in range(len(calls) - 1, -1, -1):
+            call = calls[position]
+            if call.module not in self._modules or ops.launches(call.op) or not call.reads:
+                continue
+            uses = [reader for value in call.writes for reader in readers.get(value, ())]
+            later = [reader for reader in uses if reader > position]
+            if later and all(r in self._group_of or r in hidden for r in later):
+                hidden.add(position)
+        return hidden
+
+    def _inputs(self, group: Sequence[int]) -> list[int]:
+        """The values that a group reads from outside, each once."""
+        found: dict[int, None] = {}
+        for position in group:
+            for value in self._flow.trace.calls[position].reads:
+                writer = self._flow.writer(value, position)
+                if writer in group:
+                    continue
+                if writer in self._group_of and not self._is_read_outside(value):
+                    own = self._groups[self._group_of[writer]]
+                    found |= dict.fromkeys(self._inputs(own))
+                else:
+                    found[self._outermost(value)] = None
+        whole = set(found)
+        return [value for value in found if not self._is_part(value, whole)]
+
+    def _outermost(self, value: int) -> int:
+        """The value before the views that go with the group."""
+        while value in self._shown:
+            value = self._shown[value]
+        return value
+
+    def _is_part(self, value: int, whole: set[int]) -> bool:
+        """Whether a value is a view of another one that is read whole."""
+        shown = self._flow.trace.values[value].view_of
+        while shown is not None:
+            if shown in whole:
+                return True
+            shown = self._flow.trace.values[shown].view_of
+        return False
+
+    def _outputs(self, group: Sequence[int]) -> list[int]:
+        written = {v: None for p in group for v in self._flow.trace.calls[p].writes}
+        last = self._flow.trace.calls[group[-1]].writes
+        return [v for v in written if v in last or self._is_read_outside(v)]
+
+    def _is_read_outside(self, value: int) -> bool:
+        """Whether a kernel that is no member of a group reads a value."""
+        return any(reader not in self._group_of for reader in self._flow.readers(value))
+
+    def _gone(self) -> set[int]:
+        """The memory of values that only members read."""
+        flow = self._flow
+        written = {
+            flow.base(value)
+            for group in self._groups
+            for position in group[:-1]
+            for value in flow.trace.calls[position].writes
+        }
+        kept = {flow.base(v) for group in self._groups for v in self._outputs(group)}
+        numbers = (flow.trace.values[value].allocation for value in written - kept)
+        return {number for number in numbers if number is not None}

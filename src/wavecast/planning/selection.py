@@ -1,0 +1,219 @@
+"""Which GPUs to choose for a training: what is fastest, what is cheapest, and what is as good.
+
+The rule by which two choices are told apart: both come from the same trace, so part of their errors
+is the same and cancels when they are compared. For times a < b, the distance of their logarithms
+must exceed sqrt(u^2 + d^2 - 2 r u d), where u is the distance from a to its high end, d that from b
+to its low end, and r the correlation of the errors of one step on two GPUs. Below that, the order
+may be the other way round, and the choices count as equal. Two offers of the same GPUs have the
+same error, so only their prices count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from wavecast.footprint.memory import Memory
+from wavecast.hardware.device import Device
+from wavecast.parallel.strategy import Parallel
+from wavecast.planning.cost import Ranged, TrainingCost
+from wavecast.showing import Shown
+
+SHARED_ERROR = 0.5
+"""The correlation of the errors (logarithms) of one step on two GPUs, each left out of the fit. On
+Lambda's steps it is 0.47 (lab/score/choices.py)."""
+
+
+class Aim(StrEnum):
+    """What a choice is made by."""
+
+    MONEY = "money"
+    TIME = "time"
+    BOTH = "both"
+
+
+class Limit(StrEnum):
+    """How a choice keeps a budget or a deadline."""
+
+    KEPT = "kept"
+    """The whole range does, or there is no limit."""
+    UNSURE = "unsure"
+    """The prediction does, and part of its range does not."""
+    MISSED = "missed"
+    UNKNOWN = "unknown"
+    """There is a limit, but no price to compare with it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """GPUs that a training may run on, and what it takes there."""
+
+    device: Device
+    gpus: int
+    batch: int | None
+    """Samples of a micro-batch on one GPU. None when unknown."""
+    strategy: Parallel | None = None
+    """How the step is spread. None on one GPU."""
+    largest_batch: int | None = None
+    """The largest batch on one GPU that was found to fit; None if it was not looked for."""
+    memory: Memory | None = None
+    """The memory of the fullest GPU. None when unknown."""
+    cost: TrainingCost | None = None
+    """None if the training cannot run there."""
+    reason: str = ""
+    """Why the training cannot run there."""
+    on_front: bool = False
+    """Whether no other choice is both faster and cheaper (the Pareto front)."""
+    budget: Limit = Limit.KEPT
+    deadline: Limit = Limit.KEPT
+
+    @property
+    def seconds(self) -> Ranged:
+        """The time of the training; infinite if it cannot run there."""
+        return Ranged(math.inf) if self.cost is None else self.cost.seconds
+
+    @property
+    def usd(self) -> Ranged:
+        """The money for the training; infinite if it is not known."""
+        known = None if self.cost is None else self.cost.usd
+        return Ranged(math.inf) if known is None else known
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether neither the budget nor the deadline is missed, as far as predicted."""
+        return not {self.budget, self.deadline} & {Limit.MISSED, Limit.UNKNOWN}
+
+    @property
+    def name(self) -> str:
+        """The GPUs in a few words: `8 x h100-sxm-80gb`."""
+        return self.device.id if self.gpus == 1 else f"{self.gpus} x {self.device.id}"
+
+
+@dataclass(frozen=True)
+class Selection(Shown):
+    """The choices in order, best first."""
+
+    aim: Aim
+    ranked: tuple[Candidate, ...]
+    """Those that keep the limits, best first."""
+    beyond: tuple[Candidate, ...]
+    """Those that miss the budget or the deadline, in the same order."""
+    impossible: tuple[Candidate, ...]
+    """Those on which the training cannot run, with the reason."""
+    as_good: tuple[Candidate, ...]
+    """Those after the first that cannot be told apart from it. Empty if it has no range."""
+
+    @property
+    def best(self) -> Candidate | None:
+        """The first choice; None if nothing keeps the limits."""
+        return self.ranked[0] if self.ranked else None
+
+
+def select(
+    candidates: Iterable[Candidate],
+    aim: Aim = Aim.MONEY,
+    budget_usd: float | None = None,
+    deadline_s: float | None = None,
+) -> Selection:
+    """The candidates in order: by time, by money, or by both.
+
+    By both means that candidates on the Pareto front come first, those with the smallest product of
+    time and money before others. A budget or deadline is kept if the prediction keeps it; whether
+    the whole range does is noted.
+    """
+    every = [_limited(candidate, budget_usd, deadline_s) for candidate in candidates]
+    possible = _with_front([one for one in every if one.cost is not None])
+    ordered = sorted(possible, key=lambda one: _order(one, aim))
+    ranked = [one for one in ordered if one.keeps_limits]
+    return Selection(
+        aim=aim,
+        ranked=tuple(ranked),
+        beyond=tuple(one for one in ordered if not one.keeps_limits),
+        impossible=tuple(one for one in every if one.cost is None),
+        as_good=tuple(one for one in ranked[1:] if _is_as_good(ranked[0], one, aim)),
+    )
+
+
+def _is_as_good(best: Candidate, other: Candidate, aim: Aim) -> bool:
+    return best.seconds.high is not None and not is_better(best, other, aim)
+
+
+def _order(candidate: Candidate, aim: Aim) -> tuple[float, ...]:
+    seconds, usd = candidate.seconds.value, candidate.usd.value
+    match aim:
+        case Aim.TIME:
+            return seconds, usd
+        case Aim.MONEY:
+            return usd, seconds
+    return float(not candidate.on_front), usd * seconds
+
+
+def _limited(candidate: Candidate, budget_usd: float | None, deadline_s: float | None) -> Candidate:
+    return replace(
+        candidate,
+        budget=_kept(candidate.usd, budget_usd),
+        deadline=_kept(candidate.seconds, deadline_s),
+    )
+
+
+def _kept(value: Ranged, limit: float | None) -> Limit:
+    if limit is None:
+        return Limit.KEPT
+    if math.isinf(value.value):
+        return Limit.UNKNOWN
+    if value.value > limit:
+        return Limit.MISSED
+    return Limit.KEPT if value.high is not None and value.high <= limit else Limit.UNSURE
+
+
+def _with_front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates, with those marked that no other beats in both time and money."""
+    marked = []
+    for one in candidates:
+        beaten = any(
+            other.seconds.value <= one.seconds.value
+            and other.usd.value <= one.usd.value
+            and (other.seconds.value, other.usd.value) != (one.seconds.value, one.usd.value)
+            for other in candidates
+        )
+        marked.append(replace(one, on_front=not beaten))
+    return marked
+
+
+def is_better(first: Candidate, other: Candidate, aim: Aim) -> bool:
+    """Whether the first can be told to be better than the other.
+
+    By both means that it is better in one, and not told to be worse in the other.
+    """
+    if aim is Aim.TIME:
+        return tells_apart(first, other, first.seconds, other.seconds)
+    if aim is Aim.MONEY:
+        return tells_apart(first, other, first.usd, other.usd)
+    better = [is_better(first, other, each) for each in (Aim.TIME, Aim.MONEY)]
+    worse = [is_better(other, first, each) for each in (Aim.TIME, Aim.MONEY)]
+    return any(better) and not any(worse)
+
+
+def tells_apart(first: Candidate, other: Candidate, less: Ranged, more: Ranged) -> bool:
+    """Whether one value is less than another beyond doubt, as the head of this module says."""
+    if not less.value < more.value:
+        return False
+    if math.isinf(more.value) or _same_step(first, other):
+        return True
+    if less.high is None or more.low is None or not more.low > 0 or not less.value > 0:
+        return False
+    up, down = math.log(less.high / less.value), math.log(more.value / more.low)
+    doubt = math.sqrt(max(up**2 + down**2 - 2 * SHARED_ERROR * up * down, 0.0))
+    return math.log(more.value / less.value) > doubt
+
+
+def _same_step(first: Candidate, other: Candidate) -> bool:
+    """Whether two candidates run the very same step, so that only their prices differ."""
+    return (first.device.id, first.gpus, first.batch, first.strategy) == (
+        other.device.id,
+        other.gpus,
+        other.batch,
+        other.strategy,
+    )

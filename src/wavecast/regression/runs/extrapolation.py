@@ -1,0 +1,344 @@
+"""Runs beyond all past runs: on a stronger GPU, more GPUs, a deeper network, a larger batch.
+
+    model = Extrapolation("gpus").fit(runs)  # with 1, 2 and 3 GPUs
+    model.predict(batch=256, iterations=10_000, gpus=4)
+    model.reason  # why this law
+    Extrapolation(("gpus", "power", "batch")).fit(runs)  # along several axes at once
+
+Laws (`wavecast.regression.runs.laws`) are fitted by least relative errors, with no coefficient
+below 0. To choose a law, the runs closest to the extrapolation are left out: those on the strongest
+GPU, on the most GPUs, and so on. Each law is fitted to the other runs and judged by its error on
+those left out. Along several axes at once, the largest runs of each axis are left out one axis
+after the other, and then all of them together. Among the laws within one standard error of the
+least error, the simplest is taken (Breiman's rule), because so small a difference may be chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast.errors import InvalidInput
+from wavecast.predictors.base import Estimate, refuse_impossible
+from wavecast.regression import least_squares
+from wavecast.regression.least_squares import Array, LinearFit, Method, signed_errors
+from wavecast.regression.runs.laws import (
+    LAWS,
+    POWERLESS,
+    Law,
+    Settings,
+    determined,
+    independent,
+    settings_of,
+)
+from wavecast.regression.runs.run_table import check_run
+from wavecast.runs.run import Run
+from wavecast.showing import Shown
+
+Mask = NDArray[np.bool_]
+
+_METHOD = Method.RELATIVE_NON_NEGATIVE
+_NINETY_OF_MEAN = 1.645 / 0.798
+"""90% of normally distributed errors are within this multiple of their mean absolute value."""
+_UNSEEN = 2
+"""The most levels (distinct values along the axis) that are left out."""
+
+
+class Axis(StrEnum):
+    """The dimension in which a model extrapolates."""
+
+    POWER = "power"
+    GPUS = "gpus"
+    MODULES = "inner_modules"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A law, and its error on the runs that were left out."""
+
+    law: Law
+    error: float | None
+    """Mean absolute relative error; None if the remaining runs are too few to fit it."""
+    doubt: float = 0.0
+    """The standard error of that mean."""
+    left_out: int = 0
+    """How many runs were left out."""
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """The model that extrapolates from runs of one network along axes; `fit` it on the runs.
+
+    Args:
+        axis: One of `Axis`: "power", "gpus", "inner_modules" or "batch"; or several of them.
+        phase: "training" or "testing".
+        laws: The laws to choose from.
+
+    Example:
+        >>> model = Extrapolation("gpus").fit(wavecast.read_runs("runs.csv"))
+        >>> model.predict(batch=256, iterations=10_000, gpus=4).seconds
+    """
+
+    axis: Axis | str | Sequence[Axis | str]
+    phase: str = "training"
+    laws: tuple[Law, ...] = LAWS
+
+    def fit(self, runs: Iterable[Run]) -> ScalingModel:
+        """The best law, fitted on the runs of the phase.
+
+        Raises:
+            InvalidInput: The runs are of different networks, or do not vary along the axis; the
+                message says what to add.
+            UnknownName: The runs are on several GPUs, and one of them is not known.
+        """
+        axes = _axes(self.axis)
+        checked = [check_run(number, run) for number, run in enumerate(runs, 1)]
+        chosen = [run for run in checked if run.phase == self.phase]
+        _check_comparable(chosen, self.phase, axes)
+        one_gpu = len({run.gpu for run in chosen}) == 1
+        settings = settings_of(chosen, one_gpu)
+        times = np.array([run.seconds / run.iterations for run in chosen])
+        splits = _joint_splits([_levels(axis, chosen, settings) for axis in axes])
+        laws = _distinct(_laws_for(axes, self.laws, settings), settings)
+        trials = tuple(_try(law, settings, times, splits) for law in laws)
+        law = _best(trials)
+        columns = law.columns(settings)
+        kept = independent(columns)
+        return ScalingModel(
+            axes=axes,
+            law=law,
+            kept=tuple(kept),
+            fit=least_squares.fit(columns[:, kept], times, _METHOD),
+            trials=trials,
+            runs=tuple(chosen),
+            settings=settings,
+        )
+
+
+@dataclass(frozen=True)
+class ScalingModel(Shown):
+    """A fitted law."""
+
+    axes: tuple[Axis, ...]
+    law: Law
+    kept: tuple[int, ...]
+    """The positions of the law's features that the runs can separate."""
+    fit: LinearFit
+    trials: tuple[Trial, ...]
+    runs: tuple[Run, ...]
+    settings: Settings
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features on which the prediction depends."""
+        return tuple(self.law.features[index] for index in self.kept)
+
+    @property
+    def trial(self) -> Trial:
+        """The error of the law on the runs that were left out."""
+        return next(trial for trial in self.trials if trial.law == self.law)
+
+    @property
+    def reason(self) -> str:
+        """Why this law was chosen."""
+        own = self.trial
+        tried = [trial for trial in self.trials if trial.error is not None]
+        text = (
+            f"{self.law.name} ({', '.join(self.features)}) was off by {own.error:.1%} on "
+            f"{own.left_out} runs with the largest {' or '.join(self.axes)}, fitted without them"
+        )
+        if len(tried) == 1:
+            return f"{text}; no other law is different on these runs"
+        best = min(tried, key=_error)
+        if best.law != self.law:
+            text += (
+                f"; the least error is {best.error:.1%} ({best.law.name}), but the difference "
+                f"is within its uncertainty of {best.doubt:.1%}, and this law is simpler"
+            )
+        worst = max(tried, key=_error)
+        return f"{text}; the worst of {len(tried)} laws: {worst.error:.1%} ({worst.law.name})"
+
+    def predict(
+        self,
+        *,
+        batch: int,
+        iterations: int = 1,
+        gpus: int | None = None,
+        gpu: str | None = None,
+        inner_modules: int | None = None,
+    ) -> Estimate:
+        """The time of a run, with a 90% range.
+
+        Args:
+            batch: Samples in a batch, over all GPUs.
+            iterations: Iterations of the run.
+            gpus: The number of GPUs; by default that of the runs, if all have the same.
+            gpu: The GPU; by default that of the runs, if all have the same.
+            inner_modules: Inner modules of the network; by default those of the runs, if all have
+                the same.
+        """
+        if min(batch, iterations, 1 if gpus is None else gpus) < 1:
+            raise InvalidInput("batch, iterations and gpus must be at least 1")
+        run = replace(
+            self.runs[0],
+            batch=batch,
+            gpus=cast(int, self._only("gpus", gpus)),
+            gpu=str(self._only("gpu", gpu)),
+            inner_modules=cast("int | None", self._only("inner_modules", inner_modules)),
+        )
+        one_gpu = len({run.gpu for run in self.runs}) == 1
+        settings = settings_of([run], one_gpu)
+        # The check adds a fixed time to the law. Without it, a law might seem determined although
+        # the runs never varied in what the prediction needs.
+        fuller = Law("", ("1", *(name for name in self.law.features if name != "1")))
+        if not determined(fuller.columns(self.settings), fuller.columns(settings)):
+            raise InvalidInput(
+                f"these runs do not separate the times of {', '.join(self.law.features)}, which "
+                "the prediction needs; add runs that differ in batch, gpus or GPU one at a time"
+            )
+        kept = self.law.columns(settings)[:, list(self.kept)]
+        seconds = float(self.fit.predict(kept)[0]) * iterations
+        off = seconds * max(_NINETY_OF_MEAN * _error(self.trial), self._spread(kept))
+        low_s, high_s = max(0.0, seconds - off), seconds + off
+        source = f"{len(self.runs)} runs, {self.law.name}"
+        refuse_impossible(f"the time from {source}", seconds, low_s, high_s)
+        return Estimate(seconds=seconds, low_s=low_s, high_s=high_s, source=source)
+
+    def _spread(self, kept: Array) -> float:
+        """Half the width of the fit's 90% range, as a share of the predicted time."""
+        if not self.fit.freedom:
+            return 0.0
+        low, high = self.fit.ranges(kept)
+        return float((high[0] - low[0]) / 2 / self.fit.predict(kept)[0])
+
+    def _only(self, name: str, value: object) -> object:
+        values = list(dict.fromkeys(getattr(run, name) for run in self.runs))
+        if value is None:
+            if len(values) > 1:
+                raise InvalidInput(f"the runs differ in {name}: give the {name} to predict for")
+            return values[0]
+        if len(values) == 1 and value != values[0]:
+            raise InvalidInput(
+                f"every run has {name} {values[0] or '(unknown)'}, so nothing is known about "
+                f"{value}; add runs with another {name}"
+            )
+        return value
+
+
+def _axes(names: Axis | str | Sequence[Axis | str]) -> tuple[Axis, ...]:
+    axes = []
+    for name in (names,) if isinstance(names, str) else names:
+        try:
+            axes.append(Axis(name))
+        except ValueError:
+            raise InvalidInput(f'an axis is {", ".join(Axis)}, not "{name}"') from None
+    if not axes:
+        raise InvalidInput(f"name the axes to extrapolate along: {', '.join(Axis)}")
+    return tuple(dict.fromkeys(axes))
+
+
+def _check_comparable(runs: Sequence[Run], phase: str, axes: Sequence[Axis]) -> None:
+    if not runs:
+        raise InvalidInput(f"no run of {phase} to learn from")
+    # Networks of different depths have different names.
+    deeper = Axis.MODULES in axes
+    alike = {"model", "precision", "framework"} - ({"model"} if deeper else set())
+    for name in sorted(alike):
+        if len(values := {getattr(run, name) for run in runs}) > 1:
+            shown = ", ".join(sorted(str(value) or "(unknown)" for value in values)[:5])
+            raise InvalidInput(f"these runs differ in {name}: {shown}; choose runs with one value")
+    if deeper and any(run.inner_modules is None for run in runs):
+        raise InvalidInput("some runs do not say how many inner modules their network has")
+
+
+def _levels(axis: Axis, runs: Sequence[Run], settings: Settings) -> Array:
+    """The position of each run along the axis."""
+    levels = {
+        Axis.POWER: settings.power,
+        Axis.GPUS: settings.gpus,
+        Axis.MODULES: settings.modules,
+        Axis.BATCH: settings.batch,
+    }[axis]
+    if len(np.unique(levels)) < 2:
+        only = runs[0].gpu if axis is Axis.POWER else f"{levels[0]:g}"
+        raise InvalidInput(
+            f"every run has {'the GPU' if axis is Axis.POWER else axis} {only or '(unknown)'}: "
+            f"add runs with {'a weaker or stronger one' if axis is Axis.POWER else 'another'}"
+        )
+    return levels
+
+
+def _splits(levels: Array) -> list[tuple[Mask, Mask]]:
+    """Pairs of runs to fit on and to leave out: the last level, and if possible the last two."""
+    distinct = np.unique(levels)
+    cuts = [distinct[-1]]
+    if len(distinct) >= 2 * _UNSEEN:
+        cuts.append(distinct[-_UNSEEN])
+    return [(levels < cut, levels >= cut) for cut in cuts]
+
+
+def _joint_splits(levels: Sequence[Array]) -> list[tuple[Mask, Mask]]:
+    """The splits along each axis; with several, also the largest runs of all of them together."""
+    splits = [split for along_axis in levels for split in _splits(along_axis)]
+    if len(levels) > 1:
+        below = np.logical_and.reduce([along_axis < along_axis.max() for along_axis in levels])
+        if below.any():
+            splits.append((below, ~below))
+    return splits
+
+
+def _laws_for(axes: Sequence[Axis], laws: Sequence[Law], settings: Settings) -> list[Law]:
+    """The laws that make sense for the axes, and for networks of one depth or several."""
+    useless = set(POWERLESS) if Axis.POWER in axes else set()
+    if (settings.modules == settings.modules[0]).all():
+        useless.add("M")
+    return [law for law in laws if not useless & {*law.features}]
+
+
+def _distinct(laws: Sequence[Law], settings: Settings) -> list[Law]:
+    """The laws without those that are the same as an earlier one on these runs."""
+    kept: list[tuple[Law, Array]] = []
+    for law in laws:
+        columns = law.columns(settings)
+        columns = columns[:, independent(columns)]
+        columns = columns / np.abs(columns).max(axis=0)
+        if not any(
+            columns.shape == other.shape and np.allclose(columns, other) for _, other in kept
+        ):
+            kept.append((law, columns))
+    return [law for law, _ in kept]
+
+
+def _try(law: Law, settings: Settings, times: Array, splits: Sequence[tuple[Mask, Mask]]) -> Trial:
+    columns = law.columns(settings)
+    errors = []
+    for seen, left_out in splits:
+        # A coefficient that the remaining runs do not determine counts as 0.
+        kept = independent(columns[seen])
+        if seen.sum() < len(kept):
+            return Trial(law, None)
+        fitted = least_squares.fit(columns[seen][:, kept], times[seen], _METHOD)
+        predicted = fitted.predict(columns[left_out][:, kept])
+        errors.append(np.abs(signed_errors(predicted, times[left_out])))
+    every = np.concatenate(errors)
+    doubt = float(every.std(ddof=1) / np.sqrt(len(every))) if len(every) > 1 else 0.0
+    return Trial(law, float(every.mean()), doubt, len(every))
+
+
+def _best(trials: Sequence[Trial]) -> Law:
+    tried = [trial for trial in trials if trial.error is not None]
+    if not tried:
+        raise InvalidInput("too few runs to try any law without the extreme ones; add runs")
+    least = min(tried, key=_error)
+    bound = _error(least) + least.doubt + 1e-9
+    return next(trial.law for trial in tried if _error(trial) <= bound)
+
+
+def _error(trial: Trial) -> float:
+    return np.inf if trial.error is None else trial.error

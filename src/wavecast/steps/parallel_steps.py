@@ -1,0 +1,87 @@
+"""Steps that are spread over several GPUs, predicted for one strategy or for many."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from wavecast.errors import InvalidInput
+from wavecast.hardware.cluster import Cluster
+from wavecast.hardware.hosts import HostModel
+from wavecast.parallel.ranks import ParallelStep
+from wavecast.parallel.spreading import Spreader, without_collectives
+from wavecast.parallel.strategy import Parallel
+from wavecast.steps.op_times import ClusterPredictor
+from wavecast.steps.optimizer_step import Ranks
+from wavecast.steps.prediction import Prediction
+from wavecast.steps.timed_trace import TimedTrace
+from wavecast.traces.step import Trace
+
+
+def predict_parallel(
+    trace: Trace,
+    strategy: Parallel,
+    predictor: ClusterPredictor,
+    host: HostModel,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
+    """The time of one optimizer step that is spread over the GPUs of a cluster.
+
+    Raises:
+        InvalidInput: the step cannot be spread this way. The message says what would fit.
+    """
+    steps = ParallelSteps(trace, predictor, host)
+    return steps.predict(steps.spread(strategy), notes)
+
+
+class ParallelSteps:
+    """One micro-batch, spread and predicted by many strategies that share as much as they can.
+
+    Args:
+        trace: one micro-batch on one GPU.
+        predictor: predicts ops on the GPU and its cluster.
+        host: the host that issues the ops.
+    """
+
+    def __init__(self, trace: Trace, predictor: ClusterPredictor, host: HostModel) -> None:
+        self.trace = trace
+        self._predictor = predictor
+        self._host = host
+        self._answers = predictor.answers(trace)
+        machine = predictor.cluster.domain_gpus
+        self._spreader = Spreader(trace, lambda call: predictor.known_s(call.op), machine)
+
+    def spread(self, strategy: Parallel) -> ParallelStep:
+        """What each group of ranks runs, with a pipeline's stages cut at equal predicted time.
+
+        Raises:
+            InvalidInput: the step cannot be spread this way. The message says what would fit.
+        """
+        _refuse_without_network(strategy, self._predictor.cluster)
+        return self._spreader.spread(strategy)
+
+    def predict(self, step: ParallelStep, notes: tuple[str, ...] = ()) -> Prediction:
+        """The time of one optimizer step that was spread before."""
+        return Prediction(
+            trace=self.trace,
+            device=self._predictor.device,
+            answers=self._answers,
+            host=self._host,
+            notes=(*notes, *step.notes),
+            ranks=Ranks(step, self._predictor, self._alone),
+        )
+
+    @cached_property
+    def _alone(self) -> TimedTrace:
+        """The micro-batch with the optimizer on one GPU, as if it fitted there."""
+        trace = without_collectives(self.trace)
+        answers = self._predictor.answers(trace)
+        return TimedTrace(trace, answers, self._host, slowdown=self._predictor.slowdown)
+
+
+def _refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
+    if cluster.network is None and strategy.gpus > cluster.domain_gpus:
+        raise InvalidInput(
+            f"{strategy.gpus} GPUs need several machines, and no network is known for "
+            f"{cluster.id}; use at most {cluster.domain_gpus} GPUs, or another cluster "
+            "(wavecast clusters)"
+        )

@@ -1,0 +1,197 @@
+"""The player: the time of a step from the times of its calls on the host and on the GPU.
+
+The host issues calls in order, and each costs it time. Each stream of the GPU runs its calls in
+order, each only after it was issued. A stream that waits for another starts its next call when the
+other has ended what was issued to it before. At a synchronisation the host waits for all streams.
+While a collective runs, kernels are slower, since it takes part of the GPU and of its memory
+bandwidth. Iterations follow each other: without a synchronisation the host already issues the next
+iteration while the GPU works on this one.
+
+`play_streams` simulates all this. `play_one_stream` gives the same times for a step on one stream,
+without simulating each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from wavecast.hardware.hosts import Seconds
+from wavecast.steps.timetable import COMPUTE, Timetable
+from wavecast.traces.step import Call
+
+ORDERING = frozenset({"cuda.stream_wait", "cuda.event_record"})
+"""The ops that let a stream wait for another one."""
+_ITERATIONS = 3
+"""The steady state is reached in the second iteration and measured in the third."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The times of one iteration in the steady state of many."""
+
+    seconds: float
+    """The iteration's wall-clock time."""
+    gpu_s: float
+    """The time that the compute stream needs, gaps between kernels included."""
+    host_s: float
+    """The time that the host needs to issue the ops, synchronisation costs included."""
+    communication_s: float = 0.0
+    """The time in which at least one other stream is busy."""
+    exposed_s: float = 0.0
+    """The part of `communication_s` in which the compute stream waits."""
+
+    @property
+    def bound_by(self) -> str:
+        """What limits the step: "gpu", "host", or "both" where they wait for each other."""
+        if max(self.gpu_s, self.host_s) < 0.9 * self.seconds:
+            return "both"
+        return "gpu" if self.gpu_s >= self.host_s else "host"
+
+
+def play_one_stream(
+    issue_s: Seconds, gpu_s: Seconds, syncs: Sequence[int], sync_s: float = 0.0
+) -> StepTime:
+    """The time of one iteration of a step on one stream.
+
+    Args:
+        issue_s: the host's time for each call.
+        gpu_s: the GPU time of each call.
+        syncs: positions of the calls after which the host waits for the GPU.
+        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
+    """
+    host_total, gpu_total = float(issue_s.sum()), float(gpu_s.sum())
+    if not syncs:
+        # Two servers in a row, each working in order: the slower one limits the rate.
+        return StepTime(max(host_total, gpu_total), gpu_total, host_total)
+    # After each wait, host and GPU start together. What follows the last wait of an iteration runs
+    # on into the next iteration, so the calls are rotated to begin after that wait.
+    shift = -(syncs[-1] + 1)
+    issue_s, gpu_s = np.roll(issue_s, shift), np.roll(gpu_s, shift)
+    ends = [(end + shift) % len(issue_s) + 1 for end in syncs]
+    seconds, begin = 0.0, 0
+    for end in sorted(ends):
+        seconds += _finish_s(issue_s[begin:end], gpu_s[begin:end]) + sync_s
+        begin = end
+    return StepTime(seconds, gpu_total, host_total + sync_s * len(ends))
+
+
+def _finish_s(issue_s: Seconds, gpu_s: Seconds) -> float:
+    """When the GPU finishes calls that it can start only once they are issued, in seconds."""
+    if not len(issue_s):  # two waits at one call
+        return 0.0
+    issued = np.cumsum(issue_s)
+    # finish = max over k of (issued[k] + the GPU time of call k and all later calls)
+    remaining = np.cumsum(gpu_s[::-1])[::-1]
+    return float((issued + remaining).max())
+
+
+@dataclass
+class _Streams:
+    """The state of the streams at one moment of the issuing."""
+
+    slowdown: float
+    free_s: dict[int, float] = field(default_factory=dict)
+    """When each stream has ended what was issued to it."""
+    events_s: dict[object, float] = field(default_factory=dict)
+    """When each recorded event happens."""
+    busy: list[tuple[float, float]] = field(default_factory=list)
+    """The stretches in which collectives run, in the order in which they were issued."""
+
+    def run(self, stream: int, issued_s: float, seconds: float) -> tuple[float, float]:
+        """When a call begins and ends that was issued at a moment."""
+        begin_s = max(issued_s, self.free_s.get(stream, 0.0))
+        if stream != COMPUTE:
+            end_s = begin_s + seconds
+            if seconds > 0 and self.slowdown:
+                self.busy.append((begin_s, end_s))
+        else:
+            end_s = self._slowed_end(begin_s, seconds) if self.busy else begin_s + seconds
+        self.free_s[stream] = end_s
+        return begin_s, end_s
+
+    def _slowed_end(self, begin_s: float, seconds: float) -> float:
+        """When a kernel ends that is slower wherever it runs beside a collective."""
+        at_s = begin_s
+        self.busy = [stretch for stretch in self.busy if stretch[1] > begin_s]
+        for first_s, last_s in self.busy:
+            alone_s = max(first_s - at_s, 0.0)
+            if seconds <= alone_s:
+                break
+            seconds, at_s = seconds - alone_s, at_s + alone_s
+            if last_s <= at_s:
+                continue
+            beside_s = min(last_s - at_s, seconds * (1 + self.slowdown))
+            seconds, at_s = seconds - beside_s / (1 + self.slowdown), at_s + beside_s
+            if seconds <= 0:
+                break
+        return at_s + max(seconds, 0.0)
+
+    def order(self, call: Call) -> None:
+        """Let the stream of a call wait for another stream or an event, or record an event."""
+        other, event = call.op.attr("stream"), call.op.attr("event")
+        if call.op.name == "cuda.event_record":
+            self.events_s[event] = self.free_s.get(call.stream, 0.0)
+            return
+        if isinstance(other, int):
+            reached_s = self.free_s.get(other, 0.0)
+        elif event is not None:
+            reached_s = self.events_s.get(event, 0.0)
+        else:  # it was not recorded for what it waits: for everything
+            reached_s = max(self.free_s.values(), default=0.0)
+        self.free_s[call.stream] = max(self.free_s.get(call.stream, 0.0), reached_s)
+
+
+def play_streams(
+    calls: Sequence[Call],
+    issue_s: Seconds,
+    gpu_s: Seconds,
+    syncs: Sequence[int],
+    sync_s: float = 0.0,
+    slowdown: float = 0.0,
+    one_stream: bool = False,
+) -> Timetable:
+    """The timetable of one iteration.
+
+    Args:
+        calls: the calls of the step, with streams and waits.
+        issue_s: the host's time for each call.
+        gpu_s: the GPU time of each call when nothing else runs.
+        syncs: positions of the calls after which the host waits for the GPU.
+        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
+        slowdown: a kernel takes 1 + this times as long while a collective runs.
+        one_stream: whether the calls of all streams run one after the other.
+    """
+    used = [COMPUTE] * len(calls) if one_stream else [call.stream for call in calls]
+    ordering = () if one_stream else {i for i, c in enumerate(calls) if c.op.name in ORDERING}
+    rows, waiting = list(zip(used, issue_s.tolist(), gpu_s.tolist(), strict=True)), set(syncs)
+    streams, host_s = _Streams(slowdown), 0.0
+    before_s = start_s = 0.0
+    spans: list[tuple[float, float, float]] = []
+    for _ in range(_ITERATIONS):
+        before_s, start_s = max([host_s, *streams.free_s.values()]), host_s
+        spans = []
+        for index, (stream, issuing_s, seconds) in enumerate(rows):
+            first_s, host_s = host_s, host_s + issuing_s
+            if index in ordering:
+                streams.order(calls[index])
+            spans.append((first_s, *streams.run(stream, host_s, seconds)))
+            if index in waiting:
+                host_s = max([host_s, *streams.free_s.values()]) + sync_s
+    issued_s, begin_s, end_s = np.array(spans, dtype=float).reshape(-1, 3).T
+    # Streams that never wait for each other drift apart, and the slowest sets the pace.
+    busiest_s = np.bincount(np.unique(used, return_inverse=True)[1], gpu_s).max(initial=0.0)
+    seconds = max(max([host_s, *streams.free_s.values()]) - before_s, float(busiest_s))
+    # A host that nothing holds back issues calls of a later iteration beside the GPU's work.
+    ahead = not waiting and float(issue_s.sum()) < seconds * (1 - 1e-9)
+    return Timetable(
+        calls=tuple(calls),
+        seconds=seconds,
+        issued_s=issued_s - start_s,
+        issue_s=issue_s,
+        begin_s=begin_s - (before_s if ahead else start_s),
+        gpu_s=end_s - begin_s,
+        host_ahead=ahead,
+    )

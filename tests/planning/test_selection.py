@@ -1,0 +1,137 @@
+"""Choices: their order, their limits, and which of them cannot be told apart."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+import pytest
+
+from wavecast.hardware.devices import device
+from wavecast.planning.cost import Ranged, TrainingCost, exactly
+from wavecast.planning.prices import Price
+from wavecast.planning.selection import (
+    SHARED_ERROR,
+    Aim,
+    Candidate,
+    Limit,
+    is_better,
+    select,
+    tells_apart,
+)
+
+DAY = datetime.date(2026, 8, 22)
+
+
+def candidate(
+    gpu: str, seconds: float, usd: float | None, spread: float | None = 1.25, gpus: int = 1
+) -> Candidate:
+    def ranged(value: float) -> Ranged:
+        return Ranged(value) if spread is None else Ranged(value, value / spread, value * spread)
+
+    offer = Price(gpu, 1.0, "any", "", DAY)
+    cost = TrainingCost(
+        device_id=gpu,
+        gpus=gpus,
+        steps=1,
+        accumulated=1,
+        step_samples=None,
+        step=ranged(seconds),
+        seconds=ranged(seconds),
+        training_s=ranged(seconds),
+        validation_s=exactly(0),
+        checkpoint_s=exactly(0),
+        startup_s=0,
+        energy_kwh=None,
+        offer=None if usd is None else offer,
+        usd=None if usd is None else ranged(usd),
+    )
+    return Candidate(device(gpu), gpus, 8, cost=cost)
+
+
+FAST = candidate("h100-sxm-80gb", 100, 50)
+CHEAP = candidate("l4", 1000, 10)
+MIDDLE = candidate("a100-sxm-80gb", 300, 30)
+WORSE = candidate("t4", 5000, 60)
+ALL = (WORSE, FAST, CHEAP, MIDDLE)
+
+
+def names(candidates: tuple[Candidate, ...]) -> list[str]:
+    return [one.device.id for one in candidates]
+
+
+def test_the_order_is_by_time_or_money_or_both() -> None:
+    fast, middle, cheap, worse = "h100-sxm-80gb", "a100-sxm-80gb", "l4", "t4"
+    assert names(select(ALL, Aim.TIME).ranked) == [fast, middle, cheap, worse]
+    assert names(select(ALL, Aim.MONEY).ranked) == [cheap, middle, fast, worse]
+    assert names(select(ALL, Aim.BOTH).ranked) == [fast, middle, cheap, worse]
+
+
+def test_the_front_has_what_nothing_beats_in_both() -> None:
+    front = {one.device.id for one in select(ALL).ranked if one.on_front}
+    assert front == {"h100-sxm-80gb", "a100-sxm-80gb", "l4"}
+
+
+def test_limits_are_kept_unsure_or_missed() -> None:
+    chosen = select(ALL, Aim.TIME, budget_usd=35, deadline_s=1100)
+    assert names(chosen.ranked) == ["a100-sxm-80gb", "l4"]
+    assert names(chosen.beyond) == ["h100-sxm-80gb", "t4"]
+    middle, cheap = chosen.ranked
+    assert (middle.budget, middle.deadline) == (Limit.UNSURE, Limit.KEPT)  # 37.50 at most
+    assert (cheap.budget, cheap.deadline) == (Limit.KEPT, Limit.UNSURE)
+    assert chosen.beyond[0].budget is Limit.MISSED
+    assert select(ALL, budget_usd=1).best is None
+
+
+def test_a_choice_without_a_price_cannot_keep_a_budget() -> None:
+    unpriced = candidate("l4", 10, None)
+    assert select([unpriced]).best is not None
+    chosen = select([unpriced], budget_usd=1e9)
+    assert chosen.beyond[0].budget is Limit.UNKNOWN
+
+
+def test_what_cannot_run_is_kept_apart_with_its_reason() -> None:
+    too_small = Candidate(device("t4"), 1, 8, reason="does not fit")
+    chosen = select([too_small, FAST])
+    assert names(chosen.impossible) == ["t4"]
+    assert names(chosen.ranked) == ["h100-sxm-80gb"]
+    assert math.isinf(too_small.seconds.value)
+
+
+def test_ranges_that_overlap_much_cannot_be_told_apart() -> None:
+    near, far = candidate("l4", 105, 10), candidate("l4", 200, 10)
+    assert not is_better(FAST, near, Aim.TIME)
+    assert is_better(FAST, far, Aim.TIME)
+    assert names(select([FAST, near, far], Aim.TIME).as_good) == ["l4"]
+
+
+def test_the_shared_part_of_the_errors_cancels() -> None:
+    """Ranges of 25% overlap up to a ratio of 1.56; half of the error is shared."""
+    doubt = math.sqrt(2 - 2 * SHARED_ERROR) * math.log(1.25)
+    just = candidate("l4", 100 * math.exp(1.01 * doubt), 1)
+    not_quite = candidate("l4", 100 * math.exp(0.99 * doubt), 1)
+    assert is_better(FAST, just, Aim.TIME)
+    assert not is_better(FAST, not_quite, Aim.TIME)
+
+
+def test_two_offers_of_the_same_gpus_differ_by_price_alone() -> None:
+    dear = candidate("l4", 1000, 10.1)
+    assert is_better(CHEAP, dear, Aim.MONEY)
+    assert not is_better(CHEAP, dear, Aim.TIME)
+    assert not is_better(CHEAP, candidate("l4", 1000, 10.1, gpus=2), Aim.MONEY)
+
+
+def test_without_ranges_nothing_is_told_apart() -> None:
+    one, other = candidate("l4", 1, 1, None), candidate("t4", 100, 100, None)
+    assert not tells_apart(one, other, one.seconds, other.seconds)
+    assert select([one, other]).as_good == ()
+
+
+def test_by_both_a_better_time_must_not_cost_more() -> None:
+    assert not is_better(FAST, CHEAP, Aim.BOTH)
+    assert is_better(FAST, WORSE, Aim.BOTH)
+
+
+@pytest.mark.parametrize(("gpus", "name"), [(1, "l4"), (8, "8 x l4")])
+def test_a_candidate_has_a_short_name(gpus: int, name: str) -> None:
+    assert candidate("l4", 1, 1, gpus=gpus).name == name

@@ -1,0 +1,165 @@
+"""Predicted steps on several GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from parallel_steps import small_gpt2_step
+
+import wavecast
+from wavecast import Parallel, Prediction
+from wavecast.errors import InvalidInput, UnknownName
+from wavecast.frameworks.pytorch.capture.tracing import capture
+from wavecast.hardware.device import Device
+from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.planning.listing_order import comparable
+from wavecast.predictors.base import Estimate, Predictor
+from wavecast.steps.profile import profile_predicted
+from wavecast.suite.decoders import gpt
+from wavecast.traces.recomputed import recomputed
+from wavecast.traces.step import Op, Trace
+
+GPU = "h100-sxm-80gb"
+
+
+def _step() -> Trace:
+    return small_gpt2_step()
+
+
+def _predicted(host_factor: float = 1.0, **axes: Any) -> wavecast.Prediction:
+    return wavecast.predict(_step(), GPU, host_factor=host_factor, parallel=Parallel(**axes))
+
+
+def test_one_gpu_takes_as_long_as_without_a_strategy() -> None:
+    alone = wavecast.predict(_step(), GPU)
+    spread = _predicted()
+    assert spread.seconds == pytest.approx(alone.seconds, rel=0.05)
+    assert spread.throughput == pytest.approx(2 / spread.seconds)
+    assert spread.unpredicted == {}
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"data": 8},
+        {"data": 8, "shard": 1},
+        {"data": 16, "shard": 3, "shard_group": 8},
+        {"pipeline": 2, "microbatches": 4},
+        {"data": 2, "pipeline": 2, "microbatches": 4, "schedule": "zero-bubble"},
+    ],
+)
+def test_every_strategy_gives_a_time_inside_its_range(axes: dict[str, Any]) -> None:
+    step = _predicted(**axes)
+    assert step.low_s is not None
+    assert step.high_s is not None
+    assert step.parallel is not None
+    assert 0 < step.low_s <= step.seconds <= step.high_s
+    assert 0 <= step.exposed_s <= step.seconds
+    assert step.gpus == len(step.stages) * step.stages[0].ranks
+    assert step.samples == 2 * step.microbatches * step.parallel.data
+
+
+def test_reductions_cost_time_and_slow_links_more() -> None:
+    # With a fast host: otherwise it hides the small reductions of this small model.
+    fast = _predicted(1e-3, data=8)
+    slow = _predicted(1e-3, data=8, nodes=8, cluster="tbd-ethernet")
+    assert _predicted(1e-3).seconds < fast.seconds < slow.seconds
+    assert fast.exposed_s < slow.exposed_s
+
+
+def test_micro_batches_are_counted() -> None:
+    one, many = _predicted(data=8), _predicted(data=8, microbatches=9)
+    assert many.seconds > 4 * one.stages[0].forward_s
+    assert many.samples == 9 * (one.samples or 0)
+
+
+def test_what_has_no_meaning_for_several_gpus_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="graphed cannot be used together"):
+        wavecast.predict(_step(), GPU, graphed=True, parallel=Parallel(data=2))
+    with pytest.raises(InvalidInput, match="no network is known for lambda-pcie; use at most"):
+        _predicted(data=64, cluster="lambda-pcie")
+    with pytest.raises(UnknownName, match="no-such"):
+        _predicted(data=2, cluster="no-such-cluster")
+
+
+def test_memory_is_that_of_the_fullest_rank() -> None:
+    alone = wavecast.memory(_step(), GPU)
+    sharded = wavecast.memory(_step(), GPU, parallel=Parallel(data=8, shard=3))
+    assert sharded.by_kind["optimizer state"] < alone.by_kind["optimizer state"] / 7  # type: ignore[operator]
+
+
+def test_a_rank_has_all_that_a_step_on_one_gpu_has() -> None:
+    step = _predicted(data=4, microbatches=3)
+    assert step.fits is True
+    assert step.memory == wavecast.memory(_step(), GPU, parallel=Parallel(data=4, microbatches=3))
+    parts = {part.name: part for part in step.by_op()}
+    assert parts["nccl.all_reduce"].calls == _collectives(step)
+    alone = {part.name: part for part in wavecast.predict(_step(), GPU).by_op()}
+    assert parts["aten.native_layer_norm"].calls == 3 * alone["aten.native_layer_norm"].calls
+    for shares in (step.by_op(), step.by_module(), step.sources()):
+        assert sum(share.gpu_s for share in shares) == pytest.approx(step.gpu_s)
+    assert sum(step.by_phase().values()) == pytest.approx(step.gpu_s)
+    profile = profile_predicted("step", step)
+    assert profile.gpu_s + sum(profile.idle_s.values()) == pytest.approx(step.seconds)
+
+
+def _collectives(step: Prediction) -> int:
+    assert step.spread is not None
+    return sum(call.op.name == "nccl.all_reduce" for call in step.spread.groups[0].parts[0].last)
+
+
+def test_one_gpu_is_one_group_of_one_rank() -> None:
+    step = wavecast.predict(_step(), GPU)
+    [stage] = step.stages
+    assert (step.gpus, step.name, step.efficiency, stage.ranks) == (1, GPU, 1.0, 1)
+    assert step.seconds == step.single_s == stage.forward_s + stage.backward_s
+    assert (step.exposed_s, step.idle_s, step.waiting_s) == (0, 0, 0)
+    assert (step.parallel, step.cluster, step.spread) == (None, None, None)
+
+
+def test_recomputed_ops_cost_the_host_the_same_on_one_gpu_and_on_several() -> None:
+    trace = capture(lambda: gpt(1, "bf16", layers=2, hidden=64, heads=2, seq=32, recompute="full"))
+    assert recomputed(trace.calls)
+    host = REFERENCE_HOST.scaled(100)  # only the host counts
+    alone = wavecast.predict(trace, GPU, host=host)
+    spread = wavecast.predict(trace, GPU, host=host, parallel=Parallel())
+    assert spread.host_s == pytest.approx(alone.host_s)
+    assert spread.seconds == pytest.approx(alone.seconds)
+    as_gradients = [replace(call, module="") for call in trace]
+    assert alone.host_s > host.issue_times(as_gradients).sum()
+
+
+class Knows(Predictor):
+    """A predictor that gives one answer for some ops, valid or not, and none for others."""
+
+    def __init__(self, answer: Any, names: tuple[str, ...]) -> None:
+        self.answer, self.names = answer, names
+
+    def predict(self, op: Op, device: Device) -> Any:
+        return self.answer if op.base in self.names else None
+
+
+def test_the_answers_of_a_predictor_are_checked() -> None:
+    wrong = Knows(Estimate(1, 2, 3, "me"), ("aten.mm",))
+    with pytest.raises(InvalidInput, match=r"Knows answered .* for aten\.mm"):
+        wavecast.predict(_step(), GPU, predictor=wrong, parallel=Parallel(data=2))
+
+
+def test_what_could_not_be_predicted_counts_on_several_gpus_too() -> None:
+    little = Knows(Estimate(1e-5, 1e-5, 1e-5, "me"), ("aten.native_layer_norm",))
+    step = wavecast.predict(_step(), GPU, predictor=little, parallel=Parallel(data=2))
+    assert "aten.mm" in {name.removesuffix(".default") for name in step.unpredicted}
+    assert step.unpredicted_share == max(step.unpredicted_shares.values()) > 0.5
+    assert not comparable(step)
+    assert comparable(_predicted(data=2))
+
+
+def test_what_takes_half_of_a_step_is_named() -> None:
+    slow = _predicted(1e-3, data=8, nodes=8, cluster="tbd-ethernet")
+    assert slow.bound_by == "communication"
+    deep = small_gpt2_step(4)
+    staged = wavecast.predict(deep, GPU, host_factor=1e-3, parallel=Parallel(pipeline=4))
+    assert staged.bound_by == "pipeline bubble"
+    assert _predicted(100, data=2).bound_by == "host"

@@ -1,0 +1,41 @@
+"""The glossary of CONTRIBUTING.md, held: one word for one thing, in docstrings and comments."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import wavecast
+
+SOURCE = Path(wavecast.__file__).parent
+
+# What we do not write, and what we write instead. Other meanings of the word are let through.
+WORDS = {
+    r"\bmatrix products?\b|\b(?:grouped|batched) products?\b": "matmul",
+    r"\b(?:each|all|the) words? (?:go|goes|is sent|are sent|to its experts)\b": "token",
+    r"\bdivisions? of (?:a|the) (?:product|tensor|matmul|weight)": "sharding",
+    r"\bwhat (?:is|was) asked\b": "the request, the arguments",
+}
+
+
+def prose_of(file: Path) -> Iterator[tuple[int, str]]:
+    """The comments and docstrings of a file, with their lines."""
+    text = file.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
+        if is_docstring or token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def test_docstrings_and_comments_keep_to_the_glossary() -> None:
+    found = [
+        f"{file.relative_to(SOURCE)}:{line}: {match[0]!r}; write {instead}"
+        for file in sorted(SOURCE.rglob("*.py"))
+        for line, prose in prose_of(file)
+        for word, instead in WORDS.items()
+        for match in re.finditer(word, prose, re.IGNORECASE)
+    ]
+    assert found == []
