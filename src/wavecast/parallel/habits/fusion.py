@@ -96,13 +96,16 @@ def _is_kernel(flow: Flow, kernel: FusionRule, group: Sequence[int]) -> bool:
 
 
 def _runs(flow: Flow, kernel: FusionRule) -> Iterator[list[int]]:
-    """The kernels of a block that can be members, by pass; in a row, unless they may be apart."""
+    """The kernels of a block that can be members, by pass; in a row, unless they may be apart.
+
+    Collectives may run between: results of experts arrive after the order of tokens is computed.
+    """
     block_of = block_finder(flow.trace)
     again = recomputed(flow.trace.calls)
     run: list[int] = []
     before: tuple[Phase, str, bool] | None = None
     for position, call in enumerate(flow.trace):
-        if not ops.launches(call.op):
+        if not ops.launches(call.op) or ops.kind(call.op) is ops.Kind.COLLECTIVE:
             continue
         place = (call.phase, block_of(call.module), position in again)
         is_member = _is_member(flow, position, kernel)
