@@ -12,11 +12,15 @@ from dataclasses import dataclass
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
+from wavecast.parallel.editing import flat
 from wavecast.parallel.habits.flow import ACTIVATIONS, Flow
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import recomputed
-from wavecast.traces.step import Call, Op, Phase, Trace
+from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+
+
+_FLOATS = {"float16", "bfloat16", "float32"}
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class _Fusing:
             inputs, outputs = self._inputs(group), self._outputs(group)
             last = trace.calls[group[-1]]
             read, written = (tuple(self._specs[v] for v in some) for some in (inputs, outputs))
-            op = Op("aten.mul.Tensor", read, written)
+            op = Op("aten.mul.Tensor", _in_one_type(read), written)
             call = Call(op, last.phase, last.module, reads=tuple(inputs), writes=tuple(outputs))
             edit.remove(group)
             edit.insert(self._place(group, inputs), [call])
@@ -265,3 +269,17 @@ class _Fusing:
         kept = {flow.base(v) for group in self._groups for v in self._outputs(group)}
         numbers = (flow.trace.values[value].allocation for value in written - kept)
         return {number for number in numbers if number is not None}
+
+
+def _in_one_type(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The bytes that a fused kernel reads, in the type of its largest tensor.
+
+    It converts numbers in registers. PyTorch's own kernels for operands of two types are slower.
+    """
+    largest = max(tensors, key=lambda tensor: tensor.nbytes).dtype
+    return tuple(
+        flat(tensor.nbytes, largest)
+        if tensor.dtype != largest and {tensor.dtype, largest} <= _FLOATS
+        else tensor
+        for tensor in tensors
+    )
