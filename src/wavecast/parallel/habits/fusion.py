@@ -19,7 +19,6 @@ from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
-
 _FLOATS = {"float16", "bfloat16", "float32"}
 
 
