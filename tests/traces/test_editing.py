@@ -8,7 +8,8 @@ from drawn_traces import operators, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wavecast.traces.editing import Edit, cut
+from wavecast.traces.cutting import cut
+from wavecast.traces.editing import Edit
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace, Value
 from wavecast.traces.values import compacted, without_values
 
